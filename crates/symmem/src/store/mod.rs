@@ -1,0 +1,47 @@
+//! A small key-value store that all ranks of a job can reach: how they find each other.
+//!
+//! It is used while connecting and by ranks on different hosts; once the mesh stands, nothing fast goes through it.
+
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::sync::Deadline;
+
+/// Keys and values shared by all ranks. Every call that can wait takes a [`Deadline`].
+pub trait Store: Send + Sync {
+    /// Sets `key` to `value`, waking whoever waits for it.
+    fn set(&self, key: &str, value: &[u8]) -> Result<()>;
+
+    /// Waits until `key` exists and returns its value.
+    fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>>;
+
+    /// Adds to the decimal number under `key` (0 when absent) and returns the sum.
+    fn add(&self, key: &str, amount: i64) -> Result<i64>;
+
+    /// Waits until all `keys` exist.
+    fn wait(&self, keys: &[&str], deadline: Deadline) -> Result<()>;
+
+    /// Sets `key` to `new` if it holds `expected` (empty: if it does not exist); returns what it holds afterwards.
+    fn compare_set(&self, key: &str, expected: &[u8], new: &[u8]) -> Result<Vec<u8>>;
+
+    /// Whether all `keys` exist.
+    fn check(&self, keys: &[&str]) -> Result<bool>;
+
+    /// Removes `key`; whether it existed.
+    fn delete(&self, key: &str) -> Result<bool>;
+
+    /// Appends to the value under `key`, creating it if absent.
+    fn append(&self, key: &str, value: &[u8]) -> Result<()>;
+
+    /// Waits until all `keys` exist and returns their values in order.
+    fn multi_get(&self, keys: &[&str], deadline: Deadline) -> Result<Vec<Vec<u8>>>;
+
+    /// Sets several keys at once.
+    fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<()>;
+
+    /// How many keys there are.
+    fn num_keys(&self) -> Result<i64>;
+}
+
+/// A store shared by several owners.
+pub type SharedStore = Arc<dyn Store>;

@@ -1,0 +1,319 @@
+//! Atomics (std's, or loom's under `--cfg loom`), deadlines, and waiting: spin, then yield, then sleep on a futex.
+//!
+//! Nothing in this library waits in any other way.
+#![allow(unsafe_code)] // one prefetch instruction; relies on none of the S-invariants
+
+use std::time::{Duration, Instant};
+
+pub use atomic::Ordering;
+
+/// The atomics of process-local state: loom's when loom explores the protocol, std's otherwise.
+pub(crate) mod atomic {
+    #[cfg(loom)]
+    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, fence};
+    pub use std::sync::atomic::Ordering;
+    #[cfg(not(loom))]
+    #[allow(clippy::disallowed_types, reason = "this is the facade")]
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, fence};
+}
+
+/// A 32-bit word in memory that several processes share. Always std's, because it lies in a mapping.
+#[allow(clippy::disallowed_types, reason = "this is the facade")]
+pub type SharedWord = std::sync::atomic::AtomicU32;
+
+/// When a wait gives up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadline(Limit);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Limit {
+    Never,
+    /// Counted from the moment a wait turns slow, so that a wait that is met at once never reads the clock.
+    Within(Duration),
+    At {
+        start: Instant,
+        end: Instant,
+    },
+}
+
+impl Deadline {
+    /// Waits for ever (but still ends when a peer is lost).
+    pub const NEVER: Self = Self(Limit::Never);
+
+    /// Each wait that gets this deadline may take `limit`; 0 means for ever.
+    pub const fn within(limit: Duration) -> Self {
+        if limit.is_zero() { Self::NEVER } else { Self(Limit::Within(limit)) }
+    }
+
+    /// All waits that get this deadline together may take `limit`, counted from now.
+    pub fn after(limit: Duration) -> Self {
+        Self::within(limit).start()
+    }
+
+    /// Fixes the moment of expiry: from here on the time is counted.
+    pub fn start(self) -> Self {
+        match self.0 {
+            Limit::Within(limit) => {
+                let start = Instant::now();
+                // A limit beyond what the clock can say is no limit.
+                start.checked_add(limit).map_or(Self::NEVER, |end| Self(Limit::At { start, end }))
+            }
+            Limit::Never | Limit::At { .. } => self,
+        }
+    }
+
+    /// Time left: `None` for ever, zero when expired.
+    pub fn remaining(self) -> Option<Duration> {
+        match self.0 {
+            Limit::Never => None,
+            Limit::Within(limit) => Some(limit),
+            Limit::At { end, .. } => Some(end.saturating_duration_since(Instant::now())),
+        }
+    }
+
+    /// Whether no time is left.
+    pub fn expired(self) -> bool {
+        self.remaining() == Some(Duration::ZERO)
+    }
+
+    /// Time passed since the deadline started counting.
+    pub fn elapsed(self) -> Duration {
+        match self.0 {
+            Limit::At { start, .. } => start.elapsed(),
+            Limit::Never | Limit::Within(_) => Duration::ZERO,
+        }
+    }
+
+    /// The time to sleep now if at most `cap` is wanted.
+    pub(crate) fn nap(self, cap: Duration) -> Duration {
+        self.remaining().map_or(cap, |left| left.min(cap))
+    }
+}
+
+impl From<Duration> for Deadline {
+    fn from(limit: Duration) -> Self {
+        Self::within(limit)
+    }
+}
+
+/// What the signal protocol needs of a word: `SharedWord` in life, a loom model in the checks.
+pub trait Word: Sync {
+    /// Reads the word.
+    fn load(&self, order: Ordering) -> u32;
+    /// Writes the word.
+    fn store(&self, value: u32, order: Ordering);
+    /// Replaces `current` by `new`; whether it did.
+    fn replace(&self, current: u32, new: u32, order: Ordering) -> bool;
+    /// Adds one, wrapping.
+    fn increment(&self);
+    /// Subtracts one.
+    fn decrement(&self);
+    /// Sleeps while the word holds `seen`, until woken or `limit` has passed; may return early.
+    fn sleep(&self, seen: u32, limit: Duration);
+    /// Wakes everyone who sleeps on the word.
+    fn wake(&self);
+    /// A hint that this core is about to write the word.
+    fn fetch_to_write(&self) {}
+}
+
+impl Word for SharedWord {
+    fn load(&self, order: Ordering) -> u32 {
+        self.load(order)
+    }
+
+    fn store(&self, value: u32, order: Ordering) {
+        self.store(value, order);
+    }
+
+    fn replace(&self, current: u32, new: u32, order: Ordering) -> bool {
+        self.compare_exchange(current, new, order, Ordering::Relaxed).is_ok()
+    }
+
+    fn increment(&self) {
+        self.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn decrement(&self) {
+        self.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn sleep(&self, seen: u32, limit: Duration) {
+        use rustix::thread::futex;
+        let limit = rustix::time::Timespec {
+            tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: limit.subsec_nanos().into(),
+        };
+        // Not PRIVATE: peers in other processes wake us. Every outcome means "look again".
+        let _ = futex::wait(self, futex::Flags::empty(), seen, Some(&limit));
+    }
+
+    fn wake(&self) {
+        use rustix::thread::futex;
+        // Fails only for an address that is not a futex, which `&self` rules out.
+        let _ = futex::wake(self, futex::Flags::empty(), i32::MAX as u32);
+    }
+
+    fn fetch_to_write(&self) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a prefetch reads and writes nothing and cannot fault; on processors without it, it is a no-op.
+        unsafe {
+            core::arch::asm!("prefetchw [{}]", in(reg) self, options(nostack, preserves_flags, readonly));
+        }
+    }
+}
+
+/// How long a wait spins and yields before it sleeps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    spin: Duration,
+    spin_first: u32,
+    yielding: Duration,
+}
+
+impl Patience {
+    /// No spinning: for models that explore every schedule.
+    #[cfg(loom)]
+    pub(crate) const NONE: Self =
+        Self { spin: Duration::ZERO, spin_first: 0, yielding: Duration::ZERO };
+
+    /// For a rank among `ranks` on this machine: where they outnumber the cores, spinning only keeps
+    /// the awaited rank from running.
+    pub(crate) fn among(ranks: usize) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let (spin_first, spin) =
+            if ranks <= cores { (64, Duration::from_micros(50)) } else { (1, Duration::ZERO) };
+        Self { spin, spin_first, yielding: Duration::from_micros(500) }
+    }
+}
+
+/// How a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    Ready,
+    Interrupted,
+    Expired(Duration),
+}
+
+/// The longest sleep between two looks, for those who change a word without ringing (a user's own code).
+const NAP: Duration = Duration::from_millis(20);
+
+/// Where one rank sleeps: whoever changes a word that this rank may wait for rings afterwards.
+///
+/// | word       | written by | meaning |
+/// |------------|------------|---------|
+/// | `rings`    | ringers    | counts rings; the futex that the rank sleeps on |
+/// | `sleepers` | the rank   | threads of the rank that sleep or are about to |
+///
+/// A ringer publishes, fences, then reads `sleepers`; a sleeper raises `sleepers`, fences, then looks
+/// again. One of the two fences comes first in the single order of fences, so either the ringer sees
+/// the sleeper or the sleeper sees what was published.
+pub(crate) struct Bell<'a, W> {
+    pub(crate) rings: &'a W,
+    pub(crate) sleepers: &'a W,
+}
+
+impl<W: Word> Bell<'_, W> {
+    /// Wakes the rank if it sleeps. The caller has fenced (`SeqCst`) between its store and this call.
+    pub(crate) fn ring_if_asleep(&self) {
+        if self.sleepers.load(Ordering::Relaxed) != 0 {
+            self.ring();
+        }
+    }
+
+    /// Wakes the rank.
+    pub(crate) fn ring(&self) {
+        self.rings.increment();
+        self.rings.wake();
+    }
+
+    /// Waits until `ready`, or `interrupted` while not ready, or the deadline.
+    ///
+    /// What was stored before an interruption is still seen: `ready` has the last word.
+    pub(crate) fn wait(
+        &self,
+        patience: Patience,
+        deadline: Deadline,
+        mut ready: impl FnMut() -> bool,
+        mut interrupted: impl FnMut() -> bool,
+    ) -> Ended {
+        for _ in 0..patience.spin_first {
+            if ready() {
+                return Ended::Ready;
+            }
+            std::hint::spin_loop();
+        }
+        self.wait_long(patience, deadline, &mut ready, &mut interrupted)
+    }
+
+    #[cold]
+    fn wait_long(
+        &self,
+        patience: Patience,
+        deadline: Deadline,
+        ready: &mut dyn FnMut() -> bool,
+        interrupted: &mut dyn FnMut() -> bool,
+    ) -> Ended {
+        let deadline = deadline.start();
+        let mut verdict = || {
+            if ready() {
+                Some(Ended::Ready)
+            } else if interrupted() {
+                Some(if ready() { Ended::Ready } else { Ended::Interrupted })
+            } else if deadline.expired() {
+                Some(Ended::Expired(deadline.elapsed()))
+            } else {
+                None
+            }
+        };
+        let begin = Instant::now();
+        while begin.elapsed() < patience.spin + patience.yielding {
+            if let Some(end) = verdict() {
+                return end;
+            }
+            if begin.elapsed() < patience.spin {
+                (0..8).for_each(|_| std::hint::spin_loop());
+            } else {
+                std::thread::yield_now();
+            }
+        }
+        self.sleepers.increment();
+        atomic::fence(Ordering::SeqCst); // pairs with the fence of whoever calls `ring_if_asleep`
+        let end = loop {
+            let seen = self.rings.load(Ordering::Acquire);
+            if let Some(end) = verdict() {
+                break end;
+            }
+            self.rings.sleep(seen, deadline.nap(NAP));
+        };
+        self.sleepers.decrement();
+        end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zero_means_for_ever() {
+        assert_eq!(Deadline::within(Duration::ZERO), Deadline::NEVER);
+        assert_eq!(Deadline::NEVER.start().remaining(), None);
+        assert!(!Deadline::NEVER.expired());
+    }
+
+    #[test]
+    fn a_limit_the_clock_cannot_hold_is_no_limit() {
+        assert_eq!(Deadline::after(Duration::MAX), Deadline::NEVER);
+    }
+
+    #[test]
+    fn a_relative_deadline_counts_only_once_started() {
+        let d = Deadline::within(Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(10));
+        assert!(!d.expired());
+        let d = d.start();
+        std::thread::sleep(Duration::from_millis(10));
+        assert!(d.expired());
+        assert!(d.elapsed() >= Duration::from_millis(10));
+    }
+}
