@@ -1,1 +1,30 @@
-//! To be filled.
+//! For tests with several ranks: runs them as threads or as processes, and holds the conformance suite that every
+//! backend passes.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "only tests use this crate"
+)]
+
+pub mod conformance;
+mod processes;
+
+pub use processes::{Ended, Ranks, die, stop_until};
+
+/// The path of the test function that it stands in, as the test harness names it.
+#[macro_export]
+macro_rules! test_name {
+    () => {{
+        fn here() {}
+        $crate::strip(std::any::type_name_of_val(&here))
+    }};
+}
+
+/// Takes the crate and the marker function off a type name.
+#[doc(hidden)]
+pub fn strip(name: &'static str) -> &'static str {
+    let name = name.strip_suffix("::here").unwrap_or(name);
+    let name = name.strip_suffix("::{{closure}}").unwrap_or(name);
+    name.split_once("::").map_or(name, |(_, path)| path)
+}

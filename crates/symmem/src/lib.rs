@@ -1,10 +1,43 @@
 //! Symmetric memory: every rank allocates a buffer of the same size, a rendezvous maps all peers'
 //! buffers into each rank, and from then on ranks load, store and signal in each other's memory.
+//!
+//! ```
+//! use symmem::World;
+//!
+//! // Three ranks as threads; `World::from_env()` joins ranks that are processes.
+//! let sums = World::threads(3, |world| -> symmem::Result<f32> {
+//!     let mut x = world.alloc::<f32>(1024)?.rendezvous(&world)?; // every peer is mapped
+//!     x.local_mut().fill(world.rank() as f32);
+//!     let shared = x.share()?; // barrier: from here everyone may read everyone
+//!     let sum = (0..world.size()).map(|r| shared.peer(r).map(|part| part[0])).sum();
+//!     let _x = shared.release()?; // barrier: from here everyone owns its part again
+//!     sum
+//! })?;
+//! assert!(sums.into_iter().all(|sum| sum.is_ok_and(|sum| sum == 3.0)));
+//! # Ok::<(), symmem::Error>(())
+//! ```
+//!
+//! Nothing here waits for ever: every wait has a deadline and watches its peers, and what goes wrong is an
+//! [`Error`] that names the rank, the operation and what was waited for.
 #![deny(unsafe_code, missing_docs)]
 
+pub mod backend;
+mod block;
+pub mod dtype;
 pub mod error;
+pub mod group;
+mod mesh;
+pub mod region;
+mod signal;
 pub mod store;
+pub mod symmetric;
 pub mod sync;
 
+pub use dtype::{DType, Element};
 pub use error::{Error, Result};
+pub use group::{
+    DEFAULT_SIGNAL_PAD_SIZE, Group, GroupOptions, World, WorldOptions, set_signal_pad_size,
+    signal_pad_size,
+};
+pub use symmetric::{Buffer, Failed, Handle, Paused, Pool, Shared, SignalPad, Symmetric};
 pub use sync::Deadline;

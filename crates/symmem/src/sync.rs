@@ -10,11 +10,11 @@ pub use atomic::Ordering;
 /// The atomics of process-local state: loom's when loom explores the protocol, std's otherwise.
 pub(crate) mod atomic {
     #[cfg(loom)]
-    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, fence};
+    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, fence};
     pub use std::sync::atomic::Ordering;
     #[cfg(not(loom))]
     #[allow(clippy::disallowed_types, reason = "this is the facade")]
-    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, fence};
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, fence};
 }
 
 /// A 32-bit word in memory that several processes share. Always std's, because it lies in a mapping.

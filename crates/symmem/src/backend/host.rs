@@ -1,0 +1,182 @@
+//! Main memory shared between processes: a sealed memfd, passed to peers as a descriptor and mapped by each.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::{self, FallocateFlags, MemfdFlags, SealFlags};
+
+use super::{Allocation, Backend, Device, Exported};
+use crate::error::{Error, Result};
+use crate::region::Region;
+
+/// Processes on one machine.
+#[derive(Debug)]
+pub struct Host;
+
+const HUGE_PAGE: usize = 2 << 20;
+const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
+struct Memfd {
+    fd: OwnedFd,
+    region: Region,
+}
+
+impl Backend for Host {
+    fn name(&self) -> &'static str {
+        "host"
+    }
+
+    fn device(&self) -> Device {
+        Device::Host
+    }
+
+    fn probe(&self) -> Result<()> {
+        memfd(4096, MemfdFlags::empty()).map(drop)
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Arc<dyn Allocation>> {
+        check_available(bytes)?;
+        if let Some((fd, region)) = huge(bytes) {
+            return Ok(Arc::new(Memfd { fd, region }));
+        }
+        let fd = memfd(bytes, MemfdFlags::empty())?;
+        let region = Region::map(fd.as_fd(), bytes)?;
+        if bytes >= HUGE_PAGE {
+            region.advise_huge();
+        }
+        Ok(Arc::new(Memfd { fd, region }))
+    }
+
+    fn import(&self, exported: Exported, bytes: usize) -> Result<Region> {
+        match exported {
+            Exported::Descriptor(fd) => {
+                check_foreign(fd.as_fd(), bytes)?;
+                Region::map(fd.as_fd(), bytes)
+            }
+            Exported::Mapping(region) => region.part(0, bytes),
+        }
+    }
+}
+
+impl Allocation for Memfd {
+    fn region(&self) -> &Region {
+        &self.region
+    }
+
+    fn export(&self) -> Result<Exported> {
+        let fd = rustix::io::fcntl_dupfd_cloexec(&self.fd, 3);
+        Ok(Exported::Descriptor(fd.map_err(Error::system("dup of a memory descriptor"))?))
+    }
+}
+
+/// A memory object of fixed size whose pages are all reserved, so that running out is an error here
+/// and not a signal at some later store.
+fn memfd(bytes: usize, flags: MemfdFlags) -> Result<OwnedFd> {
+    let flags = flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let fd = fs::memfd_create("symmem", flags).map_err(Error::system("memfd_create"))?;
+    let size = bytes as u64;
+    fs::ftruncate(&fd, size)
+        .map_err(Error::system(format!("ftruncate of a memfd to {bytes} bytes")))?;
+    fs::fallocate(&fd, FallocateFlags::empty(), 0, size)
+        .map_err(Error::system(format!("fallocate of {bytes} bytes of shared memory")))?;
+    fs::fcntl_add_seals(&fd, SIZE_SEALS).map_err(Error::system("sealing a memfd"))?;
+    Ok(fd)
+}
+
+/// Reserved huge pages, if there are enough of them.
+fn huge(bytes: usize) -> Option<(OwnedFd, Region)> {
+    if bytes % HUGE_PAGE != 0 || bytes / HUGE_PAGE > free_huge_pages() {
+        return None;
+    }
+    let fd = memfd(bytes, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB);
+    let mapped = fd.and_then(|fd| Region::map(fd.as_fd(), bytes).map(|region| (fd, region)));
+    mapped.inspect_err(|e| tracing::debug!("falling back to ordinary pages: {e}")).ok()
+}
+
+fn free_huge_pages() -> usize {
+    std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or(0)
+}
+
+/// A peer's descriptor is mapped only if no one can shrink the memory under our feet.
+fn check_foreign(fd: BorrowedFd<'_>, bytes: usize) -> Result<()> {
+    let seals = fs::fcntl_get_seals(fd).unwrap_or(SealFlags::empty());
+    let size = fs::fstat(fd).map_err(Error::system("fstat of a peer's memory"))?.st_size;
+    if seals.contains(SIZE_SEALS) && size >= bytes as i64 {
+        return Ok(());
+    }
+    Err(Error::Protocol {
+        with: "a peer's memory".into(),
+        expected: format!(
+            "a memfd of at least {bytes} bytes, sealed against shrinking and growing"
+        ),
+        got: format!("{size} bytes with seals {seals:?}"),
+    })
+}
+
+/// Refuses what the machine cannot hold: without this the kernel would end some process instead.
+pub(super) fn check_available(bytes: usize) -> Result<()> {
+    let Some(available) = available_memory() else { return Ok(()) };
+    if bytes <= available {
+        return Ok(());
+    }
+    Err(Error::Unavailable {
+        what: format!("{} MiB of host memory", bytes >> 20),
+        why: format!("{} MiB are available on this machine", available >> 20),
+    })
+}
+
+fn available_memory() -> Option<usize> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = info.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    let kib: usize = line.trim().trim_end_matches("kB").trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::Ordering;
+
+    #[test]
+    fn memory_is_zeroed_sealed_and_shared() {
+        let a = Host.allocate(10_000).unwrap();
+        let b = Host.import(a.export().unwrap(), 10_000).unwrap();
+        assert_ne!(a.region().address(), b.address());
+        assert_eq!(b.words(8000, 1).unwrap()[0].load(Ordering::Relaxed), 0);
+        a.region().words(8000, 1).unwrap()[0].store(42, Ordering::Relaxed);
+        assert_eq!(b.words(8000, 1).unwrap()[0].load(Ordering::Relaxed), 42);
+    }
+
+    #[test]
+    fn a_mapping_outlives_its_owner() {
+        let a = Host.allocate(4096).unwrap();
+        let b = Host.import(a.export().unwrap(), 4096).unwrap();
+        a.region().words(0, 1).unwrap()[0].store(7, Ordering::Relaxed);
+        drop(a);
+        assert_eq!(b.words(0, 1).unwrap()[0].load(Ordering::Relaxed), 7);
+    }
+
+    #[test]
+    fn memory_that_could_shrink_is_refused() {
+        let fd = fs::memfd_create("x", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        fs::ftruncate(&fd, 4096).unwrap();
+        let e = Host.import(Exported::Descriptor(fd), 4096).unwrap_err().to_string();
+        assert!(e.contains("sealed against shrinking"), "{e}");
+    }
+
+    #[test]
+    fn memory_shorter_than_agreed_is_refused() {
+        let a = Host.allocate(4096).unwrap();
+        let e = Host.import(a.export().unwrap(), 8192).unwrap_err().to_string();
+        assert!(e.contains("at least 8192 bytes"), "{e}");
+    }
+
+    #[test]
+    fn more_than_the_machine_has_is_refused_by_name() {
+        let e = Host.allocate(1 << 50).err().unwrap().to_string();
+        assert!(e.contains("MiB are available"), "{e}");
+    }
+}

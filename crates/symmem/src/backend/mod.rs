@@ -1,0 +1,83 @@
+//! Ways to obtain memory that every rank of a group can reach.
+//!
+//! A backend allocates memory and turns it into something that can travel to a peer; the peer's backend
+//! turns that into a mapping. Who needs which memory, and that all agree, is the group's business.
+
+mod host;
+mod process;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+pub use host::Host;
+pub use process::Process;
+
+use crate::error::{Error, Result};
+use crate::region::Region;
+
+/// Where memory lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Device {
+    /// Main memory.
+    Host,
+}
+
+impl std::fmt::Display for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Host => f.write_str("host"),
+        }
+    }
+}
+
+/// A way to obtain memory that peers can map.
+pub trait Backend: Send + Sync {
+    /// The name by which users choose it.
+    fn name(&self) -> &'static str;
+
+    /// Where its memory lies.
+    fn device(&self) -> Device;
+
+    /// Whether it can work here; `Unavailable` says what is missing.
+    fn probe(&self) -> Result<()>;
+
+    /// Zeroed memory of at least `bytes` (more than 0), all of it present. Not collective.
+    fn allocate(&self, bytes: usize) -> Result<Arc<dyn Allocation>>;
+
+    /// Maps `bytes` of what a peer exported.
+    fn import(&self, exported: Exported, bytes: usize) -> Result<Region>;
+}
+
+/// Memory that one rank allocated; given back when the last owner, here or in a peer, lets go.
+pub trait Allocation: Send + Sync {
+    /// The memory as mapped here.
+    fn region(&self) -> &Region;
+
+    /// What a peer needs to map it.
+    fn export(&self) -> Result<Exported>;
+}
+
+/// Memory on its way to a peer.
+#[derive(Debug)]
+pub enum Exported {
+    /// A descriptor, for a peer in another process.
+    Descriptor(OwnedFd),
+    /// The mapping itself, for a peer in this process.
+    Mapping(Region),
+}
+
+/// The backend of the given name.
+pub fn by_name(name: &str) -> Result<Arc<dyn Backend>> {
+    let all: [Arc<dyn Backend>; 2] = [Arc::new(Process), Arc::new(Host)];
+    let known: Vec<_> = all.iter().map(|b| b.name()).collect();
+    let expected = format!("a backend among {}", known.join(", "));
+    all.into_iter().find(|b| b.name() == name).ok_or_else(|| Error::Usage {
+        op: "backend",
+        rank: None,
+        expected,
+        got: format!("{name:?}"),
+    })
+}

@@ -1,0 +1,52 @@
+//! Memory for ranks that are threads of one process: all of them use the one mapping.
+
+use std::sync::Arc;
+
+use super::{Allocation, Backend, Device, Exported};
+use crate::error::{Error, Result};
+use crate::region::Region;
+
+/// Ranks as threads of one process.
+#[derive(Debug)]
+pub struct Process;
+
+struct Anonymous(Region);
+
+impl Backend for Process {
+    fn name(&self) -> &'static str {
+        "process"
+    }
+
+    fn device(&self) -> Device {
+        Device::Host
+    }
+
+    fn probe(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Arc<dyn Allocation>> {
+        super::host::check_available(bytes)?;
+        Ok(Arc::new(Anonymous(Region::anonymous(bytes)?)))
+    }
+
+    fn import(&self, exported: Exported, bytes: usize) -> Result<Region> {
+        match exported {
+            Exported::Mapping(region) => region.part(0, bytes),
+            Exported::Descriptor(_) => Err(Error::Unavailable {
+                what: "the process backend".into(),
+                why: "the peer is in another process; use the host backend".into(),
+            }),
+        }
+    }
+}
+
+impl Allocation for Anonymous {
+    fn region(&self) -> &Region {
+        &self.0
+    }
+
+    fn export(&self) -> Result<Exported> {
+        Ok(Exported::Mapping(self.0.clone()))
+    }
+}

@@ -1,0 +1,253 @@
+//! One user's allocation: data and signal pad; and the mappings of all peers' counterparts.
+//!
+//! `[ data | pad ]`, each at a multiple of 128 bytes. A block is a whole segment, or a part of one that a pool
+//! cut. Peers address a block by (segment, offset), so offsets need not agree between ranks. The words of the
+//! pad are zero at first, and belong to users' own protocols: the library does not touch them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use serde::{Deserialize, Serialize};
+
+use crate::backend::{Allocation, Backend, Exported};
+use crate::error::Result;
+use crate::region::{Region, WeakRegion};
+use crate::sync::atomic::AtomicBool;
+use crate::sync::{Ordering, SharedWord};
+
+/// Alignment of each part, and so of every buffer that a pool hands out.
+pub(crate) const ALIGN: usize = 128;
+/// Allocations are whole pages.
+const PAGE: usize = 4096;
+
+/// Memory from a backend, with a name of its own in the job.
+pub(crate) struct Segment {
+    pub(crate) backend: Arc<dyn Backend>,
+    allocation: Arc<dyn Allocation>,
+    id: u128,
+}
+
+impl Segment {
+    pub(crate) fn allocate(backend: Arc<dyn Backend>, bytes: usize, id: u128) -> Result<Self> {
+        let allocation = backend.allocate(bytes.next_multiple_of(PAGE))?;
+        Ok(Self { backend, allocation, id })
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.allocation.region().bytes()
+    }
+
+    pub(crate) fn export(&self) -> Result<Exported> {
+        self.allocation.export()
+    }
+}
+
+/// The sizes of a block's parts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) bytes: usize,
+    pub(crate) pad: usize,
+}
+
+impl Shape {
+    fn pad_at(&self) -> usize {
+        self.bytes.next_multiple_of(ALIGN)
+    }
+
+    /// Bytes of the whole block; `None` if no machine could hold it.
+    pub(crate) fn total(&self) -> Option<usize> {
+        self.bytes.checked_add(self.pad + 2 * PAGE)?;
+        Some((self.pad_at() + self.pad).next_multiple_of(ALIGN))
+    }
+}
+
+/// Where a block lies, as told to peers.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Place {
+    segment: u128,
+    segment_bytes: usize,
+    offset: usize,
+}
+
+/// One allocation of this rank.
+pub(crate) struct Block {
+    segment: Arc<Segment>,
+    offset: usize,
+    region: Region,
+    shape: Shape,
+    /// By group: rendezvous is collective once.
+    mappings: Mutex<HashMap<u128, Arc<Mapping>>>,
+    /// Peers may touch the data: set before a phase begins in which they do, cleared when all have left it.
+    open: AtomicBool,
+    /// Where the memory goes when nobody uses it any more; `None`: back to the system.
+    home: Option<Arc<dyn Home>>,
+}
+
+/// Whoever cut a block from its segment.
+pub(crate) trait Home: Send + Sync {
+    /// Takes back the `bytes` at `offset` of a segment, for new users.
+    fn take_back(&self, segment: u128, offset: usize, bytes: usize);
+}
+
+impl Block {
+    pub(crate) fn new(
+        segment: Arc<Segment>,
+        offset: usize,
+        shape: Shape,
+        home: Option<Arc<dyn Home>>,
+    ) -> Result<Self> {
+        let total = shape.total().unwrap_or(usize::MAX);
+        let region = segment.allocation.region().part(offset, total)?;
+        // What a former user of the memory left in the pad.
+        region
+            .words(shape.pad_at(), shape.pad / 4)?
+            .iter()
+            .for_each(|w| w.store(0, Ordering::Relaxed));
+        let open = AtomicBool::new(false);
+        Ok(Self { segment, offset, region, shape, mappings: Mutex::default(), open, home })
+    }
+
+    pub(crate) fn segment(&self) -> &Segment {
+        &self.segment
+    }
+
+    pub(crate) fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Byte offset within the segment; not 0 only for parts of a pool.
+    pub(crate) fn offset(&self) -> usize {
+        self.offset
+    }
+
+    pub(crate) fn region(&self) -> &Region {
+        &self.region
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        Place { segment: self.segment.id, segment_bytes: self.segment.bytes(), offset: self.offset }
+    }
+
+    pub(crate) fn mapping(&self, group: u128) -> Option<Arc<Mapping>> {
+        self.mappings().get(&group).cloned()
+    }
+
+    pub(crate) fn remember(&self, group: u128, mapping: &Arc<Mapping>) {
+        let mut mappings = self.mappings();
+        mappings.retain(|_, m| m.group_lives());
+        mappings.insert(group, Arc::clone(mapping));
+    }
+
+    fn mappings(&self) -> std::sync::MutexGuard<'_, HashMap<u128, Arc<Mapping>>> {
+        self.mappings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_open(&self, open: bool) {
+        self.open.store(open, Ordering::Relaxed);
+    }
+
+    /// Whether peers may still touch the data, for all this rank knows.
+    pub(crate) fn is_open(&self) -> bool {
+        self.open.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        let Some(home) = &self.home else { return };
+        if self.is_open() {
+            // A peer may be reading: its mapping keeps the memory, which must not get a new user.
+            tracing::warn!(
+                "memory was dropped while peers may read it; {} bytes are not reused",
+                self.region.bytes()
+            );
+        } else {
+            home.take_back(self.segment.id, self.offset, self.region.bytes());
+        }
+    }
+}
+
+/// All ranks' counterparts of a block in one group, as mapped here.
+pub(crate) struct Mapping {
+    /// The number of the rendezvous in its group: the same on all ranks.
+    pub(crate) number: u64,
+    /// By rank in the group; our own block at our own place.
+    blocks: Vec<Region>,
+    shape: Shape,
+    group: Weak<dyn Send + Sync>,
+}
+
+impl Mapping {
+    pub(crate) fn new(
+        number: u64,
+        blocks: Vec<Region>,
+        shape: Shape,
+        group: Weak<dyn Send + Sync>,
+    ) -> Self {
+        Self { number, blocks, shape, group }
+    }
+
+    fn group_lives(&self) -> bool {
+        self.group.strong_count() > 0
+    }
+
+    /// The data of rank `rank`.
+    pub(crate) fn data(&self, rank: usize) -> Option<Region> {
+        self.blocks.get(rank)?.part(0, self.shape.bytes).ok()
+    }
+
+    /// The pad words of rank `rank`.
+    pub(crate) fn pad(&self, rank: usize) -> Option<&[SharedWord]> {
+        self.blocks.get(rank)?.words(self.shape.pad_at(), self.shape.pad / 4).ok()
+    }
+}
+
+/// Peers' segments that are mapped here, so that each is mapped once however many blocks and groups use it.
+#[derive(Default)]
+pub(crate) struct Imports(Mutex<HashMap<u128, WeakRegion>>);
+
+impl Imports {
+    /// The peer's block at `place`, mapping its segment if need be.
+    pub(crate) fn block(
+        &self,
+        backend: &dyn Backend,
+        place: Place,
+        exported: impl FnOnce() -> Result<Exported>,
+        shape: Shape,
+    ) -> Result<Region> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let segment = match known.get(&place.segment).and_then(WeakRegion::upgrade) {
+            Some(region) => region,
+            None => {
+                let region = backend.import(exported()?, place.segment_bytes)?;
+                known.retain(|_, region| region.upgrade().is_some());
+                known.insert(place.segment, region.downgrade());
+                region
+            }
+        };
+        segment.part(place.offset, shape.total().unwrap_or(usize::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_do_not_overlap_and_keep_their_alignment() {
+        for bytes in [0, 1, 127, 128, 129, 4096, 1 << 20] {
+            for pad in [8, 9216] {
+                let s = Shape { bytes, pad };
+                assert!(s.pad_at() >= bytes);
+                assert!(s.total().unwrap() >= s.pad_at() + pad);
+                assert_eq!((s.pad_at() % ALIGN, s.total().unwrap() % ALIGN), (0, 0));
+            }
+        }
+    }
+
+    #[test]
+    fn a_size_that_does_not_fit_the_address_space_has_no_total() {
+        let s = Shape { bytes: usize::MAX - 100, pad: 9216 };
+        assert_eq!(s.total(), None);
+    }
+}

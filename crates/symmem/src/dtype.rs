@@ -1,0 +1,111 @@
+//! Element types: what a buffer may hold.
+
+use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
+
+/// The type of a buffer's elements, as it travels between ranks and languages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum DType {
+    F64,
+    F32,
+    F16,
+    BF16,
+    I64,
+    I32,
+    I16,
+    I8,
+    U64,
+    U32,
+    U16,
+    U8,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::F64 | Self::I64 | Self::U64 => 8,
+            Self::F32 | Self::I32 | Self::U32 => 4,
+            Self::F16 | Self::BF16 | Self::I16 | Self::U16 => 2,
+            Self::I8 | Self::U8 => 1,
+        }
+    }
+
+    /// The name used in messages and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F64 => "f64",
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::BF16 => "bf16",
+            Self::I64 => "i64",
+            Self::I32 => "i32",
+            Self::I16 => "i16",
+            Self::I8 => "i8",
+            Self::U64 => "u64",
+            Self::U32 => "u32",
+            Self::U16 => "u16",
+            Self::U8 => "u8",
+        }
+    }
+}
+
+impl std::fmt::Display for DType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A type that may lie in symmetric memory: plain numbers, valid for every bit pattern, zero included.
+///
+/// Sealed, because unsafe code relies on exactly that.
+pub trait Element: sealed::Sealed + Copy + Send + Sync + std::fmt::Debug + 'static {
+    /// The type as a value.
+    const DTYPE: DType;
+}
+
+macro_rules! elements {
+    ($($type:ty => $dtype:ident),* $(,)?) => {$(
+        impl sealed::Sealed for $type {}
+        impl Element for $type {
+            const DTYPE: DType = DType::$dtype;
+        }
+    )*};
+}
+
+elements! {
+    f64 => F64, f32 => F32, f16 => F16, bf16 => BF16,
+    i64 => I64, i32 => I32, i16 => I16, i8 => I8,
+    u64 => U64, u32 => U32, u16 => U16, u8 => U8,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn same_size<T: Element>() {
+        assert_eq!(T::DTYPE.size(), size_of::<T>(), "{}", T::DTYPE);
+    }
+
+    #[test]
+    fn every_element_type_has_the_size_its_name_says() {
+        same_size::<f64>();
+        same_size::<f32>();
+        same_size::<f16>();
+        same_size::<bf16>();
+        same_size::<i64>();
+        same_size::<i32>();
+        same_size::<i16>();
+        same_size::<i8>();
+        same_size::<u64>();
+        same_size::<u32>();
+        same_size::<u16>();
+        same_size::<u8>();
+    }
+}

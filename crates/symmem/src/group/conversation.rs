@@ -1,0 +1,211 @@
+//! A collective conversation of a group over the mesh: everyone brings a card (and memory), everyone sees
+//! all cards and comes to the same verdict, and everyone learns whether all could do their part.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::backend::Exported;
+use crate::error::{Error, Result};
+use crate::mesh::{Letter, Mesh, Phase, Scope, Shortfall, Subject};
+use crate::sync::Deadline;
+
+/// What one rank brings: terms that must be equal on all ranks, and data of the operation's own.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Card {
+    /// (what, value), in the same order on all ranks.
+    pub(crate) terms: Vec<(String, String)>,
+    pub(crate) data: Vec<u8>,
+}
+
+#[derive(Serialize, Deserialize)]
+enum Body {
+    Card(Card),
+    Done,
+    /// Could not do its part; `lost` is the world rank to blame if that was the cause.
+    Failed {
+        reason: String,
+        lost: Option<usize>,
+    },
+}
+
+pub(crate) struct Conversation<'a> {
+    pub(crate) mesh: &'a Mesh,
+    /// World ranks, in group order.
+    pub(crate) members: &'a [usize],
+    /// Our index among them.
+    pub(crate) rank: usize,
+    pub(crate) op: &'static str,
+    pub(crate) subject: Subject,
+    pub(crate) deadline: Deadline,
+}
+
+impl Conversation<'_> {
+    /// Exchanges cards and memory, then has `part` do this rank's part with what came (in group order;
+    /// no memory at our own place). Succeeds on all ranks or on none.
+    pub(crate) fn hold<T>(
+        &self,
+        terms: &[(&'static str, String)],
+        data: Vec<u8>,
+        memory: impl Fn() -> Result<Option<Exported>>,
+        part: impl FnOnce(Vec<Vec<u8>>, Vec<Option<Exported>>) -> Result<T>,
+    ) -> Result<T> {
+        let held = self.exchange(terms, data, memory).and_then(|(cards, memories)| {
+            agree(self.op, self.rank, terms, &cards)?;
+            let done = part(cards.into_iter().map(|c| c.data).collect(), memories);
+            self.conclude(done)
+        });
+        self.mesh.inbox().close(&self.subject);
+        held
+    }
+
+    fn exchange(
+        &self,
+        terms: &[(&'static str, String)],
+        data: Vec<u8>,
+        memory: impl Fn() -> Result<Option<Exported>>,
+    ) -> Result<(Vec<Card>, Vec<Option<Exported>>)> {
+        let own_terms = terms.iter().map(|(what, value)| (what.to_string(), value.clone()));
+        let own = Card { terms: own_terms.collect(), data };
+        let memories: Result<Vec<_>> = self.peers().map(|_| memory()).collect();
+        let memories = memories.or_else(|e| self.abort(Phase::Card, e))?;
+        let body = encode(&Body::Card(own.clone()));
+        for (peer, memory) in self.peers().zip(memories) {
+            let sent =
+                self.mesh.send(peer, &self.subject, Phase::Card, &body, memory, self.deadline);
+            sent.or_else(|e| self.abort(Phase::Outcome, e))?;
+        }
+        let letters = self.collect(Phase::Card).or_else(|e| self.abort(Phase::Outcome, e))?;
+        let mut cards = Vec::with_capacity(self.members.len());
+        let mut memories = Vec::with_capacity(self.members.len());
+        for (peer, letter) in self.peer_indices().zip(letters) {
+            let memory = letter.memory;
+            match decode(&letter.body) {
+                Some(Body::Card(card)) => cards.push(card),
+                Some(Body::Failed { reason, lost }) => return Err(self.failed(peer, reason, lost)),
+                Some(Body::Done) | None => return Err(self.garbled(peer)),
+            }
+            memories.push(memory);
+        }
+        cards.insert(self.rank, own);
+        memories.insert(self.rank, None);
+        Ok((cards, memories))
+    }
+
+    /// Tells all how our part went and learns how theirs did.
+    fn conclude<T>(&self, done: Result<T>) -> Result<T> {
+        let done = done.or_else(|e| self.abort(Phase::Outcome, e))?;
+        let body = encode(&Body::Done);
+        for peer in self.peers() {
+            self.mesh.send(peer, &self.subject, Phase::Outcome, &body, None, self.deadline)?;
+        }
+        for (peer, letter) in self.peer_indices().zip(self.collect(Phase::Outcome)?) {
+            match decode(&letter.body) {
+                Some(Body::Done) => {}
+                Some(Body::Failed { reason, lost }) => return Err(self.failed(peer, reason, lost)),
+                Some(Body::Card(_)) | None => return Err(self.garbled(peer)),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Tells all that we could not do our part, and hands the cause back.
+    fn abort<T>(&self, phase: Phase, cause: Error) -> Result<T> {
+        let lost = match &cause {
+            Error::PeerLost { rank, .. } => self.members.get(*rank).copied(),
+            _ => None,
+        };
+        let body = encode(&Body::Failed { reason: cause.to_string(), lost });
+        let deadline = Deadline::after(Duration::from_millis(50));
+        for peer in self.peers() {
+            let _ = self.mesh.send(peer, &self.subject, phase, &body, None, deadline);
+        }
+        Err(cause)
+    }
+
+    fn collect(&self, phase: Phase) -> Result<Vec<Letter>> {
+        let peers: Vec<usize> = self.peers().collect();
+        let inbox = self.mesh.inbox();
+        let in_group = |world_rank: usize| self.members.iter().position(|&m| m == world_rank);
+        inbox.collect(&self.subject, phase, &peers, self.deadline).map_err(|short| match short {
+            Shortfall::Lost { world_rank, gone } => Error::PeerLost {
+                rank: in_group(world_rank).unwrap_or(world_rank),
+                during: self.op,
+                how: gone.how,
+            },
+            Shortfall::Expired { world_ranks, after } => Error::Timeout {
+                op: self.op,
+                channel: None,
+                waiting_for: world_ranks.into_iter().filter_map(in_group).collect(),
+                after,
+            },
+            Shortfall::Elsewhere { world_rank, members } => Error::Mismatch {
+                op: self.op,
+                what: "members",
+                rank: in_group(world_rank).unwrap_or(world_rank),
+                ours: format!("{:?}", self.members),
+                theirs: format!("{members:?}"),
+            },
+        })
+    }
+
+    fn peer_indices(&self) -> impl Iterator<Item = usize> {
+        let own = self.rank;
+        (0..self.members.len()).filter(move |&r| r != own)
+    }
+
+    fn peers(&self) -> impl Iterator<Item = usize> {
+        self.peer_indices().filter_map(|r| self.members.get(r).copied())
+    }
+
+    fn failed(&self, rank: usize, reason: String, lost: Option<usize>) -> Error {
+        match lost.and_then(|l| self.members.iter().position(|&m| m == l)) {
+            Some(lost) if lost != self.rank => {
+                Error::PeerLost { rank: lost, during: self.op, how: reason }
+            }
+            _ => Error::PeerFailed { op: self.op, rank, reason },
+        }
+    }
+
+    fn garbled(&self, rank: usize) -> Error {
+        Error::Protocol {
+            with: format!("rank {rank}"),
+            expected: format!("its part of {}", self.op),
+            got: "something else; do all ranks run the same version?".into(),
+        }
+    }
+}
+
+/// The same verdict on every rank: all see the same cards.
+fn agree(
+    op: &'static str,
+    rank: usize,
+    terms: &[(&'static str, String)],
+    cards: &[Card],
+) -> Result<()> {
+    for (i, (what, ours)) in terms.iter().enumerate() {
+        let value = |card: &Card| card.terms.get(i).map(|(_, v)| v.clone()).unwrap_or_default();
+        let values: Vec<String> = cards.iter().map(value).collect();
+        let differs = |v: &String| v != ours;
+        if let Some(other) = values.iter().position(differs) {
+            let theirs = values.get(other).cloned().unwrap_or_default();
+            tracing::debug!(rank, op, what, ?values, "ranks disagree");
+            return Err(Error::Mismatch { op, what, rank: other, ours: ours.clone(), theirs });
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn subject(mesh: &Mesh, scope: Scope) -> Subject {
+    let number = mesh.inbox().next(&scope);
+    Subject { scope, number }
+}
+
+fn encode(body: &Body) -> Vec<u8> {
+    // Fails only for types that cannot be serialised at all.
+    postcard::to_stdvec(body).unwrap_or_default()
+}
+
+fn decode(bytes: &[u8]) -> Option<Body> {
+    postcard::from_bytes(bytes).ok()
+}

@@ -1,0 +1,242 @@
+//! What the environment says about this rank: torchrun's variables, or those of an MPI or Slurm launcher.
+
+use crate::error::{Error, Result};
+
+/// This rank's place in its job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    pub(super) local_rank: usize,
+    /// `host:port` of the store.
+    pub(super) store: Option<String>,
+    /// The launcher hosts the store; otherwise rank 0 does.
+    pub(super) store_is_hosted: bool,
+}
+
+/// The variables of one launcher.
+struct Family {
+    name: &'static str,
+    rank: &'static str,
+    size: &'static str,
+    local_rank: &'static str,
+}
+
+/// In order of preference.
+const FAMILIES: [Family; 4] = [
+    Family { name: "torchrun", rank: "RANK", size: "WORLD_SIZE", local_rank: "LOCAL_RANK" },
+    Family {
+        name: "Open MPI",
+        rank: "OMPI_COMM_WORLD_RANK",
+        size: "OMPI_COMM_WORLD_SIZE",
+        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+    },
+    Family { name: "PMI", rank: "PMI_RANK", size: "PMI_SIZE", local_rank: "MPI_LOCALRANKID" },
+    Family {
+        name: "Slurm",
+        rank: "SLURM_PROCID",
+        // Not SLURM_NTASKS, which a batch script sees as well although it is no task of a step.
+        size: "SLURM_STEP_NUM_TASKS",
+        local_rank: "SLURM_LOCALID",
+    },
+];
+
+type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// Reads the environment; a world of one where it says nothing.
+pub(super) fn read(var: Lookup<'_>) -> Result<Place> {
+    let mut found = Vec::new();
+    for family in &FAMILIES {
+        if let Some((rank, size)) = family.read(var)? {
+            found.push((family, rank, size));
+        }
+    }
+    let Some(&(family, rank, size)) = found.first() else { return Ok(alone()) };
+    // torchrun started by another launcher speaks for its own job; anything else is a leftover of some shell.
+    let trusted = family.name == "torchrun" && var("TORCHELASTIC_RUN_ID").is_some();
+    if let Some(&(other, r, s)) = found.iter().find(|(_, r, s)| (*r, *s) != (rank, size)) {
+        if !trusted {
+            return Err(usage(
+                "launchers that agree; unset the variables of one".into(),
+                format!(
+                    "rank {rank} of {size} from {} and rank {r} of {s} from {}",
+                    family.name, other.name
+                ),
+            ));
+        }
+    }
+    Ok(Place {
+        rank,
+        size,
+        local_rank: number(family.local_rank, var)?.unwrap_or(rank),
+        store: store_address(size, family, var)?,
+        store_is_hosted: var("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|v| v == "True"),
+    })
+}
+
+fn alone() -> Place {
+    Place { rank: 0, size: 1, local_rank: 0, store: None, store_is_hosted: false }
+}
+
+impl Family {
+    fn read(&self, var: Lookup<'_>) -> Result<Option<(usize, usize)>> {
+        match (number(self.rank, var)?, number(self.size, var)?) {
+            (Some(rank), Some(size)) if rank < size => Ok(Some((rank, size))),
+            (Some(rank), Some(size)) => Err(usage(
+                format!("{} below {}", self.rank, self.size),
+                format!("{rank} and {size}"),
+            )),
+            (None, None) => Ok(None),
+            // Slurm's rank alone is seen in batch scripts, outside any step.
+            (Some(_), None) if self.name == "Slurm" => Ok(None),
+            (rank, _) => {
+                let (set, unset) =
+                    if rank.is_some() { (self.rank, self.size) } else { (self.size, self.rank) };
+                Err(usage(
+                    format!("{} and {} both set, or neither", self.rank, self.size),
+                    format!("{set} without {unset}"),
+                ))
+            }
+        }
+    }
+}
+
+fn store_address(size: usize, family: &Family, var: Lookup<'_>) -> Result<Option<String>> {
+    let address = var("MASTER_ADDR").filter(|a| !a.is_empty());
+    let port = var("MASTER_PORT").filter(|p| !p.is_empty());
+    match (address, port) {
+        (Some(address), _) if address.starts_with("unix:") => Ok(Some(address)),
+        (Some(address), Some(port)) => {
+            let port: u16 = port
+                .parse()
+                .map_err(|_| usage("a port number in MASTER_PORT".into(), format!("{port:?}")))?;
+            let literal = address.contains(':') && !address.starts_with('[');
+            Ok(Some(if literal {
+                format!("[{address}]:{port}")
+            } else {
+                format!("{address}:{port}")
+            }))
+        }
+        _ if size == 1 => Ok(None),
+        (address, _) => Err(usage(
+            format!(
+                "MASTER_ADDR and MASTER_PORT, where the {size} ranks of {} find each other",
+                family.name
+            ),
+            if address.is_some() { "MASTER_ADDR alone".into() } else { "no MASTER_ADDR".into() },
+        )),
+    }
+}
+
+fn number(name: &str, var: Lookup<'_>) -> Result<Option<usize>> {
+    let parse = |text: String| {
+        text.trim().parse().map_err(|_| usage(format!("a number in {name}"), format!("{text:?}")))
+    };
+    var(name).filter(|text| !text.is_empty()).map(parse).transpose()
+}
+
+fn usage(expected: String, got: String) -> Error {
+    Error::Usage { op: "World::from_env", rank: None, expected, got }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(vars: &[(&str, &str)]) -> Result<Place> {
+        read(&|name| vars.iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_string()))
+    }
+
+    fn error(vars: &[(&str, &str)]) -> String {
+        place(vars).unwrap_err().to_string()
+    }
+
+    const STORE: [(&str, &str); 2] = [("MASTER_ADDR", "10.0.0.1"), ("MASTER_PORT", "29500")];
+
+    fn with_store(vars: &[(&'static str, &'static str)]) -> Vec<(&'static str, &'static str)> {
+        vars.iter().copied().chain(STORE).collect()
+    }
+
+    #[test]
+    fn without_variables_it_is_a_world_of_one() {
+        assert_eq!(place(&[]).unwrap(), alone());
+    }
+
+    #[test]
+    fn every_launcher_is_understood() {
+        for (rank, size) in [
+            ("RANK", "WORLD_SIZE"),
+            ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+            ("PMI_RANK", "PMI_SIZE"),
+            ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+        ] {
+            let got = place(&with_store(&[(rank, "2"), (size, "4")])).unwrap();
+            assert_eq!((got.rank, got.size, got.local_rank), (2, 4, 2), "{rank}");
+            assert_eq!(got.store.as_deref(), Some("10.0.0.1:29500"));
+        }
+    }
+
+    #[test]
+    fn torchrun_comes_first_and_its_agent_hosts_the_store() {
+        let got = place(&with_store(&[
+            ("RANK", "1"),
+            ("WORLD_SIZE", "2"),
+            ("LOCAL_RANK", "0"),
+            ("TORCHELASTIC_RUN_ID", "x"),
+            ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+            ("OMPI_COMM_WORLD_RANK", "0"),
+            ("OMPI_COMM_WORLD_SIZE", "1"),
+        ]))
+        .unwrap();
+        assert_eq!((got.rank, got.size, got.local_rank), (1, 2, 0));
+        assert!(got.store_is_hosted);
+    }
+
+    #[test]
+    fn half_set_variables_are_named() {
+        assert_eq!(
+            error(&[("RANK", "0")]),
+            "World::from_env: expected RANK and WORLD_SIZE both set, or neither, got RANK without WORLD_SIZE"
+        );
+        assert!(error(&[("PMI_SIZE", "4")]).contains("PMI_SIZE without PMI_RANK"));
+        assert!(error(&[("RANK", "0"), ("WORLD_SIZE", "2")]).contains("no MASTER_ADDR"));
+        let no_port = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "h")];
+        assert!(error(&no_port).contains("MASTER_ADDR alone"));
+    }
+
+    #[test]
+    fn contradictions_are_named() {
+        assert!(
+            error(&with_store(&[("RANK", "4"), ("WORLD_SIZE", "4")]))
+                .contains("RANK below WORLD_SIZE")
+        );
+        let two = [
+            ("RANK", "0"),
+            ("WORLD_SIZE", "1"),
+            ("OMPI_COMM_WORLD_RANK", "3"),
+            ("OMPI_COMM_WORLD_SIZE", "4"),
+        ];
+        assert!(error(&two).contains("rank 0 of 1 from torchrun and rank 3 of 4 from Open MPI"));
+    }
+
+    #[test]
+    fn numbers_that_are_none_are_refused() {
+        assert!(error(&[("RANK", "first"), ("WORLD_SIZE", "2")]).contains("a number in RANK"));
+        assert!(error(&[("RANK", "-1"), ("WORLD_SIZE", "2")]).contains("\"-1\""));
+        let port =
+            [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "h"), ("MASTER_PORT", "99999")];
+        assert!(error(&port).contains("a port number"));
+    }
+
+    #[test]
+    fn a_batch_script_of_slurm_is_no_step() {
+        assert_eq!(place(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")]).unwrap(), alone());
+    }
+
+    #[test]
+    fn an_ipv6_address_gets_its_brackets() {
+        let vars =
+            [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "::1"), ("MASTER_PORT", "1")];
+        assert_eq!(place(&vars).unwrap().store.as_deref(), Some("[::1]:1"));
+    }
+}

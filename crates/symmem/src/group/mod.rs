@@ -1,0 +1,547 @@
+//! Groups of ranks: who is in, how they synchronise, and what happens when one of them is lost.
+
+mod context;
+mod conversation;
+mod environment;
+mod health;
+mod shrink;
+mod world;
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+pub use world::{World, WorldOptions};
+
+pub(crate) use context::Context;
+use context::Name;
+pub(crate) use conversation::{Conversation, subject};
+
+use crate::backend::{Backend, Exported};
+use crate::error::{Error, Result};
+use crate::mesh::{Gone, Mourner, Scope};
+use crate::region::Region;
+use crate::signal::{Layout, Pads, Signals, Stop};
+use crate::store::SharedStore;
+use crate::sync::atomic::AtomicUsize;
+use crate::sync::{Deadline, Ordering, Patience, SharedWord};
+use health::{Health, Member};
+
+/// The call that a plain barrier stands for; others are made by [`Call`].
+const BARRIER: u32 = 0;
+
+/// What the library's own channel is used for: told to peers, so that ranks that call different things find out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    /// Of the memory of the n-th rendezvous of the group.
+    Share(u64),
+    /// Likewise.
+    Release(u64),
+}
+
+impl Call {
+    fn code(self) -> u32 {
+        match self {
+            Self::Share(number) => (number as u32) << 2 | 1,
+            Self::Release(number) => (number as u32) << 2 | 2,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Share(_) => "share",
+            Self::Release(_) => "release",
+        }
+    }
+
+    fn describe(code: u32) -> String {
+        let number = code >> 2;
+        match code & 3 {
+            1 => format!("share of the memory of rendezvous {number}"),
+            2 => format!("release of the memory of rendezvous {number}"),
+            _ => "barrier".to_owned(),
+        }
+    }
+}
+
+/// How a group is set up; `Default` takes everything from the world.
+#[derive(Clone, Debug, Default)]
+pub struct GroupOptions {
+    /// A name, unique among this rank's living groups; free again once the group is gone.
+    pub name: Option<String>,
+    /// Bytes of a signal pad with 4 bytes per channel and rank: decides how many channels there are.
+    pub signal_pad_size: Option<usize>,
+    /// How long a wait lasts unless its call says otherwise; 0 for ever.
+    pub timeout: Option<Duration>,
+}
+
+/// A set of ranks that work together. Cheap to clone.
+#[derive(Clone)]
+pub struct Group(Arc<Inner>);
+
+struct Inner {
+    context: Arc<Context>,
+    id: u128,
+    name: String,
+    _claim: Option<Name>,
+    rank: usize,
+    /// World ranks, ascending.
+    members: Vec<usize>,
+    signals: Signals<RegionPads>,
+    pad_size: usize,
+    health: Health,
+    deadline: Deadline,
+    /// The group that this one was shrunk from, and how often.
+    lineage: Option<(Group, usize)>,
+    /// One rendezvous at a time.
+    rendezvous: Mutex<()>,
+}
+
+/// A group about to be formed.
+struct Plan {
+    op: &'static str,
+    /// How the members find each other.
+    scope: String,
+    name: Option<Name>,
+    /// World ranks, ascending.
+    members: Vec<usize>,
+    pad_size: usize,
+    limit: Deadline,
+    lineage: Option<(Group, usize)>,
+}
+
+impl Plan {
+    /// This rank's number in the group, if the group can be.
+    fn check(&self, context: &Context) -> Result<usize> {
+        let world_rank = context.mesh.rank();
+        check_pad_size(self.op, Some(world_rank), self.pad_size, self.members.len())?;
+        if let Some(&far) = self.members.iter().find(|&&m| !context.mesh.is_local(m)) {
+            return Err(Error::Unavailable {
+                what: format!("a group with rank {far}"),
+                why: "it is on another machine, which host memory does not reach".into(),
+            });
+        }
+        self.members.iter().position(|&m| m == world_rank).ok_or_else(|| Error::Usage {
+            op: self.op,
+            rank: Some(world_rank),
+            expected: "a group with this rank in it".into(),
+            got: format!("{:?}", self.members),
+        })
+    }
+}
+
+/// The group's pads in mapped memory.
+struct RegionPads(Vec<Region>);
+
+impl Pads for RegionPads {
+    type Word = SharedWord;
+
+    fn word(&self, owner: usize, index: usize) -> &SharedWord {
+        &self.0[owner].words(0, self.0[owner].bytes() / 4).unwrap_or_default()[index]
+    }
+}
+
+impl Group {
+    /// This rank's number in the group.
+    pub fn rank(&self) -> usize {
+        self.0.rank
+    }
+
+    /// How many ranks the group has.
+    pub fn size(&self) -> usize {
+        self.0.members.len()
+    }
+
+    /// The ranks' numbers in the world, by their numbers here.
+    pub fn world_ranks(&self) -> &[usize] {
+        &self.0.members
+    }
+
+    /// The group's name; made up if none was given.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The store of the job.
+    pub fn store(&self) -> &SharedStore {
+        &self.0.context.store
+    }
+
+    /// Bytes of the signal pad.
+    pub fn signal_pad_size(&self) -> usize {
+        self.0.pad_size
+    }
+
+    /// How many channels `barrier_on`, `put_signal` and `wait_signal` have.
+    pub fn channels(&self) -> usize {
+        self.0.signals.layout().channels()
+    }
+
+    /// The deadline of waits that are given none.
+    pub fn deadline(&self) -> Deadline {
+        self.0.deadline
+    }
+
+    pub(crate) fn id(&self) -> u128 {
+        self.0.id
+    }
+
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.0.context
+    }
+
+    pub(crate) fn backend(&self) -> &Arc<dyn Backend> {
+        &self.0.context.backend
+    }
+
+    pub(crate) fn downgrade(&self) -> Weak<dyn Send + Sync> {
+        let weak: Weak<Inner> = Arc::downgrade(&self.0);
+        weak
+    }
+
+    /// A smaller group of the given ranks of this one; called by exactly those ranks, in any order
+    /// relative to other groups. Ranks are numbered in ascending order.
+    pub fn subgroup(&self, ranks: &[usize]) -> Result<Group> {
+        self.subgroup_with(ranks, GroupOptions::default())
+    }
+
+    /// As [`Group::subgroup`], with a name, pad size or timeout of its own.
+    pub fn subgroup_with(&self, ranks: &[usize], options: GroupOptions) -> Result<Group> {
+        let mut sorted = ranks.to_vec();
+        sorted.sort_unstable();
+        sorted.dedup();
+        let usable = sorted.len() == ranks.len() && sorted.contains(&self.rank());
+        let members: Option<Vec<usize>> =
+            sorted.iter().map(|&r| self.0.members.get(r).copied()).collect();
+        let Some(members) = members.filter(|_| usable) else {
+            let expected = format!("different ranks in [0, {}), this one among them", self.size());
+            return Err(self.usage("subgroup", expected, format!("{ranks:?}")));
+        };
+        let context = &self.0.context;
+        let limit = options.timeout.map_or(self.0.deadline, Deadline::within);
+        let plan = Plan {
+            op: "subgroup",
+            scope: options.name.clone().unwrap_or_default(),
+            name: options.name.map(|name| context.claim_name(name)).transpose()?,
+            members,
+            pad_size: options.signal_pad_size.unwrap_or_else(|| context.pad_size()),
+            limit,
+            lineage: None,
+        };
+        Self::form(context, plan, limit)
+    }
+
+    /// Forms a group. Collective over its members.
+    fn form(context: &Arc<Context>, plan: Plan, deadline: Deadline) -> Result<Self> {
+        let mesh = &context.mesh;
+        let rank = plan.check(context)?;
+        let layout = Layout::new(plan.members.len(), plan.pad_size / (4 * plan.members.len()));
+        let bytes = layout.words() * 4;
+        let pad = context.pad_backend.allocate(bytes)?;
+        let scope = Scope::Forming { name: plan.scope.clone(), members: plan.members.clone() };
+        let conversation = Conversation {
+            mesh,
+            members: &plan.members,
+            rank,
+            op: plan.op,
+            subject: subject(mesh, scope),
+            deadline: deadline.start(),
+        };
+        let terms = [("signal pad size", format!("{} bytes", plan.pad_size))];
+        let proposal = crate::mesh::endpoint::random()?.to_le_bytes().to_vec();
+        let import = |ids: Vec<Vec<u8>>, memory: Vec<Option<Exported>>| {
+            let id =
+                ids.into_iter().next().and_then(|id| id.try_into().ok()).map(u128::from_le_bytes);
+            let pads = memory.into_iter().enumerate().map(|(r, m)| match m {
+                Some(m) => context.pad_backend.import(m, bytes),
+                None if r == rank => Ok(pad.region().clone()),
+                None => Err(no_descriptor()),
+            });
+            Ok((id.unwrap_or_default(), pads.collect::<Result<Vec<_>>>()?))
+        };
+        let (id, pads) = conversation.hold(&terms, proposal, || pad.export().map(Some), import)?;
+        let patience = Patience::among(plan.members.len());
+        let inner = Arc::new(Inner {
+            context: Arc::clone(context),
+            id,
+            name: plan.name.as_ref().map_or_else(|| format!("{id:032x}"), |n| n.given().to_owned()),
+            _claim: plan.name,
+            rank,
+            health: Health::new(plan.members.len()),
+            members: plan.members,
+            signals: Signals::new(RegionPads(pads), rank, layout, patience),
+            pad_size: plan.pad_size,
+            deadline: plan.limit,
+            lineage: plan.lineage,
+            rendezvous: Mutex::new(()),
+        });
+        let mourner: Weak<Inner> = Arc::downgrade(&inner);
+        mesh.watch(mourner);
+        Ok(Self(inner))
+    }
+
+    /// Waits for all ranks of the group. All that any rank wrote before is seen by every rank after.
+    pub fn barrier(&self) -> Result<()> {
+        self.barrier_on(0, self.0.deadline)
+    }
+
+    /// As [`Group::barrier`], on a channel of its own, until `deadline`. After a [`Error::Timeout`] a further call
+    /// goes on waiting for the same barrier.
+    pub fn barrier_on(&self, channel: usize, deadline: impl Into<Deadline>) -> Result<()> {
+        self.check_channel("barrier", channel)?;
+        self.meet("barrier", channel, BARRIER, deadline.into())
+    }
+
+    /// A barrier of the library's own, on its own channel.
+    pub(crate) fn meet_for(&self, call: Call, deadline: Deadline) -> Result<()> {
+        self.meet(call.name(), self.channels(), call.code(), deadline)
+    }
+
+    fn meet(&self, op: &'static str, channel: usize, code: u32, deadline: Deadline) -> Result<()> {
+        let inner = &*self.0;
+        self.check_whole(op)?;
+        let broken = || inner.hurts(|_| true);
+        inner.signals.barrier(channel, code, deadline, broken).map_err(|stop| match stop {
+            Stop::Differs { rank, theirs } => Error::Mismatch {
+                op,
+                what: "operation",
+                rank,
+                ours: Call::describe(code),
+                theirs: Call::describe(theirs),
+            },
+            other => {
+                inner.error(other, op, Some(channel).filter(|&c| c < self.channels()), |_| true)
+            }
+        })
+    }
+
+    /// Sends a signal to rank `to`: its `wait_signal` sees all that was written before. Waits while an
+    /// earlier signal of ours on the channel is not consumed. A rank may signal itself.
+    pub fn put_signal(
+        &self,
+        to: usize,
+        channel: usize,
+        deadline: impl Into<Deadline>,
+    ) -> Result<()> {
+        const OP: &str = "put_signal";
+        self.check_peer(OP, to, channel)?;
+        let inner = &*self.0;
+        let stopped = inner.signals.put(to, channel, deadline.into(), || inner.hurts(|r| r == to));
+        stopped.map_err(|stop| inner.error(stop, OP, Some(channel), |r| r == to))
+    }
+
+    /// Waits for a signal from rank `from` and consumes it; then sees all that `from` had written before it.
+    pub fn wait_signal(
+        &self,
+        from: usize,
+        channel: usize,
+        deadline: impl Into<Deadline>,
+    ) -> Result<()> {
+        const OP: &str = "wait_signal";
+        self.check_peer(OP, from, channel)?;
+        let inner = &*self.0;
+        let stopped =
+            inner.signals.wait(from, channel, deadline.into(), || inner.hurts(|r| r == from));
+        stopped.map_err(|stop| inner.error(stop, OP, Some(channel), |r| r == from))
+    }
+
+    /// As `put_signal`, in a word of the caller's choice that `to` takes by [`Group::take_in`].
+    pub(crate) fn put_in(&self, slot: &SharedWord, to: usize, deadline: Deadline) -> Result<()> {
+        let inner = &*self.0;
+        self.check_whole("put")?;
+        let stopped = inner.signals.put_in(slot, to, deadline, || inner.hurts(|r| r == to));
+        stopped.map_err(|stop| inner.error(stop, "put", None, |r| r == to))
+    }
+
+    /// As `wait_signal`, on a word of our own.
+    pub(crate) fn take_in(&self, slot: &SharedWord, from: usize, deadline: Deadline) -> Result<()> {
+        let inner = &*self.0;
+        self.check_whole("wait")?;
+        let stopped = inner.signals.take_from(slot, from, deadline, || inner.hurts(|r| r == from));
+        stopped.map_err(|stop| inner.error(stop, "wait", None, |r| r == from))
+    }
+
+    /// Fails with the loss that broke the group, if one did.
+    pub fn check(&self) -> Result<()> {
+        self.check_whole("check")
+    }
+
+    fn check_whole(&self, op: &'static str) -> Result<()> {
+        let inner = &*self.0;
+        if inner.health.trouble() || inner.signals.poisoned().is_some() {
+            inner
+                .loss(|_| false)
+                .map_or(Ok(()), |(rank, how)| Err(Error::PeerLost { rank, during: op, how }))
+        } else {
+            Ok(())
+        }
+    }
+
+    pub(crate) fn check_rank(&self, op: &'static str, rank: usize) -> Result<()> {
+        if rank < self.size() {
+            return Ok(());
+        }
+        Err(self.usage(op, format!("a rank in [0, {})", self.size()), rank.to_string()))
+    }
+
+    fn check_channel(&self, op: &'static str, channel: usize) -> Result<()> {
+        if channel < self.channels() {
+            return Ok(());
+        }
+        let channels = self.channels();
+        let expected = format!(
+            "a channel in [0, {channels}): the maximum supported channel is {}",
+            channels - 1
+        );
+        Err(self.usage(op, expected, channel.to_string()))
+    }
+
+    fn check_peer(&self, op: &'static str, rank: usize, channel: usize) -> Result<()> {
+        self.check_rank(op, rank)?;
+        self.check_channel(op, channel)?;
+        self.check_whole(op)
+    }
+
+    pub(crate) fn usage(&self, op: &'static str, expected: String, got: String) -> Error {
+        Error::Usage { op, rank: Some(self.rank()), expected, got }
+    }
+
+    /// Holds the `n`-th rendezvous of the group: see [`Conversation::hold`].
+    pub(crate) fn converse<T>(
+        &self,
+        op: &'static str,
+        deadline: Deadline,
+        hold: impl FnOnce(&Conversation<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let _turn = self.0.rendezvous.lock().unwrap_or_else(PoisonError::into_inner);
+        self.check_whole(op)?;
+        let mesh = &self.0.context.mesh;
+        hold(&Conversation {
+            mesh,
+            members: &self.0.members,
+            rank: self.0.rank,
+            op,
+            subject: subject(mesh, Scope::Group(self.0.id)),
+            deadline: deadline.start(),
+        })
+    }
+}
+
+impl Inner {
+    /// Whether a wait for `awaited` can no longer be met.
+    fn hurts(&self, awaited: impl Fn(usize) -> bool) -> bool {
+        (self.health.trouble() || self.signals.poisoned().is_some()) && self.loss(awaited).is_some()
+    }
+
+    /// The loss that all survivors name: the one in the pad before what only we have seen.
+    fn loss(&self, awaited: impl Fn(usize) -> bool) -> Option<(usize, String)> {
+        match self.signals.poisoned() {
+            Some(rank) => Some(match self.health.member(rank) {
+                Member::Lost(how) | Member::Left(how) => (rank, how),
+                Member::Here => (rank, "noticed by a peer".to_owned()),
+            }),
+            None => self.health.missed(awaited),
+        }
+    }
+
+    fn error(
+        &self,
+        stop: Stop,
+        op: &'static str,
+        channel: Option<usize>,
+        awaited: impl Fn(usize) -> bool,
+    ) -> Error {
+        match stop {
+            Stop::Interrupted => {
+                let (rank, how) = self.loss(awaited).unwrap_or_default();
+                Error::PeerLost { rank, during: op, how }
+            }
+            Stop::Expired { after, missing } => {
+                Error::Timeout { op, channel, waiting_for: missing, after }
+            }
+            Stop::Differs { rank, theirs } => Error::Mismatch {
+                op,
+                what: "operation",
+                rank,
+                ours: op.to_owned(),
+                theirs: Call::describe(theirs),
+            },
+        }
+    }
+}
+
+impl Mourner for Inner {
+    fn gone(&self, world_rank: usize, gone: &Gone) {
+        let Some(rank) = self.members.iter().position(|&m| m == world_rank) else { return };
+        if gone.left {
+            self.health.note(rank, Member::Left(gone.how.clone()));
+            self.signals.bell(self.rank).ring();
+        } else {
+            self.health.note(rank, Member::Lost(gone.how.clone()));
+            self.signals.poison(rank);
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.context.mesh.inbox().close_scope(&Scope::Group(self.id));
+    }
+}
+
+impl std::fmt::Debug for Group {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Group({:?}, rank {} of {})", self.name(), self.rank(), self.size())
+    }
+}
+
+/// What is said when a letter came without the memory that belongs to it.
+pub(crate) fn no_descriptor() -> Error {
+    Error::Unavailable {
+        what: "a peer's memory".into(),
+        why: "no descriptor came with it: this process is at its limit of open files (ulimit -n)"
+            .into(),
+    }
+}
+
+/// 32 channels for 72 ranks, as in PyTorch.
+pub const DEFAULT_SIGNAL_PAD_SIZE: usize = 32 * 72 * 4;
+
+/// The process-wide setting; 0 stands for the default.
+static PAD_SIZE: AtomicUsize = AtomicUsize::new(0);
+
+/// The signal pad size of groups and allocations that are given no other.
+pub fn signal_pad_size() -> usize {
+    match PAD_SIZE.load(Ordering::Relaxed) {
+        0 => DEFAULT_SIGNAL_PAD_SIZE,
+        bytes => bytes,
+    }
+}
+
+/// Sets what [`signal_pad_size`] says, for groups and allocations made from now on; 0 restores the default.
+/// All ranks must set the same: a group or rendezvous of ranks that differ is a [`Error::Mismatch`].
+pub fn set_signal_pad_size(bytes: usize) -> Result<()> {
+    if bytes != 0 {
+        check_pad_size("set_signal_pad_size", None, bytes, 1)?;
+    }
+    PAD_SIZE.store(bytes, Ordering::Relaxed);
+    Ok(())
+}
+
+/// The smallest pad has one channel; the largest keeps a group's pads below 128 MiB a rank.
+pub(crate) fn check_pad_size(
+    op: &'static str,
+    rank: Option<usize>,
+    bytes: usize,
+    ranks: usize,
+) -> Result<()> {
+    const MOST: usize = 4 << 20;
+    if bytes % 4 == 0 && (4 * ranks..=MOST).contains(&bytes) {
+        return Ok(());
+    }
+    Err(Error::Usage {
+        op,
+        rank,
+        expected: format!("a signal pad size in [{}, {MOST}] divisible by 4", 4 * ranks),
+        got: format!("{bytes}"),
+    })
+}

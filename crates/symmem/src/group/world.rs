@@ -1,0 +1,205 @@
+//! The world: all ranks of a job, and how a rank joins it.
+
+use std::ops::Deref;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::context::Context;
+use super::environment::{self, Place};
+use super::{Group, Plan};
+use crate::backend::{self, Backend};
+use crate::error::{Error, Result};
+use crate::mesh::{Bootstrap, Mesh, connect};
+use crate::store::{MemoryStore, SharedStore, TcpServer, TcpStore};
+use crate::sync::Deadline;
+
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// All ranks of a job: a [`Group`] like any other, to which it dereferences.
+#[derive(Clone, Debug)]
+pub struct World {
+    group: Group,
+    local_rank: usize,
+}
+
+impl Deref for World {
+    type Target = Group;
+
+    fn deref(&self) -> &Group {
+        &self.group
+    }
+}
+
+impl World {
+    /// Joins the job that the environment describes: torchrun's variables (which `symmem run` sets too), Open MPI's,
+    /// PMI's or Slurm's; without any, a world of one. Collective over the job.
+    pub fn from_env() -> Result<Self> {
+        WorldOptions::default().from_env()
+    }
+
+    /// Runs `n` ranks as threads of this process and returns what each gave back, in rank order.
+    pub fn threads<R: Send>(n: usize, f: impl Fn(World) -> R + Sync) -> Result<Vec<R>> {
+        WorldOptions::default().threads(n, f)
+    }
+
+    /// This rank's number among those on its machine, as the launcher says.
+    pub fn local_rank(&self) -> usize {
+        self.local_rank
+    }
+}
+
+/// How a rank joins; `Default` takes the environment's settings.
+#[derive(Clone, Debug, Default)]
+pub struct WorldOptions {
+    /// The backend for symmetric memory: `host` between processes and `process` between threads if not set.
+    pub backend: Option<String>,
+    /// How long a wait lasts unless its call says otherwise; 0 for ever. Default: `SYMMEM_TIMEOUT` seconds, or 5 minutes.
+    pub timeout: Option<Duration>,
+    /// Bytes of a signal pad. Default: `SYMMEM_SIGNAL_PAD_SIZE`, or the process's setting.
+    pub signal_pad_size: Option<usize>,
+    /// A directory in which the ranks of one machine find each other's sockets. Default: `SYMMEM_SOCKET_DIR`,
+    /// or a private one. To be set when ranks run in containers that share nothing else.
+    pub socket_dir: Option<PathBuf>,
+}
+
+impl WorldOptions {
+    /// See [`World::from_env`].
+    pub fn from_env(self) -> Result<World> {
+        let place = environment::read(&|name| std::env::var(name).ok())?;
+        let Some(address) = place.store.as_deref().filter(|_| place.size > 1) else {
+            return self.build(Mesh::alone(), Arc::new(MemoryStore::new()), None, place.local_rank);
+        };
+        let (store, server) = join_store(address, &place, self.deadline()?)?;
+        self.connect(place.rank, place.size, store, server, place.local_rank)
+    }
+
+    /// Joins a job as the given rank, through a store that all its ranks reach. Collective over the job.
+    pub fn join(self, rank: usize, size: usize, store: SharedStore) -> Result<World> {
+        if rank >= size {
+            return Err(Error::Usage {
+                op: "join",
+                rank: None,
+                expected: format!("a rank below the world size {size}"),
+                got: rank.to_string(),
+            });
+        }
+        self.connect(rank, size, store, None, rank)
+    }
+
+    /// See [`World::threads`].
+    pub fn threads<R: Send>(self, n: usize, f: impl Fn(World) -> R + Sync) -> Result<Vec<R>> {
+        let store: SharedStore = Arc::new(MemoryStore::new());
+        let (f, options) = (&f, &self);
+        let run = |mesh: Mesh, store: SharedStore| {
+            let rank = mesh.rank();
+            options.clone().build(mesh, store, None, rank).map(f)
+        };
+        std::thread::scope(|scope| {
+            let start = |mesh| {
+                let (run, store) = (&run, Arc::clone(&store));
+                scope.spawn(move || run(mesh, store))
+            };
+            let threads: Vec<_> = Mesh::threads(n).into_iter().map(start).collect();
+            // A panic of a rank is the caller's own: it goes on where the caller waits.
+            let join = |t: std::thread::ScopedJoinHandle<'_, Result<R>>| {
+                t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            threads.into_iter().map(join).collect()
+        })
+    }
+
+    fn connect(
+        self,
+        rank: usize,
+        size: usize,
+        store: SharedStore,
+        server: Option<TcpServer>,
+        local_rank: usize,
+    ) -> Result<World> {
+        let shared = std::env::var_os("SYMMEM_SOCKET_DIR").filter(|v| !v.is_empty());
+        let mesh = connect(&Bootstrap {
+            rank,
+            size,
+            store: Arc::clone(&store),
+            socket_dir: self.socket_dir.clone().or(shared.map(PathBuf::from)),
+            deadline: self.deadline()?,
+        })?;
+        self.build(mesh, store, server, local_rank)
+    }
+
+    fn build(
+        self,
+        mesh: Mesh,
+        store: SharedStore,
+        server: Option<TcpServer>,
+        local_rank: usize,
+    ) -> Result<World> {
+        let limit = self.deadline()?;
+        let pad_size = match self.signal_pad_size {
+            Some(bytes) => Some(bytes),
+            None => setting::<usize>("SYMMEM_SIGNAL_PAD_SIZE", "bytes")?,
+        };
+        let backend = self.backend(&mesh)?;
+        let context = Arc::new(Context::new(mesh, store, backend, pad_size, server)?);
+        let plan = Plan {
+            op: "world",
+            scope: String::new(),
+            name: Some(context.claim_name("world".into())?),
+            members: (0..context.mesh.size()).collect(),
+            pad_size: context.pad_size(),
+            limit,
+            lineage: None,
+        };
+        Ok(World { group: Group::form(&context, plan, limit)?, local_rank })
+    }
+
+    fn backend(&self, mesh: &Mesh) -> Result<Arc<dyn Backend>> {
+        let fitting = if mesh.in_one_process() { "process" } else { "host" };
+        let backend = backend::by_name(self.backend.as_deref().unwrap_or(fitting))?;
+        backend.probe()?;
+        Ok(backend)
+    }
+
+    fn deadline(&self) -> Result<Deadline> {
+        let seconds = setting::<f64>("SYMMEM_TIMEOUT", "seconds")?;
+        let set = seconds.map(|s| Duration::try_from_secs_f64(s).unwrap_or(Duration::MAX));
+        Ok(Deadline::within(self.timeout.or(set).unwrap_or(DEFAULT_TIMEOUT)))
+    }
+}
+
+/// A number from the environment.
+fn setting<T: std::str::FromStr + PartialOrd + Default>(
+    name: &str,
+    unit: &str,
+) -> Result<Option<T>> {
+    let Some(text) = std::env::var(name).ok().filter(|t| !t.is_empty()) else { return Ok(None) };
+    match text.parse::<T>() {
+        Ok(value) if value >= T::default() => Ok(Some(value)),
+        _ => Err(Error::Usage {
+            op: "World::from_env",
+            rank: None,
+            expected: format!("a number of {unit} in {name}"),
+            got: format!("{text:?}"),
+        }),
+    }
+}
+
+/// The job's store: the launcher's, or our own if we are rank 0 and nobody else listens at the address.
+fn join_store(
+    address: &str,
+    place: &Place,
+    deadline: Deadline,
+) -> Result<(SharedStore, Option<TcpServer>)> {
+    let mut server = None;
+    if place.rank == 0 && !place.store_is_hosted {
+        match TcpServer::bind(address) {
+            Ok(bound) => server = Some(bound),
+            Err(Error::System { source, .. }) if source.kind() == std::io::ErrorKind::AddrInUse => {
+                tracing::debug!("a store listens at {address} already");
+            }
+            Err(e) => return Err(e),
+        }
+    }
+    Ok((Arc::new(TcpStore::connect(address, deadline)?), server))
+}

@@ -1,0 +1,262 @@
+//! Letters that have arrived and peers that have gone: what a rank knows of the others.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use super::{Mourner, Phase, Scope, Subject};
+use crate::backend::Exported;
+use crate::sync::Deadline;
+
+/// What a peer sent, with the memory that came along.
+#[derive(Debug, Default)]
+pub(crate) struct Letter {
+    pub(crate) body: Vec<u8>,
+    pub(crate) memory: Option<Exported>,
+}
+
+impl Letter {
+    pub(crate) fn new(body: Vec<u8>, memory: Option<Exported>) -> Self {
+        Self { body, memory }
+    }
+}
+
+/// How a peer went.
+#[derive(Clone, Debug)]
+pub(crate) struct Gone {
+    /// It said goodbye; otherwise it was lost, and every group it belonged to is broken.
+    pub(crate) left: bool,
+    pub(crate) how: String,
+    /// The lost rank because of which it left: the one to blame, should we not have noticed ourselves yet.
+    pub(crate) because_of: Option<usize>,
+}
+
+impl Gone {
+    pub(crate) fn lost(how: impl Into<String>) -> Self {
+        Self { left: false, how: how.into(), because_of: None }
+    }
+}
+
+/// Why not all letters could be collected.
+#[derive(Debug)]
+pub(crate) enum Shortfall {
+    Lost {
+        world_rank: usize,
+        gone: Gone,
+    },
+    Expired {
+        world_ranks: Vec<usize>,
+        after: Duration,
+    },
+    /// A peer forms a group of the same name with other members.
+    Elsewhere {
+        world_rank: usize,
+        members: Vec<usize>,
+    },
+}
+
+#[derive(Default)]
+struct State {
+    letters: HashMap<Subject, HashMap<(Phase, usize), Letter>>,
+    /// The last conversation of each scope that is over: later letters to it are dropped.
+    over: HashMap<Scope, u64>,
+    gone: BTreeMap<usize, Gone>,
+    mourners: Vec<Weak<dyn Mourner>>,
+}
+
+#[derive(Default)]
+pub(crate) struct Inbox {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Inbox {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing is done under the lock that could leave it half changed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn deliver(&self, from: usize, subject: Subject, phase: Phase, letter: Letter) {
+        let mut state = self.lock();
+        if state.over.get(&subject.scope).is_some_and(|&last| subject.number <= last) {
+            return;
+        }
+        state.letters.entry(subject).or_default().insert((phase, from), letter);
+        self.changed.notify_all();
+    }
+
+    pub(super) fn mark_gone(&self, rank: usize, gone: Gone) {
+        if let Some(lost) = gone.because_of.filter(|&lost| lost != rank) {
+            self.mark_gone(lost, Gone::lost(format!("noticed by rank {rank}")));
+        }
+        let mut state = self.lock();
+        if state.gone.contains_key(&rank) {
+            return;
+        }
+        tracing::debug!(rank, how = gone.how, "peer gone");
+        state.gone.insert(rank, gone.clone());
+        state.mourners.retain(|m| m.strong_count() > 0);
+        let mourners = state.mourners.clone();
+        self.changed.notify_all();
+        drop(state);
+        for mourner in mourners.iter().filter_map(Weak::upgrade) {
+            mourner.gone(rank, &gone);
+        }
+    }
+
+    pub(super) fn watch(&self, mourner: Weak<dyn Mourner>) {
+        let mut state = self.lock();
+        state.mourners.push(mourner.clone());
+        let known = state.gone.clone();
+        drop(state);
+        if let Some(mourner) = mourner.upgrade() {
+            known.iter().for_each(|(&rank, gone)| mourner.gone(rank, gone));
+        }
+    }
+
+    /// How the peer went, if it did.
+    pub(crate) fn gone(&self, rank: usize) -> Option<Gone> {
+        self.lock().gone.get(&rank).cloned()
+    }
+
+    /// The first rank that was lost rather than left in order.
+    pub(crate) fn first_lost(&self) -> Option<usize> {
+        self.lock().gone.iter().find(|(_, gone)| !gone.left).map(|(&rank, _)| rank)
+    }
+
+    /// The number of the next conversation of a scope.
+    pub(crate) fn next(&self, scope: &Scope) -> u64 {
+        self.lock().over.get(scope).map_or(1, |last| last + 1)
+    }
+
+    /// Ends a conversation: what has come and what may still come for it is dropped.
+    pub(crate) fn close(&self, subject: &Subject) {
+        let mut state = self.lock();
+        state.letters.remove(subject);
+        state.over.insert(subject.scope.clone(), subject.number);
+    }
+
+    /// Drops all that belongs to a scope, now and later.
+    pub(crate) fn close_scope(&self, scope: &Scope) {
+        let mut state = self.lock();
+        state.letters.retain(|subject, _| subject.scope != *scope);
+        state.over.insert(scope.clone(), u64::MAX);
+    }
+
+    /// Waits for a letter from each of `from`, and takes them in that order.
+    ///
+    /// A lost peer ends the wait, unless all that was waited for has come.
+    pub(crate) fn collect(
+        &self,
+        subject: &Subject,
+        phase: Phase,
+        from: &[usize],
+        deadline: Deadline,
+    ) -> Result<Vec<Letter>, Shortfall> {
+        let deadline = deadline.start();
+        let mut state = self.lock();
+        loop {
+            let here = |state: &State, rank: usize| {
+                state.letters.get(subject).is_some_and(|l| l.contains_key(&(phase, rank)))
+            };
+            let missing: Vec<usize> =
+                from.iter().copied().filter(|&rank| !here(&state, rank)).collect();
+            if missing.is_empty() {
+                let letters = state.letters.entry(subject.clone()).or_default();
+                return Ok(from
+                    .iter()
+                    .map(|&rank| letters.remove(&(phase, rank)).unwrap_or_default())
+                    .collect());
+            }
+            if let Some(short) = state.first_loss(from, &missing) {
+                return Err(short);
+            }
+            if let Some(short) = state.conflict(subject, &missing) {
+                return Err(short);
+            }
+            if deadline.expired() {
+                return Err(Shortfall::Expired { world_ranks: missing, after: deadline.elapsed() });
+            }
+            let nap = deadline.nap(Duration::from_secs(1));
+            state = self.changed.wait_timeout(state, nap).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl State {
+    /// A member that was lost breaks the conversation; one that left does so only if it still owes a letter.
+    fn first_loss(&self, members: &[usize], missing: &[usize]) -> Option<Shortfall> {
+        let breaks = |&rank: &usize| {
+            self.gone.get(&rank).is_some_and(|gone| !gone.left || missing.contains(&rank))
+        };
+        let world_rank = members.iter().copied().find(breaks)?;
+        let gone = self.gone.get(&world_rank)?.clone();
+        Some(Shortfall::Lost { world_rank, gone })
+    }
+}
+
+impl State {
+    /// A peer we wait for forms a group of our group's name with other members: neither can ever be complete.
+    fn conflict(&mut self, ours: &Subject, missing: &[usize]) -> Option<Shortfall> {
+        let Scope::Forming { name: our_name, members: our_members } = &ours.scope else {
+            return None;
+        };
+        let (theirs, world_rank, members) = self.letters.iter().find_map(|(theirs, letters)| {
+            let Scope::Forming { name, members } = &theirs.scope else { return None };
+            let (_, from) = letters.keys().find(|(_, from)| missing.contains(from))?;
+            let conflict = !name.is_empty() && name == our_name && members != our_members;
+            conflict.then(|| (theirs.clone(), *from, members.clone()))
+        })?;
+        // Their attempt fails as well, so it is over for us too; the next one is number two on both sides.
+        self.letters.remove(&theirs);
+        self.over.insert(theirs.scope, theirs.number);
+        Some(Shortfall::Elsewhere { world_rank, members })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn subject(number: u64) -> Subject {
+        Subject { scope: Scope::Group(7), number }
+    }
+
+    #[test]
+    fn letters_wait_until_asked_for_in_any_order() {
+        let inbox = Inbox::default();
+        inbox.deliver(2, subject(2), Phase::Card, Letter::new(vec![22], None));
+        inbox.deliver(1, subject(1), Phase::Card, Letter::new(vec![11], None));
+        let one = inbox.collect(&subject(1), Phase::Card, &[1], Deadline::NEVER).unwrap();
+        let two = inbox.collect(&subject(2), Phase::Card, &[2], Deadline::NEVER).unwrap();
+        assert_eq!((one[0].body[0], two[0].body[0]), (11, 22));
+    }
+
+    #[test]
+    fn what_arrived_before_a_loss_still_counts() {
+        let inbox = Inbox::default();
+        inbox.deliver(1, subject(1), Phase::Card, Letter::default());
+        inbox.mark_gone(1, Gone::lost("killed"));
+        assert!(inbox.collect(&subject(1), Phase::Card, &[1], Deadline::NEVER).is_ok());
+        let e = inbox.collect(&subject(2), Phase::Card, &[1], Deadline::NEVER).unwrap_err();
+        assert!(matches!(e, Shortfall::Lost { world_rank: 1, .. }));
+    }
+
+    #[test]
+    fn letters_to_a_closed_conversation_are_dropped() {
+        let inbox = Inbox::default();
+        inbox.close(&subject(3));
+        inbox.deliver(1, subject(3), Phase::Card, Letter::default());
+        assert!(inbox.lock().letters.is_empty());
+        assert_eq!(inbox.next(&Scope::Group(7)), 4);
+    }
+
+    #[test]
+    fn a_missing_letter_is_named_at_the_deadline() {
+        let inbox = Inbox::default();
+        inbox.deliver(1, subject(1), Phase::Card, Letter::default());
+        let limit = Deadline::within(Duration::from_millis(10));
+        let e = inbox.collect(&subject(1), Phase::Card, &[1, 2, 3], limit).unwrap_err();
+        assert!(matches!(e, Shortfall::Expired { world_ranks, .. } if world_ranks == [2, 3]));
+    }
+}

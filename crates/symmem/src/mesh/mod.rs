@@ -1,0 +1,187 @@
+//! The mesh: one connection between every two ranks on a machine, open as long as the world.
+//!
+//! It carries letters (what the ranks of a group tell each other in a rendezvous, and memory), and it is
+//! the liveness line: a closed connection is a dead peer. Between processes a connection is a Unix
+//! socket; between threads of one process, the peer's inbox itself.
+
+mod connect;
+pub(crate) mod endpoint;
+mod inbox;
+mod socket;
+mod watcher;
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use serde::{Deserialize, Serialize};
+
+pub(crate) use connect::{Bootstrap, connect};
+pub(crate) use inbox::{Gone, Inbox, Letter, Shortfall};
+
+use crate::backend::Exported;
+use crate::error::{Error, Result};
+use crate::sync::Deadline;
+use socket::Packet;
+use watcher::Watcher;
+
+/// Who speaks: a group that is being formed, known by its name and members, or one that stands.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) enum Scope {
+    Forming { name: String, members: Vec<usize> },
+    Group(u128),
+}
+
+/// One collective conversation: the n-th of its scope, on every rank.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct Subject {
+    pub(crate) scope: Scope,
+    pub(crate) number: u64,
+}
+
+/// Where a letter belongs within a conversation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) enum Phase {
+    /// What each rank brings.
+    Card,
+    /// Whether each rank could do its part.
+    Outcome,
+}
+
+/// Told of every peer that goes.
+pub(crate) trait Mourner: Send + Sync {
+    fn gone(&self, world_rank: usize, gone: &Gone);
+}
+
+enum Link {
+    /// This rank itself, or one on another machine.
+    None,
+    Socket(Arc<OwnedFd>),
+    Thread(Arc<Inbox>),
+}
+
+/// This rank's end of all its connections.
+pub(crate) struct Mesh {
+    rank: usize,
+    links: Vec<Link>,
+    inbox: Arc<Inbox>,
+    watcher: Mutex<Option<Watcher>>,
+}
+
+impl Mesh {
+    /// The mesh of a world of one.
+    pub(crate) fn alone() -> Self {
+        Self { rank: 0, links: vec![Link::None], inbox: Arc::default(), watcher: Mutex::new(None) }
+    }
+
+    /// The meshes of `n` ranks that are threads of this process.
+    pub(crate) fn threads(n: usize) -> Vec<Self> {
+        let inboxes: Vec<Arc<Inbox>> = std::iter::repeat_with(Arc::default).take(n).collect();
+        let link = |from: usize, to: usize| match inboxes.get(to) {
+            Some(inbox) if from != to => Link::Thread(Arc::clone(inbox)),
+            _ => Link::None,
+        };
+        let mesh = |rank: usize| Self {
+            rank,
+            links: (0..n).map(|to| link(rank, to)).collect(),
+            inbox: Arc::clone(&inboxes[rank]),
+            watcher: Mutex::new(None),
+        };
+        (0..n).map(mesh).collect()
+    }
+
+    /// Over sockets, one per local peer (`None` for this rank and for ranks on other machines).
+    fn sockets(rank: usize, sockets: Vec<Option<OwnedFd>>) -> Result<Self> {
+        let inbox: Arc<Inbox> = Arc::default();
+        let links: Vec<Link> = sockets
+            .into_iter()
+            .map(|s| s.map_or(Link::None, |fd| Link::Socket(Arc::new(fd))))
+            .collect();
+        let watched = links.iter().enumerate().filter_map(|(peer, link)| match link {
+            Link::Socket(fd) => Some((peer, Arc::clone(fd))),
+            Link::None | Link::Thread(_) => None,
+        });
+        let watcher = Watcher::start(Arc::clone(&inbox), watched.collect())?;
+        Ok(Self { rank, links, inbox, watcher: Mutex::new(Some(watcher)) })
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.links.len()
+    }
+
+    pub(crate) fn inbox(&self) -> &Inbox {
+        &self.inbox
+    }
+
+    /// Whether `rank` is on this machine.
+    pub(crate) fn is_local(&self, rank: usize) -> bool {
+        rank == self.rank || self.links.get(rank).is_some_and(|l| !matches!(l, Link::None))
+    }
+
+    /// Whether all ranks are threads of this process.
+    pub(crate) fn in_one_process(&self) -> bool {
+        !self.links.iter().any(|l| matches!(l, Link::Socket(_)))
+    }
+
+    /// Has `mourner` told of every loss from now on, and of those already known.
+    pub(crate) fn watch(&self, mourner: Weak<dyn Mourner>) {
+        self.inbox.watch(mourner);
+    }
+
+    /// Sends a letter. A peer that is gone is not an error here: whoever waits for its answer finds out.
+    pub(crate) fn send(
+        &self,
+        to: usize,
+        subject: &Subject,
+        phase: Phase,
+        body: &[u8],
+        memory: Option<Exported>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        match self.links.get(to) {
+            Some(Link::Socket(fd)) => {
+                let packet =
+                    Packet::Letter { subject: subject.clone(), phase, body: body.to_vec() };
+                socket::send(fd, &packet, memory, deadline)
+            }
+            Some(Link::Thread(inbox)) => {
+                inbox.deliver(
+                    self.rank,
+                    subject.clone(),
+                    phase,
+                    Letter::new(body.to_vec(), memory),
+                );
+                Ok(())
+            }
+            Some(Link::None) | None => Err(Error::Unavailable {
+                what: format!("a connection to rank {to}"),
+                why: "it is not on this machine".into(),
+            }),
+        }
+    }
+
+    /// Says goodbye to all peers: from here on they count this rank as gone.
+    pub(crate) fn leave(&self, how: &str) {
+        let because_of = self.inbox.first_lost();
+        let gone = Gone { left: !std::thread::panicking(), how: how.to_owned(), because_of };
+        for link in &self.links {
+            match link {
+                Link::Socket(fd) => {
+                    if !gone.left {
+                        continue; // a panic is a loss, as which the closed connection will be taken
+                    }
+                    let bye = Packet::Bye { how: gone.how.clone(), because_of };
+                    // A peer that does not take it learns the same from the closed connection.
+                    let _ = socket::send(fd, &bye, None, Deadline::after(socket::GOODBYE));
+                }
+                Link::Thread(inbox) => inbox.mark_gone(self.rank, gone.clone()),
+                Link::None => {}
+            }
+        }
+        // Joins the thread, which holds the other half of the descriptors.
+        drop(self.watcher.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}

@@ -1,0 +1,189 @@
+//! Packets over Unix sockets: framing, descriptors beside them, and who is at the other end.
+#![allow(unsafe_code)] // two socket options that rustix has no sound call for
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use serde::{Deserialize, Serialize};
+
+use super::{Phase, Subject};
+use crate::backend::Exported;
+use crate::error::{Error, Result};
+use crate::sync::Deadline;
+
+/// The largest packet. Sockets keep packet boundaries, so one read is one packet.
+const PACKET: usize = 64 << 10;
+/// How long a leaving rank waits for a peer to take its goodbye.
+pub(super) const GOODBYE: Duration = Duration::from_millis(20);
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Packet {
+    /// First from the connecting rank.
+    Hello {
+        token: u128,
+        rank: usize,
+    },
+    /// The answer.
+    Welcome {
+        token: u128,
+        rank: usize,
+    },
+    Letter {
+        subject: Subject,
+        phase: Phase,
+        body: Vec<u8>,
+    },
+    /// Last, from a rank that goes in order.
+    Bye {
+        how: String,
+        because_of: Option<usize>,
+    },
+}
+
+/// What one look at a socket brought.
+pub(super) enum Received {
+    Packet(Packet, Option<Exported>),
+    Nothing,
+    /// The other end is closed.
+    End,
+    /// Not a packet of ours.
+    Garbage(String),
+}
+
+/// Sends one packet whole, waiting for room until the deadline.
+pub(super) fn send(
+    socket: &OwnedFd,
+    packet: &Packet,
+    memory: Option<Exported>,
+    deadline: Deadline,
+) -> Result<()> {
+    let bytes = postcard::to_stdvec(packet).unwrap_or_default();
+    if bytes.is_empty() || bytes.len() > PACKET {
+        return Err(Error::Usage {
+            op: "send",
+            rank: None,
+            expected: format!("a letter of at most {PACKET} bytes"),
+            got: format!("{} bytes", bytes.len()),
+        });
+    }
+    let descriptor = match &memory {
+        Some(Exported::Descriptor(fd)) => Some(fd.as_fd()),
+        Some(Exported::Mapping(_)) => {
+            return Err(Error::Unavailable {
+                what: "memory of the process backend in another process".into(),
+                why: "only memory of the host backend can travel".into(),
+            });
+        }
+        None => None,
+    };
+    let deadline = deadline.start();
+    loop {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if let Some(fd) = &descriptor {
+            control.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(fd)));
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        match sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags) {
+            Ok(_) => return Ok(()),
+            // The watcher tells of the loss; here it only means that nobody reads this any more.
+            Err(Errno::PIPE | Errno::CONNRESET) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN | Errno::NOBUFS) if !deadline.expired() => {
+                wait_writable(socket, deadline)
+            }
+            Err(Errno::AGAIN | Errno::NOBUFS) => {
+                return Err(Error::Timeout {
+                    op: "send",
+                    channel: None,
+                    waiting_for: vec![],
+                    after: deadline.elapsed(),
+                });
+            }
+            Err(e) => return Err(Error::system("sendmsg to a peer")(e)),
+        }
+    }
+}
+
+fn wait_writable(socket: &OwnedFd, deadline: Deadline) {
+    let nap = deadline.nap(Duration::from_millis(100));
+    let _ = poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&timespec(nap)));
+}
+
+pub(super) fn timespec(d: Duration) -> rustix::event::Timespec {
+    rustix::event::Timespec {
+        tv_sec: d.as_secs().try_into().unwrap_or(i64::MAX),
+        tv_nsec: d.subsec_nanos().into(),
+    }
+}
+
+/// Takes one packet if there is one; never waits.
+pub(super) fn receive(socket: &OwnedFd) -> Received {
+    let mut bytes = vec![0; PACKET];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let got = match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
+        Ok(got) => got,
+        Err(Errno::AGAIN | Errno::INTR) => return Received::Nothing,
+        Err(_) => return Received::End,
+    };
+    let descriptor = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    if got.bytes == 0 {
+        return Received::End;
+    }
+    if got.flags.contains(ReturnFlags::CTRUNC) {
+        // No free descriptor in this process: the letter goes on without its memory, and whoever needs it says so.
+        tracing::warn!("a descriptor was lost: this process is at its limit of open files");
+    }
+    match postcard::from_bytes(bytes.get(..got.bytes).unwrap_or_default()) {
+        Ok(packet) => Received::Packet(packet, descriptor.map(Exported::Descriptor)),
+        Err(e) => Received::Garbage(format!("{} bytes: {e}", got.bytes)),
+    }
+}
+
+/// Whether the other end runs under our own user.
+pub(super) fn peer_is_same_user(socket: &OwnedFd) -> bool {
+    // Not rustix's call: across pid namespaces the kernel reports pid 0, which its type cannot hold.
+    let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    let fd = socket.as_raw_fd();
+    // SAFETY: `cred` is a plain struct of the length given, and the descriptor is open.
+    let answer = unsafe {
+        libc::getsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut cred).cast(),
+            &raw mut len,
+        )
+    };
+    answer == 0 && cred.uid == rustix::process::geteuid().as_raw()
+}
+
+/// A descriptor that becomes readable when the process at the other end has ended, where the kernel gives one.
+///
+/// It sees what the socket does not: a dead rank whose own child still holds the connection open.
+pub(super) fn peer_process(socket: &OwnedFd) -> Option<OwnedFd> {
+    const SO_PEERPIDFD: libc::c_int = 77;
+    let mut pidfd: libc::c_int = -1;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    let fd = socket.as_raw_fd();
+    // SAFETY: `pidfd` is an int of the length given, and the descriptor is open.
+    let answer = unsafe {
+        libc::getsockopt(fd, libc::SOL_SOCKET, SO_PEERPIDFD, (&raw mut pidfd).cast(), &raw mut len)
+    };
+    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+    (answer == 0 && pidfd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(pidfd) })
+}

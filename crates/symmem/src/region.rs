@@ -1,0 +1,210 @@
+//! Mappings and the pointers into them: the only place where one becomes the other.
+//!
+//! Bounds and alignment are checked here, once, in [`Region::at`].
+#![allow(unsafe_code)] // S1 (the mapping lives as long as any `Region` of it), S2, S3
+
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::{Arc, Weak};
+
+use rustix::mm::{self, MapFlags, ProtFlags};
+
+use crate::dtype::Element;
+use crate::error::{Error, Result};
+use crate::sync::SharedWord;
+
+/// One mapping, unmapped when its last [`Region`] goes.
+struct Mapped {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: an address range; what is done through it is governed by S2.
+unsafe impl Send for Mapped {}
+// SAFETY: as above.
+unsafe impl Sync for Mapped {}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: S1: this is the last owner of a mapping that we made with exactly this base and length.
+        if let Err(e) = unsafe { mm::munmap(self.base.as_ptr().cast(), self.bytes) } {
+            tracing::warn!("munmap of {} bytes: {e}", self.bytes);
+        }
+    }
+}
+
+/// A range of mapped memory. Cloning shares the mapping; it stays mapped until the last clone is gone.
+#[derive(Clone)]
+pub struct Region {
+    mapped: Arc<Mapped>,
+    offset: usize,
+    bytes: usize,
+}
+
+impl Region {
+    /// Maps the first `bytes` of a shared memory object, with all pages present.
+    pub(crate) fn map(memory: BorrowedFd<'_>, bytes: usize) -> Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
+        let base = unsafe {
+            mm::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::POPULATE,
+                memory,
+                0,
+            )
+        };
+        Self::from_mmap(base, bytes)
+    }
+
+    /// Zeroed memory of this process alone, with all pages present.
+    pub(crate) fn anonymous(bytes: usize) -> Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
+        let base = unsafe {
+            mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::POPULATE,
+            )
+        };
+        Self::from_mmap(base, bytes)
+    }
+
+    fn from_mmap(base: rustix::io::Result<*mut std::ffi::c_void>, bytes: usize) -> Result<Self> {
+        let base = base.map_err(Error::system(format!("mmap of {bytes} bytes")))?;
+        let base = NonNull::new(base.cast()).ok_or_else(|| Error::Unavailable {
+            what: format!("a mapping of {bytes} bytes"),
+            why: "the kernel put it at address 0".into(),
+        })?;
+        Ok(Self { mapped: Arc::new(Mapped { base, bytes }), offset: 0, bytes })
+    }
+
+    /// Asks for huge pages behind the range; a hint, which the kernel may not follow.
+    pub(crate) fn advise_huge(&self) {
+        // SAFETY: S3: exactly our own range; the advice does not change its contents.
+        let advised = unsafe {
+            mm::madvise(self.base().as_ptr().cast(), self.bytes, mm::Advice::LinuxHugepage)
+        };
+        if let Err(e) = advised {
+            tracing::debug!("no huge pages for {} bytes: {e}", self.bytes);
+        }
+    }
+
+    fn base(&self) -> NonNull<u8> {
+        // SAFETY: S3: `offset` was checked against the mapping when this region was made.
+        unsafe { self.mapped.base.add(self.offset) }
+    }
+
+    /// Length in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The address of the first byte in this process.
+    pub fn address(&self) -> usize {
+        self.base().as_ptr() as usize
+    }
+
+    /// A part of the region, sharing its mapping.
+    pub fn part(&self, offset: usize, bytes: usize) -> Result<Self> {
+        self.check(offset, bytes)?;
+        Ok(Self { mapped: Arc::clone(&self.mapped), offset: self.offset + offset, bytes })
+    }
+
+    /// A pointer to `count` elements at byte `offset`, valid as long as the region lives.
+    pub fn at<T: Element>(&self, offset: usize, count: usize) -> Result<NonNull<T>> {
+        let bytes = count.checked_mul(size_of::<T>()).unwrap_or(usize::MAX);
+        self.check(offset, bytes)?;
+        // SAFETY: S3: checked above.
+        let first = unsafe { self.base().add(offset) };
+        if first.as_ptr() as usize % align_of::<T>() != 0 {
+            return Err(Error::Usage {
+                op: "view",
+                rank: None,
+                expected: format!("a byte offset aligned for {}", T::DTYPE),
+                got: format!("{offset}"),
+            });
+        }
+        Ok(first.cast())
+    }
+
+    /// The `count` words at byte `offset`. Atomics may be shared with anyone, so a slice of them is sound.
+    pub fn words(&self, offset: usize, count: usize) -> Result<&[SharedWord]> {
+        let first = self.at::<u32>(offset, count)?.cast::<SharedWord>();
+        // SAFETY: S1 by the borrow of self, S3 by `at`; atomics are S2's permitted way to share memory.
+        Ok(unsafe { std::slice::from_raw_parts(first.as_ptr(), count) })
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakRegion {
+        let mapped = Arc::downgrade(&self.mapped);
+        WeakRegion { mapped, offset: self.offset, bytes: self.bytes }
+    }
+
+    fn check(&self, offset: usize, bytes: usize) -> Result<()> {
+        match offset.checked_add(bytes) {
+            Some(end) if end <= self.bytes => Ok(()),
+            _ => Err(Error::Usage {
+                op: "view",
+                rank: None,
+                expected: format!("a range within {} bytes", self.bytes),
+                got: format!("{bytes} bytes at offset {offset}"),
+            }),
+        }
+    }
+}
+
+/// Remembers a region without keeping it mapped.
+pub(crate) struct WeakRegion {
+    mapped: Weak<Mapped>,
+    offset: usize,
+    bytes: usize,
+}
+
+impl WeakRegion {
+    /// The region, if it is still mapped.
+    pub(crate) fn upgrade(&self) -> Option<Region> {
+        let mapped = self.mapped.upgrade()?;
+        Some(Region { mapped, offset: self.offset, bytes: self.bytes })
+    }
+}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Region({:#x}, {} bytes)", self.address(), self.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_checked_once_and_cannot_wrap() {
+        let r = Region::anonymous(4096).unwrap();
+        assert!(r.at::<u8>(4095, 1).is_ok());
+        assert!(r.at::<u8>(4096, 0).is_ok());
+        assert!(r.at::<u8>(4096, 1).is_err());
+        assert!(r.at::<u64>(usize::MAX - 7, 1).is_err());
+        assert!(r.at::<u64>(0, usize::MAX).is_err());
+        assert!(r.part(8, 4088).is_ok());
+        assert!(r.part(8, 4089).is_err());
+        let e = r.part(100, 5000).unwrap_err().to_string();
+        assert_eq!(e, "view: expected a range within 4096 bytes, got 5000 bytes at offset 100");
+    }
+
+    #[test]
+    fn a_misaligned_view_is_refused() {
+        let r = Region::anonymous(4096).unwrap();
+        assert!(r.at::<f64>(4, 1).is_err());
+        assert!(r.at::<f32>(4, 1).is_ok());
+    }
+
+    #[test]
+    fn a_part_keeps_the_mapping_alive() {
+        let part = Region::anonymous(8192).unwrap().part(4096, 4096).unwrap();
+        part.words(0, 1).unwrap()[0].store(7, crate::sync::Ordering::Relaxed);
+        assert_eq!(part.words(0, 1).unwrap()[0].load(crate::sync::Ordering::Relaxed), 7);
+    }
+}

@@ -1,0 +1,381 @@
+//! The pad of a group: its layout, and the protocols of barrier and signals over it.
+//!
+//! Each rank has one pad, which all ranks of the group map. A rank waits only on words of its own pad
+//! (but for a `put` whose slot is still full). The code is generic over the word type, so that loom
+//! explores the very code that runs: see `tests/loom.rs`.
+//!
+//! | word of rank r's pad   | written by | values |
+//! |------------------------|------------|--------|
+//! | `rings`, `sleepers`    | see `Bell` | |
+//! | `poison`               | any rank   | 0: fine; n+1: rank n of the group is lost; never reset |
+//! | `epoch(c, s)`          | rank s     | number of barriers on channel c that s has reached; only grows (modulo 2³²) |
+//! | `call(c, s, e & 1)`    | rank s     | what s called when it reached epoch e; rewritten only once r has reached e + 1 |
+//! | `signal(c, s)`         | s: 0 → 1 (release), r: 1 → 0 (acquire) | zero at rest |
+//! | `decision(g)`          | first of all, in rank 0's pad | 0: open; n+1: rank n's proposal for generation g won |
+//! | `proposal(g, i)`       | rank r     | bit b of word i: rank 32·i+b takes part in generation g |
+
+use std::time::Duration;
+
+use crate::sync::atomic::{AtomicBool, AtomicU32, fence};
+use crate::sync::{Bell, Deadline, Ended, Ordering, Patience, Word};
+
+/// Words from one slot to the next: two cache lines, since processors fetch lines in pairs.
+const SLOT: usize = 32;
+
+/// Where each word lies in a pad, in words. The same on all ranks of a group.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    ranks: usize,
+    /// The users' channels; one more, with this number, belongs to the library's own operations.
+    channels: usize,
+}
+
+impl Layout {
+    pub(crate) const fn new(ranks: usize, channels: usize) -> Self {
+        Self { ranks, channels }
+    }
+
+    pub(crate) const fn channels(&self) -> usize {
+        self.channels
+    }
+
+    const RINGS: usize = 0;
+    const SLEEPERS: usize = SLOT;
+    const POISON: usize = 2 * SLOT;
+    const DECISIONS: usize = 3 * SLOT;
+
+    const fn decision(&self, generation: usize) -> usize {
+        Self::DECISIONS + generation
+    }
+
+    const fn bitmap(&self) -> usize {
+        self.ranks.div_ceil(32)
+    }
+
+    const fn proposal(&self, generation: usize, i: usize) -> usize {
+        self.decision(self.ranks) + generation * self.bitmap() + i
+    }
+
+    const fn slot(&self, channel: usize, source: usize) -> usize {
+        let slots = self.proposal(self.ranks, 0).next_multiple_of(SLOT);
+        slots + (channel * self.ranks + source) * SLOT
+    }
+
+    const fn epoch(&self, channel: usize, source: usize) -> usize {
+        self.slot(channel, source)
+    }
+
+    const fn call(&self, channel: usize, source: usize, epoch: u32) -> usize {
+        self.slot(channel, source) + 1 + (epoch & 1) as usize
+    }
+
+    const fn signal(&self, channel: usize, source: usize) -> usize {
+        self.slot(channel, source) + SLOT / 2
+    }
+
+    /// Length of a pad in words.
+    pub(crate) const fn words(&self) -> usize {
+        self.slot(self.channels + 1, 0)
+    }
+}
+
+/// The pads of all ranks of a group, as one of them sees them.
+pub(crate) trait Pads: Send + Sync {
+    type Word: Word;
+    /// Word `index` (from [`Layout`]) of the pad of rank `owner`.
+    fn word(&self, owner: usize, index: usize) -> &Self::Word;
+}
+
+/// Why a wait ended without success.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// A peer was lost, or the group is poisoned.
+    Interrupted,
+    Expired {
+        after: Duration,
+        missing: Vec<usize>,
+    },
+    /// `rank` made another call (`theirs`) than we.
+    Differs {
+        rank: usize,
+        theirs: u32,
+    },
+}
+
+/// A rank's own count of barriers on one channel.
+struct Channel {
+    epoch: AtomicU32,
+    /// What we called when we reached it.
+    call: AtomicU32,
+    /// The last barrier was left by a deadline: the next call goes on with it.
+    unfinished: AtomicBool,
+    /// One thread at a time.
+    busy: AtomicBool,
+}
+
+/// Barrier and signals of one rank over its group's pads.
+pub(crate) struct Signals<P> {
+    pads: P,
+    rank: usize,
+    layout: Layout,
+    patience: Patience,
+    channels: Vec<Channel>,
+}
+
+impl<P: Pads> Signals<P> {
+    pub(crate) fn new(pads: P, rank: usize, layout: Layout, patience: Patience) -> Self {
+        let channel = || Channel {
+            epoch: AtomicU32::new(0),
+            call: AtomicU32::new(0),
+            unfinished: AtomicBool::new(false),
+            busy: AtomicBool::new(false),
+        };
+        let channels = std::iter::repeat_with(channel).take(layout.channels + 1).collect();
+        Self { pads, rank, layout, patience, channels }
+    }
+
+    pub(crate) fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    pub(crate) fn bell(&self, rank: usize) -> Bell<'_, P::Word> {
+        Bell {
+            rings: self.pads.word(rank, Layout::RINGS),
+            sleepers: self.pads.word(rank, Layout::SLEEPERS),
+        }
+    }
+
+    /// All that any rank wrote before its call is seen by every rank after it.
+    ///
+    /// `call` says what the caller is about; ranks that call different things are told so, all of them.
+    /// After `Expired` the next call on the channel goes on waiting for the same barrier.
+    pub(crate) fn barrier(
+        &self,
+        channel: usize,
+        call: u32,
+        deadline: Deadline,
+        interrupted: impl FnMut() -> bool,
+    ) -> Result<(), Stop> {
+        let state = &self.channels[channel];
+        let _turn = self.take_turn(state, deadline)?;
+        let epoch = self.arrive(channel, call)?;
+        let mut next = 0;
+        let all_here = || {
+            while next < self.layout.ranks && self.has_reached(channel, next, epoch) {
+                next += 1;
+            }
+            next == self.layout.ranks
+        };
+        match self.bell(self.rank).wait(self.patience, deadline, all_here, interrupted) {
+            Ended::Ready => {
+                state.unfinished.store(false, Ordering::Relaxed);
+                self.same_call(channel, call, epoch)
+            }
+            Ended::Interrupted => Err(Stop::Interrupted),
+            Ended::Expired(after) => {
+                let missing = (0..self.layout.ranks)
+                    .filter(|&r| !self.has_reached(channel, r, epoch))
+                    .collect();
+                Err(Stop::Expired { after, missing })
+            }
+        }
+    }
+
+    fn take_turn<'a>(&self, state: &'a Channel, deadline: Deadline) -> Result<Turn<'a>, Stop> {
+        // Acquire: pairs with the release of the thread before us, whose counts we read.
+        if state.busy.swap(true, Ordering::Acquire) {
+            let deadline = deadline.start();
+            while state.busy.swap(true, Ordering::Acquire) {
+                if deadline.expired() {
+                    let missing = vec![self.rank]; // another thread of our own holds the channel
+                    return Err(Stop::Expired { after: deadline.elapsed(), missing });
+                }
+                std::thread::yield_now();
+            }
+        }
+        Ok(Turn(&state.busy))
+    }
+
+    /// Publishes our arrival, or finds that we have arrived already in an earlier, expired call.
+    fn arrive(&self, channel: usize, call: u32) -> Result<u32, Stop> {
+        let state = &self.channels[channel];
+        let epoch = state.epoch.load(Ordering::Relaxed);
+        if state.unfinished.load(Ordering::Relaxed) {
+            let begun = state.call.load(Ordering::Relaxed);
+            let differs = Stop::Differs { rank: self.rank, theirs: begun };
+            return if begun == call { Ok(epoch) } else { Err(differs) };
+        }
+        let epoch = epoch.wrapping_add(1);
+        state.epoch.store(epoch, Ordering::Relaxed);
+        state.call.store(call, Ordering::Relaxed);
+        state.unfinished.store(true, Ordering::Relaxed);
+        let peers = || (0..self.layout.ranks).filter(|&r| r != self.rank);
+        for peer in peers() {
+            let call_word = self.pads.word(peer, self.layout.call(channel, self.rank, epoch));
+            call_word.store(call, Ordering::Relaxed);
+            // Release: pairs with the acquire in `has_reached` and publishes `call` and all data.
+            let slot = self.pads.word(peer, self.layout.epoch(channel, self.rank));
+            slot.store(epoch, Ordering::Release);
+        }
+        fence(Ordering::SeqCst); // pairs with the fence of a peer about to sleep, see `Bell`
+        for peer in peers() {
+            self.bell(peer).ring_if_asleep();
+        }
+        Ok(epoch)
+    }
+
+    fn has_reached(&self, channel: usize, source: usize, epoch: u32) -> bool {
+        if source == self.rank {
+            return true;
+        }
+        let slot = self.pads.word(self.rank, self.layout.epoch(channel, source));
+        // Acquire: pairs with the release in `arrive`. The difference is at most 1 either way.
+        slot.load(Ordering::Acquire).wrapping_sub(epoch) as i32 >= 0
+    }
+
+    /// Whether all made the same call. Each rank compares all with its own, so either all agree or all find out.
+    fn same_call(&self, channel: usize, call: u32, epoch: u32) -> Result<(), Stop> {
+        for rank in (0..self.layout.ranks).filter(|&r| r != self.rank) {
+            let word = self.pads.word(self.rank, self.layout.call(channel, rank, epoch));
+            let theirs = word.load(Ordering::Relaxed); // ordered by `has_reached`
+            if theirs != call {
+                return Err(Stop::Differs { rank, theirs });
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a signal into our slot on rank `to`; waits while the last one is unconsumed.
+    pub(crate) fn put(
+        &self,
+        to: usize,
+        channel: usize,
+        deadline: Deadline,
+        interrupted: impl FnMut() -> bool,
+    ) -> Result<(), Stop> {
+        let slot = self.pads.word(to, self.layout.signal(channel, self.rank));
+        self.put_in(slot, to, deadline, interrupted)
+    }
+
+    /// Takes the signal that rank `from` put for us; waits until there is one.
+    pub(crate) fn wait(
+        &self,
+        from: usize,
+        channel: usize,
+        deadline: Deadline,
+        interrupted: impl FnMut() -> bool,
+    ) -> Result<(), Stop> {
+        let slot = self.pads.word(self.rank, self.layout.signal(channel, from));
+        self.take_from(slot, from, deadline, interrupted)
+    }
+
+    /// As `put`, in any word that rank `to` waits on by [`Signals::take_from`]: 0 → 1, release.
+    pub(crate) fn put_in(
+        &self,
+        slot: &P::Word,
+        to: usize,
+        deadline: Deadline,
+        interrupted: impl FnMut() -> bool,
+    ) -> Result<(), Stop> {
+        // Release: pairs with the acquire in `take_from`. One attempt without looking first: it brings the
+        // line over for writing at once. Later attempts look first, and leave the line with its owner.
+        let put = || slot.replace(0, 1, Ordering::Release);
+        if !put() {
+            self.wait_for(
+                to,
+                deadline,
+                || slot.load(Ordering::Relaxed) == 0 && put(),
+                interrupted,
+            )?;
+        }
+        fence(Ordering::SeqCst); // pairs with the fence of a peer about to sleep, see `Bell`
+        self.bell(to).ring_if_asleep();
+        Ok(())
+    }
+
+    /// As `wait`, on any word of our own: 1 → 0, acquire.
+    pub(crate) fn take_from(
+        &self,
+        slot: &P::Word,
+        from: usize,
+        deadline: Deadline,
+        interrupted: impl FnMut() -> bool,
+    ) -> Result<(), Stop> {
+        let take = || {
+            // The line comes over for writing in one go instead of first for reading.
+            slot.fetch_to_write();
+            // Acquire: pairs with the release in `put_in`.
+            slot.load(Ordering::Relaxed) == 1 && slot.replace(1, 0, Ordering::Acquire)
+        };
+        self.wait_for(from, deadline, take, interrupted)?;
+        fence(Ordering::SeqCst); // pairs with the fence of a putter about to sleep until the slot is free
+        self.bell(from).ring_if_asleep();
+        Ok(())
+    }
+
+    fn wait_for(
+        &self,
+        peer: usize,
+        deadline: Deadline,
+        ready: impl FnMut() -> bool,
+        interrupted: impl FnMut() -> bool,
+    ) -> Result<(), Stop> {
+        match self.bell(self.rank).wait(self.patience, deadline, ready, interrupted) {
+            Ended::Ready => Ok(()),
+            Ended::Interrupted => Err(Stop::Interrupted),
+            Ended::Expired(after) => Err(Stop::Expired { after, missing: vec![peer] }),
+        }
+    }
+
+    /// The rank whose loss was noted in our pad, by us or by a peer.
+    pub(crate) fn poisoned(&self) -> Option<usize> {
+        // Acquire: pairs with the release in `poison`; what the lost rank wrote before is seen.
+        let poison = self.pads.word(self.rank, Layout::POISON).load(Ordering::Acquire);
+        (poison as usize).checked_sub(1)
+    }
+
+    /// Notes the loss of a rank in every pad and wakes everyone; the first loss noted stays.
+    pub(crate) fn poison(&self, lost: usize) {
+        for rank in (0..self.layout.ranks).filter(|&r| r != lost) {
+            self.pads.word(rank, Layout::POISON).replace(0, lost as u32 + 1, Ordering::Release);
+            self.bell(rank).ring();
+        }
+    }
+
+    /// Agrees on who takes part in a generation of the group: all ranks that ask get the same answer.
+    ///
+    /// A single compare-and-swap decides. The memory outlives whoever dies on the way, so nobody waits for anybody.
+    pub(crate) fn decide(
+        &self,
+        generation: usize,
+        taking_part: impl Fn(usize) -> bool,
+    ) -> Vec<usize> {
+        let decision = self.pads.word(0, self.layout.decision(generation));
+        // Once decided, a proposal may be the winning one and must stay as it is.
+        let open = decision.load(Ordering::Acquire) == 0;
+        for i in (0..self.layout.bitmap()).filter(|_| open) {
+            let bits = (0..32)
+                .filter(|b| 32 * i + b < self.layout.ranks && taking_part(32 * i + b))
+                .fold(0, |bits, b| bits | 1 << b);
+            let word = self.pads.word(self.rank, self.layout.proposal(generation, i));
+            word.store(bits, Ordering::Relaxed);
+        }
+        // Release publishes our proposal if it wins; acquire reads the winner's.
+        decision.replace(0, self.rank as u32 + 1, Ordering::AcqRel);
+        let winner = decision.load(Ordering::Acquire) as usize - 1;
+        let takes_part = |&rank: &usize| {
+            let word = self.pads.word(winner, self.layout.proposal(generation, rank / 32));
+            word.load(Ordering::Relaxed) & 1 << (rank % 32) != 0
+        };
+        (0..self.layout.ranks).filter(takes_part).collect()
+    }
+}
+
+/// The right to use a channel, until dropped.
+struct Turn<'a>(&'a AtomicBool);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}

@@ -1,0 +1,218 @@
+//! The handle: one allocation in one group, without a type. Raw pointers for those who write their own protocols.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::failed::Failed;
+use super::pad::SignalPad;
+use crate::backend::{Device, Exported};
+use crate::block::{Block, Mapping, Place};
+use crate::dtype::{DType, Element};
+use crate::error::{Error, Result};
+use crate::group::{Group, no_descriptor};
+use crate::region::Region;
+
+const OP: &str = "rendezvous";
+
+/// One allocation, as all ranks of one group mapped it. Cheap to clone; keeps the memory alive.
+#[derive(Clone)]
+pub struct Handle {
+    group: Group,
+    block: Arc<Block>,
+    mapping: Arc<Mapping>,
+    offset: usize,
+}
+
+impl Handle {
+    /// Maps all counterparts of `block` in `group`; collective the first time, afterwards known.
+    pub(super) fn rendezvous(
+        block: &Arc<Block>,
+        group: &Group,
+        dtype: DType,
+        offset: usize,
+    ) -> Result<Self> {
+        let mapping = match block.mapping(group.id()) {
+            Some(known) => known,
+            None => return Self::rendezvous_anew(block, group, dtype, offset, String::new()),
+        };
+        Ok(Self { group: group.clone(), block: Arc::clone(block), mapping, offset })
+    }
+
+    /// As `rendezvous`, but collective in any case, of ranks that all name the same `former` rendezvous.
+    pub(super) fn rendezvous_anew(
+        block: &Arc<Block>,
+        group: &Group,
+        dtype: DType,
+        offset: usize,
+        former: String,
+    ) -> Result<Self> {
+        let mapping = Arc::new(map_all(block, group, dtype, former)?);
+        block.remember(group.id(), &mapping);
+        Ok(Self { group: group.clone(), block: Arc::clone(block), mapping, offset })
+    }
+
+    pub(super) fn block(&self) -> &Arc<Block> {
+        &self.block
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.mapping.number
+    }
+
+    /// This rank's number in the group.
+    pub fn rank(&self) -> usize {
+        self.group.rank()
+    }
+
+    /// How many ranks the group has.
+    pub fn world_size(&self) -> usize {
+        self.group.size()
+    }
+
+    /// The group of this handle.
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// Where the memory lies.
+    pub fn device(&self) -> Device {
+        self.block.segment().backend.device()
+    }
+
+    /// Bytes of data from this handle's offset on, as asked for at allocation.
+    pub fn buffer_size(&self) -> usize {
+        self.block.shape().bytes - self.offset
+    }
+
+    /// Bytes from the start of the allocation to where this handle begins.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Bytes of this allocation's signal pad.
+    pub fn signal_pad_size(&self) -> usize {
+        self.block.shape().pad
+    }
+
+    /// An address that reaches all ranks at once, where the hardware has such.
+    pub fn multicast_ptr(&self) -> Option<usize> {
+        None
+    }
+
+    /// The addresses of all ranks' data as mapped here, by rank, this handle's offset applied.
+    pub fn buffer_ptrs(&self) -> Vec<usize> {
+        (0..self.world_size())
+            .filter_map(|r| self.mapping.data(r))
+            .map(|data| data.address() + self.offset)
+            .collect()
+    }
+
+    /// The addresses of all ranks' signal pads as mapped here, by rank.
+    pub fn signal_pad_ptrs(&self) -> Vec<usize> {
+        (0..self.world_size())
+            .filter_map(|r| self.mapping.pad(r))
+            .map(|words| words.as_ptr() as usize)
+            .collect()
+    }
+
+    /// Rank `rank`'s data from this handle's offset on.
+    pub(super) fn data(&self, op: &'static str, rank: usize) -> Result<Region> {
+        self.group.check_rank(op, rank)?;
+        let data = self.mapping.data(rank).ok_or_else(no_descriptor)?;
+        data.part(self.offset, self.buffer_size())
+    }
+
+    /// A pointer to `len` elements of rank `rank`'s data, `offset` elements from this handle's start.
+    /// Valid while this handle lives; what may be done through it is the caller's protocol.
+    pub fn view<T: Element>(&self, rank: usize, offset: usize, len: usize) -> Result<NonNull<T>> {
+        const OP: &str = "view";
+        let data = self.data(OP, rank)?;
+        let at = offset.checked_mul(size_of::<T>()).unwrap_or(usize::MAX);
+        data.at(at, len).map_err(|e| match e {
+            Error::Usage { .. } => self.group.usage(
+                OP,
+                format!("aligned elements within the {} bytes of rank {rank}", data.bytes()),
+                format!("{len} of {} at element {offset}", T::DTYPE),
+            ),
+            other => other,
+        })
+    }
+
+    /// This allocation's own signal pad, which is all the user's.
+    pub fn signal_pad(&self) -> SignalPad<'_> {
+        SignalPad::new(&self.group, &self.mapping, self.signal_pad_size())
+    }
+}
+
+impl std::fmt::Debug for Handle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Handle({} bytes on {:?})", self.buffer_size(), self.group)
+    }
+}
+
+impl Group {
+    /// A handle to the living allocation that covers `address`, beginning there; `None` if none of this rank's does.
+    /// Collective the first time for an allocation and group.
+    pub fn rendezvous_at(&self, address: usize, dtype: DType) -> Result<Option<Handle>> {
+        let found = self.context().find(address);
+        found.map(|(block, offset)| Handle::rendezvous(&block, self, dtype, offset)).transpose()
+    }
+
+    /// Whether `address` lies in the data of a living symmetric allocation of this rank. No communication.
+    pub fn is_symmetric(&self, address: usize) -> bool {
+        self.context().find(address).is_some()
+    }
+}
+
+/// Exchanges what the ranks brought and maps it: all of them agree and succeed, or none does.
+fn map_all(block: &Block, group: &Group, dtype: DType, former: String) -> Result<Mapping> {
+    let backend = &block.segment().backend;
+    let terms = [
+        ("size", format!("{} bytes", block.shape().bytes)),
+        ("element type", dtype.to_string()),
+        ("device", backend.device().to_string()),
+        ("backend", backend.name().to_owned()),
+        ("signal pad size", format!("{} bytes", block.shape().pad)),
+        ("former rendezvous", former),
+    ];
+    let own = postcard::to_stdvec(&block.place()).unwrap_or_default();
+    let imports = &group.context().imports;
+    let import = |rank: usize, place: &[u8], memory: Option<Exported>| {
+        if rank == group.rank() {
+            return Ok(block.region().clone());
+        }
+        let place: Place = postcard::from_bytes(place).map_err(|e| Error::Protocol {
+            with: format!("rank {rank}"),
+            expected: "the place of its memory".into(),
+            got: e.to_string(),
+        })?;
+        let exported = || memory.ok_or_else(no_descriptor);
+        imports.block(backend.as_ref(), place, exported, block.shape())
+    };
+    group.converse(OP, group.deadline(), |conversation| {
+        conversation.hold(
+            &terms,
+            own,
+            || block.segment().export().map(Some),
+            |places, memories| {
+                let ranks = places.iter().zip(memories).enumerate();
+                let blocks: Result<Vec<_>> =
+                    ranks.map(|(r, (place, m))| import(r, place, m)).collect();
+                Ok(Mapping::new(
+                    conversation.subject.number,
+                    blocks?,
+                    block.shape(),
+                    group.downgrade(),
+                ))
+            },
+        )
+    })
+}
+
+/// Hands `kept` back with the error.
+pub(super) fn keeping<K, T>(result: Result<T>, kept: K) -> Result<(T, K), Failed<K>> {
+    match result {
+        Ok(value) => Ok((value, kept)),
+        Err(error) => Err(Failed { error, kept }),
+    }
+}

@@ -1,0 +1,315 @@
+//! What users hold: memory of their own ([`Buffer`]), the same on all ranks ([`Symmetric`]), and the phase in
+//! which everyone may read everyone ([`Shared`]).
+//!
+//! A value of one of these types is the right to do what its phase allows. Changing the phase takes the value and
+//! gives the next, after a barrier, so safe code cannot read a peer's memory while the peer may write it.
+#![allow(unsafe_code)] // S1 (the handle keeps every mapping), S2 (slices only as the phase allows)
+
+mod failed;
+mod handle;
+mod pad;
+mod persistent;
+mod pool;
+
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+pub use failed::Failed;
+pub use handle::Handle;
+pub use pad::SignalPad;
+pub use pool::Pool;
+
+use crate::block::{Block, Segment, Shape};
+use crate::dtype::Element;
+use crate::error::{Error, Result};
+use crate::group::{Call, Group};
+use crate::region::Region;
+use handle::keeping;
+
+/// Memory of this rank alone, not yet mapped by anyone else. Zeroed.
+pub struct Buffer<T> {
+    block: Arc<Block>,
+    len: usize,
+    elements: PhantomData<T>,
+}
+
+impl Group {
+    /// Allocates `len` elements of symmetric memory, zeroed. Not collective. A length of 0 is a length like any other.
+    pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
+        let shape = self.shape::<T>(len)?;
+        let id = crate::mesh::endpoint::random()?;
+        let total = shape.total().unwrap_or(usize::MAX);
+        let segment = Arc::new(Segment::allocate(Arc::clone(self.backend()), total, id)?);
+        self.buffer(Block::new(segment, 0, shape, None)?, len)
+    }
+
+    /// The parts of a block for `len` elements.
+    fn shape<T: Element>(&self, len: usize) -> Result<Shape> {
+        let pad = self.context().pad_size();
+        let shape = len.checked_mul(size_of::<T>()).map(|bytes| Shape { bytes, pad });
+        shape.filter(|s| s.total().is_some()).ok_or_else(|| {
+            let expected = "a length that fits the address space".to_owned();
+            self.usage("alloc", expected, format!("{len} elements of {}", T::DTYPE))
+        })
+    }
+
+    fn buffer<T: Element>(&self, block: Block, len: usize) -> Result<Buffer<T>> {
+        let block = Arc::new(block);
+        self.context().register(&block);
+        Ok(Buffer { block, len, elements: PhantomData })
+    }
+}
+
+impl<T: Element> Buffer<T> {
+    /// Maps all ranks' buffers into each. Collective over `group`, the first time for this allocation and group.
+    pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>, Failed<Self>> {
+        let handle = Handle::rendezvous(&self.block, group, T::DTYPE, 0);
+        let memory = handle.and_then(|handle| Memory::new(handle, self.len));
+        keeping(memory, self).map(|(memory, _)| Symmetric(memory))
+    }
+
+    /// How many elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Byte offset within the allocation that this buffer was cut from; not 0 only for buffers of a pool.
+    pub fn offset(&self) -> usize {
+        self.block.offset()
+    }
+
+    fn first(&self) -> NonNull<T> {
+        self.block.region().at(0, self.len).unwrap_or(NonNull::dangling())
+    }
+
+    /// The elements.
+    pub fn local(&self) -> &[T] {
+        // SAFETY: S1 by the block; S2: no peer may touch a buffer, and `self` is borrowed; `Element`s have no invalid bits.
+        unsafe { std::slice::from_raw_parts(self.first().as_ptr(), self.len) }
+    }
+
+    /// The elements, to write.
+    pub fn local_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `local`, and `self` is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.first().as_ptr(), self.len) }
+    }
+}
+
+/// A handle with pointers of the right type, whatever the phase.
+struct Memory<T> {
+    handle: Handle,
+    /// By rank, each to `len` elements.
+    data: Vec<NonNull<T>>,
+    len: usize,
+}
+
+// SAFETY: pointers into mappings that the handle keeps; access through them is governed by the phase types.
+unsafe impl<T: Element> Send for Memory<T> {}
+// SAFETY: as above.
+unsafe impl<T: Element> Sync for Memory<T> {}
+
+impl<T: Element> Memory<T> {
+    fn new(handle: Handle, len: usize) -> Result<Self> {
+        let first = |data: Region| data.at::<T>(0, len);
+        let ranks = 0..handle.world_size();
+        let data: Result<Vec<_>> =
+            ranks.map(|r| handle.data("rendezvous", r).and_then(first)).collect();
+        Ok(Self { data: data?, handle, len })
+    }
+
+    fn meet(&self, call: Call) -> Result<()> {
+        let group = self.handle.group();
+        group.meet_for(call, group.deadline())
+    }
+
+    /// The same memory in another group.
+    fn regroup(&self, group: &Group) -> Result<Self> {
+        let handle =
+            Handle::rendezvous(self.handle.block(), group, T::DTYPE, self.handle.offset())?;
+        Self::new(handle, self.len)
+    }
+
+    /// As `regroup`, from a phase in which peers may read: all of them that still live must come along.
+    fn regroup_survivors(&self, group: &Group) -> Result<Self> {
+        let old = self.handle.group();
+        let gone = |w: usize| old.context().mesh.inbox().gone(w).is_some();
+        let comes = |w: &usize| group.world_ranks().contains(w) || gone(*w);
+        if let Some(left_out) = old.world_ranks().iter().find(|w| !comes(w)) {
+            return Err(old.usage(
+                "rendezvous",
+                "a group of all living ranks that may be reading this memory".into(),
+                format!("one without world rank {left_out}"),
+            ));
+        }
+        let block = self.handle.block();
+        let former = format!("{} of group {:032x}", self.handle.number(), old.id());
+        let handle = Handle::rendezvous_anew(block, group, T::DTYPE, self.handle.offset(), former)?;
+        // Everyone of the new group has given up its right to read this memory before any of them got past that.
+        block.set_open(false);
+        Self::new(handle, self.len)
+    }
+
+    fn local(&self) -> NonNull<T> {
+        self.data.get(self.handle.rank()).copied().unwrap_or(NonNull::dangling())
+    }
+
+    fn peer(&self, rank: usize) -> Result<NonNull<T>> {
+        self.handle.group().check_rank("peer", rank)?;
+        Ok(self.data.get(rank).copied().unwrap_or(NonNull::dangling()))
+    }
+}
+
+/// Memory that all ranks of a group have mapped, in the phase in which each owns its part.
+pub struct Symmetric<T: Element>(Memory<T>);
+
+impl<T: Element> Symmetric<T> {
+    /// How many elements each rank has.
+    pub fn len(&self) -> usize {
+        self.0.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.len == 0
+    }
+
+    /// The group that mapped it.
+    pub fn group(&self) -> &Group {
+        self.0.handle.group()
+    }
+
+    /// The handle: raw pointers, signal pad, sizes.
+    pub fn handle(&self) -> &Handle {
+        &self.0.handle
+    }
+
+    /// This rank's part.
+    pub fn local(&self) -> &[T] {
+        // SAFETY: S1 by the handle; S2: in this phase no peer touches our part, and `self` is borrowed.
+        unsafe { std::slice::from_raw_parts(self.0.local().as_ptr(), self.0.len) }
+    }
+
+    /// This rank's part, to write.
+    pub fn local_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `local`, and `self` is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.0.local().as_ptr(), self.0.len) }
+    }
+
+    /// A pointer to rank `rank`'s part, for protocols of the caller's own.
+    pub fn peer_ptr(&self, rank: usize) -> Result<*mut T> {
+        self.0.peer(rank).map(NonNull::as_ptr)
+    }
+
+    /// A barrier, after which everyone may read everyone. Collective.
+    pub fn share(self) -> Result<Shared<T>, Failed<Paused<Shared<T>>>> {
+        Paused(Shared(self.0)).resume()
+    }
+
+    /// The same memory in another group. Collective over `group`, the first time for it.
+    pub fn rendezvous(self, group: &Group) -> Result<Self, Failed<Self>> {
+        keeping(self.0.regroup(group), self).map(|(memory, _)| Self(memory))
+    }
+}
+
+/// Memory that all ranks of a group have mapped, in the phase in which everyone may read everyone.
+///
+/// Dropping it is local and safe at any time, even while peers still read.
+pub struct Shared<T: Element>(Memory<T>);
+
+impl<T: Element> Shared<T> {
+    /// How many elements each rank has.
+    pub fn len(&self) -> usize {
+        self.0.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.len == 0
+    }
+
+    /// The group that mapped it.
+    pub fn group(&self) -> &Group {
+        self.0.handle.group()
+    }
+
+    /// This rank's part.
+    pub fn local(&self) -> &[T] {
+        // SAFETY: S1 by the handle; S2: in this phase nobody writes.
+        unsafe { std::slice::from_raw_parts(self.0.local().as_ptr(), self.0.len) }
+    }
+
+    /// Rank `rank`'s part.
+    pub fn peer(&self, rank: usize) -> Result<&[T]> {
+        let first = self.0.peer(rank)?;
+        // SAFETY: as in `local`.
+        Ok(unsafe { std::slice::from_raw_parts(first.as_ptr(), self.0.len) })
+    }
+
+    /// `len` elements of any type in rank `rank`'s part, `offset` of them from its start.
+    pub fn view<U: Element>(&self, rank: usize, offset: usize, len: usize) -> Result<&[U]> {
+        let first = self.0.handle.view::<U>(rank, offset, len)?;
+        // SAFETY: as in `local`; bounds and alignment were checked, and every bit pattern is a valid `U`.
+        Ok(unsafe { std::slice::from_raw_parts(first.as_ptr(), len) })
+    }
+
+    /// A barrier, after which each rank owns its part again. Collective.
+    pub fn release(self) -> Result<Symmetric<T>, Failed<Paused<Symmetric<T>>>> {
+        Paused(Symmetric(self.0)).resume()
+    }
+
+    /// The same memory in the group of the survivors, each owning its part again. Collective over `group`,
+    /// which must have all members of the old one that still live.
+    pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>, Failed<Paused<Symmetric<T>>>> {
+        Paused(Symmetric(self.0)).rendezvous(group)
+    }
+}
+
+/// Memory whose change to phase `P` did not come to its end: nobody may touch it until it does.
+pub struct Paused<P>(P);
+
+impl<T: Element> Paused<Shared<T>> {
+    /// Goes on waiting for the phase to begin.
+    pub fn resume(self) -> Result<Shared<T>, Failed<Self>> {
+        let memory = &self.0.0;
+        let block = memory.handle.block();
+        block.set_open(true);
+        let met = memory.meet(Call::Share(memory.handle.number()));
+        if let Err(Error::Mismatch { .. } | Error::Usage { .. }) = met {
+            block.set_open(false); // it failed on all ranks alike: nobody reads
+        }
+        keeping(met, self).map(|((), paused)| paused.0)
+    }
+
+    /// The memory back in its former phase, if the change has failed on all ranks alike.
+    pub fn give_up(self) -> Result<Symmetric<T>, Self> {
+        if self.0.0.handle.block().is_open() { Err(self) } else { Ok(Symmetric(self.0.0)) }
+    }
+
+    /// See [`Shared::rendezvous`].
+    pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>, Failed<Self>> {
+        keeping(self.0.0.regroup_survivors(group), self).map(|(memory, _)| Symmetric(memory))
+    }
+}
+
+impl<T: Element> Paused<Symmetric<T>> {
+    /// Goes on waiting for all to let go.
+    pub fn resume(self) -> Result<Symmetric<T>, Failed<Self>> {
+        let memory = &self.0.0;
+        let met = memory.meet(Call::Release(memory.handle.number()));
+        if met.is_ok() {
+            memory.handle.block().set_open(false);
+        }
+        keeping(met, self).map(|((), paused)| paused.0)
+    }
+
+    /// See [`Shared::rendezvous`].
+    pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>, Failed<Self>> {
+        keeping(self.0.0.regroup_survivors(group), self).map(|(memory, _)| Symmetric(memory))
+    }
+}

@@ -1,0 +1,62 @@
+//! The signal pad of an allocation: words for the user's own protocols, with PyTorch's layout.
+
+use crate::block::Mapping;
+use crate::error::Result;
+use crate::group::{Group, no_descriptor};
+use crate::sync::{Deadline, SharedWord};
+
+/// The pads of all ranks for one allocation. Zero at first; the library itself never touches them.
+///
+/// Word `ws · channel + source` of a rank's pad is where `source` signals to it: 0 → 1 by the sender
+/// with release, 1 → 0 by the receiver with acquire, zero at rest. [`SignalPad::put`] and [`SignalPad::wait`]
+/// keep to that, so that they can be mixed with the user's own code, also on a GPU.
+pub struct SignalPad<'a> {
+    group: &'a Group,
+    mapping: &'a Mapping,
+    bytes: usize,
+}
+
+impl<'a> SignalPad<'a> {
+    pub(super) fn new(group: &'a Group, mapping: &'a Mapping, bytes: usize) -> Self {
+        Self { group, mapping, bytes }
+    }
+
+    /// How many channels fit.
+    pub fn channels(&self) -> usize {
+        self.bytes / (4 * self.group.size())
+    }
+
+    /// The words of rank `rank`'s pad.
+    pub fn words(&self, rank: usize) -> Result<&'a [SharedWord]> {
+        self.group.check_rank("signal_pad", rank)?;
+        self.mapping.pad(rank).ok_or_else(no_descriptor)
+    }
+
+    /// Release: sets our word of `channel` in rank `to`'s pad; waits while the last signal there is not consumed.
+    pub fn put(&self, to: usize, channel: usize, deadline: impl Into<Deadline>) -> Result<()> {
+        let slot = self.slot("signal_pad.put", to, channel, self.group.rank())?;
+        self.group.put_in(slot, to, deadline.into())
+    }
+
+    /// Acquire: waits until rank `from` has set its word of `channel` in our pad, and clears it.
+    pub fn wait(&self, from: usize, channel: usize, deadline: impl Into<Deadline>) -> Result<()> {
+        self.group.check_rank("signal_pad.wait", from)?;
+        let slot = self.slot("signal_pad.wait", self.group.rank(), channel, from)?;
+        self.group.take_in(slot, from, deadline.into())
+    }
+
+    fn slot(
+        &self,
+        op: &'static str,
+        owner: usize,
+        channel: usize,
+        source: usize,
+    ) -> Result<&'a SharedWord> {
+        let words = self.words(owner)?;
+        let index = channel.checked_mul(self.group.size()).and_then(|i| i.checked_add(source));
+        index.filter(|_| channel < self.channels()).and_then(|i| words.get(i)).ok_or_else(|| {
+            let expected = format!("a channel in [0, {})", self.channels());
+            self.group.usage(op, expected, channel.to_string())
+        })
+    }
+}

@@ -1,0 +1,49 @@
+//! Allocations that outlive their users: the same id gives the same memory again.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use super::Buffer;
+use crate::dtype::Element;
+use crate::error::Result;
+use crate::group::Group;
+
+impl Group {
+    /// Allocates `len` elements under an id of the caller's choice; a later call with the same id gets the same memory,
+    /// with what it held, and the rendezvous it had. One user at a time; freed with the world.
+    pub fn alloc_persistent<T: Element>(&self, id: u64, len: usize) -> Result<Buffer<T>> {
+        const OP: &str = "alloc_persistent";
+        let mut table = self.context().persistent();
+        let Some(known) = table.get(&id) else {
+            let buffer = self.alloc::<T>(len)?;
+            table.insert(id, Arc::clone(&buffer.block));
+            return Ok(buffer);
+        };
+        if Arc::strong_count(known) > 1 {
+            let expected = format!("id {id} not in use");
+            return Err(self.usage(
+                OP,
+                expected,
+                "a previous allocation with it is still active".into(),
+            ));
+        }
+        let (bytes, had) = (len.saturating_mul(size_of::<T>()), known.shape().bytes);
+        if bytes != had {
+            let expected = format!("the size of the previous allocation with id {id}, {had} bytes");
+            return Err(self.usage(OP, expected, format!("{bytes} bytes")));
+        }
+        let backend = known.segment().backend.name();
+        if backend != self.backend().name() {
+            let expected =
+                format!("the backend of the previous allocation with id {id}, {backend}");
+            return Err(self.usage(OP, expected, self.backend().name().into()));
+        }
+        if known.is_open() {
+            // A peer may still read what a former user shared and never released: that memory stays as it is.
+            table.remove(&id);
+            drop(table);
+            return self.alloc_persistent(id, len);
+        }
+        Ok(Buffer { block: Arc::clone(known), len, elements: PhantomData })
+    }
+}

@@ -1,0 +1,144 @@
+//! A pool: many small buffers cut from few large allocations, each as symmetric as if it had its own.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::Buffer;
+use crate::block::{Block, Home, Segment};
+use crate::dtype::Element;
+use crate::error::Result;
+use crate::group::Group;
+
+/// Cuts buffers from segments that it allocates as needed. Memory goes back to the pool when its last user drops it,
+/// and to the system with the pool.
+#[derive(Clone)]
+pub struct Pool {
+    group: Group,
+    segment_bytes: usize,
+    state: Arc<Segments>,
+}
+
+#[derive(Default)]
+struct Segments(Mutex<Vec<Cut>>);
+
+/// One segment and what is free in it: length by offset, never two ranges side by side.
+struct Cut {
+    segment: Arc<Segment>,
+    id: u128,
+    free: BTreeMap<usize, usize>,
+}
+
+impl Pool {
+    /// A pool of this rank's memory, allocated `segment_bytes` at a time (or more, for a larger buffer).
+    pub fn new(group: &Group, segment_bytes: usize) -> Self {
+        Self { group: group.clone(), segment_bytes, state: Arc::default() }
+    }
+
+    /// As [`Group::alloc`], from the pool: not zeroed, for it holds what its last user left.
+    pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
+        let shape = self.group.shape::<T>(len)?;
+        let total = shape.total().unwrap_or(usize::MAX);
+        let mut cuts = self.state.lock();
+        let taken =
+            cuts.iter_mut().find_map(|cut| Some((Arc::clone(&cut.segment), cut.take(total)?)));
+        let (segment, offset) = match taken {
+            Some(taken) => taken,
+            None => {
+                let cut = self.grow(total)?;
+                let segment = Arc::clone(&cut.segment);
+                cuts.push(cut);
+                (segment, cuts.last_mut().and_then(|cut| cut.take(total)).unwrap_or(0))
+            }
+        };
+        drop(cuts);
+        let home: Arc<dyn Home> = Arc::<Segments>::clone(&self.state);
+        self.group.buffer(Block::new(segment, offset, shape, Some(home))?, len)
+    }
+
+    fn grow(&self, at_least: usize) -> Result<Cut> {
+        let id = crate::mesh::endpoint::random()?;
+        let bytes = self.segment_bytes.max(at_least);
+        let segment = Arc::new(Segment::allocate(Arc::clone(self.group.backend()), bytes, id)?);
+        let free = BTreeMap::from([(0, segment.bytes())]);
+        Ok(Cut { segment, id, free })
+    }
+
+    /// Bytes that the pool holds in all, and bytes of them in use.
+    pub fn usage(&self) -> (usize, usize) {
+        let cuts = self.state.lock();
+        let held: usize = cuts.iter().map(|cut| cut.segment.bytes()).sum();
+        let free: usize = cuts.iter().flat_map(|cut| cut.free.values()).sum();
+        (held, held - free)
+    }
+}
+
+impl Segments {
+    fn lock(&self) -> MutexGuard<'_, Vec<Cut>> {
+        // Nothing is done under the lock that could leave it half changed.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Home for Segments {
+    fn take_back(&self, segment: u128, offset: usize, bytes: usize) {
+        if let Some(cut) = self.lock().iter_mut().find(|cut| cut.id == segment) {
+            cut.give(offset, bytes);
+        }
+    }
+}
+
+impl Cut {
+    /// The lowest range that fits, so that the same sequence of calls gives the same offsets on every rank.
+    fn take(&mut self, bytes: usize) -> Option<usize> {
+        let (&offset, &len) = self.free.iter().find(|(_, len)| **len >= bytes)?;
+        self.free.remove(&offset);
+        if len > bytes {
+            self.free.insert(offset + bytes, len - bytes);
+        }
+        Some(offset)
+    }
+
+    fn give(&mut self, mut offset: usize, mut bytes: usize) {
+        if let Some((&before, &len)) = self.free.range(..offset).next_back() {
+            if before + len == offset {
+                self.free.remove(&before);
+                (offset, bytes) = (before, len + bytes);
+            }
+        }
+        if let Some(after) = self.free.remove(&(offset + bytes)) {
+            bytes += after;
+        }
+        self.free.insert(offset, bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Process;
+
+    fn cut(bytes: usize) -> Cut {
+        let segment = Arc::new(Segment::allocate(Arc::new(Process), bytes, 1).unwrap());
+        let free = BTreeMap::from([(0, segment.bytes())]);
+        Cut { segment, id: 1, free }
+    }
+
+    #[test]
+    fn ranges_are_taken_lowest_first_and_joined_again() {
+        let mut cut = cut(4096);
+        let offsets: Vec<_> = [128, 256, 128].map(|n| cut.take(n).unwrap()).to_vec();
+        assert_eq!(offsets, [0, 128, 384]);
+        cut.give(0, 128);
+        cut.give(384, 128);
+        cut.give(128, 256);
+        assert_eq!(cut.free, BTreeMap::from([(0, 4096)]));
+    }
+
+    #[test]
+    fn a_range_that_does_not_fit_is_not_found() {
+        let mut cut = cut(4096);
+        assert_eq!(cut.take(4097), None);
+        assert_eq!(cut.take(4096), Some(0));
+        assert_eq!(cut.take(1), None);
+    }
+}
