@@ -10,6 +10,9 @@
 mod bytes;
 #[path = "store/conformance.rs"]
 mod conformance;
+#[cfg(target_endian = "little")]
+#[path = "store/conversation.rs"]
+mod conversation;
 #[path = "store/failure.rs"]
 mod failure;
 #[path = "store/hostile.rs"]

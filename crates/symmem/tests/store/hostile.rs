@@ -136,6 +136,18 @@ fn a_client_that_does_not_read_holds_up_nobody() {
 }
 
 #[test]
+fn a_client_that_ends_its_own_wait_gets_its_answers_in_order() {
+    let server = server();
+    let mut stream = validated(&server);
+    let wait = query(6, &[(1, b""), (2, b"/k")]);
+    let set = query(1, &[(2, b"/k"), (1, b"v")]);
+    stream.write_all(&[wait, set, b"\x0c".to_vec()].concat()).unwrap();
+    let mut answers = [9; 2];
+    stream.read_exact(&mut answers).unwrap();
+    assert_eq!(answers, [0, 1], "first the end of the wait, then that of its cancellation");
+}
+
+#[test]
 fn an_answer_beyond_the_limit_is_refused() {
     let server = server();
     let good = client(&server);
