@@ -42,7 +42,7 @@ pub(crate) fn fuzz(mut arguments: Arguments) -> Result<Outcome> {
     if !root().join(manifest).exists() {
         return Ok(Outcome::Skipped(format!("{manifest} does not exist")));
     }
-    if let Some(skipped) = missing_nightly() {
+    if let Some(skipped) = missing_nightly().or_else(missing_cxx) {
         return Ok(skipped);
     }
     let (host, target_dir) = (host()?, target_dir("fuzz"));
@@ -78,12 +78,19 @@ fn fuzz_targets(directory: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// The reason to skip where no nightly compiler is installed. Asks rustup, which would otherwise
-/// install one.
+/// The reason to skip where no nightly compiler is installed. Asks rustup, because `cargo +nightly`
+/// might install one.
 fn missing_nightly() -> Option<Outcome> {
-    let list = output(Command::new("rustup").args(["toolchain", "list"]));
-    let installed = list.is_ok_and(|list| list.lines().any(|line| line.starts_with("nightly-")));
+    let list = output(Command::new("rustup").args(["toolchain", "list"])).unwrap_or_default();
+    let toolchain = format!("nightly-{}", host().unwrap_or_default());
+    let installed = list.split_whitespace().any(|word| word == toolchain);
     (!installed).then(|| Outcome::Skipped("no nightly toolchain (rustup install nightly)".into()))
+}
+
+/// The reason to skip where libFuzzer, which is C++, cannot be built.
+fn missing_cxx() -> Option<Outcome> {
+    let found = output(Command::new("c++").arg("--version")).is_ok();
+    (!found).then(|| Outcome::Skipped("no C++ compiler".into()))
 }
 
 /// The target triple of this machine; sanitizers want it said.
