@@ -2,13 +2,18 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::LazyLock;
 
 use anyhow::{Context, Result, bail};
 
-/// The root of the repository.
+/// The root of the repository: as cargo says now, because clones may share a target directory.
 pub(crate) fn root() -> &'static Path {
-    let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
-    xtask.parent().unwrap_or(xtask)
+    static ROOT: LazyLock<PathBuf> = LazyLock::new(|| {
+        let said = std::env::var_os("CARGO_MANIFEST_DIR");
+        let xtask = said.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+        xtask.parent().map_or_else(PathBuf::new, Path::to_path_buf)
+    });
+    &ROOT
 }
 
 /// Where a build with flags of its own puts its files, so that it does not evict the plain build.
