@@ -1,2 +1,76 @@
-//! To be filled.
-fn main() {}
+//! The tasks of this repository, in plain Rust: `cargo xtask` lists them.
+
+mod arguments;
+mod ci;
+mod command;
+mod nightly;
+mod suites;
+mod tidy;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+use crate::arguments::Arguments;
+
+/// How a task ended that did not fail.
+enum Outcome {
+    Done,
+    /// Something this machine lacks, or that the repository does not have yet.
+    Skipped(String),
+}
+
+struct Task {
+    name: &'static str,
+    options: &'static str,
+    about: &'static str,
+    run: fn(Arguments) -> Result<Outcome>,
+}
+
+#[rustfmt::skip]
+const TASKS: &[Task] = &[
+    Task { name: "test", options: "", about: "all tests, doc tests and examples; needs only Rust and a C compiler", run: suites::test },
+    Task { name: "ci", options: "[--skip TASK]...", about: "fmt, clippy, test, loom, tsan, fuzz, tidy, doc; stops at the first failure", run: ci::ci },
+    Task { name: "fmt", options: "", about: "checks the formatting", run: ci::fmt },
+    Task { name: "clippy", options: "", about: "lints everything; a warning is a failure", run: ci::clippy },
+    Task { name: "doc", options: "", about: "builds the documentation; a warning is a failure", run: ci::doc },
+    Task { name: "tidy", options: "", about: "sizes, layers, unsafe list, leftovers, links, parity table", run: tidy::tidy },
+    Task { name: "loom", options: "", about: "explores the memory orderings of the signal protocol", run: suites::loom },
+    Task { name: "soak", options: "[--rounds N]", about: "kills ranks over and over (default 1000 rounds)", run: suites::soak },
+    Task { name: "tsan", options: "", about: "looks for data races with the thread sanitizer (nightly)", run: nightly::tsan },
+    Task { name: "fuzz", options: "[--seconds N]", about: "fuzzes each target (default 20 seconds; nightly)", run: nightly::fuzz },
+];
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let Some(name) = arguments.next() else {
+        print_tasks();
+        return ExitCode::SUCCESS;
+    };
+    match run(&name, Arguments::new(arguments)) {
+        Ok(Outcome::Done) => ExitCode::SUCCESS,
+        Ok(Outcome::Skipped(why)) => {
+            eprintln!("{name}: skipped: {why}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("{name}: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(name: &str, arguments: Arguments) -> Result<Outcome> {
+    let Some(task) = TASKS.iter().find(|task| task.name == name) else {
+        print_tasks();
+        bail!("no such task");
+    };
+    (task.run)(arguments)
+}
+
+fn print_tasks() {
+    println!("usage: cargo xtask TASK\n");
+    for task in TASKS {
+        println!("  {:24} {}", format!("{} {}", task.name, task.options), task.about);
+    }
+}

@@ -1,0 +1,95 @@
+//! Everything that a change must pass, step by step.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use crate::command::{cargo, run};
+use crate::{Arguments, Outcome};
+
+const STEPS: &[&str] = &["fmt", "clippy", "test", "loom", "tsan", "fuzz", "tidy", "doc"];
+
+/// Runs the steps in order and stops at the first failure.
+pub(crate) fn ci(mut arguments: Arguments) -> Result<Outcome> {
+    let mut skip: Vec<String> = Vec::new();
+    while let Some(name) = arguments.take::<String>("--skip")? {
+        if !STEPS.contains(&name.as_str()) {
+            bail!("--skip {name}: the steps are {}", STEPS.join(", "));
+        }
+        skip.push(name);
+    }
+    arguments.finish()?;
+    let mut summary = Vec::new();
+    for &name in STEPS.iter().filter(|name| !skip.iter().any(|skip| skip == *name)) {
+        eprintln!("\n=== {name}");
+        let start = Instant::now();
+        let outcome = crate::run(name, Arguments::new([]));
+        let line = summary_line(name, &outcome, start.elapsed());
+        eprintln!("=== {line}");
+        summary.push(line);
+        if let Err(error) = outcome {
+            print_summary(&summary);
+            return Err(error.context(format!("{name} failed")));
+        }
+    }
+    print_summary(&summary);
+    Ok(Outcome::Done)
+}
+
+/// Checks the formatting.
+pub(crate) fn fmt(arguments: Arguments) -> Result<Outcome> {
+    arguments.finish()?;
+    run(&mut cargo(["fmt", "--all", "--check"]))?;
+    Ok(Outcome::Done)
+}
+
+/// Lints everything.
+pub(crate) fn clippy(arguments: Arguments) -> Result<Outcome> {
+    arguments.finish()?;
+    run(&mut cargo(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
+    Ok(Outcome::Done)
+}
+
+/// Builds the documentation.
+pub(crate) fn doc(arguments: Arguments) -> Result<Outcome> {
+    arguments.finish()?;
+    run(cargo(["doc", "--no-deps", "--workspace"]).env("RUSTDOCFLAGS", "-Dwarnings"))?;
+    Ok(Outcome::Done)
+}
+
+fn summary_line(name: &str, outcome: &Result<Outcome>, time: Duration) -> String {
+    let verdict = match outcome {
+        Ok(Outcome::Done) => "passed".to_owned(),
+        Ok(Outcome::Skipped(why)) => format!("skipped: {why}"),
+        Err(_) => "FAILED".to_owned(),
+    };
+    format!("{name:8} {:7.1} s  {verdict}", time.as_secs_f64())
+}
+
+fn print_summary(lines: &[String]) {
+    eprintln!("\nsummary");
+    lines.iter().for_each(|line| eprintln!("  {line}"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_step_is_a_task() {
+        assert!(STEPS.iter().all(|step| crate::TASKS.iter().any(|task| task.name == *step)));
+    }
+
+    #[test]
+    fn only_steps_can_be_skipped() {
+        let arguments = Arguments::new(["--skip".to_owned(), "nothing".to_owned()]);
+        assert!(ci(arguments).is_err());
+    }
+
+    #[test]
+    fn a_skipped_step_says_why() {
+        let outcome = Ok(Outcome::Skipped("no nightly".into()));
+        let line = summary_line("tsan", &outcome, Duration::from_millis(1500));
+        assert_eq!(line, "tsan         1.5 s  skipped: no nightly");
+    }
+}

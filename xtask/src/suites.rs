@@ -1,0 +1,55 @@
+//! The tests that stable Rust runs: the whole workspace, loom, and the long failure soak.
+
+use anyhow::Result;
+
+use crate::command::{cargo, root, run, target_dir};
+use crate::{Arguments, Outcome};
+
+/// Many tests start several processes each; more of them at once would only starve one another.
+const TEST_THREADS: &str = "2";
+
+/// Everything a fresh machine can run: tests, doc tests; `cargo test` also builds the examples.
+pub(crate) fn test(arguments: Arguments) -> Result<Outcome> {
+    arguments.finish()?;
+    let mut command = cargo(["test", "--workspace"]);
+    // Not `--test-threads`: tests with a harness of their own would get the argument too.
+    if std::env::var_os("RUST_TEST_THREADS").is_none() {
+        command.env("RUST_TEST_THREADS", TEST_THREADS);
+    }
+    run(&mut command)?;
+    Ok(Outcome::Done)
+}
+
+/// Explores the orderings with bounded preemptions.
+pub(crate) fn loom(arguments: Arguments) -> Result<Outcome> {
+    arguments.finish()?;
+    if let Some(missing) = missing_test("loom") {
+        return Ok(missing);
+    }
+    let mut command = cargo(["test", "-p", "symmem", "--release", "--test", "loom"]);
+    command.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", target_dir("loom"));
+    if std::env::var_os("LOOM_MAX_PREEMPTIONS").is_none() {
+        command.env("LOOM_MAX_PREEMPTIONS", "3");
+    }
+    run(&mut command)?;
+    Ok(Outcome::Done)
+}
+
+/// The long version of the failure soak.
+pub(crate) fn soak(mut arguments: Arguments) -> Result<Outcome> {
+    let rounds: u64 = arguments.take("--rounds")?.unwrap_or(1000);
+    arguments.finish()?;
+    if let Some(missing) = missing_test("soak") {
+        return Ok(missing);
+    }
+    let mut command = cargo(["test", "-p", "symmem", "--release", "--test", "soak"]);
+    command.args(["--", "--ignored", "--nocapture"]);
+    run(command.env("SYMMEM_SOAK_ROUNDS", rounds.to_string()))?;
+    Ok(Outcome::Done)
+}
+
+/// The reason to skip where the library has no such test program.
+pub(crate) fn missing_test(name: &str) -> Option<Outcome> {
+    let path = format!("crates/symmem/tests/{name}.rs");
+    (!root().join(&path).exists()).then(|| Outcome::Skipped(format!("{path} does not exist")))
+}
