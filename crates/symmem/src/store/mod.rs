@@ -1,11 +1,32 @@
 //! A small key-value store that all ranks of a job can reach: how they find each other.
 //!
 //! It is used while connecting and by ranks on different hosts; once the mesh stands, nothing fast goes through it.
+//! [`MemoryStore`] serves ranks that are threads; [`TcpServer`] and [`TcpStore`] serve processes, and speak
+//! PyTorch's wire format, so either end may be torch's; [`PrefixStore`] is a part of any store.
+
+mod connection;
+mod limits;
+mod memory;
+mod prefix;
+mod session;
+mod table;
+mod tcp_client;
+mod tcp_server;
+mod wire;
 
 use std::sync::Arc;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sync::Deadline;
+
+pub use limits::{MAX_KEY_LEN, MAX_KEYS, MAX_VALUE_LEN};
+pub use memory::MemoryStore;
+pub use prefix::PrefixStore;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub use session::fuzzing;
+pub use tcp_client::{CALL_LIMIT, TcpStore};
+pub use tcp_server::TcpServer;
 
 /// Keys and values shared by all ranks. Every call that can wait takes a [`Deadline`].
 pub trait Store: Send + Sync {
@@ -45,3 +66,7 @@ pub trait Store: Send + Sync {
 
 /// A store shared by several owners.
 pub type SharedStore = Arc<dyn Store>;
+
+fn timed_out(op: &'static str, deadline: Deadline) -> Error {
+    Error::Timeout { op, channel: None, waiting_for: vec![], after: deadline.elapsed() }
+}

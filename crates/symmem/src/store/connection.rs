@@ -1,0 +1,248 @@
+//! One connection to a store server: sends queries and reads answers, each within a deadline.
+//!
+//! After an error it is out of step with the server and must be dropped.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt;
+
+use super::limits::{MESSAGE_LEN, at_most};
+use super::wire::{Kind, MAGIC, Message, STOP_WAITING, WAIT_CANCELED};
+use super::{CALL_LIMIT, timed_out};
+use crate::error::{Error, Result};
+use crate::sync::Deadline;
+
+/// How long the server may take for an answer that is due at once, even if the caller's deadline has passed:
+/// otherwise a short deadline would cost a connection each time.
+pub(super) const GRACE: Duration = Duration::from_secs(5);
+
+/// The most time for one attempt to connect.
+const OPEN_LIMIT: Duration = Duration::from_secs(20);
+
+/// The pieces in which input is read.
+const CHUNK: usize = 64 << 10;
+
+/// How a wait ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Waited {
+    Appeared,
+    Expired,
+}
+
+pub(super) struct Connection {
+    stream: TcpStream,
+    /// The server, for errors.
+    with: String,
+    input: Vec<u8>,
+    /// How much of `input` has been used.
+    used: usize,
+    pings: u32,
+}
+
+impl Connection {
+    /// Connects to `peer`, which errors call `with`, and checks that a store answers there.
+    pub(super) fn open(peer: SocketAddr, with: &str, until: Deadline) -> Result<Self> {
+        let connect = || Error::system(format!("connect to {with}"));
+        // No address of a host with several may use up the time for the others; zero would mean for ever.
+        let limit = until.nap(OPEN_LIMIT).max(Duration::from_millis(1));
+        let until = Deadline::after(limit);
+        let stream = TcpStream::connect_timeout(&peer, limit).map_err(connect())?;
+        let us = stream.local_addr().map_err(connect())?;
+        if us == peer {
+            // The kernel may pick the server's own port for us, and so connect us to ourselves.
+            return Err(connect()(std::io::Error::from(ErrorKind::ConnectionRefused)));
+        }
+        stream.set_nonblocking(true).map_err(connect())?;
+        stream.set_nodelay(true).map_err(connect())?;
+        keep_alive(&stream).map_err(connect())?;
+        let pings = u32::from(us.port()) << 16;
+        let mut connection = Self { stream, with: with.to_owned(), input: vec![], used: 0, pings };
+        connection.confirm("connect", Message::new(Kind::Validate).word(MAGIC), until)?;
+        Ok(connection)
+    }
+
+    /// Sends queries that have no answer, and waits until the server has carried them out.
+    ///
+    /// Without this, what one connection has set could be missing on another.
+    pub(super) fn confirm(
+        &mut self,
+        op: &'static str,
+        queries: Message,
+        until: Deadline,
+    ) -> Result<()> {
+        self.pings = self.pings.wrapping_add(1);
+        self.send(op, &queries.then(Kind::Ping).word(self.pings), until)?;
+        let word = u32::from_ne_bytes(self.receive(op, until)?);
+        if word == self.pings {
+            return Ok(());
+        }
+        Err(self.protocol(format!("the word {:#x}", self.pings), format!("{word:#x}")))
+    }
+
+    pub(super) fn send(
+        &mut self,
+        op: &'static str,
+        message: &Message,
+        until: Deadline,
+    ) -> Result<()> {
+        at_most(MESSAGE_LEN, message.bytes().len() as u64, "a query length")
+            .map_err(|refusal| refusal.usage(op))?;
+        let mut rest = message.bytes();
+        while !rest.is_empty() {
+            // std sends with MSG_NOSIGNAL: a server that is gone is an error, not a signal.
+            match self.stream.write(rest) {
+                Ok(len) => rest = rest.get(len..).unwrap_or_default(),
+                Err(error) => self.pause(op, error, PollFlags::OUT, until)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for keys; afterwards, also after the deadline, the connection is in step.
+    pub(super) fn wait(
+        &mut self,
+        op: &'static str,
+        keys: &[&str],
+        deadline: Deadline,
+    ) -> Result<Waited> {
+        self.send(op, &Message::new(Kind::Wait).keys(keys), at_once(deadline, CALL_LIMIT))?;
+        match self.receive(op, deadline) {
+            Ok([STOP_WAITING]) => Ok(Waited::Appeared),
+            Ok([other]) => Err(self.protocol("the end of a wait", other.to_string())),
+            Err(Error::Timeout { .. }) => self.cancel_wait(op),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn cancel_wait(&mut self, op: &'static str) -> Result<Waited> {
+        let until = Deadline::after(GRACE);
+        self.send(op, &Message::new(Kind::CancelWait), until)?;
+        let [first] = self.receive(op, until)?;
+        if first == WAIT_CANCELED {
+            return Ok(Waited::Expired);
+        }
+        // The keys appeared in the last moment; the server answers both queries.
+        let [second] = self.receive(op, until)?;
+        if (first, second) == (STOP_WAITING, WAIT_CANCELED) {
+            return Ok(Waited::Appeared);
+        }
+        Err(self.protocol("the end of a cancelled wait", format!("{first}, {second}")))
+    }
+
+    /// The next `N` bytes.
+    pub(super) fn receive<const N: usize>(
+        &mut self,
+        op: &'static str,
+        until: Deadline,
+    ) -> Result<[u8; N]> {
+        loop {
+            if let Some(bytes) = self.unused().first_chunk().copied() {
+                self.used += N;
+                return Ok(bytes);
+            }
+            self.fill(op, until)?;
+        }
+    }
+
+    /// A length and that many bytes; memory grows with what comes, not with what was promised.
+    pub(super) fn receive_value(&mut self, op: &'static str, until: Deadline) -> Result<Vec<u8>> {
+        let len = u64::from_ne_bytes(self.receive(op, until)?);
+        let mut left = at_most(MESSAGE_LEN, len, "a value length")
+            .map_err(|refusal| self.protocol(refusal.expected, refusal.got))?;
+        let mut value = Vec::with_capacity(left.min(CHUNK));
+        loop {
+            let part = self.unused();
+            let part = part.get(..left).unwrap_or(part);
+            value.extend_from_slice(part);
+            let len = part.len();
+            self.used += len;
+            left -= len;
+            if left == 0 {
+                return Ok(value);
+            }
+            self.fill(op, until)?;
+        }
+    }
+
+    /// Whether the server has sent nothing beyond what was asked.
+    pub(super) fn is_in_step(&self) -> bool {
+        self.unused().is_empty()
+    }
+
+    pub(super) fn protocol(&self, expected: impl Into<String>, got: impl Into<String>) -> Error {
+        Error::Protocol { with: self.with.clone(), expected: expected.into(), got: got.into() }
+    }
+
+    fn unused(&self) -> &[u8] {
+        self.input.get(self.used..).unwrap_or_default()
+    }
+
+    /// Reads more input, at least one byte.
+    fn fill(&mut self, op: &'static str, until: Deadline) -> Result<()> {
+        self.input.drain(..self.used);
+        self.used = 0;
+        let old = self.input.len();
+        self.input.resize(old + CHUNK, 0);
+        let outcome = loop {
+            match self.stream.read(self.input.get_mut(old..).unwrap_or_default()) {
+                Ok(0) => break Err(self.end()),
+                Ok(len) => break Ok(len),
+                Err(error) => {
+                    if let Err(error) = self.pause(op, error, PollFlags::IN, until) {
+                        break Err(error);
+                    }
+                }
+            }
+        };
+        // Also after a timeout, which need not be the end of the connection.
+        self.input.truncate(old + outcome.as_ref().map_or(0, |len| *len));
+        outcome.map(drop)
+    }
+
+    /// After a read or write that failed: waits until it can be tried again, if it can.
+    fn pause(
+        &self,
+        op: &'static str,
+        error: std::io::Error,
+        flags: PollFlags,
+        until: Deadline,
+    ) -> Result<()> {
+        match error.kind() {
+            ErrorKind::Interrupted => return Ok(()),
+            ErrorKind::WouldBlock => {}
+            ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => return Err(self.end()),
+            _ => return Err(Error::system(format!("talking to {}", self.with))(error)),
+        }
+        let left = until.remaining();
+        if left.is_some_and(|left| left.is_zero()) {
+            return Err(timed_out(op, until));
+        }
+        let limit = left.and_then(|left| Timespec::try_from(left).ok());
+        match poll(&mut [PollFd::new(&self.stream, flags)], limit.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(Error::system(format!("poll on {}", self.with))(error)),
+        }
+    }
+
+    fn end(&self) -> Error {
+        self.protocol("an answer", "end of connection")
+    }
+}
+
+/// The deadline of an answer that does not depend on other ranks: the caller's, but no shorter than `GRACE`
+/// and, before all, no longer than `limit`.
+pub(super) fn at_once(deadline: Deadline, limit: Duration) -> Deadline {
+    Deadline::after(deadline.remaining().map_or(limit, |left| left.max(GRACE).min(limit)))
+}
+
+/// A wait without a deadline must end when the server's host is switched off.
+fn keep_alive(stream: &TcpStream) -> std::io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(30))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10))?;
+    Ok(sockopt::set_tcp_keepcnt(stream, 3)?)
+}
