@@ -20,7 +20,7 @@ fn doctor_prints_every_row() {
         "cores",
         "memory",
         "memfd_create",
-        "sockets",
+        "directory for sockets",
         "descriptors",
         "huge pages",
         "transparent huge pages",
@@ -38,7 +38,7 @@ fn doctor_prints_every_row() {
         "RUST_LOG",
     ] {
         let is_row = |line: &str| line.trim_start_matches(['│', ' ']).starts_with(name);
-        assert!(text.lines().any(is_row) || text.contains(name), "no {name} in\n{text}");
+        assert!(text.lines().any(is_row), "no {name} in\n{text}");
     }
     let timeout = text.lines().find(|line| line.contains("SYMMEM_TIMEOUT")).unwrap();
     assert!(timeout.contains(" 17 "), "{timeout}");

@@ -133,15 +133,43 @@ fn variables_of_other_launchers_are_removed() {
 }
 
 #[test]
+fn node_0_keeps_the_store_until_the_other_nodes_have_ended() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let node = |rank: &str, script: &str| {
+        let port = port.to_string();
+        let options = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", &port];
+        job(1, &[&options[..], &["--node-rank", rank]].concat(), script).spawn().unwrap()
+    };
+    let first = node("0", "exit 0");
+    let late = "sleep 0.5; exec bash -c ': < /dev/tcp/$MASTER_ADDR/$MASTER_PORT'";
+    let second = node("1", late).wait_with_output().unwrap();
+    let first = first.wait_with_output().unwrap();
+    assert!(second.status.success(), "{}", text(&second.stderr));
+    assert!(first.status.success() && first.stderr.is_empty(), "{}", text(&first.stderr));
+}
+
+#[test]
+fn an_interrupted_job_does_not_wait_for_a_reader() {
+    let script = "echo ready >&2; while :; do echo 0123456789; done";
+    let mut child = job(2, &["--grace", "0.3"], script).spawn().unwrap();
+    let mut err = BufReader::new(child.stderr.take().unwrap());
+    read_until(&mut err, "ready", 2);
+    sleep(Duration::from_millis(300));
+    signal(&child, Signal::TERM);
+    until("the launcher ended", || child.try_wait().unwrap().is_some());
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+}
+
+#[test]
 fn a_node_of_several_numbers_its_ranks_after_those_of_the_earlier_nodes() {
     let options =
-        ["--nnodes", "3", "--node-rank", "1", "--master-addr", "node0", "--master-port", "29400"];
+        ["--nnodes", "3", "--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", "9"];
     let script = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE \
                   $MASTER_ADDR:$MASTER_PORT";
     let output = job(2, &options, script).output().unwrap();
     assert_eq!(
         sorted_lines(&output.stdout),
-        ["[2] 2/6 0/2 1/3 node0:29400", "[3] 3/6 1/2 1/3 node0:29400"]
+        ["[2] 2/6 0/2 1/3 127.0.0.1:9", "[3] 3/6 1/2 1/3 127.0.0.1:9"]
     );
 }
 
@@ -277,15 +305,25 @@ fn a_rank_that_ignores_sigterm_is_killed_after_the_grace_period() {
 }
 
 #[test]
-fn ranks_that_fail_together_are_listed_in_one_line() {
-    let script = "trap '' TERM; exit $((RANK + 1))";
-    let output = run(3, script);
+fn ranks_that_fail_later_are_listed_in_one_line() {
+    let dir = scratch("together");
+    let script = "if [ $RANK = 1 ]; then \
+                  while [ ! -e $DIR/0 ] || [ ! -e $DIR/2 ]; do sleep 0.01; done; exit 5; fi; \
+                  trap '' TERM; : > $DIR/$RANK; sleep 0.3; [ $RANK = 2 ] && kill -SEGV $$; exit 6";
+    let output = job(3, &[], script).env("DIR", &dir).output().unwrap();
     let err = text(&output.stderr);
-    let first = err.lines().find(|line| line.contains("failed with")).unwrap();
-    let code = output.status.code().unwrap();
-    assert!(first.contains(&format!("rank {} failed with exit code {code}", code - 1)), "{err}");
+    assert_eq!(output.status.code(), Some(5), "{err}");
+    assert!(err.contains("symmem: rank 1 failed with exit code 5\n"), "{err}");
+    assert!(err.contains("also failed: rank 0 (exit code 6), rank 2 (killed by SIGSEGV"), "{err}");
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn of_ranks_that_fail_together_one_is_named() {
+    let output = run(3, "exit $((RANK + 1))");
+    let (err, code) = (text(&output.stderr), output.status.code().unwrap());
     assert_eq!(err.matches("failed with").count(), 1, "{err}");
-    assert!(err.matches("also failed: rank").count() <= 1, "{err}");
+    assert!(err.contains(&format!("rank {} failed with exit code {code}", code - 1)), "{err}");
 }
 
 #[test]

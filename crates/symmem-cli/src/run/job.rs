@@ -1,6 +1,7 @@
 //! What to launch, and the variables that tell each rank its place.
 
 use std::ffi::{OsStr, OsString};
+use std::fmt;
 use std::net::IpAddr;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -117,12 +118,18 @@ pub(super) struct StoreAddress {
     port: u16,
 }
 
+impl fmt::Display for StoreAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.host.parse() {
+            Ok(IpAddr::V6(ip)) => write!(f, "[{ip}]:{}", self.port),
+            _ => write!(f, "{}:{}", self.host, self.port),
+        }
+    }
+}
+
 fn bind(host: &str, port: u16) -> Result<TcpServer> {
-    let address = match host.parse() {
-        Ok(IpAddr::V6(ip)) => format!("[{ip}]:{port}"),
-        _ => format!("{host}:{port}"),
-    };
-    Ok(TcpServer::bind(&address)?)
+    let address = StoreAddress { host: host.to_owned(), port };
+    Ok(TcpServer::bind(&address.to_string())?)
 }
 
 /// Whether a variable of another launcher would tell a rank a different place in a different world.

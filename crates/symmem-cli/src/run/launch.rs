@@ -6,12 +6,12 @@ use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::Signal;
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM};
 
 use super::job::StoreAddress;
 use super::output::{Printer, Stream};
 use super::rank::Rank;
-use super::{Failure, Job, Outcome, Signals, signals, spawn};
+use super::{Failure, Job, Outcome, Signals, farewell, signals, spawn};
 use crate::guard::Guard;
 
 /// Runs `job` to its end, failure or success: no process of it is left then.
@@ -34,13 +34,20 @@ pub fn launch(job: &Job, signals: &mut Signals) -> Result<Outcome> {
         over: false,
     };
     launch.start(&address)?;
-    while !(launch.over && launch.printer.target().is_none()) {
+    while !(launch.over && launch.printer.is_idle()) {
         for event in launch.wait()? {
             launch.handle(event)?;
         }
         launch.look_at_clock();
     }
-    Ok(launch.outcome())
+    let outcome = launch.outcome();
+    if job.nodes > 1 && (job.node > 0 || outcome.code() == 0) {
+        // Our ranks are done either way; this only decides how long the others have a store.
+        if let Err(error) = farewell::part(job, &address.to_string(), signals) {
+            tracing::warn!("leaving before the other nodes: {error:#}");
+        }
+    }
+    Ok(outcome)
 }
 
 struct Launch<'a> {
@@ -57,7 +64,7 @@ struct Launch<'a> {
     sent: Vec<i32>,
     stop_requests: usize,
     interrupted: Option<i32>,
-    /// When patience with ranks that have been asked to end is over.
+    /// When patience is over with ranks that have been asked to end, or with readers of their output.
     kill_at: Option<Instant>,
     /// Whether all ranks have ended and all their output has been read.
     over: bool,
@@ -67,7 +74,7 @@ struct Launch<'a> {
 #[derive(Clone, Copy)]
 enum Event {
     Signal,
-    Writable,
+    Writable(Stream),
     Readable(usize, Stream),
 }
 
@@ -87,13 +94,12 @@ impl Launch<'_> {
     fn wait(&self) -> Result<Vec<Event>> {
         let mut events = vec![Event::Signal];
         let mut fds = vec![PollFd::from_borrowed_fd(self.signals.fd(), PollFlags::IN)];
-        if let Some(target) = self.printer.target() {
-            events.push(Event::Writable);
-            fds.push(PollFd::from_borrowed_fd(target, PollFlags::OUT));
+        for (target, fd) in self.printer.targets() {
+            events.push(Event::Writable(target));
+            fds.push(PollFd::from_borrowed_fd(fd, PollFlags::OUT));
         }
-        let readers = if self.printer.is_full() { &[] } else { self.ranks.as_slice() };
-        for (index, rank) in readers.iter().enumerate() {
-            for (stream, fd) in rank.pipes() {
+        for (index, rank) in self.ranks.iter().enumerate() {
+            for (stream, fd) in rank.pipes().filter(|(stream, _)| !self.printer.is_full(*stream)) {
                 events.push(Event::Readable(index, stream));
                 fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
             }
@@ -110,11 +116,9 @@ impl Launch<'_> {
     fn handle(&mut self, event: Event) -> Result<()> {
         match event {
             Event::Signal => return self.take_signals(),
-            Event::Writable => {
-                if let Some(stream) = self.printer.write_some() {
-                    // As if the ranks had written there themselves.
-                    self.ranks.iter_mut().for_each(|rank| rank.close(stream, &mut self.printer));
-                    self.printer.drop_stream(stream);
+            Event::Writable(target) => {
+                if !self.printer.write_some(target) {
+                    self.close(target);
                 }
             }
             Event::Readable(index, stream) => {
@@ -124,6 +128,21 @@ impl Launch<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Nobody reads `target` any more. As if the ranks had written there themselves, who writes on is killed.
+    fn close(&mut self, target: Stream) {
+        self.sent.push(SIGPIPE);
+        for stream in Stream::BOTH {
+            if self.printer.leads_to(stream, target) {
+                self.ranks.iter_mut().for_each(|rank| rank.close(stream, &mut self.printer));
+            }
+        }
+        self.printer.abandon(target);
+    }
+
+    fn abandon_output(&mut self) {
+        Stream::BOTH.into_iter().for_each(|target| self.printer.abandon(target));
     }
 
     fn take_signals(&mut self) -> Result<()> {
@@ -141,7 +160,7 @@ impl Launch<'_> {
         }
         if self.over {
             // Only unread output holds us, and nobody wants it.
-            return self.printer.abandon();
+            return self.abandon_output();
         }
         self.stop_requests += usize::from([SIGINT, SIGTERM].contains(&signal));
         if self.stop_requests > 1 {
@@ -219,6 +238,9 @@ impl Launch<'_> {
     fn look_at_clock(&mut self) {
         if self.kill_at.is_some_and(|at| at <= Instant::now()) {
             self.kill_at = None;
+            if self.over {
+                return self.abandon_output();
+            }
             let (running, grace) = (self.running(), self.job.grace);
             self.printer
                 .say(&format!("killing {}: no end {grace:?} after SIGTERM", list(&running)));
@@ -228,7 +250,9 @@ impl Launch<'_> {
 
     /// All ranks have ended: what they left behind goes too, and the rest of the output is read.
     fn finish(&mut self) {
-        (self.over, self.kill_at) = (true, None);
+        self.over = true;
+        // Output that nobody reads must not keep an interrupted job.
+        self.kill_at = self.interrupted.and_then(|_| Instant::now().checked_add(self.job.grace));
         for rank in &mut self.ranks {
             rank.signal(Signal::KILL);
             rank.drain(&mut self.buffer, &mut self.printer);

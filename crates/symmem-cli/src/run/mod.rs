@@ -2,6 +2,7 @@
 //!
 //! [`launch`] is the same for other parts of this program that need ranks.
 
+mod farewell;
 mod job;
 mod launch;
 mod output;

@@ -78,15 +78,12 @@ impl Tail {
 }
 
 /// Whole lines on their way to standard output and standard error.
-///
-/// There is one queue for both, so that lines keep their order, and parts of lines are never mixed
-/// where both end in the same terminal.
 pub(super) struct Printer {
-    queue: VecDeque<(Stream, Vec<u8>)>,
-    /// How much of the first entry has been written.
-    written: usize,
-    queued: usize,
+    queues: [VecDeque<u8>; 2],
     colour: [bool; 2],
+    /// Whether both streams end in the same place: then all goes through one queue, because lines
+    /// should keep their order, and a line that is half written must not meet one from the other queue.
+    same: bool,
     out: Stdout,
     err: Stderr,
 }
@@ -101,7 +98,9 @@ impl Printer {
         let (out, err) = (std::io::stdout(), std::io::stderr());
         let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         let colour = [wanted && out.is_terminal(), wanted && err.is_terminal()];
-        Self { queue: VecDeque::new(), written: 0, queued: 0, colour, out, err }
+        let same =
+            file(out.as_fd()).is_some_and(|file_of_out| Some(file_of_out) == file(err.as_fd()));
+        Self { queues: Default::default(), colour, same, out, err }
     }
 
     /// Queues one line of `rank`.
@@ -126,30 +125,33 @@ impl Printer {
     }
 
     fn push(&mut self, stream: Stream, parts: &[&[u8]]) {
-        let fits = |last: &(Stream, Vec<u8>)| last.0 == stream && last.1.len() < Self::CHUNK;
-        if !self.queue.back().is_some_and(fits) {
-            self.queue.push_back((stream, Vec::with_capacity(2 * Self::CHUNK)));
-        }
-        if let Some((_, bytes)) = self.queue.back_mut() {
-            parts.iter().for_each(|part| bytes.extend_from_slice(part));
-            self.queued += parts.iter().map(|part| part.len()).sum::<usize>();
-        }
+        let queue = &mut self.queues[self.queue(stream)];
+        parts.iter().for_each(|part| queue.extend(*part));
     }
 
-    /// Whether the ranks should wait before they write more.
-    pub(super) fn is_full(&self) -> bool {
-        self.queued > Self::FULL
+    /// Whether what is written to `stream` goes to `target`.
+    pub(super) fn leads_to(&self, stream: Stream, target: Stream) -> bool {
+        self.queue(stream) == target as usize
     }
 
-    /// Forgets what is not yet written.
-    pub(super) fn abandon(&mut self) {
-        self.queue.clear();
-        (self.written, self.queued) = (0, 0);
+    fn queue(&self, stream: Stream) -> usize {
+        if self.same { Stream::Out as usize } else { stream as usize }
     }
 
-    /// Where the next bytes go, if there are any.
-    pub(super) fn target(&self) -> Option<BorrowedFd<'_>> {
-        self.queue.front().map(|(stream, _)| self.fd(*stream))
+    /// Whether the ranks should wait before they write more to `stream`.
+    pub(super) fn is_full(&self, stream: Stream) -> bool {
+        self.queues[self.queue(stream)].len() > Self::FULL
+    }
+
+    /// Whether all is written.
+    pub(super) fn is_idle(&self) -> bool {
+        self.queues.iter().all(VecDeque::is_empty)
+    }
+
+    /// Where bytes have to go.
+    pub(super) fn targets(&self) -> impl Iterator<Item = (Stream, BorrowedFd<'_>)> {
+        let waiting = |stream: &Stream| !self.queues[*stream as usize].is_empty();
+        Stream::BOTH.into_iter().filter(waiting).map(|stream| (stream, self.fd(stream)))
     }
 
     fn fd(&self, stream: Stream) -> BorrowedFd<'_> {
@@ -159,33 +161,29 @@ impl Printer {
         }
     }
 
-    /// Writes a little to the target, which has polled as writable. Returns a stream that nobody reads any more.
-    pub(super) fn write_some(&mut self) -> Option<Stream> {
-        let (stream, bytes) = self.queue.front()?;
-        let stream = *stream;
-        let rest = &bytes[self.written..];
-        let left = rest.len();
-        match rustix::io::write(self.fd(stream), &rest[..left.min(Self::CHUNK)]) {
+    /// Writes a little to a target that has polled as writable; `false` if nobody reads it any more.
+    pub(super) fn write_some(&mut self, target: Stream) -> bool {
+        let (bytes, _) = self.queues[target as usize].as_slices();
+        let chunk = &bytes[..bytes.len().min(Self::CHUNK)];
+        match rustix::io::write(self.fd(target), chunk) {
             Ok(count) => {
-                self.written += count;
-                self.queued -= count;
-                if count == left {
-                    self.queue.pop_front();
-                    self.written = 0;
-                }
-                None
+                self.queues[target as usize].drain(..count);
+                true
             }
-            Err(Errno::INTR | Errno::AGAIN) => None,
-            Err(_) => Some(stream),
+            Err(Errno::INTR | Errno::AGAIN) => true,
+            Err(_) => false,
         }
     }
 
-    /// Forgets what is queued for `stream`.
-    pub(super) fn drop_stream(&mut self, stream: Stream) {
-        self.queue.retain(|(other, _)| *other != stream);
-        self.written = 0;
-        self.queued = self.queue.iter().map(|(_, bytes)| bytes.len()).sum();
+    /// Forgets what is queued for `target`.
+    pub(super) fn abandon(&mut self, target: Stream) {
+        self.queues[target as usize].clear();
     }
+}
+
+/// What tells one open file from another.
+fn file(fd: BorrowedFd<'_>) -> Option<(u64, u64)> {
+    rustix::fs::fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino))
 }
 
 #[cfg(test)]
