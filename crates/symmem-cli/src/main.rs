@@ -5,7 +5,7 @@ mod doctor;
 mod guard;
 mod run;
 
-use std::io::stderr;
+use std::io::{Write, stderr};
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -33,7 +33,8 @@ fn main() -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr).init();
     execute(Cli::parse().command).unwrap_or_else(|error| {
-        eprintln!("symmem: {error:#}");
+        // `eprintln` would panic where nobody reads.
+        let _ = writeln!(stderr(), "symmem: {error:#}");
         let code = error.downcast_ref().map_or(1, run::NotStarted::code);
         ExitCode::from(code)
     })

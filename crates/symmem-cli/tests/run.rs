@@ -314,7 +314,9 @@ fn ranks_that_fail_later_are_listed_in_one_line() {
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(5), "{err}");
     assert!(err.contains("symmem: rank 1 failed with exit code 5\n"), "{err}");
-    assert!(err.contains("also failed: rank 0 (exit code 6), rank 2 (killed by SIGSEGV"), "{err}");
+    let others = err.lines().find(|line| line.starts_with("symmem: also failed: ")).unwrap();
+    assert!(others.contains("rank 0 (exit code 6)"), "{err}");
+    assert!(others.contains("rank 2 (killed by SIGSEGV"), "{err}");
     std::fs::remove_dir_all(dir).unwrap();
 }
 
@@ -358,6 +360,20 @@ fn a_signal_that_ends_the_ranks_is_the_exit_code() {
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(130), "{err}");
     assert!(!err.contains("last lines"), "{err}");
+}
+
+#[test]
+fn a_job_under_nohup_survives_its_terminal() {
+    let mut command = Command::new("nohup");
+    command.args([env!("CARGO_BIN_EXE_symmem"), "run", "-n", "2", "--", "sh", "-c"]);
+    command.arg("echo ready; sleep 0.3; echo survived");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    read_until(&mut out, "ready", 2);
+    signal(&child, Signal::HUP);
+    read_until(&mut out, "survived", 2);
+    assert!(child.wait().unwrap().success());
 }
 
 #[test]
