@@ -110,6 +110,13 @@ impl Table {
         std::mem::take(&mut self.woken)
     }
 
+    /// Whether the wait of `waiter` has ended since the last call of either; then it has been told.
+    pub(super) fn take_woken_one(&mut self, waiter: Waiter) -> bool {
+        let before = self.woken.len();
+        self.woken.retain(|woken| *woken != waiter);
+        self.woken.len() < before
+    }
+
     fn wake(&mut self, key: &[u8]) {
         for waiter in self.awaited.remove(key).unwrap_or_default() {
             let Some(missing) = self.missing.get_mut(&waiter) else { continue };

@@ -136,3 +136,13 @@ fn a_large_value_does_not_keep_its_memory() {
     assert!(matches!(decoder.next(), Ok(Some(Query::Set { .. }))));
     assert_eq!(decoder.input.capacity(), 0);
 }
+
+#[test]
+fn a_promised_length_costs_no_memory_until_its_bytes_come() {
+    let mut decoder = Decoder::default();
+    decoder
+        .feed(Message::new(Kind::MultiSet).count(MAX_KEYS).key("k").count(MAX_VALUE_LEN).bytes());
+    assert_eq!(decoder.next(), Ok(None));
+    assert!(decoder.input.capacity() < 1024);
+    assert!(decoder.partial.is_some_and(|partial| partial.keys.capacity() < 1024));
+}

@@ -1,0 +1,56 @@
+//! Where a test finds its store: a fresh one, and as many handles to it as there are ranks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use symmem::Deadline;
+use symmem::store::{MemoryStore, PrefixStore, SharedStore, TcpServer, TcpStore};
+
+/// Only against hangs; no test waits this long.
+pub const LONG: Deadline = Deadline::within(Duration::from_secs(60));
+
+/// For waits that are meant to end without success.
+pub const SHORT: Deadline = Deadline::within(Duration::from_millis(30));
+
+pub struct Site {
+    open: Box<dyn Fn() -> SharedStore + Send + Sync>,
+}
+
+impl Site {
+    /// A handle to the site's store, as one more rank would get it.
+    pub fn open(&self) -> SharedStore {
+        (self.open)()
+    }
+}
+
+pub fn memory() -> Site {
+    let store: SharedStore = Arc::new(MemoryStore::new());
+    Site { open: Box::new(move || Arc::clone(&store)) }
+}
+
+pub fn tcp() -> Site {
+    let server = server();
+    Site { open: Box::new(move || Arc::new(client(&server))) }
+}
+
+pub fn prefixed(inner: Site) -> Site {
+    Site { open: Box::new(move || Arc::new(PrefixStore::new("some/prefix", inner.open()))) }
+}
+
+pub fn server() -> TcpServer {
+    TcpServer::bind("127.0.0.1:0").expect("a server on any port")
+}
+
+pub fn client(server: &TcpServer) -> TcpStore {
+    TcpStore::connect(&server.local_addr().to_string(), LONG).expect("a client of it")
+}
+
+/// Runs `f` for each handle at once.
+pub fn on_threads(stores: &[SharedStore], f: impl Fn(usize, &SharedStore) + Sync) {
+    std::thread::scope(|scope| {
+        for (rank, store) in stores.iter().enumerate() {
+            let f = &f;
+            scope.spawn(move || f(rank, store));
+        }
+    });
+}
