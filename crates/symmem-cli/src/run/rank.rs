@@ -201,4 +201,22 @@ mod tests {
         assert_eq!(crashed.to_string(), "killed by SIGSEGV (core dumped)");
         assert_eq!(crashed.code(), 139);
     }
+
+    #[test]
+    fn collected_output_is_kept_as_it_came() {
+        let mut command = Command::new("sh");
+        command.args(["-c", r"printf 'a\n\377b'; exit 4"]);
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        let mut rank = Rank::start(3, command, true).unwrap();
+        while !rank.has_just_ended().unwrap() {
+            std::thread::yield_now();
+        }
+        let mut printer = Printer::new();
+        rank.drain(&mut [0; 16], &mut printer);
+        rank.reap();
+        assert_eq!(rank.end, Some(End::Exit(4)));
+        assert_eq!(rank.written.collected.as_deref(), Some(b"a\n\xffb".as_slice()));
+        assert_eq!(rank.written.tail.lines().count(), 2);
+        assert!(printer.is_idle() && rank.pipes().next().is_none());
+    }
 }
