@@ -1,2 +1,49 @@
-//! To be filled.
-fn main() {}
+//! The `symmem` program: starts ranks and says what works on this machine.
+#![deny(unsafe_code)]
+
+mod doctor;
+mod guard;
+mod run;
+
+use std::io::{Write, stderr};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+/// Symmetric memory: ranks load, store and signal in each other's buffers
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Run(run::Args),
+    /// Says what works on this machine, and what is missing for the rest
+    Doctor,
+    #[command(name = guard::SUBCOMMAND, hide = true)]
+    Guard,
+}
+
+fn main() -> ExitCode {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr).init();
+    execute(Cli::parse().command).unwrap_or_else(|error| {
+        // `eprintln` would panic where nobody reads.
+        let _ = writeln!(stderr(), "symmem: {error:#}");
+        let code = error.downcast_ref().map_or(1, run::NotStarted::code);
+        ExitCode::from(code)
+    })
+}
+
+fn execute(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Run(args) => args.run(),
+        Command::Doctor => doctor::run(),
+        Command::Guard => guard::watch(),
+    }
+}

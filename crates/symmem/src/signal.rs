@@ -35,10 +35,6 @@ impl Layout {
         Self { ranks, channels }
     }
 
-    pub(crate) const fn channels(&self) -> usize {
-        self.channels
-    }
-
     const RINGS: usize = 0;
     const SLEEPERS: usize = SLOT;
     const POISON: usize = 2 * SLOT;
@@ -132,10 +128,6 @@ impl<P: Pads> Signals<P> {
         };
         let channels = std::iter::repeat_with(channel).take(layout.channels + 1).collect();
         Self { pads, rank, layout, patience, channels }
-    }
-
-    pub(crate) fn layout(&self) -> Layout {
-        self.layout
     }
 
     pub(crate) fn bell(&self, rank: usize) -> Bell<'_, P::Word> {

@@ -102,12 +102,6 @@ pub(super) struct Name {
     given: String,
 }
 
-impl Name {
-    pub(super) fn given(&self) -> &str {
-        &self.given
-    }
-}
-
 impl Drop for Name {
     fn drop(&mut self) {
         lock(&self.context.names).remove(&self.given);

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::backend::Exported;
 use crate::error::{Error, Result};
-use crate::mesh::{Letter, Mesh, Phase, Scope, Shortfall, Subject};
+use crate::mesh::{Letter, Mesh, Phase, Shortfall, Subject};
 use crate::sync::Deadline;
 
 /// What one rank brings: terms that must be equal on all ranks, and data of the operation's own.
@@ -16,6 +16,16 @@ pub(crate) struct Card {
     /// (what, value), in the same order on all ranks.
     pub(crate) terms: Vec<(String, String)>,
     pub(crate) data: Vec<u8>,
+}
+
+/// What must be equal on all ranks: (what, value).
+pub(crate) type Terms = [(&'static str, String)];
+
+impl Card {
+    pub(crate) fn new(terms: &Terms, data: Vec<u8>) -> Self {
+        let terms = terms.iter().map(|(what, value)| (what.to_string(), value.clone()));
+        Self { terms: terms.collect(), data }
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -45,13 +55,16 @@ impl Conversation<'_> {
     /// no memory at our own place). Succeeds on all ranks or on none.
     pub(crate) fn hold<T>(
         &self,
-        terms: &[(&'static str, String)],
+        terms: &Terms,
         data: Vec<u8>,
         memory: impl Fn() -> Result<Option<Exported>>,
         part: impl FnOnce(Vec<Vec<u8>>, Vec<Option<Exported>>) -> Result<T>,
     ) -> Result<T> {
-        let held = self.exchange(terms, data, memory).and_then(|(cards, memories)| {
-            agree(self.op, self.rank, terms, &cards)?;
+        let own = Card::new(terms, data);
+        let sent = self.send_cards(&own, memory);
+        let met = sent.and_then(|()| self.collect_cards(own));
+        let held = met.or_else(|e| self.abort(Phase::Outcome, e)).and_then(|(cards, memories)| {
+            self.agree(terms, &cards)?;
             let done = part(cards.into_iter().map(|c| c.data).collect(), memories);
             self.conclude(done)
         });
@@ -59,37 +72,50 @@ impl Conversation<'_> {
         held
     }
 
-    fn exchange(
+    /// Sends our card and memory to all. Does not wait for anybody.
+    pub(crate) fn send_cards(
         &self,
-        terms: &[(&'static str, String)],
-        data: Vec<u8>,
+        own: &Card,
         memory: impl Fn() -> Result<Option<Exported>>,
-    ) -> Result<(Vec<Card>, Vec<Option<Exported>>)> {
-        let own_terms = terms.iter().map(|(what, value)| (what.to_string(), value.clone()));
-        let own = Card { terms: own_terms.collect(), data };
+    ) -> Result<()> {
         let memories: Result<Vec<_>> = self.peers().map(|_| memory()).collect();
         let memories = memories.or_else(|e| self.abort(Phase::Card, e))?;
         let body = encode(&Body::Card(own.clone()));
         for (peer, memory) in self.peers().zip(memories) {
-            let sent =
-                self.mesh.send(peer, &self.subject, Phase::Card, &body, memory, self.deadline);
-            sent.or_else(|e| self.abort(Phase::Outcome, e))?;
+            self.mesh.send(peer, &self.subject, Phase::Card, &body, memory, self.deadline)?;
         }
-        let letters = self.collect(Phase::Card).or_else(|e| self.abort(Phase::Outcome, e))?;
+        Ok(())
+    }
+
+    /// Waits for everyone's card and memory, in group order. After a timeout it may be called again.
+    pub(crate) fn collect_cards(&self, own: Card) -> Result<(Vec<Card>, Vec<Option<Exported>>)> {
+        let letters = self.collect(Phase::Card)?;
         let mut cards = Vec::with_capacity(self.members.len());
         let mut memories = Vec::with_capacity(self.members.len());
         for (peer, letter) in self.peer_indices().zip(letters) {
-            let memory = letter.memory;
             match decode(&letter.body) {
                 Some(Body::Card(card)) => cards.push(card),
                 Some(Body::Failed { reason, lost }) => return Err(self.failed(peer, reason, lost)),
                 Some(Body::Done) | None => return Err(self.garbled(peer)),
             }
-            memories.push(memory);
+            memories.push(letter.memory);
         }
         cards.insert(self.rank, own);
         memories.insert(self.rank, None);
         Ok((cards, memories))
+    }
+
+    /// The same verdict on every rank: all see the same cards.
+    pub(crate) fn agree(&self, terms: &Terms, cards: &[Card]) -> Result<()> {
+        for (i, (what, ours)) in terms.iter().enumerate() {
+            let value = |card: &Card| card.terms.get(i).map(|(_, v)| v.clone()).unwrap_or_default();
+            let other = cards.iter().map(value).enumerate().find(|(_, theirs)| theirs != ours);
+            if let Some((rank, theirs)) = other {
+                let ours = ours.clone();
+                return Err(Error::Mismatch { op: self.op, what, rank, ours, theirs });
+            }
+        }
+        Ok(())
     }
 
     /// Tells all how our part went and learns how theirs did.
@@ -110,7 +136,7 @@ impl Conversation<'_> {
     }
 
     /// Tells all that we could not do our part, and hands the cause back.
-    fn abort<T>(&self, phase: Phase, cause: Error) -> Result<T> {
+    pub(crate) fn abort<T>(&self, phase: Phase, cause: Error) -> Result<T> {
         let lost = match &cause {
             Error::PeerLost { rank, .. } => self.members.get(*rank).copied(),
             _ => None,
@@ -174,31 +200,6 @@ impl Conversation<'_> {
             got: "something else; do all ranks run the same version?".into(),
         }
     }
-}
-
-/// The same verdict on every rank: all see the same cards.
-fn agree(
-    op: &'static str,
-    rank: usize,
-    terms: &[(&'static str, String)],
-    cards: &[Card],
-) -> Result<()> {
-    for (i, (what, ours)) in terms.iter().enumerate() {
-        let value = |card: &Card| card.terms.get(i).map(|(_, v)| v.clone()).unwrap_or_default();
-        let values: Vec<String> = cards.iter().map(value).collect();
-        let differs = |v: &String| v != ours;
-        if let Some(other) = values.iter().position(differs) {
-            let theirs = values.get(other).cloned().unwrap_or_default();
-            tracing::debug!(rank, op, what, ?values, "ranks disagree");
-            return Err(Error::Mismatch { op, what, rank: other, ours: ours.clone(), theirs });
-        }
-    }
-    Ok(())
-}
-
-pub(crate) fn subject(mesh: &Mesh, scope: Scope) -> Subject {
-    let number = mesh.inbox().next(&scope);
-    Subject { scope, number }
 }
 
 fn encode(body: &Body) -> Vec<u8> {

@@ -3,28 +3,29 @@
 mod context;
 mod conversation;
 mod environment;
+mod form;
 mod health;
+mod loss;
 mod shrink;
 mod world;
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 pub use world::{World, WorldOptions};
 
 pub(crate) use context::Context;
-use context::Name;
-pub(crate) use conversation::{Conversation, subject};
+pub(crate) use conversation::Conversation;
 
-use crate::backend::{Backend, Exported};
+use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::mesh::{Gone, Mourner, Scope};
-use crate::region::Region;
-use crate::signal::{Layout, Pads, Signals, Stop};
+use crate::mesh::{Scope, Subject};
+use crate::signal::Stop;
 use crate::store::SharedStore;
 use crate::sync::atomic::AtomicUsize;
-use crate::sync::{Deadline, Ordering, Patience, SharedWord};
-use health::{Health, Member};
+use crate::sync::{Deadline, Ordering, SharedWord};
+use form::{Formed, Forming, Plan};
+use health::Health;
 
 /// The call that a plain barrier stands for; others are made by [`Call`].
 const BARRIER: u32 = 0;
@@ -80,64 +81,17 @@ pub struct Group(Arc<Inner>);
 
 struct Inner {
     context: Arc<Context>,
-    id: u128,
-    name: String,
-    _claim: Option<Name>,
+    plan: Plan,
+    /// The conversation in which it is formed.
+    subject: Subject,
     rank: usize,
-    /// World ranks, ascending.
-    members: Vec<usize>,
-    signals: Signals<RegionPads>,
-    pad_size: usize,
     health: Health,
-    deadline: Deadline,
-    /// The group that this one was shrunk from, and how often.
-    lineage: Option<(Group, usize)>,
+    /// What is needed until all members have come.
+    forming: Mutex<Forming>,
+    /// What there is from then on.
+    formed: OnceLock<Formed>,
     /// One rendezvous at a time.
     rendezvous: Mutex<()>,
-}
-
-/// A group about to be formed.
-struct Plan {
-    op: &'static str,
-    /// How the members find each other.
-    scope: String,
-    name: Option<Name>,
-    /// World ranks, ascending.
-    members: Vec<usize>,
-    pad_size: usize,
-    limit: Deadline,
-    lineage: Option<(Group, usize)>,
-}
-
-impl Plan {
-    /// This rank's number in the group, if the group can be.
-    fn check(&self, context: &Context) -> Result<usize> {
-        let world_rank = context.mesh.rank();
-        check_pad_size(self.op, Some(world_rank), self.pad_size, self.members.len())?;
-        if let Some(&far) = self.members.iter().find(|&&m| !context.mesh.is_local(m)) {
-            return Err(Error::Unavailable {
-                what: format!("a group with rank {far}"),
-                why: "it is on another machine, which host memory does not reach".into(),
-            });
-        }
-        self.members.iter().position(|&m| m == world_rank).ok_or_else(|| Error::Usage {
-            op: self.op,
-            rank: Some(world_rank),
-            expected: "a group with this rank in it".into(),
-            got: format!("{:?}", self.members),
-        })
-    }
-}
-
-/// The group's pads in mapped memory.
-struct RegionPads(Vec<Region>);
-
-impl Pads for RegionPads {
-    type Word = SharedWord;
-
-    fn word(&self, owner: usize, index: usize) -> &SharedWord {
-        &self.0[owner].words(0, self.0[owner].bytes() / 4).unwrap_or_default()[index]
-    }
 }
 
 impl Group {
@@ -148,17 +102,17 @@ impl Group {
 
     /// How many ranks the group has.
     pub fn size(&self) -> usize {
-        self.0.members.len()
+        self.0.plan.members.len()
     }
 
     /// The ranks' numbers in the world, by their numbers here.
     pub fn world_ranks(&self) -> &[usize] {
-        &self.0.members
+        &self.0.plan.members
     }
 
     /// The group's name; made up if none was given.
     pub fn name(&self) -> &str {
-        &self.0.name
+        &self.0.plan.label
     }
 
     /// The store of the job.
@@ -168,21 +122,22 @@ impl Group {
 
     /// Bytes of the signal pad.
     pub fn signal_pad_size(&self) -> usize {
-        self.0.pad_size
+        self.0.plan.pad_size
     }
 
     /// How many channels `barrier_on`, `put_signal` and `wait_signal` have.
     pub fn channels(&self) -> usize {
-        self.0.signals.layout().channels()
+        self.0.plan.channels()
     }
 
     /// The deadline of waits that are given none.
     pub fn deadline(&self) -> Deadline {
-        self.0.deadline
+        self.0.plan.limit
     }
 
-    pub(crate) fn id(&self) -> u128 {
-        self.0.id
+    /// What the group is called on the mesh; known once it is formed.
+    pub(crate) fn id(&self) -> Result<u128> {
+        self.formed().map(|formed| formed.id)
     }
 
     pub(crate) fn context(&self) -> &Arc<Context> {
@@ -198,8 +153,9 @@ impl Group {
         weak
     }
 
-    /// A smaller group of the given ranks of this one; called by exactly those ranks, in any order
-    /// relative to other groups. Ranks are numbered in ascending order.
+    /// A smaller group of the given ranks of this one; called by exactly those ranks, in any order relative to
+    /// other groups. Ranks are numbered in ascending order. Returns at once: whoever uses the group first waits
+    /// there for the others to have called this ([`Group::ready`] does nothing else).
     pub fn subgroup(&self, ranks: &[usize]) -> Result<Group> {
         self.subgroup_with(ranks, GroupOptions::default())
     }
@@ -211,77 +167,28 @@ impl Group {
         sorted.dedup();
         let usable = sorted.len() == ranks.len() && sorted.contains(&self.rank());
         let members: Option<Vec<usize>> =
-            sorted.iter().map(|&r| self.0.members.get(r).copied()).collect();
+            sorted.iter().map(|&r| self.world_ranks().get(r).copied()).collect();
         let Some(members) = members.filter(|_| usable) else {
             let expected = format!("different ranks in [0, {}), this one among them", self.size());
             return Err(self.usage("subgroup", expected, format!("{ranks:?}")));
         };
         let context = &self.0.context;
-        let limit = options.timeout.map_or(self.0.deadline, Deadline::within);
         let plan = Plan {
             op: "subgroup",
             scope: options.name.clone().unwrap_or_default(),
-            name: options.name.map(|name| context.claim_name(name)).transpose()?,
+            label: options.name.clone().unwrap_or_else(|| format!("ranks {members:?}")),
+            _claim: options.name.map(|name| context.claim_name(name)).transpose()?,
             members,
             pad_size: options.signal_pad_size.unwrap_or_else(|| context.pad_size()),
-            limit,
+            limit: options.timeout.map_or(self.deadline(), Deadline::within),
             lineage: None,
         };
-        Self::form(context, plan, limit)
-    }
-
-    /// Forms a group. Collective over its members.
-    fn form(context: &Arc<Context>, plan: Plan, deadline: Deadline) -> Result<Self> {
-        let mesh = &context.mesh;
-        let rank = plan.check(context)?;
-        let layout = Layout::new(plan.members.len(), plan.pad_size / (4 * plan.members.len()));
-        let bytes = layout.words() * 4;
-        let pad = context.pad_backend.allocate(bytes)?;
-        let scope = Scope::Forming { name: plan.scope.clone(), members: plan.members.clone() };
-        let conversation = Conversation {
-            mesh,
-            members: &plan.members,
-            rank,
-            op: plan.op,
-            subject: subject(mesh, scope),
-            deadline: deadline.start(),
-        };
-        let terms = [("signal pad size", format!("{} bytes", plan.pad_size))];
-        let proposal = crate::mesh::endpoint::random()?.to_le_bytes().to_vec();
-        let import = |ids: Vec<Vec<u8>>, memory: Vec<Option<Exported>>| {
-            let id =
-                ids.into_iter().next().and_then(|id| id.try_into().ok()).map(u128::from_le_bytes);
-            let pads = memory.into_iter().enumerate().map(|(r, m)| match m {
-                Some(m) => context.pad_backend.import(m, bytes),
-                None if r == rank => Ok(pad.region().clone()),
-                None => Err(no_descriptor()),
-            });
-            Ok((id.unwrap_or_default(), pads.collect::<Result<Vec<_>>>()?))
-        };
-        let (id, pads) = conversation.hold(&terms, proposal, || pad.export().map(Some), import)?;
-        let patience = Patience::among(plan.members.len());
-        let inner = Arc::new(Inner {
-            context: Arc::clone(context),
-            id,
-            name: plan.name.as_ref().map_or_else(|| format!("{id:032x}"), |n| n.given().to_owned()),
-            _claim: plan.name,
-            rank,
-            health: Health::new(plan.members.len()),
-            members: plan.members,
-            signals: Signals::new(RegionPads(pads), rank, layout, patience),
-            pad_size: plan.pad_size,
-            deadline: plan.limit,
-            lineage: plan.lineage,
-            rendezvous: Mutex::new(()),
-        });
-        let mourner: Weak<Inner> = Arc::downgrade(&inner);
-        mesh.watch(mourner);
-        Ok(Self(inner))
+        Self::begin(context, plan)
     }
 
     /// Waits for all ranks of the group. All that any rank wrote before is seen by every rank after.
     pub fn barrier(&self) -> Result<()> {
-        self.barrier_on(0, self.0.deadline)
+        self.barrier_on(0, self.deadline())
     }
 
     /// As [`Group::barrier`], on a channel of its own, until `deadline`. After a [`Error::Timeout`] a further call
@@ -298,9 +205,10 @@ impl Group {
 
     fn meet(&self, op: &'static str, channel: usize, code: u32, deadline: Deadline) -> Result<()> {
         let inner = &*self.0;
+        let signals = &self.formed()?.signals;
         self.check_whole(op)?;
         let broken = || inner.hurts(|_| true);
-        inner.signals.barrier(channel, code, deadline, broken).map_err(|stop| match stop {
+        signals.barrier(channel, code, deadline, broken).map_err(|stop| match stop {
             Stop::Differs { rank, theirs } => Error::Mismatch {
                 op,
                 what: "operation",
@@ -325,7 +233,8 @@ impl Group {
         const OP: &str = "put_signal";
         self.check_peer(OP, to, channel)?;
         let inner = &*self.0;
-        let stopped = inner.signals.put(to, channel, deadline.into(), || inner.hurts(|r| r == to));
+        let stopped =
+            self.formed()?.signals.put(to, channel, deadline.into(), || inner.hurts(|r| r == to));
         stopped.map_err(|stop| inner.error(stop, OP, Some(channel), |r| r == to))
     }
 
@@ -339,8 +248,10 @@ impl Group {
         const OP: &str = "wait_signal";
         self.check_peer(OP, from, channel)?;
         let inner = &*self.0;
-        let stopped =
-            inner.signals.wait(from, channel, deadline.into(), || inner.hurts(|r| r == from));
+        let stopped = self
+            .formed()?
+            .signals
+            .wait(from, channel, deadline.into(), || inner.hurts(|r| r == from));
         stopped.map_err(|stop| inner.error(stop, OP, Some(channel), |r| r == from))
     }
 
@@ -348,7 +259,8 @@ impl Group {
     pub(crate) fn put_in(&self, slot: &SharedWord, to: usize, deadline: Deadline) -> Result<()> {
         let inner = &*self.0;
         self.check_whole("put")?;
-        let stopped = inner.signals.put_in(slot, to, deadline, || inner.hurts(|r| r == to));
+        let stopped =
+            self.formed()?.signals.put_in(slot, to, deadline, || inner.hurts(|r| r == to));
         stopped.map_err(|stop| inner.error(stop, "put", None, |r| r == to))
     }
 
@@ -356,7 +268,8 @@ impl Group {
     pub(crate) fn take_in(&self, slot: &SharedWord, from: usize, deadline: Deadline) -> Result<()> {
         let inner = &*self.0;
         self.check_whole("wait")?;
-        let stopped = inner.signals.take_from(slot, from, deadline, || inner.hurts(|r| r == from));
+        let stopped =
+            self.formed()?.signals.take_from(slot, from, deadline, || inner.hurts(|r| r == from));
         stopped.map_err(|stop| inner.error(stop, "wait", None, |r| r == from))
     }
 
@@ -367,7 +280,7 @@ impl Group {
 
     fn check_whole(&self, op: &'static str) -> Result<()> {
         let inner = &*self.0;
-        if inner.health.trouble() || inner.signals.poisoned().is_some() {
+        if inner.trouble() {
             inner
                 .loss(|_| false)
                 .map_or(Ok(()), |(rank, how)| Err(Error::PeerLost { rank, during: op, how }))
@@ -417,74 +330,12 @@ impl Group {
         let mesh = &self.0.context.mesh;
         hold(&Conversation {
             mesh,
-            members: &self.0.members,
+            members: self.world_ranks(),
             rank: self.0.rank,
             op,
-            subject: subject(mesh, Scope::Group(self.0.id)),
+            subject: mesh.inbox().begin(Scope::Group(self.id()?)),
             deadline: deadline.start(),
         })
-    }
-}
-
-impl Inner {
-    /// Whether a wait for `awaited` can no longer be met.
-    fn hurts(&self, awaited: impl Fn(usize) -> bool) -> bool {
-        (self.health.trouble() || self.signals.poisoned().is_some()) && self.loss(awaited).is_some()
-    }
-
-    /// The loss that all survivors name: the one in the pad before what only we have seen.
-    fn loss(&self, awaited: impl Fn(usize) -> bool) -> Option<(usize, String)> {
-        match self.signals.poisoned() {
-            Some(rank) => Some(match self.health.member(rank) {
-                Member::Lost(how) | Member::Left(how) => (rank, how),
-                Member::Here => (rank, "noticed by a peer".to_owned()),
-            }),
-            None => self.health.missed(awaited),
-        }
-    }
-
-    fn error(
-        &self,
-        stop: Stop,
-        op: &'static str,
-        channel: Option<usize>,
-        awaited: impl Fn(usize) -> bool,
-    ) -> Error {
-        match stop {
-            Stop::Interrupted => {
-                let (rank, how) = self.loss(awaited).unwrap_or_default();
-                Error::PeerLost { rank, during: op, how }
-            }
-            Stop::Expired { after, missing } => {
-                Error::Timeout { op, channel, waiting_for: missing, after }
-            }
-            Stop::Differs { rank, theirs } => Error::Mismatch {
-                op,
-                what: "operation",
-                rank,
-                ours: op.to_owned(),
-                theirs: Call::describe(theirs),
-            },
-        }
-    }
-}
-
-impl Mourner for Inner {
-    fn gone(&self, world_rank: usize, gone: &Gone) {
-        let Some(rank) = self.members.iter().position(|&m| m == world_rank) else { return };
-        if gone.left {
-            self.health.note(rank, Member::Left(gone.how.clone()));
-            self.signals.bell(self.rank).ring();
-        } else {
-            self.health.note(rank, Member::Lost(gone.how.clone()));
-            self.signals.poison(rank);
-        }
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        self.context.mesh.inbox().close_scope(&Scope::Group(self.id));
     }
 }
 

@@ -1,6 +1,7 @@
 //! Going on without the lost: the survivors agree on who is left and form a smaller group.
 
-use super::{Group, Plan};
+use super::Group;
+use super::form::Plan;
 use crate::error::{Error, Result};
 use crate::sync::Deadline;
 
@@ -20,12 +21,14 @@ impl Group {
         let deadline = deadline.into().start();
         // All generations of a group are agreed on in the pads of the first: a survivor that formed generation n,
         // and another that saw a member die while forming it, both go on to n + 1.
-        let (root, mut generation) = self.0.lineage.clone().unwrap_or_else(|| (self.clone(), 0));
+        let (root, mut generation) =
+            self.0.plan.lineage.clone().unwrap_or_else(|| (self.clone(), 0));
         let inbox = root.0.context.mesh.inbox();
+        let (signals, id) = (&root.formed()?.signals, root.id()?);
         while generation < root.size() {
             let here =
                 |r: usize| root.world_ranks().get(r).is_some_and(|&w| inbox.gone(w).is_none());
-            let ranks = root.0.signals.decide(generation, here);
+            let ranks = signals.decide(generation, here);
             if !ranks.contains(&root.rank()) {
                 break;
             }
@@ -34,16 +37,19 @@ impl Group {
             generation += 1;
             let plan = Plan {
                 op: OP,
-                scope: format!("{:032x} shrunk {generation}", root.id()),
-                name: None,
+                scope: format!("{id:032x} shrunk {generation}"),
+                label: format!("{}, shrunk to {ranks:?}", root.name()),
+                _claim: None,
                 members,
                 pad_size: self.signal_pad_size(),
                 limit: self.deadline(),
                 lineage: Some((root.clone(), generation)),
             };
-            match Self::form(&root.0.context, plan, deadline) {
+            let group = Self::begin(&root.0.context, plan)?;
+            match group.ready_by(deadline) {
+                Ok(()) => return Ok(group),
                 Err(Error::PeerLost { .. }) => {} // agreed on before the loss was known
-                formed => return formed,
+                Err(other) => return Err(other),
             }
         }
         Err(Error::PeerLost {

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::Group;
 use super::context::Context;
 use super::environment::{self, Place};
-use super::{Group, Plan};
+use super::form::Plan;
 use crate::backend::{self, Backend};
 use crate::error::{Error, Result};
 use crate::mesh::{Bootstrap, Mesh, connect};
@@ -145,13 +146,16 @@ impl WorldOptions {
         let plan = Plan {
             op: "world",
             scope: String::new(),
-            name: Some(context.claim_name("world".into())?),
+            label: "world".into(),
+            _claim: Some(context.claim_name("world".into())?),
             members: (0..context.mesh.size()).collect(),
             pad_size: context.pad_size(),
             limit,
             lineage: None,
         };
-        Ok(World { group: Group::form(&context, plan, limit)?, local_rank })
+        let group = Group::begin(&context, plan)?;
+        group.ready()?;
+        Ok(World { group, local_rank })
     }
 
     fn backend(&self, mesh: &Mesh) -> Result<Arc<dyn Backend>> {

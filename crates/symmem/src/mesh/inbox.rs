@@ -1,6 +1,6 @@
 //! Letters that have arrived and peers that have gone: what a rank knows of the others.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -58,8 +58,12 @@ pub(crate) enum Shortfall {
 #[derive(Default)]
 struct State {
     letters: HashMap<Subject, HashMap<(Phase, usize), Letter>>,
-    /// The last conversation of each scope that is over: later letters to it are dropped.
-    over: HashMap<Scope, u64>,
+    /// How many conversations of each scope this rank has begun.
+    begun: HashMap<Scope, u64>,
+    /// Those of them that are not over: letters to the others are dropped.
+    open: HashSet<Subject>,
+    /// Ranks that said that they cannot take part.
+    declined: HashMap<Subject, (usize, Gone)>,
     gone: BTreeMap<usize, Gone>,
     mourners: Vec<Weak<dyn Mourner>>,
 }
@@ -77,12 +81,24 @@ impl Inbox {
     }
 
     pub(super) fn deliver(&self, from: usize, subject: Subject, phase: Phase, letter: Letter) {
+        if phase == Phase::Notice {
+            return self.decline(from, subject, Gone::lost(String::from_utf8_lossy(&letter.body)));
+        }
         let mut state = self.lock();
-        if state.over.get(&subject.scope).is_some_and(|&last| subject.number <= last) {
+        let begun = state.begun.get(&subject.scope).is_some_and(|&last| subject.number <= last);
+        if begun && !state.open.contains(&subject) {
             return;
         }
         state.letters.entry(subject).or_default().insert((phase, from), letter);
         self.changed.notify_all();
+    }
+
+    fn decline(&self, from: usize, subject: Subject, gone: Gone) {
+        let mut state = self.lock();
+        state.declined.insert(subject.clone(), (from, gone.clone()));
+        self.changed.notify_all();
+        drop(state);
+        self.tell(from, &gone, Some(&subject));
     }
 
     pub(super) fn mark_gone(&self, rank: usize, gone: Gone) {
@@ -95,12 +111,18 @@ impl Inbox {
         }
         tracing::debug!(rank, how = gone.how, "peer gone");
         state.gone.insert(rank, gone.clone());
-        state.mourners.retain(|m| m.strong_count() > 0);
-        let mourners = state.mourners.clone();
         self.changed.notify_all();
         drop(state);
+        self.tell(rank, &gone, None);
+    }
+
+    fn tell(&self, rank: usize, gone: &Gone, subject: Option<&Subject>) {
+        let mut state = self.lock();
+        state.mourners.retain(|m| m.strong_count() > 0);
+        let mourners = state.mourners.clone();
+        drop(state);
         for mourner in mourners.iter().filter_map(Weak::upgrade) {
-            mourner.gone(rank, &gone);
+            mourner.gone(rank, gone, subject);
         }
     }
 
@@ -110,7 +132,7 @@ impl Inbox {
         let known = state.gone.clone();
         drop(state);
         if let Some(mourner) = mourner.upgrade() {
-            known.iter().for_each(|(&rank, gone)| mourner.gone(rank, gone));
+            known.iter().for_each(|(&rank, gone)| mourner.gone(rank, gone, None));
         }
     }
 
@@ -124,23 +146,30 @@ impl Inbox {
         self.lock().gone.iter().find(|(_, gone)| !gone.left).map(|(&rank, _)| rank)
     }
 
-    /// The number of the next conversation of a scope.
-    pub(crate) fn next(&self, scope: &Scope) -> u64 {
-        self.lock().over.get(scope).map_or(1, |last| last + 1)
+    /// Begins the next conversation of a scope.
+    pub(crate) fn begin(&self, scope: Scope) -> Subject {
+        let mut state = self.lock();
+        let number = state.begun.entry(scope.clone()).or_default();
+        *number = number.saturating_add(1);
+        let subject = Subject { number: *number, scope };
+        state.open.insert(subject.clone());
+        subject
     }
 
     /// Ends a conversation: what has come and what may still come for it is dropped.
     pub(crate) fn close(&self, subject: &Subject) {
         let mut state = self.lock();
         state.letters.remove(subject);
-        state.over.insert(subject.scope.clone(), subject.number);
+        state.open.remove(subject);
+        state.declined.remove(subject);
     }
 
     /// Drops all that belongs to a scope, now and later.
     pub(crate) fn close_scope(&self, scope: &Scope) {
         let mut state = self.lock();
         state.letters.retain(|subject, _| subject.scope != *scope);
-        state.over.insert(scope.clone(), u64::MAX);
+        state.open.retain(|subject| subject.scope != *scope);
+        state.begun.insert(scope.clone(), u64::MAX);
     }
 
     /// Waits for a letter from each of `from`, and takes them in that order.
@@ -167,6 +196,9 @@ impl Inbox {
                     .iter()
                     .map(|&rank| letters.remove(&(phase, rank)).unwrap_or_default())
                     .collect());
+            }
+            if let Some((world_rank, gone)) = state.declined.get(subject).cloned() {
+                return Err(Shortfall::Lost { world_rank, gone });
             }
             if let Some(short) = state.first_loss(from, &missing) {
                 return Err(short);
@@ -209,7 +241,7 @@ impl State {
         })?;
         // Their attempt fails as well, so it is over for us too; the next one is number two on both sides.
         self.letters.remove(&theirs);
-        self.over.insert(theirs.scope, theirs.number);
+        self.begun.insert(theirs.scope, theirs.number);
         Some(Shortfall::Elsewhere { world_rank, members })
     }
 }
@@ -245,10 +277,15 @@ mod tests {
     #[test]
     fn letters_to_a_closed_conversation_are_dropped() {
         let inbox = Inbox::default();
-        inbox.close(&subject(3));
-        inbox.deliver(1, subject(3), Phase::Card, Letter::default());
+        let first = inbox.begin(Scope::Group(7));
+        let second = inbox.begin(Scope::Group(7));
+        assert_eq!((first.number, second.number), (1, 2));
+        inbox.close(&second);
+        inbox.deliver(1, second, Phase::Card, Letter::default());
         assert!(inbox.lock().letters.is_empty());
-        assert_eq!(inbox.next(&Scope::Group(7)), 4);
+        inbox.deliver(1, first, Phase::Card, Letter::default());
+        inbox.deliver(1, subject(3), Phase::Card, Letter::default());
+        assert_eq!(inbox.lock().letters.len(), 2, "those that go on, and those to come, are kept");
     }
 
     #[test]

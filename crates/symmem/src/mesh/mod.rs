@@ -45,11 +45,14 @@ pub(crate) enum Phase {
     Card,
     /// Whether each rank could do its part.
     Outcome,
+    /// A rank cannot take part in the group, of which all others are told.
+    Notice,
 }
 
 /// Told of every peer that goes.
 pub(crate) trait Mourner: Send + Sync {
-    fn gone(&self, world_rank: usize, gone: &Gone);
+    /// From everything, or from `subject` alone.
+    fn gone(&self, world_rank: usize, gone: &Gone, subject: Option<&Subject>);
 }
 
 enum Link {

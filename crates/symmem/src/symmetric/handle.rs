@@ -31,7 +31,7 @@ impl Handle {
         dtype: DType,
         offset: usize,
     ) -> Result<Self> {
-        let mapping = match block.mapping(group.id()) {
+        let mapping = match block.mapping(group.id()?) {
             Some(known) => known,
             None => return Self::rendezvous_anew(block, group, dtype, offset, String::new()),
         };
@@ -47,7 +47,7 @@ impl Handle {
         former: String,
     ) -> Result<Self> {
         let mapping = Arc::new(map_all(block, group, dtype, former)?);
-        block.remember(group.id(), &mapping);
+        block.remember(group.id()?, &mapping);
         Ok(Self { group: group.clone(), block: Arc::clone(block), mapping, offset })
     }
 

@@ -1,0 +1,50 @@
+//! `symmem doctor`: what works on this machine, what is missing for the rest, and every setting that is read.
+//!
+//! It only looks: it starts nothing, initialises no GPU, and is done in milliseconds.
+
+mod backends;
+mod machine;
+mod variables;
+
+use std::io::{ErrorKind, Write};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use comfy_table::{ContentArrangement, Table, presets};
+
+/// Prints the tables.
+pub fn run() -> Result<ExitCode> {
+    let tables = [
+        table(["backend", "works", "details"], backends::rows()),
+        table(["machine", "here", "details"], machine::rows()),
+        table(["variable", "value", "meaning"], variables::rows()),
+    ];
+    let text: String = tables.iter().map(|table| format!("{table}\n")).collect();
+    match std::io::stdout().write_all(text.as_bytes()) {
+        // Who closes the pipe has seen enough.
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error).context("cannot print"),
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// A name, a short verdict or value, and an explanation.
+type Row = [String; 3];
+
+fn row(name: &str, verdict: &str, details: impl Into<String>) -> Row {
+    [name.to_owned(), verdict.to_owned(), details.into()]
+}
+
+/// A row for something that works or says why it does not.
+fn checked(name: &str, result: Result<String, String>) -> Row {
+    match result {
+        Ok(details) => row(name, "yes", details),
+        Err(missing) => row(name, "no", missing),
+    }
+}
+
+fn table(header: [&str; 3], rows: Vec<Row>) -> Table {
+    let mut table = Table::new();
+    table.set_content_arrangement(ContentArrangement::Dynamic).set_width(110);
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header).add_rows(rows);
+    table
+}

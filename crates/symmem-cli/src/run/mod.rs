@@ -1,0 +1,151 @@
+//! `symmem run`: starts the ranks of a job as processes, and does not leave before all of them have.
+//!
+//! [`launch`] is the same for other parts of this program that need ranks.
+
+mod farewell;
+mod job;
+mod launch;
+mod output;
+mod rank;
+mod signals;
+pub(crate) mod spawn;
+
+use std::ffi::OsString;
+use std::fmt;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+
+pub use job::Job;
+pub use launch::launch;
+pub use rank::End;
+pub use signals::Signals;
+
+/// Starts a program as several ranks
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// How many ranks to start on this node
+    #[arg(short = 'n', long = "ranks", alias = "nproc-per-node", value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+    ranks: u16,
+
+    /// How many nodes take part, each with as many ranks
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    nnodes: u16,
+
+    /// Which of the nodes this is; node 0 hosts the store
+    #[arg(long, value_name = "I", default_value_t = 0)]
+    node_rank: u16,
+
+    /// Where the ranks of all nodes reach node 0 [default with one node: 127.0.0.1]
+    #[arg(long, value_name = "A")]
+    master_addr: Option<String>,
+
+    /// The port of the store [default with one node: a free one]
+    #[arg(long, value_name = "P")]
+    master_port: Option<u16>,
+
+    /// How long the other ranks may take to end, after SIGTERM, when one has failed
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
+    grace: Duration,
+
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    command: Vec<OsString>,
+}
+
+impl Args {
+    /// Runs the job; the exit code is that of the first rank that failed.
+    pub fn run(self) -> Result<ExitCode> {
+        let job = Job {
+            nodes: self.nnodes.into(),
+            node: self.node_rank.into(),
+            master_addr: self.master_addr,
+            master_port: self.master_port,
+            grace: self.grace,
+            ..Job::new(self.command, self.ranks.into())
+        };
+        let outcome = launch(&job, &mut Signals::catch()?)?;
+        tracing::debug!(others = ?outcome.others, interrupted = outcome.interrupted, "the job is over");
+        Ok(ExitCode::from(outcome.code()))
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration> {
+    Ok(Duration::try_from_secs_f64(text.parse()?)?)
+}
+
+/// How a job went.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The rank that failed first.
+    pub first: Option<Failure>,
+    /// The ranks that failed after it, other than by our ending them.
+    pub others: Vec<Failure>,
+    /// The last signal that asked this program to stop.
+    pub interrupted: Option<i32>,
+    /// What each rank wrote to standard output, where [`Job::collect`] asked for it.
+    #[allow(dead_code, reason = "for callers that read what their ranks report")]
+    pub stdout: Vec<Vec<u8>>,
+}
+
+impl Outcome {
+    /// The exit code for the whole job.
+    pub fn code(&self) -> u8 {
+        self.first.map_or(0, |failure| failure.end.code())
+    }
+}
+
+/// A rank that did not end well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// Its rank in the world.
+    pub rank: usize,
+    /// How it ended.
+    pub end: End,
+}
+
+impl Failure {
+    fn is_crash(self) -> bool {
+        matches!(self.end, End::Signal { .. })
+    }
+
+    /// Whether one of `signals` explains it: by killing the rank, or by making it exit as a shell would.
+    fn is_due_to(self, signals: &[i32]) -> bool {
+        signals.iter().any(|&signal| self.end.code() == 128 | signal as u8)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verb = if self.is_crash() { "was" } else { "failed with" };
+        write!(f, "rank {} {verb} {}", self.rank, self.end)
+    }
+}
+
+/// The program could not be started.
+#[derive(Debug)]
+pub struct NotStarted {
+    program: OsString,
+    source: std::io::Error,
+}
+
+impl NotStarted {
+    /// What a shell would report.
+    pub fn code(&self) -> u8 {
+        if self.source.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 }
+    }
+}
+
+impl fmt::Display for NotStarted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot start {}", self.program.display())
+    }
+}
+
+impl std::error::Error for NotStarted {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.source)
+    }
+}

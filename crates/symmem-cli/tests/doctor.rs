@@ -1,0 +1,46 @@
+//! `symmem doctor` on whatever machine this is.
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+
+use std::process::Command;
+
+#[test]
+fn doctor_prints_every_row() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_symmem"));
+    let output = command.arg("doctor").env("SYMMEM_TIMEOUT", "17").output().unwrap();
+    assert!(output.status.success());
+    let text = String::from_utf8(output.stdout).unwrap();
+    for name in [
+        "process",
+        "host",
+        "cuda",
+        "nccl",
+        "nvshmem",
+        "ucx",
+        "kernel",
+        "cores",
+        "memory",
+        "memfd_create",
+        "directory for sockets",
+        "descriptors",
+        "huge pages",
+        "transparent huge pages",
+        "user namespaces",
+        "/dev/shm",
+        "SYMMEM_TIMEOUT",
+        "SYMMEM_SOCKET_DIR",
+        "SYMMEM_SIGNAL_PAD_SIZE",
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "RUST_LOG",
+    ] {
+        let is_row = |line: &str| line.trim_start_matches(['│', ' ']).starts_with(name);
+        assert!(text.lines().any(is_row), "no {name} in\n{text}");
+    }
+    let timeout = text.lines().find(|line| line.contains("SYMMEM_TIMEOUT")).unwrap();
+    assert!(timeout.contains(" 17 "), "{timeout}");
+    assert!(output.stderr.is_empty());
+}

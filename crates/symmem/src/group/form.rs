@@ -1,0 +1,208 @@
+//! How a group comes to be: every member sends its pad to the others when it creates the group, and takes in
+//! theirs when it first uses it. So groups may be created in any order without anyone waiting for anyone.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+use super::context::{Context, Name};
+use super::conversation::{Card, Conversation};
+use super::health::Health;
+use super::{Group, Inner, check_pad_size, no_descriptor};
+use crate::backend::{Allocation, Exported};
+use crate::error::{Error, Result};
+use crate::mesh::{Phase, Scope};
+use crate::region::Region;
+use crate::signal::{Layout, Pads, Signals};
+use crate::sync::{Deadline, Patience, SharedWord};
+
+/// A group as its creator wants it.
+pub(super) struct Plan {
+    pub(super) op: &'static str,
+    /// How the members find each other.
+    pub(super) scope: String,
+    /// What users call it.
+    pub(super) label: String,
+    pub(super) _claim: Option<Name>,
+    /// World ranks, ascending.
+    pub(super) members: Vec<usize>,
+    pub(super) pad_size: usize,
+    pub(super) limit: Deadline,
+    /// The group that this one was shrunk from, and how often.
+    pub(super) lineage: Option<(Group, usize)>,
+}
+
+impl Plan {
+    pub(super) fn channels(&self) -> usize {
+        self.pad_size / (4 * self.members.len())
+    }
+
+    fn layout(&self) -> Layout {
+        Layout::new(self.members.len(), self.channels())
+    }
+
+    fn terms(&self) -> [(&'static str, String); 1] {
+        [("signal pad size", format!("{} bytes", self.pad_size))]
+    }
+
+    /// This rank's number in the group, if the group can be.
+    fn check(&self, context: &Context) -> Result<usize> {
+        let world_rank = context.mesh.rank();
+        check_pad_size(self.op, Some(world_rank), self.pad_size, self.members.len())?;
+        if let Some(&far) = self.members.iter().find(|&&m| !context.mesh.is_local(m)) {
+            return Err(Error::Unavailable {
+                what: format!("a group with rank {far}"),
+                why: "it is on another machine, which host memory does not reach".into(),
+            });
+        }
+        self.members.iter().position(|&m| m == world_rank).ok_or_else(|| Error::Usage {
+            op: self.op,
+            rank: Some(world_rank),
+            expected: "a group with this rank in it".into(),
+            got: format!("{:?}", self.members),
+        })
+    }
+}
+
+/// A group whose members have not all been heard of.
+pub(super) struct Forming {
+    pad: Arc<dyn Allocation>,
+    own: Card,
+    /// All cards, once they are here: whoever asks again gets the same verdict.
+    cards: Option<Vec<Card>>,
+}
+
+/// A group whose pads are mapped.
+pub(super) struct Formed {
+    pub(super) id: u128,
+    pub(super) signals: Signals<RegionPads>,
+}
+
+/// The group's pads in mapped memory.
+pub(super) struct RegionPads(Vec<Region>);
+
+impl Pads for RegionPads {
+    type Word = SharedWord;
+
+    fn word(&self, owner: usize, index: usize) -> &SharedWord {
+        let pad = &self.0[owner];
+        &pad.words(0, pad.bytes() / 4).unwrap_or_default()[index]
+    }
+}
+
+impl Group {
+    /// Creates a group: tells the other members, and waits for none of them.
+    pub(super) fn begin(context: &Arc<Context>, plan: Plan) -> Result<Self> {
+        let rank = plan.check(context)?;
+        let pad = context.pad_backend.allocate(plan.layout().words() * 4)?;
+        let id = crate::mesh::endpoint::random()?.to_le_bytes().to_vec();
+        let own = Card::new(&plan.terms(), id);
+        let scope = Scope::Forming { name: plan.scope.clone(), members: plan.members.clone() };
+        let inner = Arc::new(Inner {
+            subject: context.mesh.inbox().begin(scope),
+            context: Arc::clone(context),
+            rank,
+            health: Health::new(plan.members.len()),
+            plan,
+            forming: Mutex::new(Forming { pad: Arc::clone(&pad), own: own.clone(), cards: None }),
+            formed: OnceLock::new(),
+            rendezvous: Mutex::new(()),
+        });
+        let mourner: Weak<Inner> = Arc::downgrade(&inner);
+        context.mesh.watch(mourner);
+        inner.conversation(inner.plan.limit).send_cards(&own, || pad.export().map(Some))?;
+        Ok(Self(inner))
+    }
+
+    /// Waits until all members have created the group. Collective, once; any use of the group does the same.
+    pub fn ready(&self) -> Result<()> {
+        self.ready_by(self.deadline())
+    }
+
+    pub(super) fn ready_by(&self, deadline: Deadline) -> Result<()> {
+        if self.0.formed.get().is_none() { self.0.form(deadline) } else { Ok(()) }
+    }
+
+    pub(super) fn formed(&self) -> Result<&Formed> {
+        match self.0.formed.get() {
+            Some(formed) => Ok(formed),
+            None => {
+                self.ready()?;
+                self.0.formed.get().ok_or_else(no_descriptor)
+            }
+        }
+    }
+}
+
+impl Inner {
+    fn conversation(&self, deadline: Deadline) -> Conversation<'_> {
+        Conversation {
+            mesh: &self.context.mesh,
+            members: &self.plan.members,
+            rank: self.rank,
+            op: self.plan.op,
+            subject: self.subject.clone(),
+            deadline: deadline.start(),
+        }
+    }
+
+    /// Takes in what the other members sent.
+    #[cold]
+    fn form(&self, deadline: Deadline) -> Result<()> {
+        let mut forming = self.forming.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.formed.get().is_some() {
+            return Ok(()); // another thread was faster
+        }
+        let conversation = self.conversation(deadline);
+        if let Some(cards) = &forming.cards {
+            return conversation.agree(&self.plan.terms(), cards);
+        }
+        let (cards, memories) = conversation.collect_cards(forming.own.clone())?;
+        let cards = forming.cards.insert(cards);
+        conversation.agree(&self.plan.terms(), cards)?;
+        let id = cards.first().and_then(|card| card.data.clone().try_into().ok());
+        let pads = self.map_pads(&forming.pad, memories).inspect_err(|e| {
+            // For us and for all others this group is broken.
+            let how = format!("it could not map the group's pads: {e}");
+            self.health.note(self.rank, super::health::Member::Lost(how.clone()));
+            self.tell_all(&how);
+        })?;
+        let patience = Patience::among(self.plan.members.len());
+        let signals = Signals::new(RegionPads(pads), self.rank, self.plan.layout(), patience);
+        let formed = Formed { id: id.map_or(0, u128::from_le_bytes), signals };
+        let formed = self.formed.get_or_init(|| formed);
+        self.context.mesh.inbox().close(&self.subject);
+        // Who was lost while nobody could be told through the pads.
+        if let Some((lost, _)) = self.health.missed(|_| false) {
+            formed.signals.poison(lost);
+        }
+        Ok(())
+    }
+
+    fn map_pads(
+        &self,
+        own: &Arc<dyn Allocation>,
+        memories: Vec<Option<Exported>>,
+    ) -> Result<Vec<Region>> {
+        let bytes = self.plan.layout().words() * 4;
+        let map = |(rank, memory): (usize, Option<Exported>)| match memory {
+            Some(memory) => self.context.pad_backend.import(memory, bytes),
+            None if rank == self.rank => own.region().part(0, bytes),
+            None => Err(no_descriptor()),
+        };
+        memories.into_iter().enumerate().map(map).collect()
+    }
+
+    /// Whether the members' verdict on the group is known to all: it stands, or they disagree.
+    pub(super) fn is_settled(&self) -> bool {
+        let forming = self.forming.lock().unwrap_or_else(PoisonError::into_inner);
+        forming.cards.is_some()
+    }
+
+    /// Tells all members that this rank cannot take part.
+    pub(super) fn tell_all(&self, how: &str) {
+        let mesh = &self.context.mesh;
+        for &peer in self.plan.members.iter().filter(|&&m| m != mesh.rank()) {
+            let soon = Deadline::after(std::time::Duration::from_millis(50));
+            let _ = mesh.send(peer, &self.subject, Phase::Notice, how.as_bytes(), None, soon);
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! What a lost member means to its group: the errors, and the poison that ends everyone's wait.
+
+use super::health::Member;
+use super::{Call, Inner};
+use crate::error::Error;
+use crate::mesh::{Gone, Mourner, Scope, Subject};
+use crate::signal::Stop;
+
+impl Inner {
+    /// Whether anything is wrong at all: what a healthy group looks at.
+    pub(super) fn trouble(&self) -> bool {
+        self.health.trouble() || self.poisoned().is_some()
+    }
+
+    fn poisoned(&self) -> Option<usize> {
+        self.formed.get().and_then(|formed| formed.signals.poisoned())
+    }
+
+    /// Whether a wait for `awaited` can no longer be met.
+    pub(super) fn hurts(&self, awaited: impl Fn(usize) -> bool) -> bool {
+        self.trouble() && self.loss(awaited).is_some()
+    }
+
+    /// The loss that all survivors name: the one in the pad before what only we have seen.
+    pub(super) fn loss(&self, awaited: impl Fn(usize) -> bool) -> Option<(usize, String)> {
+        match self.poisoned() {
+            Some(rank) => Some(match self.health.member(rank) {
+                Member::Lost(how) | Member::Left(how) => (rank, how),
+                Member::Here => (rank, "noticed by a peer".to_owned()),
+            }),
+            None => self.health.missed(awaited),
+        }
+    }
+
+    pub(super) fn error(
+        &self,
+        stop: Stop,
+        op: &'static str,
+        channel: Option<usize>,
+        awaited: impl Fn(usize) -> bool,
+    ) -> Error {
+        match stop {
+            Stop::Interrupted => {
+                let (rank, how) = self.loss(awaited).unwrap_or_default();
+                Error::PeerLost { rank, during: op, how }
+            }
+            Stop::Expired { after, missing } => {
+                Error::Timeout { op, channel, waiting_for: missing, after }
+            }
+            Stop::Differs { rank, theirs } => Error::Mismatch {
+                op,
+                what: "operation",
+                rank,
+                ours: op.to_owned(),
+                theirs: Call::describe(theirs),
+            },
+        }
+    }
+}
+
+impl Mourner for Inner {
+    fn gone(&self, world_rank: usize, gone: &Gone, subject: Option<&Subject>) {
+        let Some(rank) = self.plan.members.iter().position(|&m| m == world_rank) else { return };
+        if subject.is_some_and(|s| *s != self.subject) {
+            return;
+        }
+        let state = if gone.left { Member::Left } else { Member::Lost };
+        self.health.note(rank, state(gone.how.clone()));
+        match self.formed.get() {
+            Some(formed) if gone.left => formed.signals.bell(self.rank).ring(),
+            Some(formed) => formed.signals.poison(rank),
+            None => {}
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let inbox = self.context.mesh.inbox();
+        inbox.close(&self.subject);
+        match self.formed.get() {
+            Some(formed) => inbox.close_scope(&Scope::Group(formed.id)),
+            None if self.is_settled() => {}
+            None => self.tell_all("it dropped the group before using it"),
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! The conformance suite over every backend: ranks as threads, as threads over host memory, and as processes.
+
+use std::time::Duration;
+
+use symmem::WorldOptions;
+use symmem_testing::{Ranks, conformance, test_name};
+
+fn options(backend: &str) -> WorldOptions {
+    let timeout = Some(Duration::from_secs(20));
+    WorldOptions { backend: Some(backend.into()), timeout, ..Default::default() }
+}
+
+macro_rules! conforms {
+    ($($name:ident($ranks:expr);)*) => {
+        mod threads {
+            use super::*;
+            $(#[test]
+            fn $name() {
+                options("process").threads($ranks, conformance::$name).unwrap();
+            })*
+        }
+
+        mod threads_over_host_memory {
+            use super::*;
+            $(#[test]
+            fn $name() {
+                options("host").threads($ranks, conformance::$name).unwrap();
+            })*
+        }
+
+        mod processes {
+            use super::*;
+            $(#[test]
+            fn $name() {
+                Ranks::new($ranks).run(test_name!(), conformance::$name);
+            })*
+        }
+    };
+}
+
+conforms! {
+    phases_show_every_rank_what_every_rank_wrote(4);
+    signals_order_data(3);
+    signals_reach_oneself_on_every_channel(2);
+    a_full_slot_holds_the_sender_back(3);
+    bad_ranks_and_channels_are_named(2);
+    a_barrier_that_timed_out_is_resumed(3);
+    mismatches_are_told_to_every_rank(3);
+    different_calls_are_told_to_every_rank(2);
+    any_length_works(2);
+    memory_starts_as_zero(2);
+    a_handle_tells_sizes_and_addresses(3);
+    rendezvous_is_remembered(3);
+    interior_addresses_resolve_with_their_offset(2);
+    the_allocations_pad_belongs_to_the_user(3);
+    the_pads_layout_is_pytorchs(3);
+    groups_may_overlap_and_come_in_any_order(4);
+    groups_do_not_share_signals(3);
+    group_names_can_be_used_again(3);
+    a_name_with_different_members_is_a_mismatch(3);
+    pad_sizes_are_checked_and_agreed(3);
+    an_id_gives_the_same_memory_again(2);
+    a_pools_buffers_are_symmetric(3);
+    memory_lives_as_long_as_anyone_reads_it(3);
+    a_handle_keeps_the_memory(2);
+    nothing_is_left_of_what_is_dropped(2);
+    senseless_groups_are_refused(2);
+}
