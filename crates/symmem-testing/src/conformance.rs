@@ -41,7 +41,7 @@ pub fn signals_order_data(world: World) {
     for round in 1..200_u64 {
         for i in 0..512 {
             // SAFETY: the receiver does not look before our signal, nor we write again before its answer.
-            unsafe { to.add(i).write_volatile(round) };
+            unsafe { to.wrapping_add(i).write_volatile(round) };
         }
         world.put_signal(next(&world), 3, SOON).unwrap();
         world.wait_signal(previous(&world), 3, SOON).unwrap();

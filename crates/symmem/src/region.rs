@@ -115,11 +115,11 @@ impl Region {
 
     /// A pointer to `count` elements at byte `offset`, valid as long as the region lives.
     pub fn at<T: Element>(&self, offset: usize, count: usize) -> Result<NonNull<T>> {
-        let bytes = count.checked_mul(size_of::<T>()).unwrap_or(usize::MAX);
+        let bytes = count.saturating_mul(size_of::<T>());
         self.check(offset, bytes)?;
         // SAFETY: S3: checked above.
         let first = unsafe { self.base().add(offset) };
-        if first.as_ptr() as usize % align_of::<T>() != 0 {
+        if !first.as_ptr().cast::<T>().is_aligned() {
             return Err(Error::Usage {
                 op: "view",
                 rank: None,

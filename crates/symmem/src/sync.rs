@@ -13,12 +13,10 @@ pub(crate) mod atomic {
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, fence};
     pub use std::sync::atomic::Ordering;
     #[cfg(not(loom))]
-    #[allow(clippy::disallowed_types, reason = "this is the facade")]
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, fence};
 }
 
 /// A 32-bit word in memory that several processes share. Always std's, because it lies in a mapping.
-#[allow(clippy::disallowed_types, reason = "this is the facade")]
 pub type SharedWord = std::sync::atomic::AtomicU32;
 
 /// When a wait gives up.

@@ -386,7 +386,7 @@ pub(crate) fn check_pad_size(
     ranks: usize,
 ) -> Result<()> {
     const MOST: usize = 4 << 20;
-    if bytes % 4 == 0 && (4 * ranks..=MOST).contains(&bytes) {
+    if bytes.is_multiple_of(4) && (4 * ranks..=MOST).contains(&bytes) {
         return Ok(());
     }
     Err(Error::Usage {

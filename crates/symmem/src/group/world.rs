@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::Group;
@@ -189,6 +189,9 @@ fn setting<T: std::str::FromStr + PartialOrd + Default>(
     }
 }
 
+/// The stores that this process hosts, until it ends.
+static HOSTED: Mutex<Vec<TcpServer>> = Mutex::new(Vec::new());
+
 /// The job's store: the launcher's, or our own if we are rank 0 and nobody else listens at the address.
 fn join_store(
     address: &str,
@@ -198,6 +201,10 @@ fn join_store(
     let mut server = None;
     if place.rank == 0 && !place.store_is_hosted {
         match TcpServer::bind(address) {
+            // Later worlds of the job find the store where they expect it; a socket file must not outlive its world.
+            Ok(bound) if bound.local_addr().is_some() => {
+                HOSTED.lock().unwrap_or_else(PoisonError::into_inner).push(bound);
+            }
             Ok(bound) => server = Some(bound),
             Err(Error::System { source, .. }) if source.kind() == std::io::ErrorKind::AddrInUse => {
                 tracing::debug!("a store listens at {address} already");
