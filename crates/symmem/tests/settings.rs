@@ -128,7 +128,8 @@ struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Write for Log {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
