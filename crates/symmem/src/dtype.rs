@@ -12,6 +12,8 @@ pub enum DType {
     F32,
     F16,
     BF16,
+    F8E4M3,
+    F8E5M2,
     I64,
     I32,
     I16,
@@ -29,7 +31,7 @@ impl DType {
             Self::F64 | Self::I64 | Self::U64 => 8,
             Self::F32 | Self::I32 | Self::U32 => 4,
             Self::F16 | Self::BF16 | Self::I16 | Self::U16 => 2,
-            Self::I8 | Self::U8 => 1,
+            Self::F8E4M3 | Self::F8E5M2 | Self::I8 | Self::U8 => 1,
         }
     }
 
@@ -40,6 +42,8 @@ impl DType {
             Self::F32 => "f32",
             Self::F16 => "f16",
             Self::BF16 => "bf16",
+            Self::F8E4M3 => "f8e4m3",
+            Self::F8E5M2 => "f8e5m2",
             Self::I64 => "i64",
             Self::I32 => "i32",
             Self::I16 => "i16",
@@ -57,6 +61,22 @@ impl std::fmt::Display for DType {
         f.write_str(self.name())
     }
 }
+
+/// An 8-bit float of 4 exponent and 3 mantissa bits, without infinities: PyTorch's `float8_e4m3fn`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct F8E4M3(
+    /// The bits.
+    pub u8,
+);
+
+/// An 8-bit float of 5 exponent and 2 mantissa bits: PyTorch's `float8_e5m2`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct F8E5M2(
+    /// The bits.
+    pub u8,
+);
 
 mod sealed {
     pub trait Sealed {}
@@ -80,7 +100,7 @@ macro_rules! elements {
 }
 
 elements! {
-    f64 => F64, f32 => F32, f16 => F16, bf16 => BF16,
+    f64 => F64, f32 => F32, f16 => F16, bf16 => BF16, F8E4M3 => F8E4M3, F8E5M2 => F8E5M2,
     i64 => I64, i32 => I32, i16 => I16, i8 => I8,
     u64 => U64, u32 => U32, u16 => U16, u8 => U8,
 }
@@ -99,6 +119,8 @@ mod tests {
         same_size::<f32>();
         same_size::<f16>();
         same_size::<bf16>();
+        same_size::<F8E4M3>();
+        same_size::<F8E5M2>();
         same_size::<i64>();
         same_size::<i32>();
         same_size::<i16>();

@@ -23,6 +23,7 @@
 
 pub mod backend;
 mod block;
+pub mod collectives;
 pub mod dtype;
 pub mod error;
 pub mod group;

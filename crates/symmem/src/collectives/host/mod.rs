@@ -1,0 +1,4 @@
+//! The loops of the collectives on host memory.
+
+mod number;
+mod reduce;

@@ -1,0 +1,291 @@
+//! Arithmetic on every element type, written without branches so that compilers turn it into vector code,
+//! and with one result for each input whatever code they make of it.
+
+use half::{bf16, f16};
+
+use crate::dtype::{Element, F8E4M3, F8E5M2};
+
+/// An element type with the type that reductions of it are computed in.
+pub(crate) trait Number: Element {
+    type Wide: Copy;
+    const IS_FLOAT: bool;
+    fn widen(self) -> Self::Wide;
+    fn narrow(wide: Self::Wide) -> Self;
+    fn add(a: Self::Wide, b: Self::Wide) -> Self::Wide;
+    fn multiply(a: Self::Wide, b: Self::Wide) -> Self::Wide;
+    fn min(a: Self::Wide, b: Self::Wide) -> Self::Wide;
+    fn max(a: Self::Wide, b: Self::Wide) -> Self::Wide;
+    fn divide(a: Self::Wide, ranks: usize) -> Self::Wide;
+    fn and(a: Self::Wide, b: Self::Wide) -> Self::Wide;
+    fn or(a: Self::Wide, b: Self::Wide) -> Self::Wide;
+    fn xor(a: Self::Wide, b: Self::Wide) -> Self::Wide;
+}
+
+macro_rules! integers {
+    ($($type:ty),*) => {$(
+        impl Number for $type {
+            type Wide = $type;
+            const IS_FLOAT: bool = false;
+            #[inline(always)]
+            fn widen(self) -> $type { self }
+            #[inline(always)]
+            fn narrow(wide: $type) -> $type { wide }
+            #[inline(always)]
+            fn add(a: $type, b: $type) -> $type { a.wrapping_add(b) }
+            #[inline(always)]
+            fn multiply(a: $type, b: $type) -> $type { a.wrapping_mul(b) }
+            #[inline(always)]
+            fn min(a: $type, b: $type) -> $type { Ord::min(a, b) }
+            #[inline(always)]
+            fn max(a: $type, b: $type) -> $type { Ord::max(a, b) }
+            #[inline(always)]
+            fn divide(a: $type, ranks: usize) -> $type {
+                // More ranks than the type can count leave nothing of any value it can hold.
+                <$type>::try_from(ranks).map_or(0, |ranks| a.wrapping_div(ranks.max(1)))
+            }
+            #[inline(always)]
+            fn and(a: $type, b: $type) -> $type { a & b }
+            #[inline(always)]
+            fn or(a: $type, b: $type) -> $type { a | b }
+            #[inline(always)]
+            fn xor(a: $type, b: $type) -> $type { a ^ b }
+        }
+    )*};
+}
+
+integers!(i8, i16, i32, i64, u8, u16, u32, u64);
+
+macro_rules! floats {
+    ($($type:ty, $wide:ty, |$x:ident| $widen:expr, |$w:ident| $narrow:expr;)*) => {$(
+        impl Number for $type {
+            type Wide = $wide;
+            const IS_FLOAT: bool = true;
+            #[inline(always)]
+            fn widen(self) -> $wide { let $x = self; $widen }
+            #[inline(always)]
+            fn narrow($w: $wide) -> Self { $narrow }
+            #[inline(always)]
+            fn add(a: $wide, b: $wide) -> $wide { a + b }
+            #[inline(always)]
+            fn multiply(a: $wide, b: $wide) -> $wide { a * b }
+            #[inline(always)]
+            fn min(a: $wide, b: $wide) -> $wide {
+                // Equal values differ at most in the sign of zero.
+                let equal = <$wide>::from_bits(a.to_bits() | b.to_bits());
+                let number = if a < b { a } else if b < a { b } else { equal };
+                if a.is_nan() || b.is_nan() { <$wide>::NAN } else { number }
+            }
+            #[inline(always)]
+            fn max(a: $wide, b: $wide) -> $wide {
+                let equal = <$wide>::from_bits(a.to_bits() & b.to_bits());
+                let number = if a > b { a } else if b > a { b } else { equal };
+                if a.is_nan() || b.is_nan() { <$wide>::NAN } else { number }
+            }
+            #[inline(always)]
+            fn divide(a: $wide, ranks: usize) -> $wide { a / ranks as $wide }
+            #[inline(always)]
+            fn and(a: $wide, b: $wide) -> $wide { <$wide>::from_bits(a.to_bits() & b.to_bits()) }
+            #[inline(always)]
+            fn or(a: $wide, b: $wide) -> $wide { <$wide>::from_bits(a.to_bits() | b.to_bits()) }
+            #[inline(always)]
+            fn xor(a: $wide, b: $wide) -> $wide { <$wide>::from_bits(a.to_bits() ^ b.to_bits()) }
+        }
+    )*};
+}
+
+floats! {
+    f64, f64, |x| x, |w| if w.is_nan() { f64::NAN } else { w };
+    f32, f32, |x| x, |w| if w.is_nan() { f32::NAN } else { w };
+    bf16, f32, |x| f32::from_bits(u32::from(x.to_bits()) << 16), |w| bf16::from_bits(to_bf16(w));
+    f16, f32, |x| decode::<10, 15>(u32::from(x.to_bits())), |w| f16::from_bits(encode::<10, 15>(w) as u16);
+    F8E5M2, f32, |x| decode::<2, 15>(u32::from(x.0)), |w| F8E5M2(encode::<2, 15>(w) as u8);
+    F8E4M3, f32, |x| decode_e4m3(u32::from(x.0)), |w| F8E4M3(encode_e4m3(w) as u8);
+}
+
+#[inline(always)]
+fn to_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16; // to nearest, ties to even
+    if x.is_nan() { 0x7fc0 } else { rounded as u16 }
+}
+
+/// A float of `M` mantissa bits and exponent bias `B`, with infinities and NaNs as IEEE 754 has them.
+#[inline(always)]
+fn decode<const M: u32, const B: u32>(bits: u32) -> f32 {
+    let width = 32 - (2 * B + 1).leading_zeros() + M; // all but the sign
+    let magnitude = bits & ((1 << width) - 1);
+    let sign = (bits >> width) << 31;
+    let shifted = magnitude << (23 - M);
+    let rebias = (127 - B) << 23;
+    let normal = shifted + rebias;
+    let special = normal + rebias;
+    let tiny = f32::from_bits(shifted + rebias + (1 << 23)) - f32::from_bits(rebias + (1 << 23));
+    let exponent = magnitude >> M;
+    let number = if exponent == 2 * B + 1 { special } else { normal };
+    let number = if exponent == 0 { tiny.to_bits() } else { number };
+    f32::from_bits(number | sign)
+}
+
+/// The inverse of `decode`: to nearest, ties to even; too large is infinite; every NaN is the same one.
+#[inline(always)]
+fn encode<const M: u32, const B: u32>(x: f32) -> u32 {
+    let width = 32 - (2 * B + 1).leading_zeros() + M;
+    let infinity = (2 * B + 1) << M;
+    let (magnitude, sign) = (x.to_bits() & 0x7fff_ffff, (x.to_bits() >> 31) << width);
+    let finite = round::<M, B>(magnitude);
+    let number = if magnitude >= (127 + B + 1) << 23 { infinity } else { finite };
+    if x.is_nan() { infinity | 1 << (M - 1) } else { number | sign }
+}
+
+/// Without infinities: one more binade of numbers, and a single NaN, that stands for what is too large as well.
+#[inline(always)]
+fn decode_e4m3(bits: u32) -> f32 {
+    let number = decode::<3, 7>(bits);
+    let magnitude = bits & 0x7f;
+    let sign = (bits >> 7) << 31;
+    let top = f32::from_bits(((magnitude << 20) + (120 << 23)) | sign);
+    let number = if magnitude >> 3 == 15 { top } else { number };
+    if magnitude == 0x7f { f32::NAN } else { number }
+}
+
+#[inline(always)]
+fn encode_e4m3(x: f32) -> u32 {
+    let (magnitude, sign) = (x.to_bits() & 0x7fff_ffff, (x.to_bits() >> 31) << 7);
+    let rounded = round::<3, 7>(magnitude);
+    let too_large = rounded > 0x7e || magnitude >= (127 + 9) << 23;
+    if x.is_nan() || too_large { 0x7f } else { rounded | sign }
+}
+
+/// The magnitude of a finite f32 in fewer bits.
+#[inline(always)]
+fn round<const M: u32, const B: u32>(magnitude: u32) -> u32 {
+    let shift = 23 - M;
+    let odd = (magnitude >> shift) & 1;
+    let half = (1 << (shift - 1)) - 1;
+    let normal = magnitude.wrapping_sub((127 - B) << 23).wrapping_add(half + odd) >> shift;
+    // Below the normal numbers an addition aligns the bits, and rounds as additions do.
+    let align = (127 + 24 - B - M) << 23;
+    let tiny = (f32::from_bits(magnitude) + f32::from_bits(align)).to_bits().wrapping_sub(align);
+    if magnitude < (127 - B + 1) << 23 { tiny } else { normal }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f16_conversions_are_those_of_ieee_754_for_every_value() {
+        for bits in 0..=u16::MAX {
+            let x = f16::from_bits(bits);
+            if x.is_nan() {
+                assert!(x.widen().is_nan());
+                assert_eq!(f16::narrow(x.widen()).to_bits(), 0x7e00);
+            } else {
+                assert_eq!(x.widen().to_bits(), x.to_f32().to_bits(), "{bits:#x}");
+                assert_eq!(f16::narrow(x.widen()).to_bits(), bits);
+            }
+        }
+    }
+
+    /// Values around every rounding boundary of a type with `step` distinct magnitudes.
+    fn around(values: impl Iterator<Item = f32>) -> impl Iterator<Item = f32> {
+        values.flat_map(|v| {
+            let bits = v.to_bits();
+            (-2..=2).map(move |d| f32::from_bits(bits.wrapping_add_signed(d)))
+        })
+    }
+
+    #[test]
+    fn f16_and_bf16_round_to_nearest_even_between_all_neighbours() {
+        for bits in 0..0x7c00_u16 {
+            let (low, high) = (f16::from_bits(bits).to_f32(), f16::from_bits(bits + 1).to_f32());
+            let middle = if high.is_finite() { low / 2.0 + high / 2.0 } else { 65520.0 };
+            for x in around([low, middle].into_iter()).filter(|x| x.is_finite()) {
+                assert_eq!(f16::narrow(x).to_bits(), f16::from_f32(x).to_bits(), "{x:e}");
+                assert_eq!(f16::narrow(-x).to_bits(), f16::from_f32(-x).to_bits(), "-{x:e}");
+            }
+        }
+        for bits in (0..0x7f80_u16).step_by(7) {
+            let low = bf16::from_bits(bits).to_f32();
+            let middle = f32::from_bits(low.to_bits() + 0x8000);
+            for x in around([low, middle].into_iter()).filter(|x| x.is_finite()) {
+                assert_eq!(bf16::narrow(x).to_bits(), bf16::from_f32(x).to_bits(), "{x:e}");
+            }
+        }
+        assert_eq!(bf16::narrow(f32::INFINITY).to_bits(), 0x7f80);
+        assert_eq!(bf16::narrow(f32::from_bits(0x7f80_0001)).to_bits(), 0x7fc0);
+    }
+
+    /// The value of an 8-bit float, by its definition.
+    fn by_definition(bits: u8, mantissa: i32, bias: i32) -> f32 {
+        let sign = if bits & 0x80 == 0 { 1.0 } else { -1.0 };
+        let exponent = i32::from(bits & 0x7f) >> mantissa;
+        let fraction = (i32::from(bits) & ((1 << mantissa) - 1)) as f32 / (1 << mantissa) as f32;
+        match exponent {
+            0 => sign * fraction * 2f32.powi(1 - bias),
+            e => sign * (1.0 + fraction) * 2f32.powi(e - bias),
+        }
+    }
+
+    #[test]
+    fn eight_bit_floats_are_what_their_definition_says() {
+        for bits in 0..=u8::MAX {
+            let e4m3 = F8E4M3(bits);
+            if bits & 0x7f == 0x7f {
+                assert!(e4m3.widen().is_nan());
+            } else {
+                assert_eq!(e4m3.widen().to_bits(), by_definition(bits, 3, 7).to_bits(), "e4m3 {bits:#x}");
+                assert_eq!(F8E4M3::narrow(e4m3.widen()).0, bits);
+            }
+            let e5m2 = F8E5M2(bits);
+            match bits & 0x7f {
+                0x7c => assert!(e5m2.widen().is_infinite()),
+                m if m > 0x7c => assert!(e5m2.widen().is_nan()),
+                _ => {
+                    assert_eq!(e5m2.widen().to_bits(), by_definition(bits, 2, 15).to_bits(), "e5m2 {bits:#x}");
+                    assert_eq!(F8E5M2::narrow(e5m2.widen()).0, bits);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn eight_bit_floats_round_to_nearest_even() {
+        fn check<T: Number<Wide = f32>>(largest: u8, value: impl Fn(u8) -> f32, bits: impl Fn(T) -> u8) {
+            for low in 0..largest {
+                let (a, b) = (value(low), value(low + 1));
+                let middle = (a + b) / 2.0;
+                let even = if low % 2 == 0 { low } else { low + 1 };
+                assert_eq!(bits(T::narrow(middle)), even, "{middle:e}");
+                assert_eq!(bits(T::narrow(f32::from_bits(middle.to_bits() - 1))), low);
+                assert_eq!(bits(T::narrow(f32::from_bits(middle.to_bits() + 1))), low + 1);
+            }
+        }
+        check::<F8E4M3>(0x7e, |b| by_definition(b, 3, 7), |x| x.0);
+        check::<F8E5M2>(0x7b, |b| by_definition(b, 2, 15), |x| x.0);
+        assert_eq!(F8E4M3::narrow(464.0).0, 0x7e, "a tie goes to the even 448");
+        assert_eq!(F8E4M3::narrow(464.1).0, 0x7f);
+        assert_eq!(F8E4M3::narrow(f32::INFINITY).0, 0x7f);
+        assert_eq!(F8E5M2::narrow(61440.0).0, 0x7c);
+        assert_eq!(F8E5M2::narrow(-1e30).0, 0xfc);
+    }
+
+    #[test]
+    fn min_and_max_know_signed_zeros_and_pass_nan_on() {
+        assert_eq!(f32::min(-0.0, 0.0).to_bits() >> 31, 1);
+        assert_eq!(<f32 as Number>::min(0.0, -0.0).to_bits(), (-0.0f32).to_bits());
+        assert_eq!(<f32 as Number>::max(-0.0, 0.0).to_bits(), 0.0f32.to_bits());
+        assert_eq!(<f32 as Number>::min(1.0, 2.0), 1.0);
+        assert_eq!(<f32 as Number>::max(-1.0, -2.0), -1.0);
+        assert!(<f32 as Number>::min(f32::NAN, 1.0).is_nan());
+        assert!(<f32 as Number>::max(1.0, f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn integers_wrap_and_averages_go_towards_zero() {
+        assert_eq!(<u8 as Number>::add(200, 100), 44);
+        assert_eq!(<i8 as Number>::multiply(100, 2), -56);
+        assert_eq!(<i32 as Number>::divide(-7, 2), -3);
+        assert_eq!(<i8 as Number>::divide(100, 300), 0);
+    }
+}

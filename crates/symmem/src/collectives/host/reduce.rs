@@ -1,0 +1,246 @@
+//! The reduce loop: element i of every destination becomes the reduction of element i of all sources, in their order.
+//!
+//! One body for all types and operators, compiled for several instruction sets; the best that the processor has is
+//! chosen once. All give the same bits, because no operation in the body depends on how wide the vectors are.
+#![allow(unsafe_code)] // S2, S3: callers hand over ranges that they may touch, checked by them
+
+use super::number::Number;
+use crate::collectives::ReduceOp;
+
+/// Elements that are worked on at once: a few registers full, whatever the registers.
+const LANES: usize = 64;
+
+/// An operator as a type, so that the loop is made for it.
+trait Operator {
+    fn apply<N: Number>(a: N::Wide, b: N::Wide) -> N::Wide;
+    /// What is done to the last result.
+    #[inline(always)]
+    fn finish<N: Number>(a: N::Wide, _ranks: usize) -> N::Wide {
+        a
+    }
+}
+
+macro_rules! operators {
+    ($($name:ident => $method:ident),*) => {$(
+        struct $name;
+        impl Operator for $name {
+            #[inline(always)]
+            fn apply<N: Number>(a: N::Wide, b: N::Wide) -> N::Wide { N::$method(a, b) }
+        }
+    )*};
+}
+
+operators!(Sum => add, Product => multiply, Min => min, Max => max, And => and, Or => or, Xor => xor);
+
+struct Average;
+
+impl Operator for Average {
+    #[inline(always)]
+    fn apply<N: Number>(a: N::Wide, b: N::Wide) -> N::Wide {
+        N::add(a, b)
+    }
+
+    #[inline(always)]
+    fn finish<N: Number>(a: N::Wide, ranks: usize) -> N::Wide {
+        N::divide(a, ranks)
+    }
+}
+
+/// A reduce loop for one type and operator: sources, destinations, elements.
+///
+/// # Safety
+/// Every source may be read and every destination written for that many elements, by nobody else meanwhile.
+/// A destination may be one of the sources, at the same element; otherwise they do not overlap.
+pub(crate) type Loop<N> = unsafe fn(&[*const N], &[*mut N], usize);
+
+/// The loop for `op`; `None` where the operator has no meaning for the type.
+pub(crate) fn reduce_loop<N: Number>(op: ReduceOp) -> Option<Loop<N>> {
+    match op {
+        ReduceOp::Sum => Some(best::<N, Sum>()),
+        ReduceOp::Average => Some(best::<N, Average>()),
+        ReduceOp::Product => Some(best::<N, Product>()),
+        ReduceOp::Min => Some(best::<N, Min>()),
+        ReduceOp::Max => Some(best::<N, Max>()),
+        _ if N::IS_FLOAT => None,
+        ReduceOp::And => Some(best::<N, And>()),
+        ReduceOp::Or => Some(best::<N, Or>()),
+        ReduceOp::Xor => Some(best::<N, Xor>()),
+    }
+}
+
+fn best<N: Number, O: Operator>() -> Loop<N> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512dq")
+        {
+            return avx512::<N, O>;
+        }
+        if is_x86_feature_detected!("avx2") {
+            return avx2::<N, O>;
+        }
+    }
+    portable::<N, O>
+}
+
+/// # Safety
+/// See [`Loop`].
+unsafe fn portable<N: Number, O: Operator>(from: &[*const N], to: &[*mut N], len: usize) {
+    // SAFETY: as the caller promises.
+    unsafe { body::<N, O>(from, to, len) }
+}
+
+/// # Safety
+/// See [`Loop`]; and the processor has AVX2.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn avx2<N: Number, O: Operator>(from: &[*const N], to: &[*mut N], len: usize) {
+    // SAFETY: as the caller promises.
+    unsafe { body::<N, O>(from, to, len) }
+}
+
+/// # Safety
+/// See [`Loop`]; and the processor has these parts of AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn avx512<N: Number, O: Operator>(from: &[*const N], to: &[*mut N], len: usize) {
+    // SAFETY: as the caller promises.
+    unsafe { body::<N, O>(from, to, len) }
+}
+
+/// # Safety
+/// See [`Loop`].
+#[inline(always)]
+unsafe fn body<N: Number, O: Operator>(from: &[*const N], to: &[*mut N], len: usize) {
+    let whole = len / LANES * LANES;
+    for at in (0..whole).step_by(LANES) {
+        // SAFETY: as the caller promises; `at + LANES` is within `len`.
+        unsafe { block::<N, O, LANES>(from, to, at) };
+    }
+    for at in whole..len {
+        // SAFETY: as above, with one element.
+        unsafe { block::<N, O, 1>(from, to, at) };
+    }
+}
+
+/// # Safety
+/// See [`Loop`], for the `L` elements from `at` on.
+#[inline(always)]
+unsafe fn block<N: Number, O: Operator, const L: usize>(from: &[*const N], to: &[*mut N], at: usize) {
+    let load = |source: *const N| {
+        // SAFETY: the caller may read it; numbers may lie at any address.
+        unsafe { source.wrapping_add(at).cast::<[N; L]>().read_unaligned() }
+    };
+    let Some((&first, rest)) = from.split_first() else { return };
+    let mut sum: [N::Wide; L] = load(first).map(N::widen);
+    for &source in rest {
+        let next = load(source);
+        for (sum, next) in sum.iter_mut().zip(next) {
+            *sum = O::apply::<N>(*sum, next.widen());
+        }
+    }
+    let result: [N; L] = sum.map(|sum| N::narrow(O::finish::<N>(sum, from.len())));
+    for &destination in to {
+        // SAFETY: the caller may write it.
+        unsafe { destination.wrapping_add(at).cast::<[N; L]>().write_unaligned(result) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::*;
+
+    fn run<N: Number>(looped: Loop<N>, sources: &[Vec<N>], offset: usize) -> Vec<N> {
+        let len = sources[0].len() - offset;
+        let mut out = vec![sources[0][0]; len];
+        let from: Vec<*const N> = sources.iter().map(|s| s[offset..].as_ptr()).collect();
+        // SAFETY: all have `len` elements from there on, and nobody else has `out`.
+        unsafe { looped(&from, &[out.as_mut_ptr()], len) };
+        out
+    }
+
+    /// Numbers that tell every mistake: large, small, negative, special.
+    fn values(seed: u32, len: usize) -> Vec<f32> {
+        let mut state = seed.wrapping_mul(2_654_435_761) | 1;
+        std::iter::repeat_with(|| {
+            state ^= state << 13;
+            state ^= state >> 17;
+            state ^= state << 5;
+            match state % 97 {
+                0 => f32::NAN,
+                1 => f32::INFINITY,
+                2 => -0.0,
+                3 => f32::from_bits(state & 0x807f_ffff),
+                _ => f32::from_bits(state & 0x83ff_ffff | 0x3c00_0000),
+            }
+        })
+        .take(len)
+        .collect()
+    }
+
+    fn all_agree<N: Number>(make: impl Fn(f32) -> N, bytes: impl Fn(&[N]) -> Vec<u8>) {
+        for ranks in [2, 3, 8] {
+            for len in [1, 5, 63, 64, 65, 1000] {
+                let sources: Vec<Vec<N>> =
+                    (0..ranks).map(|r| values(r + 1, len).into_iter().map(&make).collect()).collect();
+                for op in ReduceOp::ALL {
+                    let Some(chosen) = reduce_loop::<N>(op) else { continue };
+                    let plain = match op {
+                        ReduceOp::Sum => portable::<N, Sum>,
+                        ReduceOp::Average => portable::<N, Average>,
+                        ReduceOp::Product => portable::<N, Product>,
+                        ReduceOp::Min => portable::<N, Min>,
+                        ReduceOp::Max => portable::<N, Max>,
+                        ReduceOp::And => portable::<N, And>,
+                        ReduceOp::Or => portable::<N, Or>,
+                        ReduceOp::Xor => portable::<N, Xor>,
+                    };
+                    let (a, b) = (run(chosen, &sources, 0), run(plain, &sources, 0));
+                    assert_eq!(bytes(&a), bytes(&b), "{op} of {ranks} × {len}");
+                    if len > 3 {
+                        let shifted = run(chosen, &sources, 3);
+                        assert_eq!(bytes(&shifted), bytes(&a[3..]), "{op} from element 3");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_and_alignment_gives_the_same_bits() {
+        all_agree::<f32>(|x| x, |v| v.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect());
+        all_agree::<f64>(f64::from, |v| v.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect());
+        all_agree::<bf16>(bf16::from_f32, |v| v.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect());
+        all_agree::<half::f16>(half::f16::from_f32, |v| {
+            v.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect()
+        });
+        all_agree::<u8>(|x| x.to_bits() as u8, <[u8]>::to_vec);
+        all_agree::<i64>(|x| i64::from(x.to_bits()) << 7, |v| v.iter().flat_map(|x| x.to_le_bytes()).collect());
+    }
+
+    #[test]
+    fn bf16_is_rounded_once_at_the_end() {
+        let one = vec![bf16::from_f32(1.0)];
+        let tiny = vec![bf16::from_f32(1.0 / 512.0)];
+        let sources = [one, tiny.clone(), tiny.clone(), tiny.clone(), tiny];
+        let sum = run(reduce_loop::<bf16>(ReduceOp::Sum).unwrap(), &sources, 0);
+        assert_eq!(sum[0].to_f32(), 1.0078125, "each alone would have been rounded away");
+    }
+
+    #[test]
+    fn a_result_that_is_no_number_is_one_and_the_same() {
+        let odd = f32::from_bits(0xffa1_2345);
+        let sum = run(reduce_loop::<f32>(ReduceOp::Sum).unwrap(), &[vec![odd], vec![1.0]], 0);
+        assert_eq!(sum[0].to_bits(), f32::NAN.to_bits());
+    }
+
+    #[test]
+    fn bits_of_floats_are_not_combined() {
+        assert!(reduce_loop::<f32>(ReduceOp::And).is_none());
+        assert!(reduce_loop::<u32>(ReduceOp::Xor).is_some());
+    }
+}

@@ -1,0 +1,6 @@
+//! Collectives over symmetric memory.
+
+mod host;
+mod op;
+
+pub use op::ReduceOp;
