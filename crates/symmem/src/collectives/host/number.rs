@@ -1,5 +1,6 @@
 //! Arithmetic on every element type, written without branches so that compilers turn it into vector code,
 //! and with one result for each input whatever code they make of it.
+#![allow(unsafe_code)] // instructions that the processor was asked for before; no S-invariant
 
 use half::{bf16, f16};
 
@@ -19,6 +20,24 @@ pub(crate) trait Number: Element {
     fn and(a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn or(a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn xor(a: Self::Wide, b: Self::Wide) -> Self::Wide;
+
+    /// As `widen`, by the processor's own means where it has any.
+    ///
+    /// # Safety
+    /// The processor has F16C.
+    #[inline(always)]
+    unsafe fn widen_fast<const L: usize>(narrow: [Self; L]) -> [Self::Wide; L] {
+        narrow.map(Self::widen)
+    }
+
+    /// As `narrow`, likewise.
+    ///
+    /// # Safety
+    /// The processor has F16C.
+    #[inline(always)]
+    unsafe fn narrow_fast<const L: usize>(wide: [Self::Wide; L]) -> [Self; L] {
+        wide.map(Self::narrow)
+    }
 }
 
 macro_rules! integers {
@@ -56,7 +75,7 @@ macro_rules! integers {
 integers!(i8, i16, i32, i64, u8, u16, u32, u64);
 
 macro_rules! floats {
-    ($($type:ty, $wide:ty, |$x:ident| $widen:expr, |$w:ident| $narrow:expr;)*) => {$(
+    ($($type:ty, $wide:ty, |$x:ident| $widen:expr, |$w:ident| $narrow:expr, {$($fast:item)*};)*) => {$(
         impl Number for $type {
             type Wide = $wide;
             const IS_FLOAT: bool = true;
@@ -89,17 +108,74 @@ macro_rules! floats {
             fn or(a: $wide, b: $wide) -> $wide { <$wide>::from_bits(a.to_bits() | b.to_bits()) }
             #[inline(always)]
             fn xor(a: $wide, b: $wide) -> $wide { <$wide>::from_bits(a.to_bits() ^ b.to_bits()) }
+            $($fast)*
         }
     )*};
 }
 
 floats! {
-    f64, f64, |x| x, |w| if w.is_nan() { f64::NAN } else { w };
-    f32, f32, |x| x, |w| if w.is_nan() { f32::NAN } else { w };
-    bf16, f32, |x| f32::from_bits(u32::from(x.to_bits()) << 16), |w| bf16::from_bits(to_bf16(w));
-    f16, f32, |x| decode::<10, 15>(u32::from(x.to_bits())), |w| f16::from_bits(encode::<10, 15>(w) as u16);
-    F8E5M2, f32, |x| decode::<2, 15>(u32::from(x.0)), |w| F8E5M2(encode::<2, 15>(w) as u8);
-    F8E4M3, f32, |x| decode_e4m3(u32::from(x.0)), |w| F8E4M3(encode_e4m3(w) as u8);
+    f64, f64, |x| x, |w| if w.is_nan() { f64::NAN } else { w }, {};
+    f32, f32, |x| x, |w| if w.is_nan() { f32::NAN } else { w }, {};
+    bf16, f32, |x| f32::from_bits(u32::from(x.to_bits()) << 16), |w| bf16::from_bits(to_bf16(w)), {};
+    f16, f32, |x| decode::<10, 15>(u32::from(x.to_bits())), |w| f16::from_bits(encode::<10, 15>(w) as u16), {
+        #[cfg(target_arch = "x86_64")]
+        #[inline(always)]
+        unsafe fn widen_fast<const L: usize>(narrow: [Self; L]) -> [f32; L] {
+            let mut wide = [0.0; L];
+            for (narrow, wide) in narrow.chunks_exact(8).zip(wide.chunks_exact_mut(8)) {
+                // SAFETY: the processor can, and eight elements are there.
+                unsafe { f16c::widen(narrow.as_ptr(), wide.as_mut_ptr()) };
+            }
+            wide
+        }
+
+        #[cfg(target_arch = "x86_64")]
+        #[inline(always)]
+        unsafe fn narrow_fast<const L: usize>(wide: [f32; L]) -> [Self; L] {
+            let mut narrow = [f16::ZERO; L];
+            for (wide, narrow) in wide.chunks_exact(8).zip(narrow.chunks_exact_mut(8)) {
+                // SAFETY: the processor can, and eight elements are there.
+                unsafe { f16c::narrow(wide.as_ptr(), narrow.as_mut_ptr()) };
+            }
+            narrow
+        }
+    };
+    F8E5M2, f32, |x| decode::<2, 15>(u32::from(x.0)), |w| F8E5M2(encode::<2, 15>(w) as u8), {};
+    F8E4M3, f32, |x| decode_e4m3(u32::from(x.0)), |w| F8E4M3(encode_e4m3(w) as u8), {};
+}
+
+/// Conversions of eight 16-bit floats at once. They agree with the code for one in all but NaNs, which are made
+/// the one NaN first.
+#[cfg(target_arch = "x86_64")]
+mod f16c {
+    use std::arch::x86_64::*;
+
+    use half::f16;
+
+    /// # Safety
+    /// The processor has F16C; eight elements may be read and written.
+    #[inline]
+    #[target_feature(enable = "avx,f16c")]
+    pub(super) unsafe fn widen(narrow: *const f16, wide: *mut f32) {
+        // SAFETY: as the caller promises.
+        let eight = unsafe { _mm_loadu_si128(narrow.cast()) };
+        // SAFETY: as the caller promises.
+        unsafe { _mm256_storeu_ps(wide, _mm256_cvtph_ps(eight)) };
+    }
+
+    /// # Safety
+    /// As `widen`.
+    #[inline]
+    #[target_feature(enable = "avx,f16c")]
+    pub(super) unsafe fn narrow(wide: *const f32, narrow: *mut f16) {
+        // SAFETY: as the caller promises.
+        let eight = unsafe { _mm256_loadu_ps(wide) };
+        let nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(eight, eight);
+        let eight = _mm256_blendv_ps(eight, _mm256_set1_ps(f32::NAN), nan);
+        let rounded = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(eight);
+        // SAFETY: as the caller promises.
+        unsafe { _mm_storeu_si128(narrow.cast(), rounded) };
+    }
 }
 
 #[inline(always)]
@@ -234,7 +310,11 @@ mod tests {
             if bits & 0x7f == 0x7f {
                 assert!(e4m3.widen().is_nan());
             } else {
-                assert_eq!(e4m3.widen().to_bits(), by_definition(bits, 3, 7).to_bits(), "e4m3 {bits:#x}");
+                assert_eq!(
+                    e4m3.widen().to_bits(),
+                    by_definition(bits, 3, 7).to_bits(),
+                    "e4m3 {bits:#x}"
+                );
                 assert_eq!(F8E4M3::narrow(e4m3.widen()).0, bits);
             }
             let e5m2 = F8E5M2(bits);
@@ -242,7 +322,11 @@ mod tests {
                 0x7c => assert!(e5m2.widen().is_infinite()),
                 m if m > 0x7c => assert!(e5m2.widen().is_nan()),
                 _ => {
-                    assert_eq!(e5m2.widen().to_bits(), by_definition(bits, 2, 15).to_bits(), "e5m2 {bits:#x}");
+                    assert_eq!(
+                        e5m2.widen().to_bits(),
+                        by_definition(bits, 2, 15).to_bits(),
+                        "e5m2 {bits:#x}"
+                    );
                     assert_eq!(F8E5M2::narrow(e5m2.widen()).0, bits);
                 }
             }
@@ -251,7 +335,11 @@ mod tests {
 
     #[test]
     fn eight_bit_floats_round_to_nearest_even() {
-        fn check<T: Number<Wide = f32>>(largest: u8, value: impl Fn(u8) -> f32, bits: impl Fn(T) -> u8) {
+        fn check<T: Number<Wide = f32>>(
+            largest: u8,
+            value: impl Fn(u8) -> f32,
+            bits: impl Fn(T) -> u8,
+        ) {
             for low in 0..largest {
                 let (a, b) = (value(low), value(low + 1));
                 let middle = (a + b) / 2.0;

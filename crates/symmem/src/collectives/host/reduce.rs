@@ -71,14 +71,16 @@ pub(crate) fn reduce_loop<N: Number>(op: ReduceOp) -> Option<Loop<N>> {
 fn best<N: Number, O: Operator>() -> Loop<N> {
     #[cfg(target_arch = "x86_64")]
     {
-        if is_x86_feature_detected!("avx512f")
+        let halves = is_x86_feature_detected!("f16c");
+        if halves
+            && is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512dq")
         {
             return avx512::<N, O>;
         }
-        if is_x86_feature_detected!("avx2") {
+        if halves && is_x86_feature_detected!("avx2") {
             return avx2::<N, O>;
         }
     }
@@ -89,59 +91,70 @@ fn best<N: Number, O: Operator>() -> Loop<N> {
 /// See [`Loop`].
 unsafe fn portable<N: Number, O: Operator>(from: &[*const N], to: &[*mut N], len: usize) {
     // SAFETY: as the caller promises.
-    unsafe { body::<N, O>(from, to, len) }
+    unsafe { body::<N, O, false>(from, to, len) }
 }
 
 /// # Safety
-/// See [`Loop`]; and the processor has AVX2.
+/// See [`Loop`]; and the processor has AVX2 and F16C.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,f16c")]
 unsafe fn avx2<N: Number, O: Operator>(from: &[*const N], to: &[*mut N], len: usize) {
     // SAFETY: as the caller promises.
-    unsafe { body::<N, O>(from, to, len) }
+    unsafe { body::<N, O, true>(from, to, len) }
 }
 
 /// # Safety
-/// See [`Loop`]; and the processor has these parts of AVX-512.
+/// See [`Loop`]; and the processor has these parts of AVX-512, and F16C.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
 unsafe fn avx512<N: Number, O: Operator>(from: &[*const N], to: &[*mut N], len: usize) {
     // SAFETY: as the caller promises.
-    unsafe { body::<N, O>(from, to, len) }
+    unsafe { body::<N, O, true>(from, to, len) }
 }
 
 /// # Safety
-/// See [`Loop`].
+/// See [`Loop`]; where `H` says so, the processor converts 16-bit floats by itself (F16C).
 #[inline(always)]
-unsafe fn body<N: Number, O: Operator>(from: &[*const N], to: &[*mut N], len: usize) {
+unsafe fn body<N: Number, O: Operator, const H: bool>(
+    from: &[*const N],
+    to: &[*mut N],
+    len: usize,
+) {
     let whole = len / LANES * LANES;
     for at in (0..whole).step_by(LANES) {
         // SAFETY: as the caller promises; `at + LANES` is within `len`.
-        unsafe { block::<N, O, LANES>(from, to, at) };
+        unsafe { block::<N, O, H, LANES>(from, to, at) };
     }
     for at in whole..len {
         // SAFETY: as above, with one element.
-        unsafe { block::<N, O, 1>(from, to, at) };
+        unsafe { block::<N, O, false, 1>(from, to, at) };
     }
 }
 
 /// # Safety
-/// See [`Loop`], for the `L` elements from `at` on.
+/// See [`body`], for the `L` elements from `at` on.
 #[inline(always)]
-unsafe fn block<N: Number, O: Operator, const L: usize>(from: &[*const N], to: &[*mut N], at: usize) {
+unsafe fn block<N: Number, O: Operator, const H: bool, const L: usize>(
+    from: &[*const N],
+    to: &[*mut N],
+    at: usize,
+) {
     let load = |source: *const N| {
         // SAFETY: the caller may read it; numbers may lie at any address.
-        unsafe { source.wrapping_add(at).cast::<[N; L]>().read_unaligned() }
+        let narrow = unsafe { source.wrapping_add(at).cast::<[N; L]>().read_unaligned() };
+        // SAFETY: as `H` says.
+        if H { unsafe { N::widen_fast(narrow) } } else { narrow.map(N::widen) }
     };
     let Some((&first, rest)) = from.split_first() else { return };
-    let mut sum: [N::Wide; L] = load(first).map(N::widen);
+    let mut sum: [N::Wide; L] = load(first);
     for &source in rest {
-        let next = load(source);
-        for (sum, next) in sum.iter_mut().zip(next) {
-            *sum = O::apply::<N>(*sum, next.widen());
+        for (sum, next) in sum.iter_mut().zip(load(source)) {
+            *sum = O::apply::<N>(*sum, next);
         }
     }
-    let result: [N; L] = sum.map(|sum| N::narrow(O::finish::<N>(sum, from.len())));
+    let sum = sum.map(|sum| O::finish::<N>(sum, from.len()));
+    // SAFETY: as `H` says.
+    let result = if H { unsafe { N::narrow_fast(sum) } } else { sum.map(N::narrow) };
     for &destination in to {
         // SAFETY: the caller may write it.
         unsafe { destination.wrapping_add(at).cast::<[N; L]>().write_unaligned(result) };
@@ -185,8 +198,9 @@ mod tests {
     fn all_agree<N: Number>(make: impl Fn(f32) -> N, bytes: impl Fn(&[N]) -> Vec<u8>) {
         for ranks in [2, 3, 8] {
             for len in [1, 5, 63, 64, 65, 1000] {
-                let sources: Vec<Vec<N>> =
-                    (0..ranks).map(|r| values(r + 1, len).into_iter().map(&make).collect()).collect();
+                let sources: Vec<Vec<N>> = (0..ranks)
+                    .map(|r| values(r + 1, len).into_iter().map(&make).collect())
+                    .collect();
                 for op in ReduceOp::ALL {
                     let Some(chosen) = reduce_loop::<N>(op) else { continue };
                     let plain = match op {
@@ -214,12 +228,17 @@ mod tests {
     fn every_instruction_set_and_alignment_gives_the_same_bits() {
         all_agree::<f32>(|x| x, |v| v.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect());
         all_agree::<f64>(f64::from, |v| v.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect());
-        all_agree::<bf16>(bf16::from_f32, |v| v.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect());
+        all_agree::<bf16>(bf16::from_f32, |v| {
+            v.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect()
+        });
         all_agree::<half::f16>(half::f16::from_f32, |v| {
             v.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect()
         });
         all_agree::<u8>(|x| x.to_bits() as u8, <[u8]>::to_vec);
-        all_agree::<i64>(|x| i64::from(x.to_bits()) << 7, |v| v.iter().flat_map(|x| x.to_le_bytes()).collect());
+        all_agree::<i64>(
+            |x| i64::from(x.to_bits()) << 7,
+            |v| v.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        );
     }
 
     #[test]
