@@ -34,7 +34,7 @@ pub mod store;
 pub mod symmetric;
 pub mod sync;
 
-pub use dtype::{DType, Element};
+pub use dtype::{DType, Element, F8E4M3, F8E5M2, ReduceOp};
 pub use error::{Error, Result};
 pub use group::{
     DEFAULT_SIGNAL_PAD_SIZE, Group, GroupOptions, World, WorldOptions, set_signal_pad_size,

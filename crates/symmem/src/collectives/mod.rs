@@ -1,6 +1,3 @@
 //! Collectives over symmetric memory.
 
 mod host;
-mod op;
-
-pub use op::ReduceOp;

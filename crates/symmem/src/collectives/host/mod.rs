@@ -1,4 +1,3 @@
 //! The loops of the collectives on host memory.
 
-mod number;
 mod reduce;

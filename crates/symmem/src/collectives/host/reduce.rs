@@ -4,8 +4,8 @@
 //! chosen once. All give the same bits, because no operation in the body depends on how wide the vectors are.
 #![allow(unsafe_code)] // S2, S3: callers hand over ranges that they may touch, checked by them
 
-use super::number::Number;
-use crate::collectives::ReduceOp;
+use crate::dtype::ReduceOp;
+use crate::dtype::number::Number;
 
 /// Elements that are worked on at once: a few registers full, whatever the registers.
 const LANES: usize = 64;

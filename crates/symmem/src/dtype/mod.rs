@@ -1,7 +1,12 @@
-//! Element types: what a buffer may hold.
+//! Element types: what a buffer may hold, and how it is reduced.
+
+pub(crate) mod number;
+mod op;
 
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
+
+pub use op::ReduceOp;
 
 /// The type of a buffer's elements, as it travels between ranks and languages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -79,7 +84,8 @@ pub struct F8E5M2(
 );
 
 mod sealed {
-    pub trait Sealed {}
+    /// Closed to other crates, and the way from an element to its arithmetic.
+    pub trait Sealed: super::number::Number {}
 }
 
 /// A type that may lie in symmetric memory: plain numbers, valid for every bit pattern, zero included.

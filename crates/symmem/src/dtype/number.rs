@@ -4,10 +4,10 @@
 
 use half::{bf16, f16};
 
-use crate::dtype::{Element, F8E4M3, F8E5M2};
+use super::{F8E4M3, F8E5M2};
 
 /// An element type with the type that reductions of it are computed in.
-pub(crate) trait Number: Element {
+pub trait Number: Copy + 'static {
     type Wide: Copy;
     const IS_FLOAT: bool;
     fn widen(self) -> Self::Wide;
