@@ -155,6 +155,35 @@ impl Region {
     }
 }
 
+/// All words of a region, found once: for those who look at them often.
+pub(crate) struct Words {
+    first: NonNull<SharedWord>,
+    count: usize,
+    _region: Region,
+}
+
+// SAFETY: atomics may be shared with anyone.
+unsafe impl Send for Words {}
+// SAFETY: as above.
+unsafe impl Sync for Words {}
+
+impl Words {
+    pub(crate) fn new(region: Region) -> Result<Self> {
+        let count = region.bytes() / size_of::<u32>();
+        let first = region.at::<u32>(0, count)?.cast();
+        Ok(Self { first, count, _region: region })
+    }
+}
+
+impl std::ops::Deref for Words {
+    type Target = [SharedWord];
+
+    fn deref(&self) -> &[SharedWord] {
+        // SAFETY: S1 by the region held here, S3 by `at`; atomics are S2's permitted way to share memory.
+        unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count) }
+    }
+}
+
 /// Remembers a region without keeping it mapped.
 pub(crate) struct WeakRegion {
     mapped: Weak<Mapped>,

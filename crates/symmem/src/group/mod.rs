@@ -144,7 +144,8 @@ impl Group {
         &self.0.context
     }
 
-    pub(crate) fn backend(&self) -> &Arc<dyn Backend> {
+    /// Where this rank's symmetric memory comes from: chosen when the world was joined, and the same ever after.
+    pub fn backend(&self) -> &Arc<dyn Backend> {
         &self.0.context.backend
     }
 
@@ -206,6 +207,7 @@ impl Group {
     fn meet(&self, op: &'static str, channel: usize, code: u32, deadline: Deadline) -> Result<()> {
         let inner = &*self.0;
         let signals = &self.formed()?.signals;
+        tracing::trace!(op, channel, group = self.name());
         self.check_whole(op)?;
         let broken = || inner.hurts(|_| true);
         signals.barrier(channel, code, deadline, broken).map_err(|stop| match stop {
@@ -311,6 +313,7 @@ impl Group {
     fn check_peer(&self, op: &'static str, rank: usize, channel: usize) -> Result<()> {
         self.check_rank(op, rank)?;
         self.check_channel(op, channel)?;
+        tracing::trace!(op, rank, channel, group = self.name());
         self.check_whole(op)
     }
 

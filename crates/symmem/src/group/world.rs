@@ -53,7 +53,8 @@ impl World {
 /// How a rank joins; `Default` takes the environment's settings.
 #[derive(Clone, Debug, Default)]
 pub struct WorldOptions {
-    /// The backend for symmetric memory: `host` between processes and `process` between threads if not set.
+    /// The backend for symmetric memory. Default: `SYMMEM_BACKEND`, or `host` between processes and `process` between
+    /// threads.
     pub backend: Option<String>,
     /// How long a wait lasts unless its call says otherwise; 0 for ever. Default: `SYMMEM_TIMEOUT` seconds, or 5 minutes.
     pub timeout: Option<Duration>,
@@ -160,7 +161,9 @@ impl WorldOptions {
 
     fn backend(&self, mesh: &Mesh) -> Result<Arc<dyn Backend>> {
         let fitting = if mesh.in_one_process() { "process" } else { "host" };
-        let backend = backend::by_name(self.backend.as_deref().unwrap_or(fitting))?;
+        let set = setting::<String>("SYMMEM_BACKEND", "")?;
+        let name = self.backend.as_deref().or(set.as_deref()).unwrap_or(fitting);
+        let backend = backend::by_name(name)?;
         backend.probe()?;
         Ok(backend)
     }
