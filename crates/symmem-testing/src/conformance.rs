@@ -401,6 +401,9 @@ pub fn an_id_gives_the_same_memory_again(world: World) {
     assert!(world.alloc_persistent::<u32>(7, 100).is_err());
     drop(x);
     assert!(world.alloc_persistent::<u32>(7, 101).err().unwrap().to_string().contains("400 bytes"));
+    assert!(
+        world.alloc_persistent::<f32>(7, 100).err().unwrap().to_string().contains("element type")
+    );
     let x = world.alloc_persistent::<u32>(7, 100).unwrap();
     assert_eq!((x.local().as_ptr() as usize, x.local()[99]), (address, 42));
     let x = x.rendezvous(&world).unwrap();
