@@ -1,3 +1,4 @@
 //! The loops of the collectives on host memory.
 
-mod reduce;
+pub(crate) mod copy;
+pub(crate) mod reduce;
