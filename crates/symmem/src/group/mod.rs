@@ -37,6 +37,8 @@ pub(crate) enum Call {
     Share(u64),
     /// Likewise.
     Release(u64),
+    /// A collective, and a digest of all in which its calls must agree.
+    Collective(&'static str, u32),
 }
 
 impl Call {
@@ -44,6 +46,7 @@ impl Call {
         match self {
             Self::Share(number) => (number as u32) << 2 | 1,
             Self::Release(number) => (number as u32) << 2 | 2,
+            Self::Collective(_, digest) => digest << 2 | 3,
         }
     }
 
@@ -51,6 +54,7 @@ impl Call {
         match self {
             Self::Share(_) => "share",
             Self::Release(_) => "release",
+            Self::Collective(name, _) => name,
         }
     }
 
@@ -59,6 +63,7 @@ impl Call {
         match code & 3 {
             1 => format!("share of the memory of rendezvous {number}"),
             2 => format!("release of the memory of rendezvous {number}"),
+            3 => format!("a collective with the digest {number:08x}"),
             _ => "barrier".to_owned(),
         }
     }

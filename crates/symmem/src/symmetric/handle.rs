@@ -51,11 +51,11 @@ impl Handle {
         Ok(Self { group: group.clone(), block: Arc::clone(block), mapping, offset })
     }
 
-    pub(super) fn block(&self) -> &Arc<Block> {
+    pub(crate) fn block(&self) -> &Arc<Block> {
         &self.block
     }
 
-    pub(super) fn number(&self) -> u64 {
+    pub(crate) fn number(&self) -> u64 {
         self.mapping.number
     }
 

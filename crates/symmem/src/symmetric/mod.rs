@@ -201,6 +201,11 @@ impl<T: Element> Symmetric<T> {
         unsafe { std::slice::from_raw_parts_mut(self.0.local().as_ptr(), self.0.len) }
     }
 
+    /// All ranks' parts, by rank, each of `len` elements.
+    pub(crate) fn parts(&self) -> &[NonNull<T>] {
+        &self.0.data
+    }
+
     /// A pointer to rank `rank`'s part, for protocols of the caller's own.
     pub fn peer_ptr(&self, rank: usize) -> Result<*mut T> {
         self.0.peer(rank).map(NonNull::as_ptr)
