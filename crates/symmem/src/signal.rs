@@ -48,12 +48,17 @@ impl Layout {
         self.ranks.div_ceil(32)
     }
 
+    /// How many generations can be decided on: one for every loss, and some for attempts that failed otherwise.
+    pub(crate) const fn generations(&self) -> usize {
+        self.ranks + 64
+    }
+
     const fn proposal(&self, generation: usize, i: usize) -> usize {
-        self.decision(self.ranks) + generation * self.bitmap() + i
+        self.decision(self.generations()) + generation * self.bitmap() + i
     }
 
     const fn slot(&self, channel: usize, source: usize) -> usize {
-        let slots = self.proposal(self.ranks, 0).next_multiple_of(SLOT);
+        let slots = self.proposal(self.generations(), 0).next_multiple_of(SLOT);
         slots + (channel * self.ranks + source) * SLOT
     }
 

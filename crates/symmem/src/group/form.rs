@@ -5,13 +5,14 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use super::context::{Context, Name};
 use super::conversation::{Card, Conversation};
-use super::health::Health;
+use super::health::{Health, Parting};
 use super::{Group, Inner, check_pad_size, no_descriptor};
 use crate::backend::{Allocation, Exported};
 use crate::error::{Error, Result};
-use crate::mesh::{Phase, Scope};
+use crate::mesh::{Gone, Phase, Scope, Subject};
 use crate::region::Words;
 use crate::signal::{Layout, Pads, Signals};
+use crate::sync::atomic::AtomicUsize;
 use crate::sync::{Deadline, Patience, SharedWord};
 
 /// A group as its creator wants it.
@@ -26,8 +27,8 @@ pub(super) struct Plan {
     pub(super) members: Vec<usize>,
     pub(super) pad_size: usize,
     pub(super) limit: Deadline,
-    /// The group that this one was shrunk from, and how often.
-    pub(super) lineage: Option<(Group, usize)>,
+    /// The group that this one was shrunk from, in the first place.
+    pub(super) root: Option<Root>,
 }
 
 impl Plan {
@@ -35,12 +36,36 @@ impl Plan {
         self.pad_size / (4 * self.members.len())
     }
 
-    fn layout(&self) -> Layout {
+    pub(super) fn layout(&self) -> Layout {
         Layout::new(self.members.len(), self.channels())
     }
 
     fn terms(&self) -> [(&'static str, String); 1] {
         [("signal pad size", format!("{} bytes", self.pad_size))]
+    }
+
+    fn make_pad(&self, context: &Context) -> Result<(Arc<dyn Allocation>, Card)> {
+        let pad = context.pad_backend.allocate(self.layout().words() * 4)?;
+        let id = crate::mesh::endpoint::random()?.to_le_bytes().to_vec();
+        Ok((pad, Card::new(&self.terms(), id)))
+    }
+
+    /// The conversation in which the group is formed.
+    fn conversation<'a>(
+        &'a self,
+        context: &'a Context,
+        rank: usize,
+        subject: &Subject,
+        deadline: Deadline,
+    ) -> Conversation<'a> {
+        Conversation {
+            mesh: &context.mesh,
+            members: &self.members,
+            rank,
+            op: self.op,
+            subject: subject.clone(),
+            deadline: deadline.start(),
+        }
     }
 
     /// This rank's number in the group, if the group can be.
@@ -74,6 +99,16 @@ pub(super) struct Forming {
 pub(super) struct Formed {
     pub(super) id: u128,
     pub(super) signals: Signals<RegionPads>,
+    /// How many groups of survivors this rank has begun to form; see `Group::shrink`.
+    pub(super) generations: AtomicUsize,
+}
+
+/// What there is of a group when it is gone: all that its survivors need to find each other.
+#[derive(Clone)]
+pub(super) struct Root {
+    pub(super) plan: Arc<Plan>,
+    pub(super) rank: usize,
+    pub(super) formed: Arc<Formed>,
 }
 
 /// The group's pads in mapped memory.
@@ -91,19 +126,25 @@ impl Group {
     /// Creates a group: tells the other members, and waits for none of them.
     pub(super) fn begin(context: &Arc<Context>, plan: Plan) -> Result<Self> {
         let rank = plan.check(context)?;
-        let pad = context.pad_backend.allocate(plan.layout().words() * 4)?;
-        let id = crate::mesh::endpoint::random()?.to_le_bytes().to_vec();
-        let own = Card::new(&plan.terms(), id);
         let scope = Scope::Forming { name: plan.scope.clone(), members: plan.members.clone() };
+        let subject = context.mesh.inbox().begin(scope);
+        let made = plan.make_pad(context).or_else(|e| {
+            // The others would wait for this rank in vain.
+            let told = plan.conversation(context, rank, &subject, plan.limit).abort(Phase::Card, e);
+            context.mesh.inbox().close(&subject);
+            told
+        });
+        let (pad, own) = made?;
         let inner = Arc::new(Inner {
-            subject: context.mesh.inbox().begin(scope),
+            subject,
             context: Arc::clone(context),
             rank,
-            health: Health::new(plan.members.len()),
-            plan,
+            health: Health::default(),
+            plan: Arc::new(plan),
             forming: Mutex::new(Forming { pad: Arc::clone(&pad), own: own.clone(), cards: None }),
             formed: OnceLock::new(),
             rendezvous: Mutex::new(()),
+            awaited: Mutex::new(None),
         });
         let mourner: Weak<Inner> = Arc::downgrade(&inner);
         context.mesh.watch(mourner);
@@ -120,7 +161,7 @@ impl Group {
         if self.0.formed.get().is_none() { self.0.form(deadline) } else { Ok(()) }
     }
 
-    pub(super) fn formed(&self) -> Result<&Formed> {
+    pub(super) fn formed(&self) -> Result<&Arc<Formed>> {
         match self.0.formed.get() {
             Some(formed) => Ok(formed),
             None => {
@@ -133,14 +174,7 @@ impl Group {
 
 impl Inner {
     fn conversation(&self, deadline: Deadline) -> Conversation<'_> {
-        Conversation {
-            mesh: &self.context.mesh,
-            members: &self.plan.members,
-            rank: self.rank,
-            op: self.plan.op,
-            subject: self.subject.clone(),
-            deadline: deadline.start(),
-        }
+        self.plan.conversation(&self.context, self.rank, &self.subject, deadline)
     }
 
     /// Takes in what the other members sent.
@@ -161,12 +195,13 @@ impl Inner {
         let pads = self.map_pads(&forming.pad, memories).inspect_err(|e| {
             // For us and for all others this group is broken.
             let how = format!("it could not map the group's pads: {e}");
-            self.health.note(self.rank, super::health::Member::Lost(how.clone()));
+            self.health.note(self.rank, Parting { left: false, how: how.clone() });
             self.tell_all(&how);
         })?;
         let patience = Patience::among(self.plan.members.len());
         let signals = Signals::new(RegionPads(pads), self.rank, self.plan.layout(), patience);
-        let formed = Formed { id: id.map_or(0, u128::from_le_bytes), signals };
+        let id = id.map_or(0, u128::from_le_bytes);
+        let formed = Arc::new(Formed { id, signals, generations: AtomicUsize::new(0) });
         let formed = self.formed.get_or_init(|| formed);
         self.context.mesh.inbox().close(&self.subject);
         // Who was lost while nobody could be told through the pads.
@@ -199,9 +234,13 @@ impl Inner {
     /// Tells all members that this rank cannot take part.
     pub(super) fn tell_all(&self, how: &str) {
         let mesh = &self.context.mesh;
+        let because_of = mesh.inbox().first_lost(|rank| self.plan.members.contains(&rank));
+        let gone = Gone { left: false, how: how.to_owned(), because_of };
+        // Fails only for types that cannot be serialised at all.
+        let notice = postcard::to_stdvec(&gone).unwrap_or_default();
         for &peer in self.plan.members.iter().filter(|&&m| m != mesh.rank()) {
             let soon = Deadline::after(std::time::Duration::from_millis(50));
-            let _ = mesh.send(peer, &self.subject, Phase::Notice, how.as_bytes(), None, soon);
+            let _ = mesh.send(peer, &self.subject, Phase::Notice, &notice, None, soon);
         }
     }
 }

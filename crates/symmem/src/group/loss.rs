@@ -1,6 +1,6 @@
 //! What a lost member means to its group: the errors, and the poison that ends everyone's wait.
 
-use super::health::Member;
+use super::health::Parting;
 use super::{Call, Inner};
 use crate::error::Error;
 use crate::mesh::{Gone, Mourner, Scope, Subject};
@@ -24,10 +24,10 @@ impl Inner {
     /// The loss that all survivors name: the one in the pad before what only we have seen.
     pub(super) fn loss(&self, awaited: impl Fn(usize) -> bool) -> Option<(usize, String)> {
         match self.poisoned() {
-            Some(rank) => Some(match self.health.member(rank) {
-                Member::Lost(how) | Member::Left(how) => (rank, how),
-                Member::Here => (rank, "noticed by a peer".to_owned()),
-            }),
+            Some(rank) => {
+                let how = self.health.how_gone(rank);
+                Some((rank, how.unwrap_or_else(|| "noticed by a peer".to_owned())))
+            }
             None => self.health.missed(awaited),
         }
     }
@@ -64,8 +64,7 @@ impl Mourner for Inner {
         if subject.is_some_and(|s| *s != self.subject) {
             return;
         }
-        let state = if gone.left { Member::Left } else { Member::Lost };
-        self.health.note(rank, state(gone.how.clone()));
+        self.health.note(rank, Parting { left: gone.left, how: gone.how.clone() });
         match self.formed.get() {
             Some(formed) if gone.left => formed.signals.bell(self.rank).ring(),
             Some(formed) => formed.signals.poison(rank),

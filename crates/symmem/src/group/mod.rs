@@ -81,7 +81,7 @@ pub struct Group(Arc<Inner>);
 
 struct Inner {
     context: Arc<Context>,
-    plan: Plan,
+    plan: Arc<Plan>,
     /// The conversation in which it is formed.
     subject: Subject,
     rank: usize,
@@ -89,9 +89,11 @@ struct Inner {
     /// What is needed until all members have come.
     forming: Mutex<Forming>,
     /// What there is from then on.
-    formed: OnceLock<Formed>,
+    formed: OnceLock<Arc<Formed>>,
     /// One rendezvous at a time.
     rendezvous: Mutex<()>,
+    /// The group of survivors of which some had not come when the last `shrink` gave up waiting.
+    awaited: Mutex<Option<Group>>,
 }
 
 impl Group {
@@ -182,7 +184,7 @@ impl Group {
             members,
             pad_size: options.signal_pad_size.unwrap_or_else(|| context.pad_size()),
             limit: options.timeout.map_or(self.deadline(), Deadline::within),
-            lineage: None,
+            root: None,
         };
         Self::begin(context, plan)
     }
@@ -352,7 +354,8 @@ impl std::fmt::Debug for Group {
 pub(crate) fn no_descriptor() -> Error {
     Error::Unavailable {
         what: "a peer's memory".into(),
-        why: "no descriptor came with it: this process is at its limit of open files (ulimit -n)"
+        why: "no descriptor came with it: this process is at its limit of open files (ulimit -n), or the memory is of a \
+              backend whose memory cannot leave its process"
             .into(),
     }
 }

@@ -168,18 +168,11 @@ impl Mesh {
 
     /// Says goodbye to all peers: from here on they count this rank as gone.
     pub(crate) fn leave(&self, how: &str) {
-        let because_of = self.inbox.first_lost();
+        let because_of = self.inbox.first_lost(|_| true);
         let gone = Gone { left: !std::thread::panicking(), how: how.to_owned(), because_of };
         for link in &self.links {
             match link {
-                Link::Socket(fd) => {
-                    if !gone.left {
-                        continue; // a panic is a loss, as which the closed connection will be taken
-                    }
-                    let bye = Packet::Bye { how: gone.how.clone(), because_of };
-                    // A peer that does not take it learns the same from the closed connection.
-                    let _ = socket::send(fd, &bye, None, Deadline::after(socket::GOODBYE));
-                }
+                Link::Socket(fd) => socket::say_goodbye(fd, &gone),
                 Link::Thread(inbox) => inbox.mark_gone(self.rank, gone.clone()),
                 Link::None => {}
             }

@@ -14,7 +14,7 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Phase, Subject};
+use super::{Gone, Phase, Subject};
 use crate::backend::Exported;
 use crate::error::{Error, Result};
 use crate::sync::Deadline;
@@ -22,7 +22,7 @@ use crate::sync::Deadline;
 /// The largest packet. Sockets keep packet boundaries, so one read is one packet.
 const PACKET: usize = 64 << 10;
 /// How long a leaving rank waits for a peer to take its goodbye.
-pub(super) const GOODBYE: Duration = Duration::from_millis(20);
+const GOODBYE: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Packet {
@@ -41,11 +41,8 @@ pub(super) enum Packet {
         phase: Phase,
         body: Vec<u8>,
     },
-    /// Last, from a rank that goes in order.
-    Bye {
-        how: String,
-        because_of: Option<usize>,
-    },
+    /// Last, from a rank that can still say so.
+    Bye(Gone),
 }
 
 /// What one look at a socket brought.
@@ -76,13 +73,8 @@ pub(super) fn send(
     }
     let descriptor = match &memory {
         Some(Exported::Descriptor(fd)) => Some(fd.as_fd()),
-        Some(Exported::Mapping(_)) => {
-            return Err(Error::Unavailable {
-                what: "memory of the process backend in another process".into(),
-                why: "only memory of the host backend can travel".into(),
-            });
-        }
-        None => None,
+        // Cannot travel: the letter goes without, and whoever needs the memory says so.
+        Some(Exported::Mapping(_)) | None => None,
     };
     let deadline = deadline.start();
     loop {
@@ -111,6 +103,16 @@ pub(super) fn send(
             Err(e) => return Err(Error::system("sendmsg to a peer")(e)),
         }
     }
+}
+
+/// Tells a peer that we go. One that does not take it learns as much from the closed connection.
+pub(super) fn say_goodbye(socket: &OwnedFd, gone: &Gone) {
+    let _ = send(socket, &Packet::Bye(gone.clone()), None, Deadline::after(GOODBYE));
+}
+
+/// Ends a connection at both ends, whoever else holds it.
+pub(super) fn end(socket: &OwnedFd) {
+    let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
 }
 
 fn wait_writable(socket: &OwnedFd, deadline: Deadline) {

@@ -148,8 +148,9 @@ impl<T: Element> Memory<T> {
             ));
         }
         let block = self.handle.block();
-        let former = format!("{} of group {:032x}", self.handle.number(), old.id()?);
-        let handle = Handle::rendezvous_anew(block, group, T::DTYPE, self.handle.offset(), former)?;
+        let read_in = Some((old.id()?, self.handle.number()));
+        let handle =
+            Handle::rendezvous_anew(block, group, T::DTYPE, self.handle.offset(), read_in)?;
         // Everyone of the new group has given up its right to read this memory before any of them got past that.
         block.set_open(false);
         Self::new(handle, self.len)
