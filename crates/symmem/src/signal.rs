@@ -333,10 +333,12 @@ impl<P: Pads> Signals<P> {
 
     /// Notes the loss of a rank in every pad and wakes everyone; the first loss noted stays.
     pub(crate) fn poison(&self, lost: usize) {
-        for rank in (0..self.layout.ranks).filter(|&r| r != lost) {
+        let others = || (0..self.layout.ranks).filter(|&r| r != lost);
+        // All are told before one is woken: it might leave because of this, and be missed by one not told yet.
+        for rank in others() {
             self.pads.word(rank, Layout::POISON).replace(0, lost as u32 + 1, Ordering::Release);
-            self.bell(rank).ring();
         }
+        others().for_each(|rank| self.bell(rank).ring());
     }
 
     /// Agrees on who takes part in a generation of the group: all ranks that ask get the same answer.

@@ -100,7 +100,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        self.mesh.leave("it left");
+        self.mesh.leave("it left", None);
     }
 }
 

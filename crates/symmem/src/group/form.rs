@@ -1,7 +1,7 @@
 //! How a group comes to be: every member sends its pad to the others when it creates the group, and takes in
 //! theirs when it first uses it. So groups may be created in any order without anyone waiting for anyone.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::context::{Context, Name};
 use super::conversation::{Card, Conversation};
@@ -136,17 +136,14 @@ impl Group {
         });
         let (pad, own) = made?;
         let inner = Arc::new(Inner {
-            subject,
+            health: Arc::new(Health::new(&plan.members, rank, subject)),
             context: Arc::clone(context),
-            rank,
-            health: Health::default(),
             plan: Arc::new(plan),
             forming: Mutex::new(Forming { pad: Arc::clone(&pad), own: own.clone(), cards: None }),
-            formed: OnceLock::new(),
             rendezvous: Mutex::new(()),
             awaited: Mutex::new(None),
         });
-        let mourner: Weak<Inner> = Arc::downgrade(&inner);
+        let mourner: Weak<Health> = Arc::downgrade(&inner.health);
         context.mesh.watch(mourner);
         inner.conversation(inner.plan.limit).send_cards(&own, || pad.export().map(Some))?;
         Ok(Self(inner))
@@ -158,15 +155,15 @@ impl Group {
     }
 
     pub(super) fn ready_by(&self, deadline: Deadline) -> Result<()> {
-        if self.0.formed.get().is_none() { self.0.form(deadline) } else { Ok(()) }
+        if self.0.health.formed.get().is_none() { self.0.form(deadline) } else { Ok(()) }
     }
 
     pub(super) fn formed(&self) -> Result<&Arc<Formed>> {
-        match self.0.formed.get() {
+        match self.0.health.formed.get() {
             Some(formed) => Ok(formed),
             None => {
                 self.ready()?;
-                self.0.formed.get().ok_or_else(no_descriptor)
+                self.0.health.formed.get().ok_or_else(no_descriptor)
             }
         }
     }
@@ -174,14 +171,14 @@ impl Group {
 
 impl Inner {
     fn conversation(&self, deadline: Deadline) -> Conversation<'_> {
-        self.plan.conversation(&self.context, self.rank, &self.subject, deadline)
+        self.plan.conversation(&self.context, self.health.rank, &self.health.subject, deadline)
     }
 
     /// Takes in what the other members sent.
     #[cold]
     fn form(&self, deadline: Deadline) -> Result<()> {
         let mut forming = self.forming.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.formed.get().is_some() {
+        if self.health.formed.get().is_some() {
             return Ok(()); // another thread was faster
         }
         let conversation = self.conversation(deadline);
@@ -195,15 +192,16 @@ impl Inner {
         let pads = self.map_pads(&forming.pad, memories).inspect_err(|e| {
             // For us and for all others this group is broken.
             let how = format!("it could not map the group's pads: {e}");
-            self.health.note(self.rank, Parting { left: false, how: how.clone() });
+            self.health.note(self.health.rank, Parting { left: false, how: how.clone() });
             self.tell_all(&how);
         })?;
         let patience = Patience::among(self.plan.members.len());
-        let signals = Signals::new(RegionPads(pads), self.rank, self.plan.layout(), patience);
+        let signals =
+            Signals::new(RegionPads(pads), self.health.rank, self.plan.layout(), patience);
         let id = id.map_or(0, u128::from_le_bytes);
         let formed = Arc::new(Formed { id, signals, generations: AtomicUsize::new(0) });
-        let formed = self.formed.get_or_init(|| formed);
-        self.context.mesh.inbox().close(&self.subject);
+        let formed = self.health.formed.get_or_init(|| formed);
+        self.context.mesh.inbox().close(&self.health.subject);
         // Who was lost while nobody could be told through the pads.
         if let Some((lost, _)) = self.health.missed(|_| false) {
             formed.signals.poison(lost);
@@ -219,7 +217,7 @@ impl Inner {
         let bytes = self.plan.layout().words() * 4;
         let map = |(rank, memory): (usize, Option<Exported>)| match memory {
             Some(memory) => self.context.pad_backend.import(memory, bytes),
-            None if rank == self.rank => own.region().part(0, bytes),
+            None if rank == self.health.rank => own.region().part(0, bytes),
             None => Err(no_descriptor()),
         };
         memories.into_iter().enumerate().map(|m| map(m).and_then(Words::new)).collect()
@@ -240,7 +238,7 @@ impl Inner {
         let notice = postcard::to_stdvec(&gone).unwrap_or_default();
         for &peer in self.plan.members.iter().filter(|&&m| m != mesh.rank()) {
             let soon = Deadline::after(std::time::Duration::from_millis(50));
-            let _ = mesh.send(peer, &self.subject, Phase::Notice, &notice, None, soon);
+            let _ = mesh.send(peer, &self.health.subject, Phase::Notice, &notice, None, soon);
         }
     }
 }

@@ -1,14 +1,23 @@
 //! What a group knows of its members' lives.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use super::form::Formed;
+use crate::mesh::Subject;
 use crate::sync::Ordering;
 use crate::sync::atomic::AtomicBool;
 
-/// Members that have gone, by their rank in the group.
-#[derive(Default)]
+/// Members that have gone, by their rank in the group. It is all of a group that the watcher of the mesh may
+/// hold on to, so that a group ends where its last user drops it.
 pub(super) struct Health {
-    /// Whether anything is wrong: all that a healthy group looks at.
+    /// World ranks, in group order; and our place among them.
+    pub(super) members: Vec<usize>,
+    pub(super) rank: usize,
+    /// The conversation in which the group is formed.
+    pub(super) subject: Subject,
+    /// The pads, once they are mapped, through which all others are told.
+    pub(super) formed: OnceLock<Arc<Formed>>,
+    /// Whether this rank has seen anything wrong.
     trouble: AtomicBool,
     /// In the order in which we learnt it: what comes first is the cause of what follows.
     gone: Mutex<Vec<(usize, Parting)>>,
@@ -22,6 +31,17 @@ pub(super) struct Parting {
 }
 
 impl Health {
+    pub(super) fn new(members: &[usize], rank: usize, subject: Subject) -> Self {
+        Self {
+            members: members.to_vec(),
+            rank,
+            subject,
+            formed: OnceLock::new(),
+            trouble: AtomicBool::new(false),
+            gone: Mutex::default(),
+        }
+    }
+
     fn gone(&self) -> MutexGuard<'_, Vec<(usize, Parting)>> {
         self.gone.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -35,8 +55,9 @@ impl Health {
         self.trouble.store(true, Ordering::Release); // pairs with the acquire in `trouble`
     }
 
+    /// Whether anything is wrong at all: what a healthy group looks at.
     pub(super) fn trouble(&self) -> bool {
-        self.trouble.load(Ordering::Acquire)
+        self.trouble.load(Ordering::Acquire) || self.poisoned().is_some()
     }
 
     /// How the member went, if it did.

@@ -1,18 +1,13 @@
 //! What a lost member means to its group: the errors, and the poison that ends everyone's wait.
 
-use super::health::Parting;
+use super::health::{Health, Parting};
 use super::{Call, Inner};
 use crate::error::Error;
 use crate::mesh::{Gone, Mourner, Scope, Subject};
 use crate::signal::Stop;
 
-impl Inner {
-    /// Whether anything is wrong at all: what a healthy group looks at.
-    pub(super) fn trouble(&self) -> bool {
-        self.health.trouble() || self.poisoned().is_some()
-    }
-
-    fn poisoned(&self) -> Option<usize> {
+impl Health {
+    pub(super) fn poisoned(&self) -> Option<usize> {
         self.formed.get().and_then(|formed| formed.signals.poisoned())
     }
 
@@ -25,10 +20,10 @@ impl Inner {
     pub(super) fn loss(&self, awaited: impl Fn(usize) -> bool) -> Option<(usize, String)> {
         match self.poisoned() {
             Some(rank) => {
-                let how = self.health.how_gone(rank);
+                let how = self.how_gone(rank);
                 Some((rank, how.unwrap_or_else(|| "noticed by a peer".to_owned())))
             }
-            None => self.health.missed(awaited),
+            None => self.missed(awaited),
         }
     }
 
@@ -58,13 +53,13 @@ impl Inner {
     }
 }
 
-impl Mourner for Inner {
+impl Mourner for Health {
     fn gone(&self, world_rank: usize, gone: &Gone, subject: Option<&Subject>) {
-        let Some(rank) = self.plan.members.iter().position(|&m| m == world_rank) else { return };
+        let Some(rank) = self.members.iter().position(|&m| m == world_rank) else { return };
         if subject.is_some_and(|s| *s != self.subject) {
             return;
         }
-        self.health.note(rank, Parting { left: gone.left, how: gone.how.clone() });
+        self.note(rank, Parting { left: gone.left, how: gone.how.clone() });
         match self.formed.get() {
             Some(formed) if gone.left => formed.signals.bell(self.rank).ring(),
             Some(formed) => formed.signals.poison(rank),
@@ -76,8 +71,8 @@ impl Mourner for Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         let inbox = self.context.mesh.inbox();
-        inbox.close(&self.subject);
-        match self.formed.get() {
+        inbox.close(&self.health.subject);
+        match self.health.formed.get() {
             Some(formed) => inbox.close_scope(&Scope::Group(formed.id)),
             None if self.is_settled() => {}
             None => self.tell_all("it dropped the group before using it"),

@@ -9,7 +9,7 @@ mod loss;
 mod shrink;
 mod world;
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 pub use world::{World, WorldOptions};
@@ -19,12 +19,12 @@ pub(crate) use conversation::Conversation;
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::mesh::{Scope, Subject};
+use crate::mesh::Scope;
 use crate::signal::Stop;
 use crate::store::SharedStore;
 use crate::sync::atomic::AtomicUsize;
 use crate::sync::{Deadline, Ordering, SharedWord};
-use form::{Formed, Forming, Plan};
+use form::{Forming, Plan};
 use health::Health;
 
 /// The call that a plain barrier stands for; others are made by [`Call`].
@@ -82,14 +82,9 @@ pub struct Group(Arc<Inner>);
 struct Inner {
     context: Arc<Context>,
     plan: Arc<Plan>,
-    /// The conversation in which it is formed.
-    subject: Subject,
-    rank: usize,
-    health: Health,
+    health: Arc<Health>,
     /// What is needed until all members have come.
     forming: Mutex<Forming>,
-    /// What there is from then on.
-    formed: OnceLock<Arc<Formed>>,
     /// One rendezvous at a time.
     rendezvous: Mutex<()>,
     /// The group of survivors of which some had not come when the last `shrink` gave up waiting.
@@ -99,7 +94,7 @@ struct Inner {
 impl Group {
     /// This rank's number in the group.
     pub fn rank(&self) -> usize {
-        self.0.rank
+        self.0.health.rank
     }
 
     /// How many ranks the group has.
@@ -207,11 +202,11 @@ impl Group {
     }
 
     fn meet(&self, op: &'static str, channel: usize, code: u32, deadline: Deadline) -> Result<()> {
-        let inner = &*self.0;
+        let health = &*self.0.health;
         let signals = &self.formed()?.signals;
         tracing::trace!(op, channel, group = self.name());
         self.check_whole(op)?;
-        let broken = || inner.hurts(|_| true);
+        let broken = || health.hurts(|_| true);
         signals.barrier(channel, code, deadline, broken).map_err(|stop| match stop {
             Stop::Differs { rank, theirs } => Error::Mismatch {
                 op,
@@ -221,7 +216,7 @@ impl Group {
                 theirs: Call::describe(theirs),
             },
             other => {
-                inner.error(other, op, Some(channel).filter(|&c| c < self.channels()), |_| true)
+                health.error(other, op, Some(channel).filter(|&c| c < self.channels()), |_| true)
             }
         })
     }
@@ -236,10 +231,10 @@ impl Group {
     ) -> Result<()> {
         const OP: &str = "put_signal";
         self.check_peer(OP, to, channel)?;
-        let inner = &*self.0;
+        let health = &*self.0.health;
         let stopped =
-            self.formed()?.signals.put(to, channel, deadline.into(), || inner.hurts(|r| r == to));
-        stopped.map_err(|stop| inner.error(stop, OP, Some(channel), |r| r == to))
+            self.formed()?.signals.put(to, channel, deadline.into(), || health.hurts(|r| r == to));
+        stopped.map_err(|stop| health.error(stop, OP, Some(channel), |r| r == to))
     }
 
     /// Waits for a signal from rank `from` and consumes it; then sees all that `from` had written before it.
@@ -251,30 +246,30 @@ impl Group {
     ) -> Result<()> {
         const OP: &str = "wait_signal";
         self.check_peer(OP, from, channel)?;
-        let inner = &*self.0;
+        let health = &*self.0.health;
         let stopped = self
             .formed()?
             .signals
-            .wait(from, channel, deadline.into(), || inner.hurts(|r| r == from));
-        stopped.map_err(|stop| inner.error(stop, OP, Some(channel), |r| r == from))
+            .wait(from, channel, deadline.into(), || health.hurts(|r| r == from));
+        stopped.map_err(|stop| health.error(stop, OP, Some(channel), |r| r == from))
     }
 
     /// As `put_signal`, in a word of the caller's choice that `to` takes by [`Group::take_in`].
     pub(crate) fn put_in(&self, slot: &SharedWord, to: usize, deadline: Deadline) -> Result<()> {
-        let inner = &*self.0;
+        let health = &*self.0.health;
         self.check_whole("put")?;
         let stopped =
-            self.formed()?.signals.put_in(slot, to, deadline, || inner.hurts(|r| r == to));
-        stopped.map_err(|stop| inner.error(stop, "put", None, |r| r == to))
+            self.formed()?.signals.put_in(slot, to, deadline, || health.hurts(|r| r == to));
+        stopped.map_err(|stop| health.error(stop, "put", None, |r| r == to))
     }
 
     /// As `wait_signal`, on a word of our own.
     pub(crate) fn take_in(&self, slot: &SharedWord, from: usize, deadline: Deadline) -> Result<()> {
-        let inner = &*self.0;
+        let health = &*self.0.health;
         self.check_whole("wait")?;
         let stopped =
-            self.formed()?.signals.take_from(slot, from, deadline, || inner.hurts(|r| r == from));
-        stopped.map_err(|stop| inner.error(stop, "wait", None, |r| r == from))
+            self.formed()?.signals.take_from(slot, from, deadline, || health.hurts(|r| r == from));
+        stopped.map_err(|stop| health.error(stop, "wait", None, |r| r == from))
     }
 
     /// Fails with the loss that broke the group, if one did.
@@ -283,9 +278,9 @@ impl Group {
     }
 
     fn check_whole(&self, op: &'static str) -> Result<()> {
-        let inner = &*self.0;
-        if inner.trouble() {
-            inner
+        let health = &*self.0.health;
+        if health.trouble() {
+            health
                 .loss(|_| false)
                 .map_or(Ok(()), |(rank, how)| Err(Error::PeerLost { rank, during: op, how }))
         } else {
@@ -336,7 +331,7 @@ impl Group {
         hold(&Conversation {
             mesh,
             members: self.world_ranks(),
-            rank: self.0.rank,
+            rank: self.0.health.rank,
             op,
             subject: mesh.inbox().begin(Scope::Group(self.id()?)),
             deadline: deadline.start(),

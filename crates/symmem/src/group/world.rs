@@ -160,8 +160,15 @@ impl WorldOptions {
             root: None,
         };
         let group = Group::begin(&context, plan)?;
-        group.ready_by(deadline)?;
-        Ok(World { group, local_rank })
+        let ready = group.ready_by(deadline).inspect_err(|e| {
+            // Who waits for the same rank, and a little longer, shall blame that one and not us.
+            let blamed = match e {
+                Error::Timeout { waiting_for, .. } => waiting_for.first().copied(),
+                _ => None,
+            };
+            context.mesh.leave(&e.to_string(), blamed);
+        });
+        ready.map(|()| World { group, local_rank })
     }
 
     fn backend(&self, mesh: &Mesh) -> Result<Arc<dyn Backend>> {

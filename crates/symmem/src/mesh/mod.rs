@@ -167,8 +167,10 @@ impl Mesh {
     }
 
     /// Says goodbye to all peers: from here on they count this rank as gone.
-    pub(crate) fn leave(&self, how: &str) {
-        let because_of = self.inbox.first_lost(|_| true);
+    ///
+    /// Because of the first loss, or else of the one that the caller blames.
+    pub(crate) fn leave(&self, how: &str, blamed: Option<usize>) {
+        let because_of = self.inbox.first_lost(|_| true).or(blamed);
         let gone = Gone { left: !std::thread::panicking(), how: how.to_owned(), because_of };
         for link in &self.links {
             match link {

@@ -43,10 +43,8 @@ impl Watcher {
 impl Drop for Watcher {
     fn drop(&mut self) {
         drop(self.stop.take());
-        // The last owner of a world may be the watcher itself, on its way through a mourner.
-        let own =
-            self.thread.as_ref().is_some_and(|t| t.thread().id() == std::thread::current().id());
-        if let Some(thread) = self.thread.take().filter(|_| !own) {
+        // Never by the thread itself: those whom it tells of a loss own no mesh.
+        if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }

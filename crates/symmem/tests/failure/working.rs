@@ -179,30 +179,33 @@ fn a_rank_that_stops_in_a_rendezvous_fails_it_for_all_and_the_next_one_works() {
     });
 }
 
+fn is_socket(fd: i32) -> bool {
+    let link = std::fs::read_link(format!("/proc/self/fd/{fd}"));
+    link.is_ok_and(|target| target.to_string_lossy().starts_with("socket:"))
+}
+
 /// A child that the dead rank started keeps all its connections open.
 #[test]
 fn a_death_is_noticed_though_a_child_holds_the_connections() {
+    use std::os::fd::BorrowedFd;
     use std::os::unix::process::CommandExt;
+
+    use rustix::io::{FdFlags, fcntl_setfd};
     let ended = Ranks::new(3).dying(&[1]).run(test_name!(), |world| {
         world.barrier().unwrap();
         if world.rank() == 1 {
             let mut child = std::process::Command::new("sleep");
             child.arg("3").stdin(std::process::Stdio::null());
             child.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
-            // SAFETY: fcntl may be called between fork and exec.
-            unsafe {
-                child.pre_exec(|| {
-                    for fd in 3..256 {
-                        // Not for the pipe by which a failed exec is told.
-                        let socket = std::fs::read_link(format!("/proc/self/fd/{fd}"));
-                        if socket.is_ok_and(|l| l.to_string_lossy().starts_with("socket:")) {
-                            libc::fcntl(fd, libc::F_SETFD, 0);
-                        }
-                    }
-                    Ok(())
-                });
-            }
-            child.spawn().unwrap();
+            let sockets: Vec<i32> = (3..256).filter(|fd| is_socket(*fd)).collect();
+            let inherit = move || {
+                // SAFETY: nobody uses or closes these descriptors in the child before it becomes another program.
+                let mut fds = sockets.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) });
+                fds.try_for_each(|fd| fcntl_setfd(fd, FdFlags::empty()).map_err(Into::into))
+            };
+            // SAFETY: it makes system calls only.
+            unsafe { child.pre_exec(inherit) };
+            std::mem::forget(child.spawn().unwrap());
             die();
         }
         assert_eq!(lost_in(|| world.barrier()), 1);
