@@ -5,6 +5,7 @@ use std::sync::PoisonError;
 use super::Group;
 use super::form::{Plan, Root};
 use crate::error::{Error, Result};
+use crate::mesh::Gone;
 use crate::sync::{Deadline, Ordering};
 
 const OP: &str = "shrink";
@@ -59,6 +60,11 @@ impl Group {
                 during: OP,
                 how: "the others have gone on without this rank".into(),
             });
+        }
+        // What one of the others knew, and we perhaps not yet, holds for all from here on.
+        for (_, &gone) in members.iter().enumerate().filter(|(r, _)| !ranks.contains(r)) {
+            let how = "the survivors went on without it".to_owned();
+            inbox.mark_gone(gone, Gone { left: true, how, because_of: None });
         }
         let plan = Plan {
             op: OP,

@@ -107,7 +107,7 @@ impl Inbox {
         self.tell(from, &gone, Some(&subject));
     }
 
-    pub(super) fn mark_gone(&self, rank: usize, gone: Gone) {
+    pub(crate) fn mark_gone(&self, rank: usize, gone: Gone) {
         self.mark_cause(rank, &gone);
         let mut state = self.lock();
         if state.how_gone(rank).is_some() {
