@@ -181,8 +181,8 @@ impl Rank {
 
     /// Tells the test whom this rank was told to have lost.
     fn report(&self, e: &Error) {
-        let Error::PeerLost { rank, during, .. } = e else { panic!("{e}") };
-        mark("noticed", format_args!("{} {during}", self.group.world_ranks()[*rank]));
+        let Error::PeerLost { rank, during, how } = e else { panic!("{e}") };
+        mark("noticed", format_args!("{} in {during}: {how}", self.group.world_ranks()[*rank]));
     }
 }
 
@@ -232,9 +232,13 @@ fn check(ended: &[Ended]) -> Vec<Duration> {
     let killed: HashMap<String, Duration> =
         ended.iter().flat_map(|e| e.marks("killed")).map(|(at, who)| (who, at)).collect();
     let notice = |(rank, (at, note)): (usize, (Duration, String))| {
-        let (blamed, during) = note.split_once(' ').unwrap();
+        let (blamed, why) = note.split_once(' ').unwrap();
         let died = killed.get(blamed).filter(|died| **died <= at);
-        let died = died.unwrap_or_else(|| panic!("rank {rank} in {during} blamed {blamed}"));
+        let story = || ended.iter().map(|e| format!("--- rank {}\n{}", e.rank, e.output));
+        let died = died.unwrap_or_else(|| {
+            let story: String = story().collect();
+            panic!("rank {rank} blamed rank {blamed}, which lived, {why}\n{story}")
+        });
         at - *died
     };
     let marks = ended.iter().flat_map(|e| e.marks("noticed").into_iter().map(|m| (e.rank, m)));

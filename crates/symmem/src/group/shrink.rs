@@ -63,8 +63,7 @@ impl Group {
         }
         // What one of the others knew, and we perhaps not yet, holds for all from here on.
         for (_, &gone) in members.iter().enumerate().filter(|(r, _)| !ranks.contains(r)) {
-            let how = "the survivors went on without it".to_owned();
-            inbox.mark_gone(gone, Gone { left: true, how, because_of: None });
+            inbox.mark_gone(gone, Gone::lost("the survivors went on without it"));
         }
         let plan = Plan {
             op: OP,
