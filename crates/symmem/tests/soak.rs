@@ -69,6 +69,7 @@ struct Rank {
 impl Rank {
     fn new(world: &World) -> symmem::Result<Self> {
         let memory = world.alloc::<u64>(500)?.rendezvous(world)?;
+        world.barrier()?; // nobody dies before all have come so far
         Ok(Self {
             world_rank: world.rank(),
             group: (**world).clone(),

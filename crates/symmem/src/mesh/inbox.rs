@@ -99,52 +99,24 @@ impl Inbox {
     }
 
     fn decline(&self, from: usize, subject: Subject, gone: Gone) {
-        self.mark_cause(from, &gone);
         let mut state = self.lock();
+        state.mark_cause(from, &gone);
         state.declined.insert(subject.clone(), (from, gone.clone()));
+        state.tell(from, &gone, Some(&subject));
         self.changed.notify_all();
-        drop(state);
-        self.tell(from, &gone, Some(&subject));
     }
 
     pub(crate) fn mark_gone(&self, rank: usize, gone: Gone) {
-        self.mark_cause(rank, &gone);
-        let mut state = self.lock();
-        if state.how_gone(rank).is_some() {
-            return;
-        }
-        tracing::debug!(rank, how = gone.how, "peer gone");
-        state.gone.push((rank, gone.clone()));
+        self.lock().mark_gone(rank, gone);
         self.changed.notify_all();
-        drop(state);
-        self.tell(rank, &gone, None);
-    }
-
-    /// Whoever goes because of another's loss may be faster to tell than that loss itself.
-    fn mark_cause(&self, rank: usize, gone: &Gone) {
-        if let Some(lost) = gone.because_of.filter(|&lost| lost != rank) {
-            self.mark_gone(lost, Gone::lost(format!("noticed by rank {rank}")));
-        }
-    }
-
-    fn tell(&self, rank: usize, gone: &Gone, subject: Option<&Subject>) {
-        let mut state = self.lock();
-        state.mourners.retain(|m| m.strong_count() > 0);
-        let mourners = state.mourners.clone();
-        drop(state);
-        for mourner in mourners.iter().filter_map(Weak::upgrade) {
-            mourner.gone(rank, gone, subject);
-        }
     }
 
     pub(super) fn watch(&self, mourner: Weak<dyn Mourner>) {
         let mut state = self.lock();
-        state.mourners.push(mourner.clone());
-        let known = state.gone.clone();
-        drop(state);
         if let Some(mourner) = mourner.upgrade() {
-            known.iter().for_each(|(rank, gone)| mourner.gone(*rank, gone, None));
+            state.gone.iter().for_each(|(rank, gone)| mourner.gone(*rank, gone, None));
         }
+        state.mourners.push(mourner);
     }
 
     /// How the peer went, if it did.
@@ -229,6 +201,31 @@ impl Inbox {
 }
 
 impl State {
+    fn mark_gone(&mut self, rank: usize, gone: Gone) {
+        self.mark_cause(rank, &gone);
+        if self.how_gone(rank).is_some() {
+            return;
+        }
+        tracing::debug!(rank, how = gone.how, "peer gone");
+        self.tell(rank, &gone, None);
+        self.gone.push((rank, gone));
+    }
+
+    /// Whoever goes because of another's loss may be faster to tell than that loss itself.
+    fn mark_cause(&mut self, rank: usize, gone: &Gone) {
+        if let Some(lost) = gone.because_of.filter(|&lost| lost != rank) {
+            self.mark_gone(lost, Gone::lost(format!("noticed by rank {rank}")));
+        }
+    }
+
+    /// All mourners learn of all losses in the same order, since they are told under the lock.
+    fn tell(&mut self, rank: usize, gone: &Gone, subject: Option<&Subject>) {
+        self.mourners.retain(|mourner| {
+            let living = mourner.upgrade();
+            living.inspect(|mourner| mourner.gone(rank, gone, subject)).is_some()
+        });
+    }
+
     fn how_gone(&self, rank: usize) -> Option<&Gone> {
         self.gone.iter().find(|(gone, _)| *gone == rank).map(|(_, how)| how)
     }

@@ -49,7 +49,7 @@ pub(crate) enum Phase {
     Notice,
 }
 
-/// Told of every peer that goes.
+/// Told of every peer that goes, while the inbox is locked: it must not ask the inbox back.
 pub(crate) trait Mourner: Send + Sync {
     /// From everything, or from `subject` alone.
     fn gone(&self, world_rank: usize, gone: &Gone, subject: Option<&Subject>);
