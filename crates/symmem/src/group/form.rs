@@ -200,12 +200,10 @@ impl Inner {
             Signals::new(RegionPads(pads), self.health.rank, self.plan.layout(), patience);
         let id = id.map_or(0, u128::from_le_bytes);
         let formed = Arc::new(Formed { id, signals, generations: AtomicUsize::new(0) });
-        let formed = self.health.formed.get_or_init(|| formed);
+        self.health.formed.get_or_init(|| formed);
         self.context.mesh.inbox().close(&self.health.subject);
         // Who was lost while nobody could be told through the pads.
-        if let Some((lost, _)) = self.health.missed(|_| false) {
-            formed.signals.poison(lost);
-        }
+        self.health.pass_on();
         Ok(())
     }
 

@@ -27,6 +27,15 @@ impl Health {
         }
     }
 
+    /// Tells everyone the first loss through the pads, once these are there; or ourselves that someone left.
+    pub(super) fn pass_on(&self) {
+        let Some(formed) = self.formed.get() else { return };
+        match self.missed(|_| false) {
+            Some((lost, _)) => formed.signals.poison(lost),
+            None => formed.signals.bell(self.rank).ring(),
+        }
+    }
+
     pub(super) fn error(
         &self,
         stop: Stop,
@@ -60,11 +69,7 @@ impl Mourner for Health {
             return;
         }
         self.note(rank, Parting { left: gone.left, how: gone.how.clone() });
-        match self.formed.get() {
-            Some(formed) if gone.left => formed.signals.bell(self.rank).ring(),
-            Some(formed) => formed.signals.poison(rank),
-            None => {}
-        }
+        self.pass_on();
     }
 }
 
