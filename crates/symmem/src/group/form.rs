@@ -93,6 +93,8 @@ pub(super) struct Forming {
     own: Card,
     /// All cards, once they are here: whoever asks again gets the same verdict.
     cards: Option<Vec<Card>>,
+    /// A member was lost, or told all that it cannot take part: the group will never be.
+    over: bool,
 }
 
 /// A group whose pads are mapped.
@@ -139,7 +141,12 @@ impl Group {
             health: Arc::new(Health::new(&plan.members, rank, subject)),
             context: Arc::clone(context),
             plan: Arc::new(plan),
-            forming: Mutex::new(Forming { pad: Arc::clone(&pad), own: own.clone(), cards: None }),
+            forming: Mutex::new(Forming {
+                pad: Arc::clone(&pad),
+                own: own.clone(),
+                cards: None,
+                over: false,
+            }),
             rendezvous: Mutex::new(()),
             awaited: Mutex::new(None),
         });
@@ -185,7 +192,16 @@ impl Inner {
         if let Some(cards) = &forming.cards {
             return conversation.agree(&self.plan.terms(), cards);
         }
-        let (cards, memories) = conversation.collect_cards(forming.own.clone())?;
+        if let Some((rank, how)) = self.health.missed(|_| true).filter(|_| forming.over) {
+            return Err(Error::PeerLost { rank, during: self.plan.op, how });
+        }
+        let collected = conversation.collect_cards(forming.own.clone()).inspect_err(|e| {
+            forming.over = matches!(e, Error::PeerLost { .. } | Error::PeerFailed { .. });
+            if let Error::PeerFailed { rank, reason, .. } = e {
+                self.health.note(*rank, Parting { left: false, how: reason.clone() });
+            }
+        });
+        let (cards, memories) = collected?;
         let cards = forming.cards.insert(cards);
         conversation.agree(&self.plan.terms(), cards)?;
         let id = cards.first().and_then(|card| card.data.clone().try_into().ok());
@@ -221,10 +237,10 @@ impl Inner {
         memories.into_iter().enumerate().map(|m| map(m).and_then(Words::new)).collect()
     }
 
-    /// Whether the members' verdict on the group is known to all: it stands, or they disagree.
+    /// Whether the members' verdict on the group is known to all: it stands, they disagree, or one is missing.
     pub(super) fn is_settled(&self) -> bool {
         let forming = self.forming.lock().unwrap_or_else(PoisonError::into_inner);
-        forming.cards.is_some()
+        forming.cards.is_some() || forming.over
     }
 
     /// Tells all members that this rank cannot take part.

@@ -55,24 +55,18 @@ fn share_something(world: &World) -> symmem::Result<()> {
 #[test]
 fn a_rendezvous_without_descriptors_fails_for_all() {
     Ranks::new(4).run(test_name!(), |world| {
-        // Enough for the memory itself, but not for what travels to the three others.
-        for spare in [1, 2, 3] {
-            let x = std::cell::RefCell::new(None);
+        // Not enough for what travels to the three others.
+        for spare in [0, 1, 2] {
+            let x = std::cell::RefCell::new(Some(world.alloc::<u8>(5000).unwrap()));
             fails_in_rank_1(
                 &world,
                 Resource::Nofile,
                 || descriptors(spare),
-                |world: &World| {
-                    let buffer = match x.take() {
-                        Some(buffer) => buffer,
-                        None => world.alloc::<u8>(5000)?,
-                    };
-                    match buffer.rendezvous(world) {
-                        Ok(_) => Ok(()),
-                        Err(failed) => {
-                            *x.borrow_mut() = Some(failed.kept);
-                            Err(failed.error)
-                        }
+                |world: &World| match x.take().unwrap().rendezvous(world) {
+                    Ok(_) => Ok(()),
+                    Err(failed) => {
+                        *x.borrow_mut() = Some(failed.kept);
+                        Err(failed.error)
                     }
                 },
             );
