@@ -300,8 +300,10 @@ impl Joining {
         let how = format!("it gave up connecting: {}", verdict.how);
         let because_of = verdict.blamed.first().copied();
         let gone = Gone { left: true, how, because_of };
-        // Those who have all their connections know of no verdict.
-        self.connected.iter().flatten().for_each(|socket| socket::say_goodbye(socket, &gone));
+        // Those who have all their connections, by their own account, know of no verdict.
+        let greeted = self.greeted.iter().map(|(_, socket)| socket);
+        let peers = self.connected.iter().flatten().chain(greeted);
+        peers.for_each(|socket| socket::say_goodbye(socket, &gone));
         // The dead cannot tidy up after themselves.
         self.paths.iter().flatten().for_each(|path| endpoint::remove_if_dead(path));
         match verdict.blamed.as_slice() {
