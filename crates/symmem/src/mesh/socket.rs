@@ -136,6 +136,8 @@ pub(super) fn receive(socket: &OwnedFd) -> Received {
     let got = match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
         Ok(got) => got,
         Err(Errno::AGAIN | Errno::INTR) => return Received::Nothing,
+        // Told once, and before what it sent last: the other end has closed without reading all that we sent.
+        Err(Errno::CONNRESET) => return receive(socket),
         Err(_) => return Received::End,
     };
     let descriptor = control.drain().find_map(|message| match message {

@@ -146,6 +146,19 @@ mod tests {
     }
 
     #[test]
+    fn a_goodbye_is_heard_from_one_who_did_not_read_everything() {
+        let flags = SocketFlags::CLOEXEC;
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        send(&ours, b"unread", SendFlags::NOSIGNAL).unwrap();
+        socket::say_goodbye(&theirs, &Gone { left: true, how: "so long".into(), because_of: None });
+        drop(theirs);
+        let heard = socket::receive(&ours);
+        assert!(matches!(heard, Received::Packet(Packet::Bye(gone), _) if gone.how == "so long"));
+        assert!(matches!(socket::receive(&ours), Received::End));
+    }
+
+    #[test]
     fn a_goodbye_says_how() {
         let bye = Packet::Bye(Gone { left: true, how: "so long".into(), because_of: None });
         let (gone, _) = told_of_one_who_sends(&postcard::to_stdvec(&bye).unwrap());
