@@ -170,6 +170,9 @@ impl Mesh {
     ///
     /// Because of the first loss, or else of the one that the caller blames.
     pub(crate) fn leave(&self, how: &str, blamed: Option<usize>) {
+        // Nobody watches any more: that peers end their connections to us is no loss. The thread holds the other half
+        // of the descriptors.
+        drop(self.watcher.lock().unwrap_or_else(PoisonError::into_inner).take());
         let because_of = self.inbox.first_lost(|_| true).or(blamed);
         let gone = Gone { left: !std::thread::panicking(), how: how.to_owned(), because_of };
         for link in &self.links {
@@ -179,7 +182,5 @@ impl Mesh {
                 Link::None => {}
             }
         }
-        // Joins the thread, which holds the other half of the descriptors.
-        drop(self.watcher.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }

@@ -14,7 +14,8 @@ fn a_rank_that_leaves_is_named_by_those_who_wait_for_it() {
             assert_nothing_is_held();
             return;
         }
-        let Err(Error::PeerLost { rank: 1, how, .. }) = world.barrier() else { panic!() };
+        let told = world.barrier();
+        let Err(Error::PeerLost { rank: 1, how, .. }) = told else { panic!("{told:?}") };
         assert_eq!(how, "it left");
         // Those who do not need it are not hurt.
         let pair = world.subgroup(&[0, 2]).unwrap();
