@@ -33,6 +33,13 @@ pub mod store;
 pub mod symmetric;
 pub mod sync;
 
+/// What the models in `tests/loom.rs` explore.
+#[cfg(loom)]
+#[doc(hidden)]
+pub mod model {
+    pub use crate::signal::{Layout, Pads, Signals, Stop};
+}
+
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use group::{

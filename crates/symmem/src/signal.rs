@@ -17,21 +17,22 @@
 use std::time::Duration;
 
 use crate::sync::atomic::{AtomicBool, AtomicU32, fence};
-use crate::sync::{Bell, Deadline, Ended, Ordering, Patience, Word};
+use crate::sync::{Bell, Deadline, Ended, Ordering, Patience, Word, yield_now};
 
 /// Words from one slot to the next: two cache lines, since processors fetch lines in pairs.
 const SLOT: usize = 32;
 
 /// Where each word lies in a pad, in words. The same on all ranks of a group.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Layout {
+pub struct Layout {
     ranks: usize,
     /// The users' channels; one more, with this number, belongs to the library's own operations.
     channels: usize,
 }
 
 impl Layout {
-    pub(crate) const fn new(ranks: usize, channels: usize) -> Self {
+    /// Of a group of `ranks` with `channels` for its users.
+    pub const fn new(ranks: usize, channels: usize) -> Self {
         Self { ranks, channels }
     }
 
@@ -70,13 +71,32 @@ impl Layout {
     }
 
     /// Length of a pad in words.
-    pub(crate) const fn words(&self) -> usize {
+    pub const fn words(&self) -> usize {
         self.slot(self.channels + 1, 0)
+    }
+
+    /// The places of all words that mean something.
+    #[cfg(any(test, loom))]
+    pub fn used(self) -> Vec<usize> {
+        let mut used = vec![Self::RINGS, Self::SLEEPERS, Self::POISON];
+        for generation in 0..self.ranks {
+            used.push(self.decision(generation));
+            used.extend((0..self.bitmap()).map(|i| self.proposal(generation, i)));
+        }
+        for (channel, source) in
+            (0..=self.channels).flat_map(|c| (0..self.ranks).map(move |s| (c, s)))
+        {
+            used.push(self.epoch(channel, source));
+            used.extend([0, 1].map(|epoch| self.call(channel, source, epoch)));
+            used.push(self.signal(channel, source));
+        }
+        used
     }
 }
 
 /// The pads of all ranks of a group, as one of them sees them.
-pub(crate) trait Pads: Send + Sync {
+pub trait Pads: Send + Sync {
+    /// What a pad consists of.
     type Word: Word;
     /// Word `index` (from [`Layout`]) of the pad of rank `owner`.
     fn word(&self, owner: usize, index: usize) -> &Self::Word;
@@ -84,16 +104,21 @@ pub(crate) trait Pads: Send + Sync {
 
 /// Why a wait ended without success.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Stop {
+pub enum Stop {
     /// A peer was lost, or the group is poisoned.
     Interrupted,
+    /// The deadline came first.
     Expired {
+        /// How long the wait took.
         after: Duration,
+        /// Who had not come.
         missing: Vec<usize>,
     },
-    /// `rank` made another call (`theirs`) than we.
+    /// A rank made another call than we.
     Differs {
+        /// Which one.
         rank: usize,
+        /// Its call.
         theirs: u32,
     },
 }
@@ -110,7 +135,7 @@ struct Channel {
 }
 
 /// Barrier and signals of one rank over its group's pads.
-pub(crate) struct Signals<P> {
+pub struct Signals<P> {
     pads: P,
     rank: usize,
     layout: Layout,
@@ -130,6 +155,21 @@ impl<P: Pads> Signals<P> {
         Self { pads, rank, layout, patience, channels }
     }
 
+    /// One rank that has held `epoch` barriers on every channel, and sleeps when `looks` looks were in vain.
+    /// All ranks of a group are made alike, before any of them begins.
+    #[cfg(any(test, loom))]
+    pub fn modelled(pads: P, rank: usize, layout: Layout, epoch: u32, looks: u32) -> Self {
+        let signals = Self::new(pads, rank, layout, Patience::looks(looks));
+        for (channel, state) in signals.channels.iter().enumerate() {
+            state.epoch.store(epoch, Ordering::Relaxed);
+            for owner in 0..layout.ranks {
+                let slot = signals.pads.word(owner, layout.epoch(channel, rank));
+                slot.store(epoch, Ordering::Relaxed);
+            }
+        }
+        signals
+    }
+
     pub(crate) fn bell(&self, rank: usize) -> Bell<'_, P::Word> {
         Bell {
             rings: self.pads.word(rank, Layout::RINGS),
@@ -141,7 +181,7 @@ impl<P: Pads> Signals<P> {
     ///
     /// `call` says what the caller is about; ranks that call different things are told so, all of them.
     /// After `Expired` the next call on the channel goes on waiting for the same barrier.
-    pub(crate) fn barrier(
+    pub fn barrier(
         &self,
         channel: usize,
         call: u32,
@@ -182,7 +222,7 @@ impl<P: Pads> Signals<P> {
                     let missing = vec![self.rank]; // another thread of our own holds the channel
                     return Err(Stop::Expired { after: deadline.elapsed(), missing });
                 }
-                std::thread::yield_now();
+                yield_now();
             }
         }
         Ok(Turn(&state.busy))
@@ -238,7 +278,7 @@ impl<P: Pads> Signals<P> {
     }
 
     /// Puts a signal into our slot on rank `to`; waits while the last one is unconsumed.
-    pub(crate) fn put(
+    pub fn put(
         &self,
         to: usize,
         channel: usize,
@@ -250,7 +290,7 @@ impl<P: Pads> Signals<P> {
     }
 
     /// Takes the signal that rank `from` put for us; waits until there is one.
-    pub(crate) fn wait(
+    pub fn wait(
         &self,
         from: usize,
         channel: usize,
@@ -262,7 +302,7 @@ impl<P: Pads> Signals<P> {
     }
 
     /// As `put`, in any word that rank `to` waits on by [`Signals::take_from`]: 0 → 1, release.
-    pub(crate) fn put_in(
+    pub fn put_in(
         &self,
         slot: &P::Word,
         to: usize,
@@ -286,7 +326,7 @@ impl<P: Pads> Signals<P> {
     }
 
     /// As `wait`, on any word of our own: 1 → 0, acquire.
-    pub(crate) fn take_from(
+    pub fn take_from(
         &self,
         slot: &P::Word,
         from: usize,
@@ -320,14 +360,14 @@ impl<P: Pads> Signals<P> {
     }
 
     /// The rank whose loss was noted in our pad, by us or by a peer.
-    pub(crate) fn poisoned(&self) -> Option<usize> {
+    pub fn poisoned(&self) -> Option<usize> {
         // Acquire: pairs with the release in `poison`; what the lost rank wrote before is seen.
         let poison = self.pads.word(self.rank, Layout::POISON).load(Ordering::Acquire);
         (poison as usize).checked_sub(1)
     }
 
     /// Notes the loss of a rank in every pad and wakes everyone; the first loss noted stays.
-    pub(crate) fn poison(&self, lost: usize) {
+    pub fn poison(&self, lost: usize) {
         for rank in (0..self.layout.ranks).filter(|&r| r != lost) {
             self.pads.word(rank, Layout::POISON).replace(0, lost as u32 + 1, Ordering::Release);
             self.bell(rank).ring();
@@ -337,11 +377,7 @@ impl<P: Pads> Signals<P> {
     /// Agrees on who takes part in a generation of the group: all ranks that ask get the same answer.
     ///
     /// A single compare-and-swap decides. The memory outlives whoever dies on the way, so nobody waits for anybody.
-    pub(crate) fn decide(
-        &self,
-        generation: usize,
-        taking_part: impl Fn(usize) -> bool,
-    ) -> Vec<usize> {
+    pub fn decide(&self, generation: usize, taking_part: impl Fn(usize) -> bool) -> Vec<usize> {
         let decision = self.pads.word(0, self.layout.decision(generation));
         // Once decided, a proposal may be the winning one and must stay as it is.
         let open = decision.load(Ordering::Acquire) == 0;

@@ -10,12 +10,24 @@ pub use atomic::Ordering;
 /// The atomics of process-local state: loom's when loom explores the protocol, std's otherwise.
 pub(crate) mod atomic {
     #[cfg(loom)]
-    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, fence};
+    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, fence};
     pub use std::sync::atomic::Ordering;
     #[cfg(not(loom))]
     #[allow(clippy::disallowed_types, reason = "this is the facade")]
-    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, fence};
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, fence};
 }
+
+/// Lets other threads run: those of the model when loom explores it.
+pub(crate) fn yield_now() {
+    #[cfg(loom)]
+    loom::thread::yield_now();
+    #[cfg(not(loom))]
+    std::thread::yield_now();
+}
+
+/// A setting of the whole process. Always std's, because it is a static, and orders nothing.
+#[allow(clippy::disallowed_types, reason = "this is the facade")]
+pub(crate) type Setting = std::sync::atomic::AtomicUsize;
 
 /// A 32-bit word in memory that several processes share. Always std's, because it lies in a mapping.
 #[allow(clippy::disallowed_types, reason = "this is the facade")]
@@ -171,10 +183,11 @@ pub(crate) struct Patience {
 }
 
 impl Patience {
-    /// No spinning: for models that explore every schedule.
-    #[cfg(loom)]
-    pub(crate) const NONE: Self =
-        Self { spin: Duration::ZERO, spin_first: 0, yielding: Duration::ZERO };
+    /// Sleeps after so many looks: for models, which explore every schedule and read no clock.
+    #[cfg(any(test, loom))]
+    pub(crate) const fn looks(spin_first: u32) -> Self {
+        Self { spin: Duration::ZERO, spin_first, yielding: Duration::ZERO }
+    }
 
     /// For a rank among `ranks` on this machine: where they outnumber the cores, spinning only keeps
     /// the awaited rank from running.
@@ -273,7 +286,7 @@ impl<W: Word> Bell<'_, W> {
             if begin.elapsed() < patience.spin {
                 (0..8).for_each(|_| std::hint::spin_loop());
             } else {
-                std::thread::yield_now();
+                yield_now();
             }
         }
         self.sleepers.increment();

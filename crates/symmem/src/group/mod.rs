@@ -22,8 +22,7 @@ use crate::error::{Error, Result};
 use crate::mesh::{Scope, Subject};
 use crate::signal::Stop;
 use crate::store::SharedStore;
-use crate::sync::atomic::AtomicUsize;
-use crate::sync::{Deadline, Ordering, SharedWord};
+use crate::sync::{Deadline, Ordering, Setting, SharedWord};
 use form::{Formed, Forming, Plan};
 use health::Health;
 
@@ -358,7 +357,7 @@ pub(crate) fn no_descriptor() -> Error {
 pub const DEFAULT_SIGNAL_PAD_SIZE: usize = 32 * 72 * 4;
 
 /// The process-wide setting; 0 stands for the default.
-static PAD_SIZE: AtomicUsize = AtomicUsize::new(0);
+static PAD_SIZE: Setting = Setting::new(0);
 
 /// The signal pad size of groups and allocations that are given no other.
 pub fn signal_pad_size() -> usize {
