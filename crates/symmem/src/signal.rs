@@ -14,10 +14,11 @@
 //! | `decision(g)`          | first of all, in rank 0's pad | 0: open; n+1: rank n's proposal for generation g won |
 //! | `proposal(g, i)`       | rank r     | bit b of word i: rank 32·i+b takes part in generation g |
 
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use crate::sync::atomic::{AtomicBool, AtomicU32, fence};
-use crate::sync::{Bell, Deadline, Ended, Ordering, Patience, Word, yield_now};
+use crate::sync::{Bell, Deadline, Ended, Mutex, Ordering, Patience, Word, yield_now};
 
 /// Words from one slot to the next: two cache lines, since processors fetch lines in pairs.
 const SLOT: usize = 32;
@@ -141,6 +142,8 @@ pub struct Signals<P> {
     layout: Layout,
     patience: Patience,
     channels: Vec<Channel>,
+    /// One thread at a time makes this rank's proposal.
+    deciding: Mutex<()>,
 }
 
 impl<P: Pads> Signals<P> {
@@ -152,7 +155,7 @@ impl<P: Pads> Signals<P> {
             busy: AtomicBool::new(false),
         };
         let channels = std::iter::repeat_with(channel).take(layout.channels + 1).collect();
-        Self { pads, rank, layout, patience, channels }
+        Self { pads, rank, layout, patience, channels, deciding: Mutex::new(()) }
     }
 
     /// One rank that has held `epoch` barriers on every channel, and sleeps when `looks` looks were in vain.
@@ -378,6 +381,7 @@ impl<P: Pads> Signals<P> {
     ///
     /// A single compare-and-swap decides. The memory outlives whoever dies on the way, so nobody waits for anybody.
     pub fn decide(&self, generation: usize, taking_part: impl Fn(usize) -> bool) -> Vec<usize> {
+        let _turn = self.deciding.lock().unwrap_or_else(PoisonError::into_inner);
         let decision = self.pads.word(0, self.layout.decision(generation));
         // Once decided, a proposal may be the winning one and must stay as it is.
         let open = decision.load(Ordering::Acquire) == 0;

@@ -6,6 +6,10 @@
 use std::time::{Duration, Instant};
 
 pub use atomic::Ordering;
+#[cfg(loom)]
+pub(crate) use loom::sync::Mutex;
+#[cfg(not(loom))]
+pub(crate) use std::sync::Mutex;
 
 /// The atomics of process-local state: loom's when loom explores the protocol, std's otherwise.
 pub(crate) mod atomic {
