@@ -411,3 +411,141 @@ impl Drop for Turn<'_> {
         self.0.store(false, Ordering::Release);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::sync::SharedWord;
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    #[derive(Clone)]
+    struct PlainPads(Arc<Vec<Vec<SharedWord>>>);
+
+    impl Pads for PlainPads {
+        type Word = SharedWord;
+
+        fn word(&self, owner: usize, index: usize) -> &SharedWord {
+            &self.0[owner][index]
+        }
+    }
+
+    /// All ranks of a group, which has held `epoch` barriers.
+    fn group(ranks: usize, epoch: u32) -> Vec<Signals<PlainPads>> {
+        let layout = Layout::new(ranks, 1);
+        let pad = || (0..layout.words()).map(|_| SharedWord::new(0)).collect();
+        let pads = PlainPads(Arc::new((0..ranks).map(|_| pad()).collect()));
+        (0..ranks).map(|rank| Signals::modelled(pads.clone(), rank, layout, epoch, 1)).collect()
+    }
+
+    fn barrier(rank: &Signals<PlainPads>, limit: Duration) -> Result<(), Stop> {
+        rank.barrier(0, 0, limit.into(), || false)
+    }
+
+    const RANKS: [usize; 10] = [1, 2, 3, 8, 31, 32, 33, 64, 72, 130];
+
+    #[test]
+    fn no_two_words_of_a_pad_overlap_and_all_lie_within() {
+        for (ranks, channels) in RANKS.iter().flat_map(|&r| [0, 1, 2, 32].map(|c| (r, c))) {
+            let layout = Layout::new(ranks, channels);
+            let used = layout.used();
+            let distinct: BTreeSet<_> = used.iter().copied().collect();
+            assert_eq!(used.len(), distinct.len(), "{layout:?}");
+            assert!(used.iter().all(|&index| index < layout.words()), "{layout:?}");
+        }
+    }
+
+    #[test]
+    fn ranks_write_to_cache_lines_of_their_own() {
+        for ranks in RANKS {
+            let layout = Layout::new(ranks, 2);
+            let sources = || (0..=2).flat_map(|c| (0..ranks).map(move |s| (c, s)));
+            let lines: BTreeSet<_> = sources().map(|(c, s)| layout.epoch(c, s) / SLOT).collect();
+            assert_eq!(lines.len(), 3 * ranks);
+            let within = |(c, s)| {
+                let words = [layout.epoch(c, s), layout.call(c, s, 1), layout.signal(c, s)];
+                words.iter().all(|word| word / SLOT == words[0] / SLOT)
+            };
+            assert!(sources().all(within));
+            assert!(lines.iter().all(|&line| line * SLOT > layout.proposal(ranks - 1, 0)));
+        }
+    }
+
+    #[test]
+    fn an_expired_barrier_names_who_is_missing_and_is_resumed() {
+        let group = group(3, 0);
+        let soon = Duration::from_millis(5);
+        let missing = |met| match met {
+            Err(Stop::Expired { missing, .. }) => missing,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(missing(barrier(&group[0], soon)), [1, 2]);
+        assert_eq!(missing(barrier(&group[2], soon)), [1]);
+        assert_eq!(missing(barrier(&group[0], soon)), [1]);
+        assert_eq!(barrier(&group[1], LONG), Ok(()));
+        assert_eq!(barrier(&group[0], LONG), Ok(()));
+        assert_eq!(barrier(&group[2], LONG), Ok(()));
+    }
+
+    #[test]
+    fn barriers_go_on_when_the_epochs_wrap_around() {
+        let group = group(2, u32::MAX - 3);
+        std::thread::scope(|scope| {
+            for rank in &group {
+                scope.spawn(|| (0..8).for_each(|_| assert_eq!(barrier(rank, LONG), Ok(()))));
+            }
+        });
+        assert_eq!(group[0].channels[0].epoch.load(Ordering::Relaxed), 4);
+    }
+
+    #[test]
+    fn a_thread_waits_for_its_turn_until_its_deadline() {
+        let group = group(2, 0);
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| barrier(&group[0], LONG));
+            while !group[0].channels[0].busy.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            let second = barrier(&group[0], Duration::from_millis(5));
+            assert!(matches!(second, Err(Stop::Expired { missing, .. }) if missing == [0]));
+            assert_eq!(barrier(&group[1], LONG), Ok(()));
+            assert_eq!(first.join().unwrap(), Ok(()));
+        });
+    }
+
+    #[test]
+    fn threads_of_one_rank_take_turns_on_a_channel() {
+        let group = group(2, 0);
+        let barriers = |rank: usize, times: usize| {
+            (0..times).for_each(|_| assert_eq!(barrier(&group[rank], LONG), Ok(())));
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| barriers(0, 100));
+            scope.spawn(|| barriers(0, 100));
+            scope.spawn(|| barriers(1, 200));
+        });
+        assert_eq!(group[0].channels[0].epoch.load(Ordering::Relaxed), 200);
+    }
+
+    #[test]
+    fn the_first_proposal_wins_and_stays() {
+        let group = group(70, 0);
+        let odd: Vec<_> = (0..70).filter(|rank| rank % 2 == 1).collect();
+        assert_eq!(group[33].decide(0, |rank| rank % 2 == 1), odd);
+        assert_eq!(group[0].decide(0, |_| true), odd);
+        assert_eq!(group[33].decide(0, |_| true), odd);
+        assert_eq!(group[0].decide(69, |rank| rank == 69), [69]);
+    }
+
+    #[test]
+    fn the_first_loss_noted_stays() {
+        let group = group(3, 0);
+        group[0].poison(2);
+        group[1].poison(0);
+        let noted: Vec<_> = group.iter().map(Signals::poisoned).collect();
+        assert_eq!(noted, [Some(2), Some(2), Some(0)]);
+    }
+}

@@ -333,4 +333,79 @@ mod tests {
         assert!(d.expired());
         assert!(d.elapsed() >= Duration::from_millis(10));
     }
+
+    fn passed() -> Deadline {
+        let deadline = Deadline::after(Duration::from_nanos(1));
+        std::thread::sleep(Duration::from_millis(1));
+        deadline
+    }
+
+    /// How a wait at a fresh bell ends, by what its looks say.
+    fn ended(
+        deadline: Deadline,
+        ready: impl FnMut() -> bool,
+        interrupted: impl FnMut() -> bool,
+    ) -> Ended {
+        let (rings, sleepers) = (SharedWord::new(0), SharedWord::new(0));
+        let bell = Bell { rings: &rings, sleepers: &sleepers };
+        let end = bell.wait(Patience::looks(0), deadline, ready, interrupted);
+        assert_eq!(sleepers.load(Ordering::Relaxed), 0, "it left its bell as if asleep");
+        end
+    }
+
+    #[test]
+    fn what_is_ready_counts_whatever_else_happened() {
+        assert_eq!(ended(passed(), || true, || true), Ended::Ready);
+    }
+
+    #[test]
+    fn an_interruption_comes_before_the_deadline() {
+        assert_eq!(ended(passed(), || false, || true), Ended::Interrupted);
+    }
+
+    #[test]
+    fn what_became_ready_before_the_interruption_was_seen_counts() {
+        let mut looks = 0;
+        let ready = || {
+            looks += 1;
+            looks == 2
+        };
+        assert_eq!(ended(Deadline::NEVER, ready, || true), Ended::Ready);
+    }
+
+    #[test]
+    fn a_wait_ends_at_its_deadline_and_not_before() {
+        let limit = Duration::from_millis(30);
+        let end = ended(Deadline::within(limit), || false, || false);
+        assert!(matches!(end, Ended::Expired(after) if after >= limit), "{end:?}");
+        assert!(matches!(ended(passed(), || false, || false), Ended::Expired(_)));
+    }
+
+    #[test]
+    fn a_sleeper_sees_what_changes_without_a_ring() {
+        let mut looks = 0;
+        let ready = || {
+            looks += 1;
+            looks == 3
+        };
+        assert_eq!(ended(Deadline::within(Duration::from_secs(20)), ready, || false), Ended::Ready);
+    }
+
+    #[test]
+    fn a_word_puts_to_sleep_only_while_it_holds_what_was_seen() {
+        let word = SharedWord::new(1);
+        let (start, long) = (Instant::now(), Duration::from_secs(20));
+        Word::sleep(&word, 0, long);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while Word::load(&word, Ordering::Acquire) == 1 {
+                    Word::sleep(&word, 1, long);
+                }
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            word.increment();
+            word.wake();
+        });
+        assert!(start.elapsed() < long);
+    }
 }
