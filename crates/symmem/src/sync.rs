@@ -17,8 +17,14 @@ pub(crate) mod atomic {
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, fence};
     pub use std::sync::atomic::Ordering;
     #[cfg(not(loom))]
+    pub(crate) use std::sync::atomic::fence;
+
+    #[cfg(not(loom))]
     #[allow(clippy::disallowed_types, reason = "this is the facade")]
-    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, fence};
+    pub(crate) type AtomicBool = std::sync::atomic::AtomicBool;
+    #[cfg(not(loom))]
+    #[allow(clippy::disallowed_types, reason = "this is the facade")]
+    pub(crate) type AtomicU32 = std::sync::atomic::AtomicU32;
 }
 
 /// Lets other threads run: those of the model when loom explores it.

@@ -27,13 +27,17 @@ thread_local! {
 /// A word with a futex: looking and falling asleep are one step for whoever wakes.
 struct ModelWord {
     value: AtomicU32,
+    /// Changed after every exchange, in no order: loom switches threads only at accesses that meet, and would
+    /// otherwise take an exchange and the fence behind it for one step.
+    after: AtomicU32,
     queue: Mutex<()>,
     woken: Condvar,
 }
 
 impl ModelWord {
     fn new() -> Self {
-        Self { value: AtomicU32::new(0), queue: Mutex::new(()), woken: Condvar::new() }
+        let [value, after] = [0, 0].map(AtomicU32::new);
+        Self { value, after, queue: Mutex::new(()), woken: Condvar::new() }
     }
 }
 
@@ -47,7 +51,9 @@ impl Word for ModelWord {
     }
 
     fn replace(&self, current: u32, new: u32, order: Ordering) -> bool {
-        self.value.compare_exchange(current, new, order, Ordering::Relaxed).is_ok()
+        let replaced = self.value.compare_exchange(current, new, order, Ordering::Relaxed).is_ok();
+        self.after.fetch_add(1, Ordering::Relaxed);
+        replaced
     }
 
     fn increment(&self) {
