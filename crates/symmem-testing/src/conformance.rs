@@ -41,7 +41,7 @@ pub fn signals_order_data(world: World) {
     for round in 1..200_u64 {
         for i in 0..512 {
             // SAFETY: the receiver does not look before our signal, nor we write again before its answer.
-            unsafe { to.add(i).write_volatile(round) };
+            unsafe { to.wrapping_add(i).write_volatile(round) };
         }
         world.put_signal(next(&world), 3, SOON).unwrap();
         world.wait_signal(previous(&world), 3, SOON).unwrap();
@@ -401,6 +401,9 @@ pub fn an_id_gives_the_same_memory_again(world: World) {
     assert!(world.alloc_persistent::<u32>(7, 100).is_err());
     drop(x);
     assert!(world.alloc_persistent::<u32>(7, 101).err().unwrap().to_string().contains("400 bytes"));
+    assert!(
+        world.alloc_persistent::<f32>(7, 100).err().unwrap().to_string().contains("element type")
+    );
     let x = world.alloc_persistent::<u32>(7, 100).unwrap();
     assert_eq!((x.local().as_ptr() as usize, x.local()[99]), (address, 42));
     let x = x.rendezvous(&world).unwrap();

@@ -71,7 +71,7 @@ impl Ranks {
             std::process::exit(0);
         }
         let server = TcpServer::bind("127.0.0.1:0").unwrap();
-        let port = server.local_addr().port();
+        let port = server.local_addr().unwrap().port();
         // A free port for rank 0 to listen at.
         let server = self.hosted.then_some(server);
         let mut running: Vec<Running> =

@@ -48,3 +48,8 @@ pub use group::{
 };
 pub use symmetric::{Buffer, Failed, Handle, Paused, Pool, Shared, SignalPad, Symmetric};
 pub use sync::Deadline;
+
+/// Only so that the example of the readme is tested.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+mod readme {}

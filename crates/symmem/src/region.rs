@@ -115,11 +115,11 @@ impl Region {
 
     /// A pointer to `count` elements at byte `offset`, valid as long as the region lives.
     pub fn at<T: Element>(&self, offset: usize, count: usize) -> Result<NonNull<T>> {
-        let bytes = count.checked_mul(size_of::<T>()).unwrap_or(usize::MAX);
+        let bytes = count.saturating_mul(size_of::<T>());
         self.check(offset, bytes)?;
         // SAFETY: S3: checked above.
         let first = unsafe { self.base().add(offset) };
-        if first.as_ptr() as usize % align_of::<T>() != 0 {
+        if !first.as_ptr().cast::<T>().is_aligned() {
             return Err(Error::Usage {
                 op: "view",
                 rank: None,
@@ -152,6 +152,35 @@ impl Region {
                 got: format!("{bytes} bytes at offset {offset}"),
             }),
         }
+    }
+}
+
+/// All words of a region, found once: for those who look at them often.
+pub(crate) struct Words {
+    first: NonNull<SharedWord>,
+    count: usize,
+    _region: Region,
+}
+
+// SAFETY: atomics may be shared with anyone.
+unsafe impl Send for Words {}
+// SAFETY: as above.
+unsafe impl Sync for Words {}
+
+impl Words {
+    pub(crate) fn new(region: Region) -> Result<Self> {
+        let count = region.bytes() / size_of::<u32>();
+        let first = region.at::<u32>(0, count)?.cast();
+        Ok(Self { first, count, _region: region })
+    }
+}
+
+impl std::ops::Deref for Words {
+    type Target = [SharedWord];
+
+    fn deref(&self) -> &[SharedWord] {
+        // SAFETY: S1 by the region held here, S3 by `at`; atomics are S2's permitted way to share memory.
+        unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count) }
     }
 }
 

@@ -17,14 +17,7 @@ pub(crate) mod atomic {
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, fence};
     pub use std::sync::atomic::Ordering;
     #[cfg(not(loom))]
-    pub(crate) use std::sync::atomic::fence;
-
-    #[cfg(not(loom))]
-    #[allow(clippy::disallowed_types, reason = "this is the facade")]
-    pub(crate) type AtomicBool = std::sync::atomic::AtomicBool;
-    #[cfg(not(loom))]
-    #[allow(clippy::disallowed_types, reason = "this is the facade")]
-    pub(crate) type AtomicU32 = std::sync::atomic::AtomicU32;
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, fence};
 }
 
 /// Lets other threads run: those of the model when loom explores it.
@@ -36,11 +29,9 @@ pub(crate) fn yield_now() {
 }
 
 /// A setting of the whole process. Always std's, because it is a static, and orders nothing.
-#[allow(clippy::disallowed_types, reason = "this is the facade")]
 pub(crate) type Setting = std::sync::atomic::AtomicUsize;
 
 /// A 32-bit word in memory that several processes share. Always std's, because it lies in a mapping.
-#[allow(clippy::disallowed_types, reason = "this is the facade")]
 pub type SharedWord = std::sync::atomic::AtomicU32;
 
 /// When a wait gives up.

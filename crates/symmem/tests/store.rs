@@ -25,4 +25,5 @@ mod site;
 conformance::suite!(memory, site::memory());
 conformance::suite!(memory_prefixed, site::prefixed(site::memory()));
 conformance::suite!(tcp, site::tcp());
+conformance::suite!(unix, site::unix());
 conformance::suite!(tcp_prefixed, site::prefixed(site::tcp()));

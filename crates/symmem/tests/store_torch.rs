@@ -148,9 +148,9 @@ print("fine")
 fn torch_clients_do_everything_on_our_server() {
     let Some(python) = python() else { return };
     let server = TcpServer::bind("127.0.0.1:0").unwrap();
-    let port = server.local_addr().port().to_string();
+    let port = server.local_addr().unwrap().port().to_string();
     let script = Script::start(python, CLIENT, &[&port]);
-    let store = TcpStore::connect(&server.local_addr().to_string(), LONG).unwrap();
+    let store = TcpStore::connect(&server.local_addr().unwrap().to_string(), LONG).unwrap();
     assert_eq!(store.get("torch", LONG).unwrap(), b"was here");
     // torch puts the outer prefix last into the key: prefix/some/inner.
     let part = PrefixStore::new("prefix/some", std::sync::Arc::new(store));

@@ -1,6 +1,7 @@
 //! What compilers and linters do not check: sizes, layers, the list of unsafe files, leftovers, links,
 //! and the parity table. Reads the files that git tracks or would track.
 
+mod facade;
 mod layers;
 mod leftovers;
 mod links;
@@ -42,6 +43,7 @@ type Check = fn(&[File]) -> Vec<String>;
 const CHECKS: &[Check] = &[
     sizes::check,
     layers::check,
+    facade::check,
     safety::check,
     leftovers::check,
     links::check,

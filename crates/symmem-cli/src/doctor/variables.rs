@@ -3,17 +3,18 @@
 use super::{Row, row};
 
 /// Names and meanings.
-const VARIABLES: [(&str, &str); 10] = [
+const VARIABLES: [(&str, &str); 11] = [
     ("SYMMEM_TIMEOUT", "seconds after which a wait gives up; 0 for ever; default 300"),
     (
         "SYMMEM_SOCKET_DIR",
         "where ranks on one host meet; default a private directory in the temporary one",
     ),
     ("SYMMEM_SIGNAL_PAD_SIZE", "bytes of the signal pad of an allocation"),
+    ("SYMMEM_BACKEND", "process or host; default host between processes, process between threads"),
     ("RANK", "this process's rank in the world; set by symmem run and torchrun"),
     ("WORLD_SIZE", "how many ranks there are; without it this process is alone"),
     ("LOCAL_RANK", "this process's rank on its host"),
-    ("MASTER_ADDR", "the host of the store"),
+    ("MASTER_ADDR", "the host of the store, or unix: and the path of a socket"),
     ("MASTER_PORT", "the port of the store"),
     ("TORCHELASTIC_USE_AGENT_STORE", "True: the launcher hosts the store, else rank 0 does"),
     ("RUST_LOG", "what is logged to standard error, such as debug or symmem=trace; default warn"),

@@ -97,7 +97,7 @@ impl Job {
         if self.nodes == 1 {
             let host = self.master_addr.clone().unwrap_or_else(|| "127.0.0.1".to_owned());
             let server = bind(&host, self.master_port.unwrap_or(0))?;
-            let port = server.local_addr().port();
+            let port = server.local_addr().map_or(0, |address| address.port());
             return Ok((StoreAddress { host, port }, Some(server)));
         }
         let needs = "with more than one node the ranks need a store that all can reach";

@@ -1,6 +1,6 @@
 //! `symmem run`: starts the ranks of a job as processes, and does not leave before all of them have.
 //!
-//! [`launch`] is the same for other parts of this program that need ranks.
+//! [`launch()`] is the same for other parts of this program that need ranks.
 
 mod farewell;
 mod job;

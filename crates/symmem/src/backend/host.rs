@@ -85,7 +85,7 @@ fn memfd(bytes: usize, flags: MemfdFlags) -> Result<OwnedFd> {
 
 /// Reserved huge pages, if there are enough of them.
 fn huge(bytes: usize) -> Option<(OwnedFd, Region)> {
-    if bytes % HUGE_PAGE != 0 || bytes / HUGE_PAGE > free_huge_pages() {
+    if !bytes.is_multiple_of(HUGE_PAGE) || bytes / HUGE_PAGE > free_huge_pages() {
         return None;
     }
     let fd = memfd(bytes, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB);

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::backend::Backend;
 use crate::block::{Block, Imports};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
 use crate::store::{SharedStore, TcpServer};
@@ -23,7 +24,7 @@ pub(crate) struct Context {
     /// Living allocations by address.
     blocks: Mutex<BTreeMap<usize, Weak<Block>>>,
     /// Allocations that outlive their users, by the users' ids.
-    persistent: Mutex<HashMap<u64, Arc<Block>>>,
+    persistent: Mutex<HashMap<u64, (DType, Arc<Block>)>>,
     /// The job's store, where this rank hosts it; declared last, it goes last.
     _server: Option<TcpServer>,
 }
@@ -85,7 +86,7 @@ impl Context {
         (offset < block.shape().bytes.max(1)).then_some((block, offset))
     }
 
-    pub(crate) fn persistent(&self) -> MutexGuard<'_, HashMap<u64, Arc<Block>>> {
+    pub(crate) fn persistent(&self) -> MutexGuard<'_, HashMap<u64, (DType, Arc<Block>)>> {
         lock(&self.persistent)
     }
 }

@@ -20,24 +20,40 @@ struct Family {
     rank: &'static str,
     size: &'static str,
     local_rank: &'static str,
+    /// How many ranks, or for Slurm nodes, there are here and in all, where that tells that all are on this machine.
+    all_here: (&'static str, &'static str),
 }
 
 /// In order of preference.
 const FAMILIES: [Family; 4] = [
-    Family { name: "torchrun", rank: "RANK", size: "WORLD_SIZE", local_rank: "LOCAL_RANK" },
+    Family {
+        name: "torchrun",
+        rank: "RANK",
+        size: "WORLD_SIZE",
+        local_rank: "LOCAL_RANK",
+        all_here: ("", ""),
+    },
     Family {
         name: "Open MPI",
         rank: "OMPI_COMM_WORLD_RANK",
         size: "OMPI_COMM_WORLD_SIZE",
         local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        all_here: ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"),
     },
-    Family { name: "PMI", rank: "PMI_RANK", size: "PMI_SIZE", local_rank: "MPI_LOCALRANKID" },
+    Family {
+        name: "PMI",
+        rank: "PMI_RANK",
+        size: "PMI_SIZE",
+        local_rank: "MPI_LOCALRANKID",
+        all_here: ("MPI_LOCALNRANKS", "PMI_SIZE"),
+    },
     Family {
         name: "Slurm",
         rank: "SLURM_PROCID",
         // Not SLURM_NTASKS, which a batch script sees as well although it is no task of a step.
         size: "SLURM_STEP_NUM_TASKS",
         local_rank: "SLURM_LOCALID",
+        all_here: ("SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_TASKS"),
     },
 ];
 
@@ -54,16 +70,15 @@ pub(super) fn read(var: Lookup<'_>) -> Result<Place> {
     let Some(&(family, rank, size)) = found.first() else { return Ok(alone()) };
     // torchrun started by another launcher speaks for its own job; anything else is a leftover of some shell.
     let trusted = family.name == "torchrun" && var("TORCHELASTIC_RUN_ID").is_some();
-    if let Some(&(other, r, s)) = found.iter().find(|(_, r, s)| (*r, *s) != (rank, size)) {
-        if !trusted {
-            return Err(usage(
-                "launchers that agree; unset the variables of one".into(),
-                format!(
-                    "rank {rank} of {size} from {} and rank {r} of {s} from {}",
-                    family.name, other.name
-                ),
-            ));
-        }
+    let other = found.iter().find(|(_, r, s)| (*r, *s) != (rank, size)).filter(|_| !trusted);
+    if let Some(&(other, r, s)) = other {
+        return Err(usage(
+            "launchers that agree; unset the variables of one".into(),
+            format!(
+                "rank {rank} of {size} from {} and rank {r} of {s} from {}",
+                family.name, other.name
+            ),
+        ));
     }
     Ok(Place {
         rank,
@@ -79,6 +94,11 @@ fn alone() -> Place {
 }
 
 impl Family {
+    fn all_are_here(&self, var: Lookup<'_>) -> bool {
+        let (here, in_all) = self.all_here;
+        var(here).is_some_and(|here| !here.is_empty() && Some(here) == var(in_all))
+    }
+
     fn read(&self, var: Lookup<'_>) -> Result<Option<(usize, usize)>> {
         match (number(self.rank, var)?, number(self.size, var)?) {
             (Some(rank), Some(size)) if rank < size => Ok(Some((rank, size))),
@@ -101,6 +121,18 @@ impl Family {
     }
 }
 
+/// A socket that all children of our parent, the launcher's process on this machine, know without being told.
+fn siblings_store() -> String {
+    let parent = std::os::unix::process::parent_id();
+    // Process ids come round again; together with the time of its start one is unique.
+    let stat = std::fs::read_to_string(format!("/proc/{parent}/stat")).unwrap_or_default();
+    let start =
+        stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(19)).unwrap_or("0");
+    let user = rustix::process::geteuid().as_raw();
+    let dir = std::env::temp_dir();
+    format!("unix:{}/symmem-store-{user}-{parent}-{start}", dir.display())
+}
+
 fn store_address(size: usize, family: &Family, var: Lookup<'_>) -> Result<Option<String>> {
     let address = var("MASTER_ADDR").filter(|a| !a.is_empty());
     let port = var("MASTER_PORT").filter(|p| !p.is_empty());
@@ -118,6 +150,7 @@ fn store_address(size: usize, family: &Family, var: Lookup<'_>) -> Result<Option
             }))
         }
         _ if size == 1 => Ok(None),
+        (None, _) if family.all_are_here(var) => Ok(Some(siblings_store())),
         (address, _) => Err(usage(
             format!(
                 "MASTER_ADDR and MASTER_PORT, where the {size} ranks of {} find each other",
@@ -226,6 +259,15 @@ mod tests {
         let port =
             [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "h"), ("MASTER_PORT", "99999")];
         assert!(error(&port).contains("a port number"));
+    }
+
+    #[test]
+    fn ranks_of_one_launcher_on_one_machine_need_no_address() {
+        let vars = [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "2")];
+        let store = place(&vars).unwrap().store.unwrap();
+        assert!(store.starts_with("unix:/") && store.contains("symmem-store-"), "{store}");
+        let spread = [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "1")];
+        assert!(error(&spread).contains("no MASTER_ADDR"));
     }
 
     #[test]

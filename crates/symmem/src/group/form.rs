@@ -10,7 +10,7 @@ use super::{Group, Inner, check_pad_size, no_descriptor};
 use crate::backend::{Allocation, Exported};
 use crate::error::{Error, Result};
 use crate::mesh::{Phase, Scope};
-use crate::region::Region;
+use crate::region::Words;
 use crate::signal::{Layout, Pads, Signals};
 use crate::sync::{Deadline, Patience, SharedWord};
 
@@ -77,14 +77,13 @@ pub(super) struct Formed {
 }
 
 /// The group's pads in mapped memory.
-pub(super) struct RegionPads(Vec<Region>);
+pub(super) struct RegionPads(Vec<Words>);
 
 impl Pads for RegionPads {
     type Word = SharedWord;
 
     fn word(&self, owner: usize, index: usize) -> &SharedWord {
-        let pad = &self.0[owner];
-        &pad.words(0, pad.bytes() / 4).unwrap_or_default()[index]
+        &self.0[owner][index]
     }
 }
 
@@ -181,14 +180,14 @@ impl Inner {
         &self,
         own: &Arc<dyn Allocation>,
         memories: Vec<Option<Exported>>,
-    ) -> Result<Vec<Region>> {
+    ) -> Result<Vec<Words>> {
         let bytes = self.plan.layout().words() * 4;
         let map = |(rank, memory): (usize, Option<Exported>)| match memory {
             Some(memory) => self.context.pad_backend.import(memory, bytes),
             None if rank == self.rank => own.region().part(0, bytes),
             None => Err(no_descriptor()),
         };
-        memories.into_iter().enumerate().map(map).collect()
+        memories.into_iter().enumerate().map(|m| map(m).and_then(Words::new)).collect()
     }
 
     /// Whether the members' verdict on the group is known to all: it stands, or they disagree.

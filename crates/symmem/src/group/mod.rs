@@ -143,7 +143,8 @@ impl Group {
         &self.0.context
     }
 
-    pub(crate) fn backend(&self) -> &Arc<dyn Backend> {
+    /// Where this rank's symmetric memory comes from: chosen when the world was joined, and the same ever after.
+    pub fn backend(&self) -> &Arc<dyn Backend> {
         &self.0.context.backend
     }
 
@@ -205,6 +206,7 @@ impl Group {
     fn meet(&self, op: &'static str, channel: usize, code: u32, deadline: Deadline) -> Result<()> {
         let inner = &*self.0;
         let signals = &self.formed()?.signals;
+        tracing::trace!(op, channel, group = self.name());
         self.check_whole(op)?;
         let broken = || inner.hurts(|_| true);
         signals.barrier(channel, code, deadline, broken).map_err(|stop| match stop {
@@ -310,6 +312,7 @@ impl Group {
     fn check_peer(&self, op: &'static str, rank: usize, channel: usize) -> Result<()> {
         self.check_rank(op, rank)?;
         self.check_channel(op, channel)?;
+        tracing::trace!(op, rank, channel, group = self.name());
         self.check_whole(op)
     }
 
@@ -385,7 +388,7 @@ pub(crate) fn check_pad_size(
     ranks: usize,
 ) -> Result<()> {
     const MOST: usize = 4 << 20;
-    if bytes % 4 == 0 && (4 * ranks..=MOST).contains(&bytes) {
+    if bytes.is_multiple_of(4) && (4 * ranks..=MOST).contains(&bytes) {
         return Ok(());
     }
     Err(Error::Usage {

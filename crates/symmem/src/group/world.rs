@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::Group;
@@ -53,7 +53,8 @@ impl World {
 /// How a rank joins; `Default` takes the environment's settings.
 #[derive(Clone, Debug, Default)]
 pub struct WorldOptions {
-    /// The backend for symmetric memory: `host` between processes and `process` between threads if not set.
+    /// The backend for symmetric memory. Default: `SYMMEM_BACKEND`, or `host` between processes and `process` between
+    /// threads.
     pub backend: Option<String>,
     /// How long a wait lasts unless its call says otherwise; 0 for ever. Default: `SYMMEM_TIMEOUT` seconds, or 5 minutes.
     pub timeout: Option<Duration>,
@@ -160,7 +161,9 @@ impl WorldOptions {
 
     fn backend(&self, mesh: &Mesh) -> Result<Arc<dyn Backend>> {
         let fitting = if mesh.in_one_process() { "process" } else { "host" };
-        let backend = backend::by_name(self.backend.as_deref().unwrap_or(fitting))?;
+        let set = setting::<String>("SYMMEM_BACKEND", "")?;
+        let name = self.backend.as_deref().or(set.as_deref()).unwrap_or(fitting);
+        let backend = backend::by_name(name)?;
         backend.probe()?;
         Ok(backend)
     }
@@ -189,6 +192,9 @@ fn setting<T: std::str::FromStr + PartialOrd + Default>(
     }
 }
 
+/// The stores that this process hosts, until it ends.
+static HOSTED: Mutex<Vec<TcpServer>> = Mutex::new(Vec::new());
+
 /// The job's store: the launcher's, or our own if we are rank 0 and nobody else listens at the address.
 fn join_store(
     address: &str,
@@ -198,6 +204,10 @@ fn join_store(
     let mut server = None;
     if place.rank == 0 && !place.store_is_hosted {
         match TcpServer::bind(address) {
+            // Later worlds of the job find the store where they expect it; a socket file must not outlive its world.
+            Ok(bound) if bound.local_addr().is_some() => {
+                HOSTED.lock().unwrap_or_else(PoisonError::into_inner).push(bound);
+            }
             Ok(bound) => server = Some(bound),
             Err(Error::System { source, .. }) if source.kind() == std::io::ErrorKind::AddrInUse => {
                 tracing::debug!("a store listens at {address} already");

@@ -191,6 +191,11 @@ impl Joining {
                     let how = format!("no answer after {:.1?}", deadline.elapsed());
                     return Err(Verdict { timed_out: true, ..blame(how) });
                 }
+                Err(Errno::NOENT) => {
+                    let hint =
+                        "in another container? let SYMMEM_SOCKET_DIR name a shared directory";
+                    return Err(blame(format!("no socket at {} ({hint})", path.display())));
+                }
                 Err(e) => return Err(blame(format!("connecting to {}: {e}", path.display()))),
             }
         }

@@ -3,14 +3,13 @@
 //! After an error it is out of step with the server and must be dropped.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::sockopt;
 
 use super::limits::{MESSAGE_LEN, at_most};
+use super::stream::{Address, Stream};
 use super::wire::{Kind, MAGIC, Message, STOP_WAITING, WAIT_CANCELED};
 use super::{CALL_LIMIT, timed_out};
 use crate::error::{Error, Result};
@@ -34,7 +33,7 @@ pub(super) enum Waited {
 }
 
 pub(super) struct Connection {
-    stream: TcpStream,
+    stream: Stream,
     /// The server, for errors.
     with: String,
     input: Vec<u8>,
@@ -45,21 +44,14 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Connects to `peer`, which errors call `with`, and checks that a store answers there.
-    pub(super) fn open(peer: SocketAddr, with: &str, until: Deadline) -> Result<Self> {
+    pub(super) fn open(peer: &Address, with: &str, until: Deadline) -> Result<Self> {
         let connect = || Error::system(format!("connect to {with}"));
         // No address of a host with several may use up the time for the others; zero would mean for ever.
         let limit = until.nap(OPEN_LIMIT).max(Duration::from_millis(1));
         let until = Deadline::after(limit);
-        let stream = TcpStream::connect_timeout(&peer, limit).map_err(connect())?;
-        let us = stream.local_addr().map_err(connect())?;
-        if us == peer {
-            // The kernel may pick the server's own port for us, and so connect us to ourselves.
-            return Err(connect()(std::io::Error::from(ErrorKind::ConnectionRefused)));
-        }
-        stream.set_nonblocking(true).map_err(connect())?;
-        stream.set_nodelay(true).map_err(connect())?;
-        keep_alive(&stream).map_err(connect())?;
-        let pings = u32::from(us.port()) << 16;
+        let stream = Stream::connect(peer, limit).map_err(connect())?;
+        // Any start will do; one of our own makes a trace of the wire easier to read.
+        let pings = std::process::id() << 16;
         let mut connection = Self { stream, with: with.to_owned(), input: vec![], used: 0, pings };
         connection.confirm("connect", Message::new(Kind::Validate).word(MAGIC), until)?;
         Ok(connection)
@@ -237,12 +229,4 @@ impl Connection {
 /// and, before all, no longer than `limit`.
 pub(super) fn at_once(deadline: Deadline, limit: Duration) -> Deadline {
     Deadline::after(deadline.remaining().map_or(limit, |left| left.max(GRACE).min(limit)))
-}
-
-/// A wait without a deadline must end when the server's host is switched off.
-fn keep_alive(stream: &TcpStream) -> std::io::Result<()> {
-    sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, Duration::from_secs(30))?;
-    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10))?;
-    Ok(sockopt::set_tcp_keepcnt(stream, 3)?)
 }

@@ -9,6 +9,7 @@ mod limits;
 mod memory;
 mod prefix;
 mod session;
+mod stream;
 mod table;
 mod tcp_client;
 mod tcp_server;

@@ -4,12 +4,12 @@
 //! takes an idle connection or opens one, and puts it back when the answer is complete. Because a call may
 //! go another way than the one before it, `set` and its like return only once the server has carried them out.
 
-use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::connection::{Connection, Waited, at_once};
 use super::limits::{check_entries, check_entry, check_key, check_keys, check_value};
+use super::stream::Address;
 use super::wire::{Kind, Message, NOT_READY, READY};
 use super::{Store, timed_out};
 use crate::error::{Error, Result};
@@ -27,13 +27,13 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(5), Duration::from_mi
 /// A store on a server, shared with all its other clients, torch's `TCPStore` among them.
 pub struct TcpStore {
     address: String,
-    peer: SocketAddr,
+    peer: Address,
     limit: Duration,
     idle: Mutex<Vec<Connection>>,
 }
 
 impl TcpStore {
-    /// Connects to the server at `addr` (`host:port`), trying again until it is there or the deadline passes.
+    /// Connects to the server at `addr` (`host:port`, or `unix:` and a path), trying again until it is there or the deadline passes.
     pub fn connect(addr: &str, deadline: Deadline) -> Result<Self> {
         let deadline = deadline.start();
         let with = name(addr);
@@ -83,7 +83,7 @@ impl TcpStore {
             Some(connection) => connection,
             None => {
                 let until = at_once(deadline, self.limit);
-                Connection::open(self.peer, &name(&self.address), until)?
+                Connection::open(&self.peer, &name(&self.address), until)?
             }
         };
         let result = exchange(&mut connection);
@@ -242,12 +242,12 @@ fn name(addr: &str) -> String {
 }
 
 /// One attempt at each of the addresses that `addr` stands for.
-fn reach(addr: &str, with: &str, deadline: Deadline) -> Result<(SocketAddr, Connection)> {
-    let peers = addr.to_socket_addrs().map_err(|error| match error.kind() {
+fn reach(addr: &str, with: &str, deadline: Deadline) -> Result<(Address, Connection)> {
+    let peers = Address::resolve(addr).map_err(|error| match error.kind() {
         std::io::ErrorKind::InvalidInput => Error::Usage {
             op: "connect",
             rank: None,
-            expected: "an address host:port".to_owned(),
+            expected: "an address host:port, or unix: and a path".to_owned(),
             got: format!("{addr:?}"),
         },
         _ => Error::system(format!("look-up of {addr}"))(error),
@@ -255,7 +255,7 @@ fn reach(addr: &str, with: &str, deadline: Deadline) -> Result<(SocketAddr, Conn
     let why = "the name stands for no address".to_owned();
     let mut last = Error::Unavailable { what: with.to_owned(), why };
     for peer in peers {
-        match Connection::open(peer, with, deadline) {
+        match Connection::open(&peer, with, deadline) {
             Ok(connection) => return Ok((peer, connection)),
             Err(error) => last = error,
         }

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -16,31 +16,26 @@ use rustix::io::Errno;
 
 use super::limits::Refusal;
 use super::session::Session;
+use super::stream::{Address, Listener, Stream};
 use super::table::{Table, Waiter};
 use crate::error::{Error, Result};
-
-/// How many clients may knock at once before they are let in.
-const BACKLOG: i32 = 4096;
 
 /// How long no client is let in after the system had no room for one.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A running server. Dropping it ends its thread and closes every connection.
 pub struct TcpServer {
-    address: SocketAddr,
+    address: Address,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl TcpServer {
     /// Starts a server on `addr`, such as `0.0.0.0:29500`, `[::]:0` or `localhost:0`; port 0 means any.
+    /// `unix:` and a path is a Unix socket, for ranks that share a directory and no network.
     pub fn bind(addr: &str) -> Result<Self> {
         let named = |call: &str| format!("{call} of the store server on {addr}");
-        let listener = TcpListener::bind(addr).map_err(Error::system(named("bind")))?;
-        // Again, because std's queue is too short for all ranks of a job at once.
-        rustix::net::listen(&listener, BACKLOG).map_err(Error::system(named("listen")))?;
-        listener.set_nonblocking(true).map_err(Error::system(named("ioctl")))?;
-        let address = listener.local_addr().map_err(Error::system(named("getsockname")))?;
+        let (listener, address) = Listener::bind(addr).map_err(Error::system(named("bind")))?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let stop = Arc::new(eventfd(0, flags).map_err(Error::system(named("eventfd")))?);
         let service = Service::new(listener, Arc::clone(&stop));
@@ -51,9 +46,12 @@ impl TcpServer {
         Ok(Self { address, stop, thread: Some(thread) })
     }
 
-    /// Where the server listens.
-    pub fn local_addr(&self) -> SocketAddr {
-        self.address
+    /// Where the server listens, unless at a Unix socket.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        match self.address {
+            Address::Tcp(address) => Some(address),
+            Address::Unix(_) => None,
+        }
     }
 }
 
@@ -67,12 +65,15 @@ impl Drop for TcpServer {
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::warn!(address = %self.address, "the store server's thread panicked");
         }
+        if let Address::Unix(path) = &self.address {
+            let _ = std::fs::remove_file(path);
+        }
     }
 }
 
 /// What the thread owns.
 struct Service {
-    listener: TcpListener,
+    listener: Listener,
     stop: Arc<OwnedFd>,
     table: Table,
     clients: HashMap<Waiter, Client>,
@@ -82,8 +83,8 @@ struct Service {
 }
 
 struct Client {
-    stream: TcpStream,
-    peer: SocketAddr,
+    stream: Stream,
+    peer: String,
     session: Session,
 }
 
@@ -102,7 +103,7 @@ struct Ready {
 }
 
 impl Service {
-    fn new(listener: TcpListener, stop: Arc<OwnedFd>) -> Self {
+    fn new(listener: Listener, stop: Arc<OwnedFd>) -> Self {
         let (table, clients) = (Table::default(), HashMap::new());
         Self { listener, stop, table, clients, accepted: 0, accept_after: None }
     }
@@ -171,11 +172,7 @@ impl Service {
         }
     }
 
-    fn admit(&mut self, stream: TcpStream, peer: SocketAddr) {
-        if let Err(error) = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true)) {
-            tracing::warn!(%error, %peer, "the store server cannot set up a connection");
-            return;
-        }
+    fn admit(&mut self, stream: Stream, peer: String) {
         self.accepted += 1;
         let session = Session::new(self.accepted);
         self.clients.insert(self.accepted, Client { stream, peer, session });

@@ -127,7 +127,7 @@ impl Handle {
     pub fn view<T: Element>(&self, rank: usize, offset: usize, len: usize) -> Result<NonNull<T>> {
         const OP: &str = "view";
         let data = self.data(OP, rank)?;
-        let at = offset.checked_mul(size_of::<T>()).unwrap_or(usize::MAX);
+        let at = offset.saturating_mul(size_of::<T>());
         data.at(at, len).map_err(|e| match e {
             Error::Usage { .. } => self.group.usage(
                 OP,

@@ -99,11 +99,10 @@ impl Cut {
     }
 
     fn give(&mut self, mut offset: usize, mut bytes: usize) {
-        if let Some((&before, &len)) = self.free.range(..offset).next_back() {
-            if before + len == offset {
-                self.free.remove(&before);
-                (offset, bytes) = (before, len + bytes);
-            }
+        let before = self.free.range(..offset).next_back().map(|(at, len)| (*at, *len));
+        if let Some((before, len)) = before.filter(|(at, len)| at + len == offset) {
+            self.free.remove(&before);
+            (offset, bytes) = (before, len + bytes);
         }
         if let Some(after) = self.free.remove(&(offset + bytes)) {
             bytes += after;

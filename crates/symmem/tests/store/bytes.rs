@@ -14,7 +14,7 @@ use super::site::{LONG, server};
 #[test]
 fn the_server_answers_each_query_with_the_recorded_bytes() {
     let server = server();
-    let mut stream = TcpStream::connect(server.local_addr()).unwrap();
+    let mut stream = TcpStream::connect(server.local_addr().unwrap()).unwrap();
     stream.write_all(VALIDATE).unwrap();
     for (name, query, answer) in conversation() {
         stream.write_all(query.as_bytes()).unwrap();
@@ -28,7 +28,7 @@ fn the_server_answers_each_query_with_the_recorded_bytes() {
 #[test]
 fn the_server_answers_queries_that_come_all_at_once() {
     let server = server();
-    let mut stream = TcpStream::connect(server.local_addr()).unwrap();
+    let mut stream = TcpStream::connect(server.local_addr().unwrap()).unwrap();
     let (mut queries, mut answers) = (VALIDATE.to_vec(), vec![]);
     for (_, query, answer) in conversation() {
         queries.extend_from_slice(query.as_bytes());

@@ -47,7 +47,7 @@ fn a_server_that_ends_during_a_wait_is_an_error_at_once() {
 #[test]
 fn a_client_outlives_its_server_and_finds_the_next_one() {
     let server = server();
-    let address = server.local_addr().to_string();
+    let address = server.local_addr().unwrap().to_string();
     let store = client(&server);
     store.set("k", b"v").unwrap();
     drop(server);
@@ -58,7 +58,7 @@ fn a_client_outlives_its_server_and_finds_the_next_one() {
 
 #[test]
 fn a_client_waits_for_a_server_that_comes_late() {
-    let address = server().local_addr().to_string();
+    let address = server().local_addr().unwrap().to_string();
     thread::scope(|scope| {
         let store = scope.spawn(|| TcpStore::connect(&address, LONG).unwrap());
         thread::sleep(Duration::from_millis(50));
@@ -69,7 +69,7 @@ fn a_client_waits_for_a_server_that_comes_late() {
 
 #[test]
 fn a_server_that_never_comes_is_named_with_the_cause() {
-    let address = server().local_addr().to_string();
+    let address = server().local_addr().unwrap().to_string();
     let error = TcpStore::connect(&address, Deadline::within(Duration::from_millis(100)));
     let text = error.err().unwrap().to_string();
     assert!(text.starts_with(&format!("store at {address} is not available: ")), "{text}");
@@ -87,7 +87,7 @@ fn an_address_without_a_port_is_a_usage_error() {
 #[test]
 fn a_port_in_use_is_a_system_error() {
     let server = server();
-    let error = TcpServer::bind(&server.local_addr().to_string()).err().unwrap();
+    let error = TcpServer::bind(&server.local_addr().unwrap().to_string()).err().unwrap();
     assert!(matches!(error, Error::System { .. }), "{error}");
 }
 
@@ -99,13 +99,13 @@ fn a_server_is_reached_by_name_and_over_ip_6() {
             eprintln!("no IPv6 on this machine");
             continue;
         };
-        let address = format!("{host}:{}", server.local_addr().port());
+        let address = format!("{host}:{}", server.local_addr().unwrap().port());
         let store = TcpStore::connect(&address, LONG).unwrap();
         store.set("host", host.as_bytes()).unwrap();
         assert_eq!(store.address(), address);
     }
     let server = TcpServer::bind("0.0.0.0:0").unwrap();
-    TcpStore::connect(&format!("localhost:{}", server.local_addr().port()), LONG).unwrap();
+    TcpStore::connect(&format!("localhost:{}", server.local_addr().unwrap().port()), LONG).unwrap();
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn a_client_that_dies_while_it_waits_leaves_the_others_alone() {
     let server = server();
     let store = client(&server);
     for _ in 0..50 {
-        let mut dying = TcpStream::connect(server.local_addr()).unwrap();
+        let mut dying = TcpStream::connect(server.local_addr().unwrap()).unwrap();
         let wait = [b"\0\xce\xf7\x85\x3c\x06", &1u64.to_ne_bytes()[..], &2u64.to_ne_bytes(), b"/k"];
         std::io::Write::write_all(&mut dying, &wait.concat()).unwrap();
     }
@@ -145,7 +145,7 @@ fn a_dropped_server_leaves_no_thread_and_no_port() {
         let stores = [client(&server), client(&server)];
         stores[0].wait(&["never"], Deadline::within(Duration::from_millis(1))).unwrap_err();
         assert_eq!(server_threads(), 1);
-        let address = server.local_addr();
+        let address = server.local_addr().unwrap();
         drop(server);
         // The system lists a thread for a moment after it was joined.
         let limit = LONG.start();
@@ -157,4 +157,19 @@ fn a_dropped_server_leaves_no_thread_and_no_port() {
         TcpListener::bind(address).unwrap();
         assert!(is_end(&stores[1].num_keys().unwrap_err()));
     }
+}
+
+#[test]
+fn a_unix_socket_left_by_a_crash_makes_room_and_one_in_use_does_not() {
+    let path = std::env::temp_dir().join(format!("store-{}.sock", std::process::id()));
+    let address = format!("unix:{}", path.display());
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    assert!(path.exists(), "a crash leaves the file");
+    let server = TcpServer::bind(&address).unwrap();
+    assert_eq!(server.local_addr(), None);
+    let error = TcpServer::bind(&address).err().unwrap();
+    assert!(matches!(error, Error::System { .. }), "{error}");
+    TcpStore::connect(&address, LONG).unwrap().set("key", b"value").unwrap();
+    drop(server);
+    assert!(!path.exists(), "a server takes its file along");
 }

@@ -12,7 +12,7 @@ use super::site::{LONG, client, server};
 const VALIDATE: u32 = 0x3C85_F7CE;
 
 fn raw(server: &TcpServer) -> TcpStream {
-    let stream = TcpStream::connect(server.local_addr()).unwrap();
+    let stream = TcpStream::connect(server.local_addr().unwrap()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     stream
 }

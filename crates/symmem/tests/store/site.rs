@@ -33,6 +33,19 @@ pub fn tcp() -> Site {
     Site { open: Box::new(move || Arc::new(client(&server))) }
 }
 
+pub fn unix() -> Site {
+    // Each test runs on a thread of its own, named after it.
+    let test = std::thread::current().name().unwrap_or("main").replace("::", "-");
+    let path = std::env::temp_dir().join(format!("{test}-{}", std::process::id()));
+    let address = format!("unix:{}", path.display());
+    let server = TcpServer::bind(&address).expect("a server at a path");
+    let open = move || -> SharedStore {
+        let _keep = &server;
+        Arc::new(TcpStore::connect(&address, LONG).expect("a client of it"))
+    };
+    Site { open: Box::new(open) }
+}
+
 pub fn prefixed(inner: Site) -> Site {
     Site { open: Box::new(move || Arc::new(PrefixStore::new("some/prefix", inner.open()))) }
 }
@@ -42,7 +55,7 @@ pub fn server() -> TcpServer {
 }
 
 pub fn client(server: &TcpServer) -> TcpStore {
-    TcpStore::connect(&server.local_addr().to_string(), LONG).expect("a client of it")
+    TcpStore::connect(&server.local_addr().unwrap().to_string(), LONG).expect("a client of it")
 }
 
 /// Runs `f` for each handle at once.
