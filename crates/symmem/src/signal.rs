@@ -183,17 +183,38 @@ impl<P: Pads> Signals<P> {
     /// All that any rank wrote before its call is seen by every rank after it.
     ///
     /// `call` says what the caller is about; ranks that call different things are told so, all of them.
-    /// After `Expired` the next call on the channel goes on waiting for the same barrier.
+    /// After `Expired` the same call goes on waiting for the same barrier; another one waits for it first.
     pub fn barrier(
         &self,
         channel: usize,
         call: u32,
         deadline: Deadline,
-        interrupted: impl FnMut() -> bool,
+        mut interrupted: impl FnMut() -> bool,
     ) -> Result<(), Stop> {
         let state = &self.channels[channel];
         let _turn = self.take_turn(state, deadline)?;
-        let epoch = self.arrive(channel, call)?;
+        if state.unfinished.load(Ordering::Relaxed) && state.call.load(Ordering::Relaxed) != call {
+            // Whoever made the earlier call has given up on it; our peers have not, and are counting.
+            self.await_all(
+                channel,
+                state.epoch.load(Ordering::Relaxed),
+                deadline,
+                &mut interrupted,
+            )?;
+        }
+        let epoch = self.arrive(channel, call);
+        self.await_all(channel, epoch, deadline, &mut interrupted)?;
+        self.same_call(channel, call, epoch)
+    }
+
+    /// Waits until all have reached the epoch that we have reached.
+    fn await_all(
+        &self,
+        channel: usize,
+        epoch: u32,
+        deadline: Deadline,
+        interrupted: &mut impl FnMut() -> bool,
+    ) -> Result<(), Stop> {
         let mut next = 0;
         let all_here = || {
             while next < self.layout.ranks && self.has_reached(channel, next, epoch) {
@@ -203,8 +224,8 @@ impl<P: Pads> Signals<P> {
         };
         match self.bell(self.rank).wait(self.patience, deadline, all_here, interrupted) {
             Ended::Ready => {
-                state.unfinished.store(false, Ordering::Relaxed);
-                self.same_call(channel, call, epoch)
+                self.channels[channel].unfinished.store(false, Ordering::Relaxed);
+                Ok(())
             }
             Ended::Interrupted => Err(Stop::Interrupted),
             Ended::Expired(after) => {
@@ -232,13 +253,11 @@ impl<P: Pads> Signals<P> {
     }
 
     /// Publishes our arrival, or finds that we have arrived already in an earlier, expired call.
-    fn arrive(&self, channel: usize, call: u32) -> Result<u32, Stop> {
+    fn arrive(&self, channel: usize, call: u32) -> u32 {
         let state = &self.channels[channel];
         let epoch = state.epoch.load(Ordering::Relaxed);
         if state.unfinished.load(Ordering::Relaxed) {
-            let begun = state.call.load(Ordering::Relaxed);
-            let differs = Stop::Differs { rank: self.rank, theirs: begun };
-            return if begun == call { Ok(epoch) } else { Err(differs) };
+            return epoch;
         }
         let epoch = epoch.wrapping_add(1);
         state.epoch.store(epoch, Ordering::Relaxed);
@@ -256,7 +275,7 @@ impl<P: Pads> Signals<P> {
         for peer in peers() {
             self.bell(peer).ring_if_asleep();
         }
-        Ok(epoch)
+        epoch
     }
 
     fn has_reached(&self, channel: usize, source: usize, epoch: u32) -> bool {
