@@ -13,14 +13,14 @@ pub(super) fn now() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Whether each of `ranks` ranks can have a core of its own.
+/// Whether each of `ranks` ranks can have a core of its own. To be asked before this thread is pinned to one.
 pub(super) fn has_core_each(ranks: usize) -> bool {
     std::thread::available_parallelism().is_ok_and(|cores| ranks <= cores.get())
 }
 
 /// Keeps this thread on the `rank`th of the cores that it may use, if there is one for each of `ranks` ranks.
 ///
-/// To be called once the world is joined: the library counts the cores when it does, to know how patiently to wait.
+/// To be called once the world is joined: the library counts the cores then, to know how patiently to wait.
 pub(super) fn pin(rank: usize, ranks: usize) -> Result<()> {
     let allowed = sched_getaffinity(None).context("cannot ask for this process's cores")?;
     let cores: Vec<_> = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect();

@@ -49,11 +49,11 @@ impl Args {
         let pad = Board::pad_size(size).max(symmem::signal_pad_size());
         let options = WorldOptions { signal_pad_size: Some(pad), ..WorldOptions::default() };
         let world = options.from_env()?;
+        let memory = world.alloc::<u64>(0)?.rendezvous(&world)?;
+        let board = Board::new(memory.handle())?;
         if !self.no_pin {
             clock::pin(world.rank(), world.size())?;
         }
-        let memory = world.alloc::<u64>(0)?.rendezvous(&world)?;
-        let board = Board::new(memory.handle())?;
         let bench = Bench::new(&world, &board, self.quick)?;
         self.rounds(bench)?;
         world.barrier()?;

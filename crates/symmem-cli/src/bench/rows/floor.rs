@@ -1,18 +1,20 @@
 //! What the machine itself allows: flags between processes, with nothing around them.
 
 use anyhow::Result;
+use symmem::Symmetric;
 use symmem::sync::Ordering;
 
 use super::super::board::Board;
 use super::super::measure::Case;
+use super::super::raw::Words;
 use super::{How, Measure, Row};
 
 pub(super) const ROW: Row = Row {
     name: "floor",
-    about: "the machine's own: flags between processes, all at once, and there and back",
+    about: "the machine's own: flags between processes, crosswise, there and back, and with 8 bytes",
     ranks: 2,
     how: How::InRanks,
-    measures: &[EXCHANGE, ROUND_TRIP],
+    measures: &[EXCHANGE, ROUND_TRIP, PUT_ROUND_TRIP],
 };
 
 const EXCHANGE: Measure = Measure {
@@ -32,7 +34,18 @@ const ROUND_TRIP: Measure = Measure {
     ..EXCHANGE
 };
 
-/// The two share their flags but not their counts, so the flags start anew before each sample.
+/// With eight bytes of data in a line of their own: the reader misses twice, and no signal can help that.
+const PUT_ROUND_TRIP: Measure = Measure {
+    collective: "put_flag_round_trip",
+    bytes: 8,
+    make: Some(|group, board| {
+        let memory = group.alloc(1)?.rendezvous(group)?;
+        Ok(Box::new(PutRoundTrip { flags: Flags { board, epoch: 0 }, memory, right: true }))
+    }),
+    ..EXCHANGE
+};
+
+/// They share their flags but not their counts, so the flags start anew before each sample.
 struct Flags<'a> {
     board: &'a Board<'a>,
     epoch: u32,
@@ -114,5 +127,52 @@ impl Case for RoundTrip<'_> {
 
     fn check(&mut self) -> Result<bool> {
         Ok(true)
+    }
+}
+
+/// As [`RoundTrip`], with a value written before the flag and read after it.
+struct PutRoundTrip<'a> {
+    flags: Flags<'a>,
+    memory: Symmetric<u64>,
+    right: bool,
+}
+
+impl Case for PutRoundTrip<'_> {
+    fn prepare(&mut self) -> Result<()> {
+        self.flags.reset();
+        Ok(())
+    }
+
+    fn call(&mut self) -> Result<()> {
+        self.calls(1)
+    }
+
+    fn calls(&mut self, count: usize) -> Result<()> {
+        let rank = self.flags.board.rank();
+        if rank > 1 {
+            return Ok(());
+        }
+        let peer = 1 - rank;
+        let words = Words::new(&self.memory, peer)?;
+        for _ in 0..count {
+            self.flags.epoch += 1;
+            let value = u64::from(self.flags.epoch);
+            if rank == 0 {
+                words.write(value);
+                self.flags.tell(peer);
+                self.flags.hear(peer);
+                self.right &= words.read() == !value;
+            } else {
+                self.flags.hear(peer);
+                self.right &= words.read() == value;
+                words.write(!value);
+                self.flags.tell(peer);
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&mut self) -> Result<bool> {
+        Ok(self.right)
     }
 }
