@@ -64,7 +64,7 @@ impl Args {
     pub fn run(self) -> Result<ExitCode> {
         let plan = Plan::new(&self.rows, self.ranks.map(usize::from), self.rounds.into())?;
         // Before the work, so that a file that cannot be written costs nobody half a minute.
-        let mut json = self.json.as_ref().map(|path| create(path)).transpose()?;
+        let mut json = self.json.as_ref().map(create).transpose()?;
         let mut session = Session {
             signals: Signals::catch()?,
             progress: Progress::start(plan.steps()),
