@@ -34,6 +34,10 @@ pub(super) trait Case {
 
 /// How long one measure may take in one round.
 const CAP: Duration = Duration::from_millis(700);
+/// How long all measures together may wait for the host to part siblings.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long one of them may.
+const PATIENCE_EACH: Duration = Duration::from_secs(1);
 /// What comes before it, to warm up.
 const WARM: Duration = Duration::from_millis(20);
 
@@ -43,6 +47,8 @@ pub(super) struct Bench<'a> {
     pub(super) board: &'a Board<'a>,
     /// Where the ranks put their clocks' readings together; of [`Bench::readings`] elements.
     readings: Option<Symmetric<u64>>,
+    /// What is left of [`PATIENCE`].
+    patience: Duration,
     quick: bool,
 }
 
@@ -54,7 +60,8 @@ const MOST: usize = 1000;
 impl<'a> Bench<'a> {
     pub(super) fn new(group: &'a Group, board: &'a Board<'a>, quick: bool) -> Result<Self> {
         let readings = group.alloc(READINGS * MOST)?.rendezvous(group)?;
-        Ok(Self { group, board, readings: Some(readings), quick })
+        let patience = if quick { Duration::ZERO } else { PATIENCE };
+        Ok(Self { group, board, readings: Some(readings), patience, quick })
     }
 
     /// Takes the samples of one round. The samples are rank 0's to know; whether the results were right is each rank's.
@@ -106,14 +113,14 @@ impl<'a> Bench<'a> {
         Ok(self.board.agree(count.max(20)) as usize)
     }
 
-    /// A core that slept is often placed anew: gives the host a moment to part siblings.
-    fn settle(&self) {
-        for _ in 0..60 {
-            let siblings = self.board.meet_and_look();
-            if self.quick || self.board.agree(siblings.into()) == 0 {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(3));
+    /// A core that slept is often placed anew: gives the host some time to part siblings.
+    fn settle(&mut self) {
+        const NAP: Duration = Duration::from_millis(5);
+        let mut left = self.patience.min(PATIENCE_EACH);
+        while self.board.agree(self.board.meet_and_look().into()) != 0 && left > NAP {
+            std::thread::sleep(NAP);
+            left -= NAP;
+            self.patience -= NAP;
         }
     }
 

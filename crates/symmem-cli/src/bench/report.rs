@@ -24,11 +24,13 @@ pub(super) fn text(records: &[Record]) -> String {
         }
     }
     let mut text = format!("{table}\n");
-    let siblings = records.iter().map(|record| record.siblings).fold(0.0, f64::max);
-    if siblings > 0.0 {
-        let note =
-            "samples were taken while the two cores were threads of one core; they are left out";
-        text += &format!("in some rounds up to {:.0} % of the {note}\n", siblings * 100.0);
+    let siblings = records.iter().filter(|record| record.as_siblings).count();
+    if siblings > 0 {
+        let all = records.len();
+        text += &format!(
+            "{siblings} of {all} figures were taken while the two cores were threads of one core; "
+        );
+        text += "a row that has no others is not held to its target\n";
     }
     text
 }
@@ -52,10 +54,18 @@ fn lines(records: &[Record]) -> Vec<Line<'_>> {
                 .push(Line { measure: rows::measure(&record.collective), rounds: vec![record] }),
         }
     }
+    lines.iter_mut().for_each(Line::leave_out_siblings);
     lines
 }
 
 impl Line<'_> {
+    /// Between threads of one core a flag travels several times as fast: such rounds say nothing about others.
+    fn leave_out_siblings(&mut self) {
+        if self.rounds.iter().any(|record| !record.as_siblings) {
+            self.rounds.retain(|record| !record.as_siblings);
+        }
+    }
+
     fn cells(&self, records: &[Record]) -> Vec<String> {
         let Some(first) = self.rounds.first() else { return Vec::new() };
         let over_rounds = |figure: fn(&Record) -> f64| {
@@ -97,8 +107,10 @@ impl Line<'_> {
     fn verdict(&self, median_us: f64, ratio: Option<f64>) -> (String, String) {
         let none = || ("-".to_owned(), "-".to_owned());
         let Some(measure) = self.measure else { return none() };
-        // A target is for so many ranks.
-        if self.rounds.first().is_none_or(|record| record.ranks != rows::ranks_of(measure)) {
+        // A target is for so many ranks, and for cores.
+        let held =
+            |record: &&Record| record.ranks == rows::ranks_of(measure) && !record.as_siblings;
+        if !self.rounds.first().is_some_and(held) {
             return none();
         }
         let (text, met) = match (measure.target, ratio) {
