@@ -18,7 +18,9 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use crate::sync::atomic::{AtomicBool, AtomicU32, fence};
-use crate::sync::{Bell, Deadline, Ended, Mutex, Ordering, Patience, Word, yield_now};
+use crate::sync::{
+    Bell, Deadline, Ended, Mutex, Ordering, Patience, Word, fence_after_replace, yield_now,
+};
 
 /// Words from one slot to the next: two cache lines, since processors fetch lines in pairs.
 const SLOT: usize = 32;
@@ -29,12 +31,16 @@ pub struct Layout {
     ranks: usize,
     /// The users' channels; one more, with this number, belongs to the library's own operations.
     channels: usize,
+    /// Where the slots begin.
+    slots: usize,
 }
 
 impl Layout {
     /// Of a group of `ranks` with `channels` for its users.
     pub const fn new(ranks: usize, channels: usize) -> Self {
-        Self { ranks, channels }
+        let layout = Self { ranks, channels, slots: 0 };
+        let slots = layout.proposal(ranks, 0).next_multiple_of(SLOT);
+        Self { slots, ..layout }
     }
 
     const RINGS: usize = 0;
@@ -55,8 +61,7 @@ impl Layout {
     }
 
     const fn slot(&self, channel: usize, source: usize) -> usize {
-        let slots = self.proposal(self.ranks, 0).next_multiple_of(SLOT);
-        slots + (channel * self.ranks + source) * SLOT
+        self.slots + (channel * self.ranks + source) * SLOT
     }
 
     const fn epoch(&self, channel: usize, source: usize) -> usize {
@@ -184,6 +189,7 @@ impl<P: Pads> Signals<P> {
     ///
     /// `call` says what the caller is about; ranks that call different things are told so, all of them.
     /// After `Expired` the same call goes on waiting for the same barrier; another one waits for it first.
+    #[inline]
     pub fn barrier(
         &self,
         channel: usize,
@@ -237,6 +243,7 @@ impl<P: Pads> Signals<P> {
         }
     }
 
+    #[inline]
     fn take_turn<'a>(&self, state: &'a Channel, deadline: Deadline) -> Result<Turn<'a>, Stop> {
         // Acquire: pairs with the release of the thread before us, whose counts we read.
         if state.busy.swap(true, Ordering::Acquire) {
@@ -253,6 +260,7 @@ impl<P: Pads> Signals<P> {
     }
 
     /// Publishes our arrival, or finds that we have arrived already in an earlier, expired call.
+    #[inline]
     fn arrive(&self, channel: usize, call: u32) -> u32 {
         let state = &self.channels[channel];
         let epoch = state.epoch.load(Ordering::Relaxed);
@@ -278,6 +286,7 @@ impl<P: Pads> Signals<P> {
         epoch
     }
 
+    #[inline]
     fn has_reached(&self, channel: usize, source: usize, epoch: u32) -> bool {
         if source == self.rank {
             return true;
@@ -300,6 +309,7 @@ impl<P: Pads> Signals<P> {
     }
 
     /// Puts a signal into our slot on rank `to`; waits while the last one is unconsumed.
+    #[inline]
     pub fn put(
         &self,
         to: usize,
@@ -312,6 +322,7 @@ impl<P: Pads> Signals<P> {
     }
 
     /// Takes the signal that rank `from` put for us; waits until there is one.
+    #[inline]
     pub fn wait(
         &self,
         from: usize,
@@ -324,6 +335,7 @@ impl<P: Pads> Signals<P> {
     }
 
     /// As `put`, in any word that rank `to` waits on by [`Signals::take_from`]: 0 → 1, release.
+    #[inline]
     pub fn put_in(
         &self,
         slot: &P::Word,
@@ -333,7 +345,9 @@ impl<P: Pads> Signals<P> {
     ) -> Result<(), Stop> {
         // Release: pairs with the acquire in `take_from`. One attempt without looking first: it brings the
         // line over for writing at once. Later attempts look first, and leave the line with its owner.
-        let put = || slot.replace(0, 1, Ordering::Release);
+        let put = || slot.replace(0, 1, Ordering::SeqCst);
+        // While data stores are on their way, the line can be as well: an exchange would wait for them first.
+        slot.fetch_to_write();
         if !put() {
             self.wait_for(
                 to,
@@ -342,12 +356,13 @@ impl<P: Pads> Signals<P> {
                 interrupted,
             )?;
         }
-        fence(Ordering::SeqCst); // pairs with the fence of a peer about to sleep, see `Bell`
+        fence_after_replace(); // pairs with the fence of a peer about to sleep, see `Bell`
         self.bell(to).ring_if_asleep();
         Ok(())
     }
 
     /// As `wait`, on any word of our own: 1 → 0, acquire.
+    #[inline]
     pub fn take_from(
         &self,
         slot: &P::Word,
@@ -359,10 +374,10 @@ impl<P: Pads> Signals<P> {
             // The line comes over for writing in one go instead of first for reading.
             slot.fetch_to_write();
             // Acquire: pairs with the release in `put_in`.
-            slot.load(Ordering::Relaxed) == 1 && slot.replace(1, 0, Ordering::Acquire)
+            slot.load(Ordering::Relaxed) == 1 && slot.replace(1, 0, Ordering::SeqCst)
         };
         self.wait_for(from, deadline, take, interrupted)?;
-        fence(Ordering::SeqCst); // pairs with the fence of a putter about to sleep until the slot is free
+        fence_after_replace(); // pairs with the fence of a putter about to sleep until the slot is free
         self.bell(from).ring_if_asleep();
         Ok(())
     }
@@ -382,6 +397,7 @@ impl<P: Pads> Signals<P> {
     }
 
     /// The rank whose loss was noted in our pad, by us or by a peer.
+    #[inline]
     pub fn poisoned(&self) -> Option<usize> {
         // Acquire: pairs with the release in `poison`; what the lost rank wrote before is seen.
         let poison = self.pads.word(self.rank, Layout::POISON).load(Ordering::Acquire);

@@ -130,22 +130,27 @@ pub trait Word: Sync {
 }
 
 impl Word for SharedWord {
+    #[inline(always)]
     fn load(&self, order: Ordering) -> u32 {
         self.load(order)
     }
 
+    #[inline(always)]
     fn store(&self, value: u32, order: Ordering) {
         self.store(value, order);
     }
 
+    #[inline(always)]
     fn replace(&self, current: u32, new: u32, order: Ordering) -> bool {
         self.compare_exchange(current, new, order, Ordering::Relaxed).is_ok()
     }
 
+    #[inline(always)]
     fn increment(&self) {
         self.fetch_add(1, Ordering::SeqCst);
     }
 
+    #[inline(always)]
     fn decrement(&self) {
         self.fetch_sub(1, Ordering::SeqCst);
     }
@@ -166,6 +171,7 @@ impl Word for SharedWord {
         let _ = futex::wake(self, futex::Flags::empty(), i32::MAX as u32);
     }
 
+    #[inline(always)]
     fn fetch_to_write(&self) {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: a prefetch reads and writes nothing and cannot fault; on processors without it, it is a no-op.
@@ -175,29 +181,51 @@ impl Word for SharedWord {
     }
 }
 
+/// The fence between a successful `replace` (`SeqCst`) and `ring_if_asleep`. Where an exchange is a full fence by
+/// itself and a `SeqCst` load plain, as on x86, the two are in order without it.
+#[inline(always)]
+pub(crate) fn fence_after_replace() {
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    std::sync::atomic::compiler_fence(Ordering::SeqCst);
+    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    atomic::fence(Ordering::SeqCst);
+}
+
 /// How long a wait spins and yields before it sleeps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
+    /// Looks before the clock is read for the first time, which costs as much as a flag takes to arrive.
+    looks: u32,
+    /// From then on, how long to spin, and how long to yield after that.
     spin: Duration,
-    spin_first: u32,
     yielding: Duration,
 }
 
 impl Patience {
     /// Sleeps after so many looks: for models, which explore every schedule and read no clock.
     #[cfg(any(test, loom))]
-    pub(crate) const fn looks(spin_first: u32) -> Self {
-        Self { spin: Duration::ZERO, spin_first, yielding: Duration::ZERO }
+    pub(crate) const fn looks(looks: u32) -> Self {
+        Self { looks, spin: Duration::ZERO, yielding: Duration::ZERO }
     }
 
     /// For a rank among `ranks` on this machine: where they outnumber the cores, spinning only keeps
     /// the awaited rank from running.
     pub(crate) fn among(ranks: usize) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let (spin_first, spin) =
-            if ranks <= cores { (64, Duration::from_micros(50)) } else { (1, Duration::ZERO) };
-        Self { spin, spin_first, yielding: Duration::from_micros(500) }
+        let (looks, spin) =
+            if ranks <= cores() { (2000, Duration::from_micros(50)) } else { (1, Duration::ZERO) };
+        Self { looks, spin, yielding: Duration::from_micros(500) }
     }
+}
+
+/// Cores of the machine, not of this process: launchers like to bind each rank to one.
+fn cores() -> usize {
+    let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+    let count = |range: &str| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some(last.parse::<usize>().ok()?.checked_sub(first.parse().ok()?)? + 1)
+    };
+    let counted: Option<usize> = online.trim().split(',').map(count).sum();
+    counted.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
 /// How a wait ended.
@@ -228,8 +256,9 @@ pub(crate) struct Bell<'a, W> {
 
 impl<W: Word> Bell<'_, W> {
     /// Wakes the rank if it sleeps. The caller has fenced (`SeqCst`) between its store and this call.
+    #[inline]
     pub(crate) fn ring_if_asleep(&self) {
-        if self.sleepers.load(Ordering::Relaxed) != 0 {
+        if self.sleepers.load(Ordering::SeqCst) != 0 {
             self.ring();
         }
     }
@@ -243,6 +272,7 @@ impl<W: Word> Bell<'_, W> {
     /// Waits until `ready`, or `interrupted` while not ready, or the deadline.
     ///
     /// What was stored before an interruption is still seen: `ready` has the last word.
+    #[inline]
     pub(crate) fn wait(
         &self,
         patience: Patience,
@@ -250,7 +280,7 @@ impl<W: Word> Bell<'_, W> {
         mut ready: impl FnMut() -> bool,
         mut interrupted: impl FnMut() -> bool,
     ) -> Ended {
-        for _ in 0..patience.spin_first {
+        for _ in 0..patience.looks {
             if ready() {
                 return Ended::Ready;
             }
@@ -285,7 +315,7 @@ impl<W: Word> Bell<'_, W> {
                 return end;
             }
             if begin.elapsed() < patience.spin {
-                (0..8).for_each(|_| std::hint::spin_loop());
+                (0..64).for_each(|_| std::hint::spin_loop());
             } else {
                 yield_now();
             }

@@ -82,6 +82,7 @@ pub(super) struct RegionPads(Vec<Words>);
 impl Pads for RegionPads {
     type Word = SharedWord;
 
+    #[inline]
     fn word(&self, owner: usize, index: usize) -> &SharedWord {
         &self.0[owner][index]
     }
@@ -99,6 +100,7 @@ impl Group {
             subject: context.mesh.inbox().begin(scope),
             context: Arc::clone(context),
             rank,
+            channels: plan.channels(),
             health: Health::new(plan.members.len()),
             plan,
             forming: Mutex::new(Forming { pad: Arc::clone(&pad), own: own.clone(), cards: None }),
@@ -120,6 +122,7 @@ impl Group {
         if self.0.formed.get().is_none() { self.0.form(deadline) } else { Ok(()) }
     }
 
+    #[inline]
     pub(super) fn formed(&self) -> Result<&Formed> {
         match self.0.formed.get() {
             Some(formed) => Ok(formed),

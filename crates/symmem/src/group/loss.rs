@@ -8,10 +8,12 @@ use crate::signal::Stop;
 
 impl Inner {
     /// Whether anything is wrong at all: what a healthy group looks at.
+    #[inline]
     pub(super) fn trouble(&self) -> bool {
         self.health.trouble() || self.poisoned().is_some()
     }
 
+    #[inline]
     fn poisoned(&self) -> Option<usize> {
         self.formed.get().and_then(|formed| formed.signals.poisoned())
     }
