@@ -144,6 +144,26 @@ pub fn different_calls_are_told_to_every_rank(world: World) {
     y.share().unwrap().release().unwrap();
 }
 
+/// A phase that was given up at its deadline holds nobody back once the others have come.
+pub fn an_abandoned_share_does_not_block_the_group(world: World) {
+    let short = GroupOptions { timeout: Some(Duration::from_millis(50)), ..Default::default() };
+    let all: Vec<usize> = (0..world.size()).collect();
+    let group = world.subgroup_with(&all, short).unwrap();
+    group.ready().unwrap();
+    let x = world.alloc::<u8>(1).unwrap().rendezvous(&group).unwrap();
+    let y = world.alloc::<u8>(1).unwrap().rendezvous(&group).unwrap();
+    world.barrier().unwrap();
+    if world.rank() == 0 {
+        assert!(matches!(x.share().err().unwrap().error, Error::Timeout { .. }));
+        world.barrier().unwrap();
+    } else {
+        world.barrier().unwrap();
+        drop(x.share().unwrap());
+    }
+    world.barrier().unwrap();
+    y.share().unwrap().release().unwrap();
+}
+
 /// All sizes work, also none and one that is no multiple of anything.
 pub fn any_length_works(world: World) {
     fn check<T: Element + PartialEq>(world: &World, len: usize, value: T) {
@@ -401,6 +421,9 @@ pub fn an_id_gives_the_same_memory_again(world: World) {
     assert!(world.alloc_persistent::<u32>(7, 100).is_err());
     drop(x);
     assert!(world.alloc_persistent::<u32>(7, 101).err().unwrap().to_string().contains("400 bytes"));
+    assert!(
+        world.alloc_persistent::<f32>(7, 100).err().unwrap().to_string().contains("element type")
+    );
     let x = world.alloc_persistent::<u32>(7, 100).unwrap();
     assert_eq!((x.local().as_ptr() as usize, x.local()[99]), (address, 42));
     let x = x.rendezvous(&world).unwrap();

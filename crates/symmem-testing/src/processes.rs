@@ -227,7 +227,7 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new() -> Self {
-        let dir = std::env::temp_dir().join(format!("job-{:016x}", Random::from_clock().next()));
+        let dir = std::env::temp_dir().join(format!("job-{:016x}", Random::unseeded().next()));
         std::fs::create_dir(&dir).unwrap();
         Self(dir)
     }
@@ -251,10 +251,10 @@ pub struct Random(pub u64);
 
 impl Random {
     /// Another one every time.
-    pub fn from_clock() -> Self {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        let pid = u64::from(std::process::id());
-        Self((now.tv_sec as u64) << 32 ^ now.tv_nsec as u64 ^ pid << 44)
+    pub fn unseeded() -> Self {
+        let mut seed = [0; 8];
+        rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty()).unwrap();
+        Self(u64::from_le_bytes(seed))
     }
 
     /// The next number.

@@ -33,6 +33,13 @@ pub mod store;
 pub mod symmetric;
 pub mod sync;
 
+/// What the models in `tests/loom.rs` explore.
+#[cfg(loom)]
+#[doc(hidden)]
+pub mod model {
+    pub use crate::signal::{Layout, Pads, Signals, Stop};
+}
+
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use group::{
@@ -41,3 +48,8 @@ pub use group::{
 };
 pub use symmetric::{Buffer, Failed, Handle, Paused, Pool, Shared, SignalPad, Symmetric};
 pub use sync::Deadline;
+
+/// Only so that the example of the readme is tested.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+mod readme {}

@@ -1,6 +1,6 @@
 //! `symmem run`: starts the ranks of a job as processes, and does not leave before all of them have.
 //!
-//! [`launch`] is the same for other parts of this program that need ranks.
+//! [`launch()`] is the same for other parts of this program that need ranks.
 
 mod farewell;
 mod job;
@@ -18,7 +18,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 pub use job::Job;
-pub use launch::launch;
+pub use launch::{launch, launch_watched};
 pub use rank::End;
 pub use signals::Signals;
 

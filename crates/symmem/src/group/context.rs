@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::backend::Backend;
 use crate::block::{Block, Imports};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
 use crate::store::{SharedStore, TcpServer};
@@ -23,7 +24,7 @@ pub(crate) struct Context {
     /// Living allocations by address.
     blocks: Mutex<BTreeMap<usize, Weak<Block>>>,
     /// Allocations that outlive their users, by the users' ids.
-    persistent: Mutex<HashMap<u64, Arc<Block>>>,
+    persistent: Mutex<HashMap<u64, (DType, Arc<Block>)>>,
     /// The job's store, where this rank hosts it; declared last, it goes last.
     _server: Option<TcpServer>,
 }
@@ -93,7 +94,7 @@ impl Context {
         others.any(|b| b.mapping(group).is_some_and(|m| m.number == number))
     }
 
-    pub(crate) fn persistent(&self) -> MutexGuard<'_, HashMap<u64, Arc<Block>>> {
+    pub(crate) fn persistent(&self) -> MutexGuard<'_, HashMap<u64, (DType, Arc<Block>)>> {
         lock(&self.persistent)
     }
 }

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::mesh::{Gone, Phase, Scope, Subject};
 use crate::region::Words;
 use crate::signal::{Layout, Pads, Signals};
-use crate::sync::atomic::AtomicUsize;
+use crate::sync::atomic::AtomicU32;
 use crate::sync::{Deadline, Patience, SharedWord};
 
 /// A group as its creator wants it.
@@ -102,7 +102,7 @@ pub(super) struct Formed {
     pub(super) id: u128,
     pub(super) signals: Signals<RegionPads>,
     /// How many groups of survivors this rank has begun to form; see `Group::shrink`.
-    pub(super) generations: AtomicUsize,
+    pub(super) generations: AtomicU32,
 }
 
 /// What there is of a group when it is gone: all that its survivors need to find each other.
@@ -119,6 +119,7 @@ pub(super) struct RegionPads(Vec<Words>);
 impl Pads for RegionPads {
     type Word = SharedWord;
 
+    #[inline]
     fn word(&self, owner: usize, index: usize) -> &SharedWord {
         &self.0[owner][index]
     }
@@ -140,6 +141,7 @@ impl Group {
         let inner = Arc::new(Inner {
             health: Arc::new(Health::new(&plan.members, rank, subject)),
             context: Arc::clone(context),
+            channels: plan.channels(),
             plan: Arc::new(plan),
             forming: Mutex::new(Forming {
                 pad: Arc::clone(&pad),
@@ -165,6 +167,7 @@ impl Group {
         if self.0.health.formed.get().is_none() { self.0.form(deadline) } else { Ok(()) }
     }
 
+    #[inline]
     pub(super) fn formed(&self) -> Result<&Arc<Formed>> {
         match self.0.health.formed.get() {
             Some(formed) => Ok(formed),
@@ -215,7 +218,7 @@ impl Inner {
         let signals =
             Signals::new(RegionPads(pads), self.health.rank, self.plan.layout(), patience);
         let id = id.map_or(0, u128::from_le_bytes);
-        let formed = Arc::new(Formed { id, signals, generations: AtomicUsize::new(0) });
+        let formed = Arc::new(Formed { id, signals, generations: AtomicU32::new(0) });
         self.health.formed.get_or_init(|| formed);
         self.context.mesh.inbox().close(&self.health.subject);
         // Who was lost while nobody could be told through the pads.

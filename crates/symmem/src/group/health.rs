@@ -56,6 +56,7 @@ impl Health {
     }
 
     /// Whether anything is wrong at all: what a healthy group looks at.
+    #[inline]
     pub(super) fn trouble(&self) -> bool {
         self.trouble.load(Ordering::Acquire) || self.poisoned().is_some()
     }

@@ -7,6 +7,7 @@ use crate::mesh::{Gone, Mourner, Scope, Subject};
 use crate::signal::Stop;
 
 impl Health {
+    #[inline]
     pub(super) fn poisoned(&self) -> Option<usize> {
         self.formed.get().and_then(|formed| formed.signals.poisoned())
     }

@@ -22,8 +22,7 @@ use crate::error::{Error, Result};
 use crate::mesh::Scope;
 use crate::signal::Stop;
 use crate::store::SharedStore;
-use crate::sync::atomic::AtomicUsize;
-use crate::sync::{Deadline, Ordering, SharedWord};
+use crate::sync::{Deadline, Ordering, Setting, SharedWord};
 use form::{Forming, Plan};
 use health::Health;
 
@@ -82,6 +81,7 @@ pub struct Group(Arc<Inner>);
 struct Inner {
     context: Arc<Context>,
     plan: Arc<Plan>,
+    channels: usize,
     health: Arc<Health>,
     /// What is needed until all members have come.
     forming: Mutex<Forming>,
@@ -124,7 +124,7 @@ impl Group {
 
     /// How many channels `barrier_on`, `put_signal` and `wait_signal` have.
     pub fn channels(&self) -> usize {
-        self.0.plan.channels()
+        self.0.channels
     }
 
     /// The deadline of waits that are given none.
@@ -201,6 +201,7 @@ impl Group {
         self.meet(call.name(), self.channels(), call.code(), deadline)
     }
 
+    #[inline]
     fn meet(&self, op: &'static str, channel: usize, code: u32, deadline: Deadline) -> Result<()> {
         let health = &*self.0.health;
         let signals = &self.formed()?.signals;
@@ -223,6 +224,7 @@ impl Group {
 
     /// Sends a signal to rank `to`: its `wait_signal` sees all that was written before. Waits while an
     /// earlier signal of ours on the channel is not consumed. A rank may signal itself.
+    #[inline]
     pub fn put_signal(
         &self,
         to: usize,
@@ -238,6 +240,7 @@ impl Group {
     }
 
     /// Waits for a signal from rank `from` and consumes it; then sees all that `from` had written before it.
+    #[inline]
     pub fn wait_signal(
         &self,
         from: usize,
@@ -277,36 +280,40 @@ impl Group {
         self.check_whole("check")
     }
 
+    #[inline]
     fn check_whole(&self, op: &'static str) -> Result<()> {
-        let health = &*self.0.health;
-        if health.trouble() {
-            health
-                .loss(|_| false)
-                .map_or(Ok(()), |(rank, how)| Err(Error::PeerLost { rank, during: op, how }))
-        } else {
-            Ok(())
-        }
+        if self.0.health.trouble() { self.check_losses(op) } else { Ok(()) }
     }
 
+    #[cold]
+    fn check_losses(&self, op: &'static str) -> Result<()> {
+        let loss = self.0.health.loss(|_| false);
+        loss.map_or(Ok(()), |(rank, how)| Err(Error::PeerLost { rank, during: op, how }))
+    }
+
+    #[inline]
     pub(crate) fn check_rank(&self, op: &'static str, rank: usize) -> Result<()> {
-        if rank < self.size() {
-            return Ok(());
-        }
-        Err(self.usage(op, format!("a rank in [0, {})", self.size()), rank.to_string()))
+        if rank < self.size() { Ok(()) } else { Err(self.bad_rank(op, rank)) }
     }
 
+    #[cold]
+    fn bad_rank(&self, op: &'static str, rank: usize) -> Error {
+        self.usage(op, format!("a rank in [0, {})", self.size()), rank.to_string())
+    }
+
+    #[inline]
     fn check_channel(&self, op: &'static str, channel: usize) -> Result<()> {
-        if channel < self.channels() {
-            return Ok(());
-        }
-        let channels = self.channels();
-        let expected = format!(
-            "a channel in [0, {channels}): the maximum supported channel is {}",
-            channels - 1
-        );
-        Err(self.usage(op, expected, channel.to_string()))
+        if channel < self.channels() { Ok(()) } else { Err(self.bad_channel(op, channel)) }
     }
 
+    #[cold]
+    fn bad_channel(&self, op: &'static str, channel: usize) -> Error {
+        let last = self.channels() - 1;
+        let expected = format!("a channel up to {last}, the maximum supported channel");
+        self.usage(op, expected, channel.to_string())
+    }
+
+    #[inline]
     fn check_peer(&self, op: &'static str, rank: usize, channel: usize) -> Result<()> {
         self.check_rank(op, rank)?;
         self.check_channel(op, channel)?;
@@ -359,7 +366,7 @@ pub(crate) fn no_descriptor() -> Error {
 pub const DEFAULT_SIGNAL_PAD_SIZE: usize = 32 * 72 * 4;
 
 /// The process-wide setting; 0 stands for the default.
-static PAD_SIZE: AtomicUsize = AtomicUsize::new(0);
+static PAD_SIZE: Setting = Setting::new(0);
 
 /// The signal pad size of groups and allocations that are given no other.
 pub fn signal_pad_size() -> usize {

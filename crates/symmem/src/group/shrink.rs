@@ -44,7 +44,7 @@ impl Group {
     fn next_generation(&self) -> Result<Group> {
         let root = self.root()?;
         let (signals, members) = (&root.formed.signals, &root.plan.members);
-        let generation = root.formed.generations.fetch_add(1, Ordering::Relaxed);
+        let generation = root.formed.generations.fetch_add(1, Ordering::Relaxed) as usize;
         if generation >= root.plan.layout().generations() {
             return Err(Error::Unavailable {
                 what: "another group of survivors".into(),

@@ -3,7 +3,8 @@
 //!
 //! A value of one of these types is the right to do what its phase allows. Changing the phase takes the value and
 //! gives the next, after a barrier, so safe code cannot read a peer's memory while the peer may write it.
-#![allow(unsafe_code)] // S1 (the handle keeps every mapping), S2 (slices only as the phase allows)
+#![doc = include_str!("phases.md")]
+#![allow(unsafe_code)] // S1 (the handle keeps every mapping), S2 (slices only as the phase allows), S6 (the `open` mark)
 
 mod failed;
 mod handle;

@@ -14,9 +14,9 @@ impl Group {
     pub fn alloc_persistent<T: Element>(&self, id: u64, len: usize) -> Result<Buffer<T>> {
         const OP: &str = "alloc_persistent";
         let mut table = self.context().persistent();
-        let Some(known) = table.get(&id) else {
+        let Some((dtype, known)) = table.get(&id) else {
             let buffer = self.alloc::<T>(len)?;
-            table.insert(id, Arc::clone(&buffer.block));
+            table.insert(id, (T::DTYPE, Arc::clone(&buffer.block)));
             return Ok(buffer);
         };
         if Arc::strong_count(known) > 1 {
@@ -31,6 +31,11 @@ impl Group {
         if bytes != had {
             let expected = format!("the size of the previous allocation with id {id}, {had} bytes");
             return Err(self.usage(OP, expected, format!("{bytes} bytes")));
+        }
+        if *dtype != T::DTYPE {
+            let expected =
+                format!("the element type of the previous allocation with id {id}, {dtype}");
+            return Err(self.usage(OP, expected, T::DTYPE.to_string()));
         }
         let backend = known.segment().backend.name();
         if backend != self.backend().name() {

@@ -38,7 +38,7 @@ fn a_rank_that_is_stopped_before_connecting_is_named_at_the_deadline() {
 /// Every moment of the set-up gets its turn: whoever connected is told when it uses the world.
 #[test]
 fn a_rank_that_dies_while_connecting_is_named_by_all() {
-    let mut random = Random::from_clock();
+    let mut random = Random::unseeded();
     for round in 0..25 {
         let (victim, delay) = (random.below(4), random.below(12_000) as u64);
         let ranks = Ranks::new(4).dying(&[victim]).may_leave_files();
@@ -71,7 +71,7 @@ fn a_rank_that_dies_while_connecting_is_named_by_all() {
 /// The same with a rank that stops: it holds up the others until their deadline, wherever it stopped.
 #[test]
 fn a_rank_that_stops_while_connecting_is_named_by_all() {
-    let mut random = Random::from_clock();
+    let mut random = Random::unseeded();
     for _ in 0..4 {
         let (victim, delay) = (random.below(3), random.below(8_000) as u64);
         let ranks = Ranks::new(3).env("DELAY", delay).env("VICTIM", victim);

@@ -42,7 +42,7 @@ fn a_death_before_deciding_is_left_out() {
 /// At every moment: while the survivors agree, while they form the group, after.
 #[test]
 fn a_death_while_shrinking_is_left_out() {
-    let mut random = Random::from_clock();
+    let mut random = Random::unseeded();
     for _ in 0..20 {
         let delay = random.below(2000);
         Ranks::new(5).dying(&[1, 2]).env("DELAY", delay).run(test_name!(), |world| {
