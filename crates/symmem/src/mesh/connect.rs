@@ -82,8 +82,10 @@ pub(crate) fn connect(bootstrap: &Bootstrap) -> Result<Mesh> {
 
 /// The n-th world of a job on one rank is the n-th on all: each has its own keys.
 fn own_world(bootstrap: &Bootstrap) -> Result<PrefixStore> {
-    let n = bootstrap.store.add(&format!("symmem/worlds/{}", bootstrap.rank), 1)?;
-    Ok(PrefixStore::new(format!("symmem/world/{n}"), bootstrap.store.clone()))
+    // A job that torchrun starts again finds the keys of its former life, which may have ended unevenly.
+    let life = std::env::var("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
+    let n = bootstrap.store.add(&format!("symmem/worlds/{life}/{}", bootstrap.rank), 1)?;
+    Ok(PrefixStore::new(format!("symmem/world/{life}/{n}"), bootstrap.store.clone()))
 }
 
 fn address_key(rank: usize) -> String {

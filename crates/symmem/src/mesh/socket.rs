@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::sync::Deadline;
 
 /// The largest packet. Sockets keep packet boundaries, so one read is one packet.
-const PACKET: usize = 64 << 10;
+const PACKET: usize = 16 << 10;
 /// How long a leaving rank waits for a peer to take its goodbye.
 const GOODBYE: Duration = Duration::from_millis(20);
 
@@ -129,7 +129,7 @@ pub(super) fn timespec(d: Duration) -> rustix::event::Timespec {
 
 /// Takes one packet if there is one; never waits.
 pub(super) fn receive(socket: &OwnedFd) -> Received {
-    let mut bytes = vec![0; PACKET];
+    let mut bytes = [0; PACKET];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
