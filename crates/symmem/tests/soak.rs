@@ -168,7 +168,7 @@ impl Rank {
             },
             Some(Memory::Sharing(memory)) => match memory.rendezvous(group) {
                 Ok(memory) => (Memory::Symmetric(memory), None),
-                Err(failed) => (Memory::Sharing(failed.kept), Some(failed.error)),
+                Err(failed) => (Memory::Releasing(failed.kept), Some(failed.error)),
             },
             Some(Memory::Releasing(memory)) => match memory.rendezvous(group) {
                 Ok(memory) => (Memory::Symmetric(memory), None),

@@ -293,9 +293,10 @@ impl<T: Element> Paused<Shared<T>> {
         if self.0.0.handle.block().is_open() { Err(self) } else { Ok(Symmetric(self.0.0)) }
     }
 
-    /// See [`Shared::rendezvous`].
-    pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>, Failed<Self>> {
-        keeping(self.0.0.regroup_survivors(group), self).map(|(memory, _)| Symmetric(memory))
+    /// See [`Shared::rendezvous`]. The right to read is given up with the call, whatever comes of it: a peer may have
+    /// seen it succeed.
+    pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>, Failed<Paused<Symmetric<T>>>> {
+        Paused(Symmetric(self.0.0)).rendezvous(group)
     }
 }
 
