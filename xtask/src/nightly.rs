@@ -30,6 +30,8 @@ pub(crate) fn tsan(arguments: Arguments) -> Result<Outcome> {
     let mut command = cargo(["+nightly", "test", "-p", "symmem", "--test", "tsan"]);
     command.args(["--target", &host]);
     command.env("RUSTFLAGS", TSAN_FLAGS).env("CARGO_TARGET_DIR", target_dir("tsan"));
+    let unseen = root().join("crates/symmem/tests/tsan.supp");
+    command.env("TSAN_OPTIONS", format!("suppressions={}", unseen.display()));
     run(&mut command)?;
     Ok(Outcome::Done)
 }

@@ -1,6 +1,7 @@
-//! The `symmem` program: starts ranks and says what works on this machine.
+//! The `symmem` program: starts ranks, measures, and says what works on this machine.
 #![deny(unsafe_code)]
 
+mod bench;
 mod doctor;
 mod guard;
 mod run;
@@ -23,10 +24,13 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(run::Args),
+    Bench(bench::Args),
     /// Says what works on this machine, and what is missing for the rest
     Doctor,
     #[command(name = guard::SUBCOMMAND, hide = true)]
     Guard,
+    #[command(name = bench::RANK, hide = true)]
+    BenchRank(bench::RankArgs),
 }
 
 fn main() -> ExitCode {
@@ -43,6 +47,8 @@ fn main() -> ExitCode {
 fn execute(command: Command) -> Result<ExitCode> {
     match command {
         Command::Run(args) => args.run(),
+        Command::Bench(args) => args.run(),
+        Command::BenchRank(args) => args.run(),
         Command::Doctor => doctor::run(),
         Command::Guard => guard::watch(),
     }

@@ -10,7 +10,9 @@
 pub mod conformance;
 mod processes;
 
-pub use processes::{Ended, Ranks, die, stop_until};
+pub use processes::{
+    Ended, Job, Random, Ranks, assert_nothing_is_held, die, die_after, latencies, mark, stop_until,
+};
 
 /// The path of the test function that it stands in, as the test harness names it.
 #[macro_export]

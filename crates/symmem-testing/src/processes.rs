@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -15,12 +16,29 @@ const TEST: &str = "SYMMEM_TEST";
 /// Longer than any test should take on a busy machine: a hang ends here instead of never.
 const HANG: Duration = Duration::from_secs(120);
 
-/// A test's ranks.
-pub struct Ranks {
+/// A test's ranks. They find only an empty directory to work in, and leave it empty.
+pub struct Ranks<'a> {
     n: usize,
     env: Vec<(String, String)>,
     dying: Vec<usize>,
     hosted: bool,
+    store_in_dir: bool,
+    tidy: bool,
+    prefix: Vec<String>,
+    prepare: Box<dyn FnOnce(&Path) + 'a>,
+    meanwhile: Box<dyn FnOnce(&mut Job) + 'a>,
+}
+
+/// A running job, as the test that started it sees it.
+pub struct Job {
+    /// The directory in which the ranks work.
+    pub dir: PathBuf,
+    /// Where the store listens.
+    pub store: String,
+    /// The store itself, where the harness hosts it.
+    pub server: Option<TcpServer>,
+    /// The ranks' processes.
+    pub pids: Vec<u32>,
 }
 
 /// How one rank ended.
@@ -34,13 +52,23 @@ pub struct Ended {
     pub output: String,
 }
 
-impl Ranks {
+impl<'a> Ranks<'a> {
     /// `n` ranks, each a process.
     pub fn new(n: usize) -> Self {
-        Self { n, env: Vec::new(), dying: Vec::new(), hosted: true }
+        Self {
+            n,
+            env: Vec::new(),
+            dying: Vec::new(),
+            hosted: true,
+            store_in_dir: false,
+            tidy: true,
+            prefix: Vec::new(),
+            prepare: Box::new(|_| {}),
+            meanwhile: Box::new(|_| {}),
+        }
     }
 
-    /// Sets an environment variable in all ranks.
+    /// Sets an environment variable in all ranks; `{dir}` in it is the ranks' directory.
     pub fn env(mut self, name: &str, value: impl ToString) -> Self {
         self.env.push((name.to_owned(), value.to_string()));
         self
@@ -58,27 +86,81 @@ impl Ranks {
         self
     }
 
+    /// The store listens at a socket in the ranks' directory instead of a port.
+    pub fn store_in_dir(mut self) -> Self {
+        self.store_in_dir = true;
+        self
+    }
+
+    /// A rank may die where nobody can know of its files; a later job of the same user removes them.
+    pub fn may_leave_files(mut self) -> Self {
+        self.tidy = false;
+        self
+    }
+
+    /// Starts every rank by this command, to which the rank's own is appended.
+    pub fn under(mut self, command: &[&str]) -> Self {
+        self.prefix = command.iter().map(|word| word.to_string()).collect();
+        self
+    }
+
+    /// Runs in the ranks' directory before they start.
+    pub fn prepare(mut self, prepare: impl FnOnce(&Path) + 'a) -> Self {
+        self.prepare = Box::new(prepare);
+        self
+    }
+
+    /// Runs in the process that started the ranks, while they run.
+    pub fn meanwhile(mut self, meanwhile: impl FnOnce(&mut Job) + 'a) -> Self {
+        self.meanwhile = Box::new(meanwhile);
+        self
+    }
+
     /// Runs `body` in every rank, joined to one world. `test` is [`crate::test_name!`].
-    pub fn run(self, test: &str, body: impl FnOnce(World)) {
-        self.start(test, || body(WorldOptions::default().from_env().unwrap()));
+    pub fn run(self, test: &str, body: impl FnOnce(World)) -> Vec<Ended> {
+        self.start(test, || body(WorldOptions::default().from_env().unwrap()))
     }
 
     /// Runs `body` in every rank without joining a world; gives back how the ranks ended.
-    pub fn start(self, test: &str, body: impl FnOnce()) -> Vec<Ended> {
+    pub fn start(mut self, test: &str, body: impl FnOnce()) -> Vec<Ended> {
         if std::env::var(TEST).is_ok_and(|t| t == test) {
             let _ = set_parent_process_death_signal(Some(Signal::KILL));
             body();
             std::process::exit(0);
         }
+        let scratch = Scratch::new();
+        std::mem::replace(&mut self.prepare, Box::new(|_| {}))(&scratch.0);
+        let meanwhile = std::mem::replace(&mut self.meanwhile, Box::new(|_| {}));
+        let (store, server) = self.store(&scratch.0);
+        let dir = scratch.0.clone();
+        let mut job = Job { dir, store, server, pids: Vec::new() };
+        let start = |rank| Running::start(test, rank, &job, &self);
+        let mut running: Vec<Running> = (0..self.n).map(start).collect();
+        job.pids = running.iter().map(|r| r.child.id()).collect();
+        let deadline = Instant::now() + HANG;
+        meanwhile(&mut job);
+        let ended: Vec<Ended> = running.iter_mut().map(|r| r.wait(deadline)).collect();
+        drop(job);
+        self.check(&ended);
+        if self.tidy {
+            scratch.check_empty();
+        }
+        ended
+    }
+
+    fn store(&self, dir: &Path) -> (String, Option<TcpServer>) {
+        if self.store_in_dir {
+            let address = format!("unix:{}/store", dir.display());
+            let server = self.hosted.then(|| TcpServer::bind(&address).unwrap());
+            return (address, server);
+        }
         let server = TcpServer::bind("127.0.0.1:0").unwrap();
         let port = server.local_addr().unwrap().port();
-        // A free port for rank 0 to listen at.
-        let server = self.hosted.then_some(server);
-        let mut running: Vec<Running> =
-            (0..self.n).map(|rank| Running::start(test, rank, port, &self)).collect();
-        let deadline = Instant::now() + HANG;
-        let ended: Vec<Ended> = running.iter_mut().map(|r| r.wait(deadline)).collect();
-        drop(server);
+        // Dropped, it leaves a free port for rank 0 to listen at.
+        (format!("127.0.0.1:{port}"), self.hosted.then_some(server))
+    }
+
+    fn check(&self, ended: &[Ended]) {
         let failed =
             |e: &&Ended| !(e.status.success() || killed(e) && self.dying.contains(&e.rank));
         let failures: Vec<String> = ended
@@ -93,7 +175,100 @@ impl Ranks {
             self.n,
             failures.join("\n")
         );
-        ended
+    }
+}
+
+impl Ended {
+    /// The moments that the rank noted under this name by [`mark`], with what it noted.
+    pub fn marks(&self, name: &str) -> Vec<(Duration, String)> {
+        let mark = |line: &str| {
+            let mut words = line.split_once("@mark ")?.1.splitn(3, ' ');
+            let (named, nanos) = (words.next()?, words.next()?.parse().ok()?);
+            let noted = words.next().unwrap_or_default().to_owned();
+            (named == name).then_some((Duration::from_nanos(nanos), noted))
+        };
+        self.output.lines().filter_map(mark).collect()
+    }
+}
+
+/// Notes the time, the same clock in all processes, for the test that started this rank.
+pub fn mark(name: &str, note: impl std::fmt::Display) {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let nanos = now.tv_sec as u128 * 1_000_000_000 + now.tv_nsec as u128;
+    // One write, also where several threads print.
+    println!("@mark {name} {nanos} {note}");
+}
+
+/// How long after `died` every `noticed` came, in order of length.
+pub fn latencies(ended: &[Ended]) -> Vec<Duration> {
+    let died = ended.iter().flat_map(|e| e.marks("died")).map(|(at, _)| at).max();
+    let noticed = ended.iter().flat_map(|e| e.marks("noticed")).map(|(at, _)| at);
+    let mut all: Vec<_> = noticed.map(|at| at.saturating_sub(died.unwrap_or(at))).collect();
+    all.sort();
+    all
+}
+
+/// Fails if this process still holds anything of the library: memory, connections, watched processes.
+pub fn assert_nothing_is_held() {
+    let links = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let held: Vec<String> = links
+        .filter_map(|entry| std::fs::read_link(entry.path()).ok())
+        .map(|target| target.display().to_string())
+        .filter(|t| ["memfd:symmem", "socket:", "pidfd"].iter().any(|what| t.contains(what)))
+        .collect();
+    assert!(held.is_empty(), "descriptors are left: {held:?}");
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let mapped: Vec<&str> = maps.lines().filter(|l| l.contains("memfd:symmem")).collect();
+    assert!(mapped.is_empty(), "mappings are left: {mapped:#?}");
+}
+
+/// A directory of one job.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Self {
+        let dir = std::env::temp_dir().join(format!("job-{:016x}", Random::unseeded().next()));
+        std::fs::create_dir(&dir).unwrap();
+        Self(dir)
+    }
+
+    fn check_empty(&self) {
+        let left: Vec<PathBuf> =
+            std::fs::read_dir(&self.0).unwrap().flatten().map(|e| e.path()).collect();
+        assert!(left.is_empty(), "left behind: {left:?}");
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Numbers that look random and come again from the same seed (splitmix64).
+#[derive(Clone, Debug)]
+pub struct Random(pub u64);
+
+impl Random {
+    /// Another one every time.
+    pub fn unseeded() -> Self {
+        let mut seed = [0; 8];
+        rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty()).unwrap();
+        Self(u64::from_le_bytes(seed))
+    }
+
+    /// The next number.
+    #[allow(clippy::should_implement_trait, reason = "it never ends")]
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// A number below `n`.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
     }
 }
 
@@ -108,18 +283,30 @@ struct Running {
 }
 
 impl Running {
-    fn start(test: &str, rank: usize, port: u16, ranks: &Ranks) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+    fn start(test: &str, rank: usize, job: &Job, ranks: &Ranks<'_>) -> Self {
+        let own = std::env::current_exe().unwrap().display().to_string();
+        let mut words = ranks.prefix.iter().chain([&own]);
+        let (address, port) = match job.store.rsplit_once(':') {
+            Some((host, port)) if !ranks.store_in_dir => (host, port),
+            _ => (job.store.as_str(), ""),
+        };
+        let dir = job.dir.display().to_string();
+        let env = ranks.env.iter().map(|(name, value)| (name, value.replace("{dir}", &dir)));
+        let mut child = Command::new(words.next().unwrap())
+            .args(words)
             .args([test, "--exact", "--nocapture", "--include-ignored", "--test-threads=1"])
             .env(TEST, test)
             .env("RANK", rank.to_string())
             .env("WORLD_SIZE", ranks.n.to_string())
             .env("LOCAL_RANK", rank.to_string())
-            .env("MASTER_ADDR", "127.0.0.1")
-            .env("MASTER_PORT", port.to_string())
+            .env("MASTER_ADDR", address)
+            .env("MASTER_PORT", port)
             .env("TORCHELASTIC_USE_AGENT_STORE", if ranks.hosted { "True" } else { "False" })
             .env("SYMMEM_TIMEOUT", "60")
-            .envs(ranks.env.iter().map(|(k, v)| (k, v)))
+            .env("TMPDIR", &job.dir)
+            .env_remove("XDG_RUNTIME_DIR")
+            .env_remove("SYMMEM_SOCKET_DIR")
+            .envs(env)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -163,10 +350,19 @@ fn read_all(mut from: impl Read + Send + 'static) -> JoinHandle<String> {
 
 /// Ends this process as a crash would: nothing is cleaned up, nobody is told.
 pub fn die() -> ! {
+    mark("died", "");
     kill_process(getpid(), Signal::KILL).unwrap();
     loop {
         std::thread::park();
     }
+}
+
+/// Has this process die at some moment from now.
+pub fn die_after(delay: Duration) {
+    std::thread::spawn(move || {
+        std::thread::sleep(delay);
+        die()
+    });
 }
 
 /// Stops this process as a debugger or a stuck driver would; a helper process wakes it after `time`.

@@ -34,6 +34,14 @@ pub mod store;
 pub mod symmetric;
 pub mod sync;
 
+/// What the models in `tests/loom.rs` explore.
+#[cfg(loom)]
+#[doc(hidden)]
+pub mod model {
+    pub use crate::signal::{Layout, Pads, Signals, Stop};
+}
+
+pub use collectives::Algorithm;
 pub use dtype::{DType, Element, F8E4M3, F8E5M2, ReduceOp};
 pub use error::{Error, Result};
 pub use group::{

@@ -14,25 +14,33 @@
 //! | `decision(g)`          | first of all, in rank 0's pad | 0: open; n+1: rank n's proposal for generation g won |
 //! | `proposal(g, i)`       | rank r     | bit b of word i: rank 32·i+b takes part in generation g |
 
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use crate::sync::atomic::{AtomicBool, AtomicU32, fence};
-use crate::sync::{Bell, Deadline, Ended, Ordering, Patience, Word};
+use crate::sync::{
+    Bell, Deadline, Ended, Mutex, Ordering, Patience, Word, fence_after_replace, yield_now,
+};
 
 /// Words from one slot to the next: two cache lines, since processors fetch lines in pairs.
 const SLOT: usize = 32;
 
 /// Where each word lies in a pad, in words. The same on all ranks of a group.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Layout {
+pub struct Layout {
     ranks: usize,
     /// The users' channels; one more, with this number, belongs to the library's own operations.
     channels: usize,
+    /// Where the slots begin.
+    slots: usize,
 }
 
 impl Layout {
-    pub(crate) const fn new(ranks: usize, channels: usize) -> Self {
-        Self { ranks, channels }
+    /// Of a group of `ranks` with `channels` for its users.
+    pub const fn new(ranks: usize, channels: usize) -> Self {
+        let layout = Self { ranks, channels, slots: 0 };
+        let slots = layout.proposal(layout.generations(), 0).next_multiple_of(SLOT);
+        Self { slots, ..layout }
     }
 
     const RINGS: usize = 0;
@@ -48,13 +56,17 @@ impl Layout {
         self.ranks.div_ceil(32)
     }
 
+    /// How many generations can be decided on: one for every loss, and some for attempts that failed otherwise.
+    pub(crate) const fn generations(&self) -> usize {
+        self.ranks + 64
+    }
+
     const fn proposal(&self, generation: usize, i: usize) -> usize {
-        self.decision(self.ranks) + generation * self.bitmap() + i
+        self.decision(self.generations()) + generation * self.bitmap() + i
     }
 
     const fn slot(&self, channel: usize, source: usize) -> usize {
-        let slots = self.proposal(self.ranks, 0).next_multiple_of(SLOT);
-        slots + (channel * self.ranks + source) * SLOT
+        self.slots + (channel * self.ranks + source) * SLOT
     }
 
     const fn epoch(&self, channel: usize, source: usize) -> usize {
@@ -70,13 +82,32 @@ impl Layout {
     }
 
     /// Length of a pad in words.
-    pub(crate) const fn words(&self) -> usize {
+    pub const fn words(&self) -> usize {
         self.slot(self.channels + 1, 0)
+    }
+
+    /// The places of all words that mean something.
+    #[cfg(any(test, loom))]
+    pub fn used(self) -> Vec<usize> {
+        let mut used = vec![Self::RINGS, Self::SLEEPERS, Self::POISON];
+        for generation in 0..self.ranks {
+            used.push(self.decision(generation));
+            used.extend((0..self.bitmap()).map(|i| self.proposal(generation, i)));
+        }
+        for (channel, source) in
+            (0..=self.channels).flat_map(|c| (0..self.ranks).map(move |s| (c, s)))
+        {
+            used.push(self.epoch(channel, source));
+            used.extend([0, 1].map(|epoch| self.call(channel, source, epoch)));
+            used.push(self.signal(channel, source));
+        }
+        used
     }
 }
 
 /// The pads of all ranks of a group, as one of them sees them.
-pub(crate) trait Pads: Send + Sync {
+pub trait Pads: Send + Sync {
+    /// What a pad consists of.
     type Word: Word;
     /// Word `index` (from [`Layout`]) of the pad of rank `owner`.
     fn word(&self, owner: usize, index: usize) -> &Self::Word;
@@ -84,16 +115,21 @@ pub(crate) trait Pads: Send + Sync {
 
 /// Why a wait ended without success.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Stop {
+pub enum Stop {
     /// A peer was lost, or the group is poisoned.
     Interrupted,
+    /// The deadline came first.
     Expired {
+        /// How long the wait took.
         after: Duration,
+        /// Who had not come.
         missing: Vec<usize>,
     },
-    /// `rank` made another call (`theirs`) than we.
+    /// A rank made another call than we.
     Differs {
+        /// Which one.
         rank: usize,
+        /// Its call.
         theirs: u32,
     },
 }
@@ -110,12 +146,14 @@ struct Channel {
 }
 
 /// Barrier and signals of one rank over its group's pads.
-pub(crate) struct Signals<P> {
+pub struct Signals<P> {
     pads: P,
     rank: usize,
     layout: Layout,
     patience: Patience,
     channels: Vec<Channel>,
+    /// One thread at a time makes this rank's proposal.
+    deciding: Mutex<()>,
 }
 
 impl<P: Pads> Signals<P> {
@@ -127,7 +165,22 @@ impl<P: Pads> Signals<P> {
             busy: AtomicBool::new(false),
         };
         let channels = std::iter::repeat_with(channel).take(layout.channels + 1).collect();
-        Self { pads, rank, layout, patience, channels }
+        Self { pads, rank, layout, patience, channels, deciding: Mutex::new(()) }
+    }
+
+    /// One rank that has held `epoch` barriers on every channel, and sleeps when `looks` looks were in vain.
+    /// All ranks of a group are made alike, before any of them begins.
+    #[cfg(any(test, loom))]
+    pub fn modelled(pads: P, rank: usize, layout: Layout, epoch: u32, looks: u32) -> Self {
+        let signals = Self::new(pads, rank, layout, Patience::looks(looks));
+        for (channel, state) in signals.channels.iter().enumerate() {
+            state.epoch.store(epoch, Ordering::Relaxed);
+            for owner in 0..layout.ranks {
+                let slot = signals.pads.word(owner, layout.epoch(channel, rank));
+                slot.store(epoch, Ordering::Relaxed);
+            }
+        }
+        signals
     }
 
     pub(crate) fn bell(&self, rank: usize) -> Bell<'_, P::Word> {
@@ -140,17 +193,39 @@ impl<P: Pads> Signals<P> {
     /// All that any rank wrote before its call is seen by every rank after it.
     ///
     /// `call` says what the caller is about; ranks that call different things are told so, all of them.
-    /// After `Expired` the next call on the channel goes on waiting for the same barrier.
-    pub(crate) fn barrier(
+    /// After `Expired` the same call goes on waiting for the same barrier; another one waits for it first.
+    #[inline]
+    pub fn barrier(
         &self,
         channel: usize,
         call: u32,
         deadline: Deadline,
-        interrupted: impl FnMut() -> bool,
+        mut interrupted: impl FnMut() -> bool,
     ) -> Result<(), Stop> {
         let state = &self.channels[channel];
         let _turn = self.take_turn(state, deadline)?;
-        let epoch = self.arrive(channel, call)?;
+        if state.unfinished.load(Ordering::Relaxed) && state.call.load(Ordering::Relaxed) != call {
+            // Whoever made the earlier call has given up on it; our peers have not, and are counting.
+            self.await_all(
+                channel,
+                state.epoch.load(Ordering::Relaxed),
+                deadline,
+                &mut interrupted,
+            )?;
+        }
+        let epoch = self.arrive(channel, call);
+        self.await_all(channel, epoch, deadline, &mut interrupted)?;
+        self.same_call(channel, call, epoch)
+    }
+
+    /// Waits until all have reached the epoch that we have reached.
+    fn await_all(
+        &self,
+        channel: usize,
+        epoch: u32,
+        deadline: Deadline,
+        interrupted: &mut impl FnMut() -> bool,
+    ) -> Result<(), Stop> {
         let mut next = 0;
         let all_here = || {
             while next < self.layout.ranks && self.has_reached(channel, next, epoch) {
@@ -160,8 +235,8 @@ impl<P: Pads> Signals<P> {
         };
         match self.bell(self.rank).wait(self.patience, deadline, all_here, interrupted) {
             Ended::Ready => {
-                state.unfinished.store(false, Ordering::Relaxed);
-                self.same_call(channel, call, epoch)
+                self.channels[channel].unfinished.store(false, Ordering::Relaxed);
+                Ok(())
             }
             Ended::Interrupted => Err(Stop::Interrupted),
             Ended::Expired(after) => {
@@ -173,6 +248,7 @@ impl<P: Pads> Signals<P> {
         }
     }
 
+    #[inline]
     fn take_turn<'a>(&self, state: &'a Channel, deadline: Deadline) -> Result<Turn<'a>, Stop> {
         // Acquire: pairs with the release of the thread before us, whose counts we read.
         if state.busy.swap(true, Ordering::Acquire) {
@@ -182,20 +258,19 @@ impl<P: Pads> Signals<P> {
                     let missing = vec![self.rank]; // another thread of our own holds the channel
                     return Err(Stop::Expired { after: deadline.elapsed(), missing });
                 }
-                std::thread::yield_now();
+                yield_now();
             }
         }
         Ok(Turn(&state.busy))
     }
 
     /// Publishes our arrival, or finds that we have arrived already in an earlier, expired call.
-    fn arrive(&self, channel: usize, call: u32) -> Result<u32, Stop> {
+    #[inline]
+    fn arrive(&self, channel: usize, call: u32) -> u32 {
         let state = &self.channels[channel];
         let epoch = state.epoch.load(Ordering::Relaxed);
         if state.unfinished.load(Ordering::Relaxed) {
-            let begun = state.call.load(Ordering::Relaxed);
-            let differs = Stop::Differs { rank: self.rank, theirs: begun };
-            return if begun == call { Ok(epoch) } else { Err(differs) };
+            return epoch;
         }
         let epoch = epoch.wrapping_add(1);
         state.epoch.store(epoch, Ordering::Relaxed);
@@ -213,9 +288,10 @@ impl<P: Pads> Signals<P> {
         for peer in peers() {
             self.bell(peer).ring_if_asleep();
         }
-        Ok(epoch)
+        epoch
     }
 
+    #[inline]
     fn has_reached(&self, channel: usize, source: usize, epoch: u32) -> bool {
         if source == self.rank {
             return true;
@@ -238,7 +314,8 @@ impl<P: Pads> Signals<P> {
     }
 
     /// Puts a signal into our slot on rank `to`; waits while the last one is unconsumed.
-    pub(crate) fn put(
+    #[inline]
+    pub fn put(
         &self,
         to: usize,
         channel: usize,
@@ -250,7 +327,8 @@ impl<P: Pads> Signals<P> {
     }
 
     /// Takes the signal that rank `from` put for us; waits until there is one.
-    pub(crate) fn wait(
+    #[inline]
+    pub fn wait(
         &self,
         from: usize,
         channel: usize,
@@ -262,7 +340,8 @@ impl<P: Pads> Signals<P> {
     }
 
     /// As `put`, in any word that rank `to` waits on by [`Signals::take_from`]: 0 → 1, release.
-    pub(crate) fn put_in(
+    #[inline]
+    pub fn put_in(
         &self,
         slot: &P::Word,
         to: usize,
@@ -271,7 +350,9 @@ impl<P: Pads> Signals<P> {
     ) -> Result<(), Stop> {
         // Release: pairs with the acquire in `take_from`. One attempt without looking first: it brings the
         // line over for writing at once. Later attempts look first, and leave the line with its owner.
-        let put = || slot.replace(0, 1, Ordering::Release);
+        let put = || slot.replace(0, 1, Ordering::SeqCst);
+        // While data stores are on their way, the line can be as well: an exchange would wait for them first.
+        slot.fetch_to_write();
         if !put() {
             self.wait_for(
                 to,
@@ -280,13 +361,14 @@ impl<P: Pads> Signals<P> {
                 interrupted,
             )?;
         }
-        fence(Ordering::SeqCst); // pairs with the fence of a peer about to sleep, see `Bell`
+        fence_after_replace(); // pairs with the fence of a peer about to sleep, see `Bell`
         self.bell(to).ring_if_asleep();
         Ok(())
     }
 
     /// As `wait`, on any word of our own: 1 → 0, acquire.
-    pub(crate) fn take_from(
+    #[inline]
+    pub fn take_from(
         &self,
         slot: &P::Word,
         from: usize,
@@ -297,10 +379,10 @@ impl<P: Pads> Signals<P> {
             // The line comes over for writing in one go instead of first for reading.
             slot.fetch_to_write();
             // Acquire: pairs with the release in `put_in`.
-            slot.load(Ordering::Relaxed) == 1 && slot.replace(1, 0, Ordering::Acquire)
+            slot.load(Ordering::Relaxed) == 1 && slot.replace(1, 0, Ordering::SeqCst)
         };
         self.wait_for(from, deadline, take, interrupted)?;
-        fence(Ordering::SeqCst); // pairs with the fence of a putter about to sleep until the slot is free
+        fence_after_replace(); // pairs with the fence of a putter about to sleep until the slot is free
         self.bell(from).ring_if_asleep();
         Ok(())
     }
@@ -320,28 +402,28 @@ impl<P: Pads> Signals<P> {
     }
 
     /// The rank whose loss was noted in our pad, by us or by a peer.
-    pub(crate) fn poisoned(&self) -> Option<usize> {
+    #[inline]
+    pub fn poisoned(&self) -> Option<usize> {
         // Acquire: pairs with the release in `poison`; what the lost rank wrote before is seen.
         let poison = self.pads.word(self.rank, Layout::POISON).load(Ordering::Acquire);
         (poison as usize).checked_sub(1)
     }
 
     /// Notes the loss of a rank in every pad and wakes everyone; the first loss noted stays.
-    pub(crate) fn poison(&self, lost: usize) {
-        for rank in (0..self.layout.ranks).filter(|&r| r != lost) {
+    pub fn poison(&self, lost: usize) {
+        let others = || (0..self.layout.ranks).filter(|&r| r != lost);
+        // All are told before one is woken: it might leave because of this, and be missed by one not told yet.
+        for rank in others() {
             self.pads.word(rank, Layout::POISON).replace(0, lost as u32 + 1, Ordering::Release);
-            self.bell(rank).ring();
         }
+        others().for_each(|rank| self.bell(rank).ring());
     }
 
     /// Agrees on who takes part in a generation of the group: all ranks that ask get the same answer.
     ///
     /// A single compare-and-swap decides. The memory outlives whoever dies on the way, so nobody waits for anybody.
-    pub(crate) fn decide(
-        &self,
-        generation: usize,
-        taking_part: impl Fn(usize) -> bool,
-    ) -> Vec<usize> {
+    pub fn decide(&self, generation: usize, taking_part: impl Fn(usize) -> bool) -> Vec<usize> {
+        let _turn = self.deciding.lock().unwrap_or_else(PoisonError::into_inner);
         let decision = self.pads.word(0, self.layout.decision(generation));
         // Once decided, a proposal may be the winning one and must stay as it is.
         let open = decision.load(Ordering::Acquire) == 0;
@@ -369,5 +451,143 @@ struct Turn<'a>(&'a AtomicBool);
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::sync::SharedWord;
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    #[derive(Clone)]
+    struct PlainPads(Arc<Vec<Vec<SharedWord>>>);
+
+    impl Pads for PlainPads {
+        type Word = SharedWord;
+
+        fn word(&self, owner: usize, index: usize) -> &SharedWord {
+            &self.0[owner][index]
+        }
+    }
+
+    /// All ranks of a group, which has held `epoch` barriers.
+    fn group(ranks: usize, epoch: u32) -> Vec<Signals<PlainPads>> {
+        let layout = Layout::new(ranks, 1);
+        let pad = || (0..layout.words()).map(|_| SharedWord::new(0)).collect();
+        let pads = PlainPads(Arc::new((0..ranks).map(|_| pad()).collect()));
+        (0..ranks).map(|rank| Signals::modelled(pads.clone(), rank, layout, epoch, 1)).collect()
+    }
+
+    fn barrier(rank: &Signals<PlainPads>, limit: Duration) -> Result<(), Stop> {
+        rank.barrier(0, 0, limit.into(), || false)
+    }
+
+    const RANKS: [usize; 10] = [1, 2, 3, 8, 31, 32, 33, 64, 72, 130];
+
+    #[test]
+    fn no_two_words_of_a_pad_overlap_and_all_lie_within() {
+        for (ranks, channels) in RANKS.iter().flat_map(|&r| [0, 1, 2, 32].map(|c| (r, c))) {
+            let layout = Layout::new(ranks, channels);
+            let used = layout.used();
+            let distinct: BTreeSet<_> = used.iter().copied().collect();
+            assert_eq!(used.len(), distinct.len(), "{layout:?}");
+            assert!(used.iter().all(|&index| index < layout.words()), "{layout:?}");
+        }
+    }
+
+    #[test]
+    fn ranks_write_to_cache_lines_of_their_own() {
+        for ranks in RANKS {
+            let layout = Layout::new(ranks, 2);
+            let sources = || (0..=2).flat_map(|c| (0..ranks).map(move |s| (c, s)));
+            let lines: BTreeSet<_> = sources().map(|(c, s)| layout.epoch(c, s) / SLOT).collect();
+            assert_eq!(lines.len(), 3 * ranks);
+            let within = |(c, s)| {
+                let words = [layout.epoch(c, s), layout.call(c, s, 1), layout.signal(c, s)];
+                words.iter().all(|word| word / SLOT == words[0] / SLOT)
+            };
+            assert!(sources().all(within));
+            assert!(lines.iter().all(|&line| line * SLOT > layout.proposal(ranks - 1, 0)));
+        }
+    }
+
+    #[test]
+    fn an_expired_barrier_names_who_is_missing_and_is_resumed() {
+        let group = group(3, 0);
+        let soon = Duration::from_millis(5);
+        let missing = |met| match met {
+            Err(Stop::Expired { missing, .. }) => missing,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(missing(barrier(&group[0], soon)), [1, 2]);
+        assert_eq!(missing(barrier(&group[2], soon)), [1]);
+        assert_eq!(missing(barrier(&group[0], soon)), [1]);
+        assert_eq!(barrier(&group[1], LONG), Ok(()));
+        assert_eq!(barrier(&group[0], LONG), Ok(()));
+        assert_eq!(barrier(&group[2], LONG), Ok(()));
+    }
+
+    #[test]
+    fn barriers_go_on_when_the_epochs_wrap_around() {
+        let group = group(2, u32::MAX - 3);
+        std::thread::scope(|scope| {
+            for rank in &group {
+                scope.spawn(|| (0..8).for_each(|_| assert_eq!(barrier(rank, LONG), Ok(()))));
+            }
+        });
+        assert_eq!(group[0].channels[0].epoch.load(Ordering::Relaxed), 4);
+    }
+
+    #[test]
+    fn a_thread_waits_for_its_turn_until_its_deadline() {
+        let group = group(2, 0);
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| barrier(&group[0], LONG));
+            while !group[0].channels[0].busy.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            let second = barrier(&group[0], Duration::from_millis(5));
+            assert!(matches!(second, Err(Stop::Expired { missing, .. }) if missing == [0]));
+            assert_eq!(barrier(&group[1], LONG), Ok(()));
+            assert_eq!(first.join().unwrap(), Ok(()));
+        });
+    }
+
+    #[test]
+    fn threads_of_one_rank_take_turns_on_a_channel() {
+        let group = group(2, 0);
+        let barriers = |rank: usize, times: usize| {
+            (0..times).for_each(|_| assert_eq!(barrier(&group[rank], LONG), Ok(())));
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| barriers(0, 100));
+            scope.spawn(|| barriers(0, 100));
+            scope.spawn(|| barriers(1, 200));
+        });
+        assert_eq!(group[0].channels[0].epoch.load(Ordering::Relaxed), 200);
+    }
+
+    #[test]
+    fn the_first_proposal_wins_and_stays() {
+        let group = group(70, 0);
+        let odd: Vec<_> = (0..70).filter(|rank| rank % 2 == 1).collect();
+        assert_eq!(group[33].decide(0, |rank| rank % 2 == 1), odd);
+        assert_eq!(group[0].decide(0, |_| true), odd);
+        assert_eq!(group[33].decide(0, |_| true), odd);
+        assert_eq!(group[0].decide(69, |rank| rank == 69), [69]);
+    }
+
+    #[test]
+    fn the_first_loss_noted_stays() {
+        let group = group(3, 0);
+        group[0].poison(2);
+        group[1].poison(0);
+        let noted: Vec<_> = group.iter().map(Signals::poisoned).collect();
+        assert_eq!(noted, [Some(2), Some(2), Some(0)]);
     }
 }

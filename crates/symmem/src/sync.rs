@@ -6,15 +6,30 @@
 use std::time::{Duration, Instant};
 
 pub use atomic::Ordering;
+#[cfg(loom)]
+pub(crate) use loom::sync::Mutex;
+#[cfg(not(loom))]
+pub(crate) use std::sync::Mutex;
 
 /// The atomics of process-local state: loom's when loom explores the protocol, std's otherwise.
 pub(crate) mod atomic {
     #[cfg(loom)]
-    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, fence};
+    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, fence};
     pub use std::sync::atomic::Ordering;
     #[cfg(not(loom))]
-    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, fence};
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, fence};
 }
+
+/// Lets other threads run: those of the model when loom explores it.
+pub(crate) fn yield_now() {
+    #[cfg(loom)]
+    loom::thread::yield_now();
+    #[cfg(not(loom))]
+    std::thread::yield_now();
+}
+
+/// A setting of the whole process. Always std's, because it is a static, and orders nothing.
+pub(crate) type Setting = std::sync::atomic::AtomicUsize;
 
 /// A 32-bit word in memory that several processes share. Always std's, because it lies in a mapping.
 pub type SharedWord = std::sync::atomic::AtomicU32;
@@ -115,22 +130,27 @@ pub trait Word: Sync {
 }
 
 impl Word for SharedWord {
+    #[inline(always)]
     fn load(&self, order: Ordering) -> u32 {
         self.load(order)
     }
 
+    #[inline(always)]
     fn store(&self, value: u32, order: Ordering) {
         self.store(value, order);
     }
 
+    #[inline(always)]
     fn replace(&self, current: u32, new: u32, order: Ordering) -> bool {
         self.compare_exchange(current, new, order, Ordering::Relaxed).is_ok()
     }
 
+    #[inline(always)]
     fn increment(&self) {
         self.fetch_add(1, Ordering::SeqCst);
     }
 
+    #[inline(always)]
     fn decrement(&self) {
         self.fetch_sub(1, Ordering::SeqCst);
     }
@@ -151,6 +171,7 @@ impl Word for SharedWord {
         let _ = futex::wake(self, futex::Flags::empty(), i32::MAX as u32);
     }
 
+    #[inline(always)]
     fn fetch_to_write(&self) {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: a prefetch reads and writes nothing and cannot fault; on processors without it, it is a no-op.
@@ -160,28 +181,51 @@ impl Word for SharedWord {
     }
 }
 
+/// The fence between a successful `replace` (`SeqCst`) and `ring_if_asleep`. Where an exchange is a full fence by
+/// itself and a `SeqCst` load plain, as on x86, the two are in order without it.
+#[inline(always)]
+pub(crate) fn fence_after_replace() {
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    std::sync::atomic::compiler_fence(Ordering::SeqCst);
+    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    atomic::fence(Ordering::SeqCst);
+}
+
 /// How long a wait spins and yields before it sleeps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
+    /// Looks before the clock is read for the first time, which costs as much as a flag takes to arrive.
+    looks: u32,
+    /// From then on, how long to spin, and how long to yield after that.
     spin: Duration,
-    spin_first: u32,
     yielding: Duration,
 }
 
 impl Patience {
-    /// No spinning: for models that explore every schedule.
-    #[cfg(loom)]
-    pub(crate) const NONE: Self =
-        Self { spin: Duration::ZERO, spin_first: 0, yielding: Duration::ZERO };
+    /// Sleeps after so many looks: for models, which explore every schedule and read no clock.
+    #[cfg(any(test, loom))]
+    pub(crate) const fn looks(looks: u32) -> Self {
+        Self { looks, spin: Duration::ZERO, yielding: Duration::ZERO }
+    }
 
     /// For a rank among `ranks` on this machine: where they outnumber the cores, spinning only keeps
     /// the awaited rank from running.
     pub(crate) fn among(ranks: usize) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let (spin_first, spin) =
-            if ranks <= cores { (64, Duration::from_micros(50)) } else { (1, Duration::ZERO) };
-        Self { spin, spin_first, yielding: Duration::from_micros(500) }
+        let (looks, spin) =
+            if ranks <= cores() { (2000, Duration::from_micros(50)) } else { (1, Duration::ZERO) };
+        Self { looks, spin, yielding: Duration::from_micros(500) }
     }
+}
+
+/// Cores of the machine, not of this process: launchers like to bind each rank to one.
+fn cores() -> usize {
+    let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+    let count = |range: &str| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some(last.parse::<usize>().ok()?.checked_sub(first.parse().ok()?)? + 1)
+    };
+    let counted: Option<usize> = online.trim().split(',').map(count).sum();
+    counted.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
 /// How a wait ended.
@@ -212,8 +256,9 @@ pub(crate) struct Bell<'a, W> {
 
 impl<W: Word> Bell<'_, W> {
     /// Wakes the rank if it sleeps. The caller has fenced (`SeqCst`) between its store and this call.
+    #[inline]
     pub(crate) fn ring_if_asleep(&self) {
-        if self.sleepers.load(Ordering::Relaxed) != 0 {
+        if self.sleepers.load(Ordering::SeqCst) != 0 {
             self.ring();
         }
     }
@@ -227,6 +272,7 @@ impl<W: Word> Bell<'_, W> {
     /// Waits until `ready`, or `interrupted` while not ready, or the deadline.
     ///
     /// What was stored before an interruption is still seen: `ready` has the last word.
+    #[inline]
     pub(crate) fn wait(
         &self,
         patience: Patience,
@@ -234,7 +280,7 @@ impl<W: Word> Bell<'_, W> {
         mut ready: impl FnMut() -> bool,
         mut interrupted: impl FnMut() -> bool,
     ) -> Ended {
-        for _ in 0..patience.spin_first {
+        for _ in 0..patience.looks {
             if ready() {
                 return Ended::Ready;
             }
@@ -269,9 +315,9 @@ impl<W: Word> Bell<'_, W> {
                 return end;
             }
             if begin.elapsed() < patience.spin {
-                (0..8).for_each(|_| std::hint::spin_loop());
+                (0..64).for_each(|_| std::hint::spin_loop());
             } else {
-                std::thread::yield_now();
+                yield_now();
             }
         }
         self.sleepers.increment();
@@ -313,5 +359,80 @@ mod tests {
         std::thread::sleep(Duration::from_millis(10));
         assert!(d.expired());
         assert!(d.elapsed() >= Duration::from_millis(10));
+    }
+
+    fn passed() -> Deadline {
+        let deadline = Deadline::after(Duration::from_nanos(1));
+        std::thread::sleep(Duration::from_millis(1));
+        deadline
+    }
+
+    /// How a wait at a fresh bell ends, by what its looks say.
+    fn ended(
+        deadline: Deadline,
+        ready: impl FnMut() -> bool,
+        interrupted: impl FnMut() -> bool,
+    ) -> Ended {
+        let (rings, sleepers) = (SharedWord::new(0), SharedWord::new(0));
+        let bell = Bell { rings: &rings, sleepers: &sleepers };
+        let end = bell.wait(Patience::looks(0), deadline, ready, interrupted);
+        assert_eq!(sleepers.load(Ordering::Relaxed), 0, "it left its bell as if asleep");
+        end
+    }
+
+    #[test]
+    fn what_is_ready_counts_whatever_else_happened() {
+        assert_eq!(ended(passed(), || true, || true), Ended::Ready);
+    }
+
+    #[test]
+    fn an_interruption_comes_before_the_deadline() {
+        assert_eq!(ended(passed(), || false, || true), Ended::Interrupted);
+    }
+
+    #[test]
+    fn what_became_ready_before_the_interruption_was_seen_counts() {
+        let mut looks = 0;
+        let ready = || {
+            looks += 1;
+            looks == 2
+        };
+        assert_eq!(ended(Deadline::NEVER, ready, || true), Ended::Ready);
+    }
+
+    #[test]
+    fn a_wait_ends_at_its_deadline_and_not_before() {
+        let limit = Duration::from_millis(30);
+        let end = ended(Deadline::within(limit), || false, || false);
+        assert!(matches!(end, Ended::Expired(after) if after >= limit), "{end:?}");
+        assert!(matches!(ended(passed(), || false, || false), Ended::Expired(_)));
+    }
+
+    #[test]
+    fn a_sleeper_sees_what_changes_without_a_ring() {
+        let mut looks = 0;
+        let ready = || {
+            looks += 1;
+            looks == 3
+        };
+        assert_eq!(ended(Deadline::within(Duration::from_secs(20)), ready, || false), Ended::Ready);
+    }
+
+    #[test]
+    fn a_word_puts_to_sleep_only_while_it_holds_what_was_seen() {
+        let word = SharedWord::new(1);
+        let (start, long) = (Instant::now(), Duration::from_secs(20));
+        Word::sleep(&word, 0, long);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while Word::load(&word, Ordering::Acquire) == 1 {
+                    Word::sleep(&word, 1, long);
+                }
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            word.increment();
+            word.wake();
+        });
+        assert!(start.elapsed() < long);
     }
 }

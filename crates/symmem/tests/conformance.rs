@@ -47,6 +47,7 @@ conforms! {
     a_barrier_that_timed_out_is_resumed(3);
     mismatches_are_told_to_every_rank(3);
     different_calls_are_told_to_every_rank(2);
+    an_abandoned_share_does_not_block_the_group(3);
     any_length_works(2);
     memory_starts_as_zero(2);
     a_handle_tells_sizes_and_addresses(3);
@@ -65,4 +66,8 @@ conforms! {
     a_handle_keeps_the_memory(2);
     nothing_is_left_of_what_is_dropped(2);
     senseless_groups_are_refused(2);
+    reductions_give_the_bits_of_their_definition(3);
+    blocks_go_where_they_belong(4);
+    bad_collective_calls_are_named(2);
+    different_collective_calls_are_told_to_every_rank(3);
 }

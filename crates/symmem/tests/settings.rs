@@ -99,8 +99,7 @@ fn threads_of_one_rank_may_rendezvous_in_different_groups_at_once() {
             for (i, group) in groups.iter().enumerate() {
                 scope.spawn(move || {
                     for round in 0..50 {
-                        let mut x =
-                            group.alloc::<usize_as_u64>(64).unwrap().rendezvous(group).unwrap();
+                        let mut x = group.alloc::<u64>(64).unwrap().rendezvous(group).unwrap();
                         x.local_mut().fill((i * 100 + round) as u64);
                         let shared = x.share().unwrap();
                         assert!(
@@ -118,9 +117,6 @@ fn threads_of_one_rank_may_rendezvous_in_different_groups_at_once() {
     })
     .unwrap();
 }
-
-#[allow(non_camel_case_types, reason = "says what the elements stand for")]
-type usize_as_u64 = u64;
 
 /// Collects what is logged.
 #[derive(Clone, Default)]

@@ -18,6 +18,15 @@ use crate::guard::Guard;
 ///
 /// The ranks are bound to the calling thread: should it end, they are killed.
 pub fn launch(job: &Job, signals: &mut Signals) -> Result<Outcome> {
+    launch_watched(job, signals, &mut |_, _| {})
+}
+
+/// As [`launch`], and hands every line that is collected to `watch`, with its rank, as soon as it is there.
+pub fn launch_watched(
+    job: &Job,
+    signals: &mut Signals,
+    watch: &mut dyn FnMut(usize, &[u8]),
+) -> Result<Outcome> {
     let (address, _store) = job.host_store()?;
     let mut launch = Launch {
         job,
@@ -38,6 +47,7 @@ pub fn launch(job: &Job, signals: &mut Signals) -> Result<Outcome> {
         for event in launch.wait()? {
             launch.handle(event)?;
         }
+        launch.ranks.iter_mut().for_each(|rank| rank.written.show_fresh(watch));
         launch.look_at_clock();
     }
     let outcome = launch.outcome();

@@ -18,7 +18,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 pub use job::Job;
-pub use launch::launch;
+pub use launch::{launch, launch_watched};
 pub use rank::End;
 pub use signals::Signals;
 

@@ -69,6 +69,8 @@ pub(super) struct Written {
     pub(super) tail: Tail,
     /// Standard output, where it is collected instead of shown.
     pub(super) collected: Option<Vec<u8>>,
+    /// How much of it has been shown to who watches.
+    shown: usize,
 }
 
 struct Pipe {
@@ -86,7 +88,7 @@ impl Rank {
         let group = Pid::from_child(&process);
         let pipes = [out.map(Pipe::new).transpose()?, err.map(Pipe::new).transpose()?];
         let collected = collect.then(Vec::new);
-        let written = Written { rank, tail: Tail::default(), collected };
+        let written = Written { rank, tail: Tail::default(), collected, shown: 0 };
         Ok(Self { end: None, written, process, group, pipes })
     }
 
@@ -171,6 +173,16 @@ impl Written {
         }
     }
 
+    /// Hands the collected lines that are complete and not yet shown to `watch`.
+    pub(super) fn show_fresh(&mut self, watch: &mut dyn FnMut(usize, &[u8])) {
+        let fresh = self.collected.as_deref().and_then(|all| all.get(self.shown..)).unwrap_or(&[]);
+        let lines = fresh.split_inclusive(|&byte| byte == b'\n');
+        for line in lines.filter_map(|line| line.strip_suffix(b"\n")) {
+            self.shown += line.len() + 1;
+            watch(self.rank, line);
+        }
+    }
+
     fn line(&mut self, stream: Stream, line: &[u8], to: &mut Printer) {
         self.tail.push(line);
         if stream == Stream::Err || self.collected.is_none() {
@@ -217,6 +229,11 @@ mod tests {
         assert_eq!(rank.end, Some(End::Exit(4)));
         assert_eq!(rank.written.collected.as_deref(), Some(b"a\n\xffb".as_slice()));
         assert_eq!(rank.written.tail.lines().count(), 2);
+        let mut seen = Vec::new();
+        (0..2).for_each(|_| {
+            rank.written.show_fresh(&mut |rank, line| seen.push((rank, line.to_vec())))
+        });
+        assert_eq!(seen, [(3, b"a".to_vec())]);
         assert!(printer.is_idle() && rank.pipes().next().is_none());
     }
 }

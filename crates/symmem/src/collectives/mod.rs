@@ -3,7 +3,7 @@
 //! Every collective is a call of all ranks of the memory's group, with arguments that agree; ranks that disagree all
 //! get [`Error::Mismatch`] and nothing is done. Element i of a reduction is ((x₀ ⊕ x₁) ⊕ x₂) … in rank order, computed in
 //! f32 for 8- and 16-bit floats with one rounding at the end, whatever the algorithm: the same bits on every rank.
-#![allow(unsafe_code)] // S1 (the memory keeps all mappings), S2 (between the two barriers of a call), S3 (ranges below `len`)
+#![allow(unsafe_code)] // S1 (the memory keeps all mappings), S2 (between the barriers of a call), S3 (ranges below `len`)
 
 mod all_gather;
 mod all_reduce;
@@ -16,6 +16,8 @@ mod rooted;
 use std::ops::Range;
 use std::ptr::NonNull;
 
+pub use all_reduce::Algorithm;
+
 use crate::dtype::{Element, ReduceOp};
 use crate::error::{Error, Result};
 use crate::group::{Call, Group};
@@ -23,42 +25,73 @@ use crate::symmetric::Symmetric;
 use host::copy::{Stores, copy};
 use host::reduce::{Loop, reduce_loop};
 
-/// Elements begin at multiples of this many bytes where work is divided, so that no two ranks write one cache line.
+/// Work is divided at multiples of this many bytes, so that no two ranks write one cache line.
 const LINE: usize = 64;
 
-/// One call of a collective: what it works on, between the barrier at which all have come and that at which all are done.
+/// One call of a collective, as its work sees it: all ranks are in it, and nobody else touches any part.
 struct Session<'a, T> {
     group: &'a Group,
     parts: &'a [NonNull<T>],
     call: Call,
 }
 
-impl<'a, T: Element> Session<'a, T> {
-    /// Waits for all ranks. From here on every rank may read every part, and write where the collective says.
-    fn open(x: &'a mut Symmetric<T>, name: &'static str, agreed: &[usize]) -> Result<Self> {
-        let number = x.handle().number() as usize;
-        let call = Call::Collective(name, digest(name, T::DTYPE as usize, number, x.len(), agreed));
-        let session = Self { group: x.group(), parts: x.parts(), call };
-        x.handle().block().set_open(true);
-        let met = session.group.meet_for(call, session.group.deadline());
-        if let Err(Error::Mismatch { .. }) = met {
-            x.handle().block().set_open(false); // it failed on all ranks alike: nobody touches anything
-        }
-        met.map(|()| session)
-    }
-
-    fn close(self, x_block: &crate::block::Block) -> Result<()> {
-        self.group.meet_for(self.call, self.group.deadline())?;
-        x_block.set_open(false);
-        Ok(())
-    }
-
+impl<T: Element> Session<'_, T> {
     fn rank(&self) -> usize {
         self.group.rank()
     }
 
-    fn part(&self, rank: usize) -> *mut T {
-        self.parts.get(rank).map_or(std::ptr::null_mut(), |part| part.as_ptr())
+    fn size(&self) -> usize {
+        self.group.size()
+    }
+
+    /// Rank `rank`'s part from element `at` on.
+    fn part(&self, rank: usize, at: usize) -> *mut T {
+        self.parts.get(rank).map_or(std::ptr::null_mut(), |part| part.as_ptr().wrapping_add(at))
+    }
+
+    /// A barrier within the call: what each rank wrote before is seen by all after.
+    fn meet(&self) -> Result<()> {
+        self.group.meet_for(self.call, self.group.deadline())
+    }
+
+    /// Reduces the elements of `range` of all parts into `to`, at the elements from `at` on of each.
+    ///
+    /// # Safety
+    /// The range lies within the parts and, shifted to `at`, within every destination, and nobody else writes there.
+    unsafe fn reduce(&self, looped: Loop<T>, range: Range<usize>, to: &[*mut T]) {
+        let from: Vec<*const T> =
+            (0..self.size()).map(|r| self.part(r, range.start).cast_const()).collect();
+        // SAFETY: as the caller promises.
+        unsafe { looped(&from, to, range.len()) };
+    }
+}
+
+impl<T: Element> Symmetric<T> {
+    /// Runs `work` between the barrier at which all ranks have come and that at which all are done.
+    ///
+    /// A failure other than a disagreement, which all ranks notice before anything is done, leaves this rank with a
+    /// copy of its part: peers may be in the middle of the work.
+    fn collective<R>(
+        &mut self,
+        name: &'static str,
+        agreed: &[usize],
+        work: impl FnOnce(&Session<'_, T>) -> Result<R>,
+    ) -> Result<R> {
+        self.check_whole(name)?;
+        let number = self.handle().number() as usize;
+        let call =
+            Call::Collective(name, digest(name, T::DTYPE as usize, number, self.len(), agreed));
+        let session = Session { group: self.group(), parts: self.parts(), call };
+        let block = self.handle().block();
+        block.set_open(true);
+        let met = session.meet();
+        let done =
+            met.and_then(|()| work(&session)).and_then(|result| session.meet().map(|()| result));
+        match &done {
+            Ok(_) | Err(Error::Mismatch { .. } | Error::Usage { .. }) => block.set_open(false),
+            Err(_) => self.sever(),
+        }
+        done
     }
 }
 
@@ -69,7 +102,7 @@ fn digest(name: &str, dtype: usize, number: usize, len: usize, agreed: &[usize])
     let hash = words.fold(0xcbf2_9ce4_8422_2325_u64, |hash, word| {
         (hash ^ word as u64).wrapping_mul(0x0000_0100_0000_01b3)
     });
-    (hash ^ (hash >> 32)) as u32 & (u32::MAX >> 2)
+    (hash ^ (hash >> 32)) as u32
 }
 
 /// The elements that rank `rank` of `ranks` works on: equal shares, cut at cache lines.
@@ -82,14 +115,38 @@ fn share<T>(len: usize, rank: usize, ranks: usize) -> Range<usize> {
 
 fn loop_for<T: Element>(group: &Group, name: &'static str, op: ReduceOp) -> Result<Loop<T>> {
     reduce_loop::<T>(op).ok_or_else(|| {
-        let expected = format!("an operator that {} has", T::DTYPE);
-        group.usage(name, expected, op.to_string())
+        group.usage(name, format!("an operator that {} has", T::DTYPE), op.to_string())
     })
 }
 
-fn check_len(group: &Group, name: &'static str, what: &str, expected: usize, got: usize) -> Result<()> {
+/// Copies `len` elements.
+///
+/// # Safety
+/// Both may be touched for that many elements by nobody else, and they do not overlap.
+unsafe fn copy_elements<T>(from: *const T, to: *mut T, len: usize) {
+    // SAFETY: as the caller promises.
+    unsafe { copy(from.cast(), to.cast(), len * size_of::<T>(), Stores::Cached) };
+}
+
+fn check_len(
+    group: &Group,
+    name: &'static str,
+    what: &str,
+    expected: usize,
+    got: usize,
+) -> Result<()> {
     if expected == got {
         return Ok(());
     }
-    Err(group.usage(name, format!("{what} of {expected} elements"), format!("{got}")))
+    Err(group.usage(name, format!("{what} of {expected} elements"), got.to_string()))
+}
+
+/// The length of one block where `len` elements are `ranks` blocks.
+fn block_len(group: &Group, name: &'static str, len: usize) -> Result<usize> {
+    let ranks = group.size();
+    if len.is_multiple_of(ranks) {
+        return Ok(len / ranks);
+    }
+    let expected = format!("a length divisible by the {ranks} ranks");
+    Err(group.usage(name, expected, len.to_string()))
 }

@@ -86,6 +86,14 @@ impl Context {
         (offset < block.shape().bytes.max(1)).then_some((block, offset))
     }
 
+    /// Whether a living allocation of ours, other than `besides`, took part in that rendezvous.
+    pub(crate) fn holds(&self, group: u128, number: u64, besides: &Arc<Block>) -> bool {
+        let blocks = lock(&self.blocks);
+        let mut others =
+            blocks.values().filter_map(Weak::upgrade).filter(|b| !Arc::ptr_eq(b, besides));
+        others.any(|b| b.mapping(group).is_some_and(|m| m.number == number))
+    }
+
     pub(crate) fn persistent(&self) -> MutexGuard<'_, HashMap<u64, (DType, Arc<Block>)>> {
         lock(&self.persistent)
     }
@@ -93,7 +101,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        self.mesh.leave("it left");
+        self.mesh.leave("it left", None);
     }
 }
 

@@ -80,11 +80,33 @@ impl Conversation<'_> {
     ) -> Result<()> {
         let memories: Result<Vec<_>> = self.peers().map(|_| memory()).collect();
         let memories = memories.or_else(|e| self.abort(Phase::Card, e))?;
-        let body = encode(&Body::Card(own.clone()));
-        for (peer, memory) in self.peers().zip(memories) {
-            self.mesh.send(peer, &self.subject, Phase::Card, &body, memory, self.deadline)?;
+        self.send_all(Phase::Card, &Body::Card(own.clone()), memories.into_iter())
+    }
+
+    /// Sends a letter to every peer; if one does not get it, all learn that this is over.
+    fn send_all(
+        &self,
+        phase: Phase,
+        body: &Body,
+        memories: impl Iterator<Item = Option<Exported>>,
+    ) -> Result<()> {
+        let body = encode(body);
+        let mut letters = self.peer_indices().zip(self.peers()).zip(memories);
+        let sent = letters.try_for_each(|((rank, peer), memory)| {
+            let sent = self.mesh.send(peer, &self.subject, phase, &body, memory, self.deadline);
+            sent.map_err(|e| self.about(rank, e))
+        });
+        sent.or_else(|e| self.abort(phase, e))
+    }
+
+    /// Names the rank and the operation that a letter was for.
+    fn about(&self, rank: usize, error: Error) -> Error {
+        match error {
+            Error::Timeout { after, .. } => {
+                Error::Timeout { op: self.op, channel: None, waiting_for: vec![rank], after }
+            }
+            other => other,
         }
-        Ok(())
     }
 
     /// Waits for everyone's card and memory, in group order. After a timeout it may be called again.
@@ -121,11 +143,10 @@ impl Conversation<'_> {
     /// Tells all how our part went and learns how theirs did.
     fn conclude<T>(&self, done: Result<T>) -> Result<T> {
         let done = done.or_else(|e| self.abort(Phase::Outcome, e))?;
-        let body = encode(&Body::Done);
-        for peer in self.peers() {
-            self.mesh.send(peer, &self.subject, Phase::Outcome, &body, None, self.deadline)?;
-        }
-        for (peer, letter) in self.peer_indices().zip(self.collect(Phase::Outcome)?) {
+        self.send_all(Phase::Outcome, &Body::Done, std::iter::repeat_with(|| None))?;
+        // Who gave up waiting for a peer takes its own word back: that peer may come and find everything done.
+        let outcomes = self.collect(Phase::Outcome).or_else(|e| self.abort(Phase::Outcome, e))?;
+        for (peer, letter) in self.peer_indices().zip(outcomes) {
             match decode(&letter.body) {
                 Some(Body::Done) => {}
                 Some(Body::Failed { reason, lost }) => return Err(self.failed(peer, reason, lost)),

@@ -1,17 +1,18 @@
 //! How a group comes to be: every member sends its pad to the others when it creates the group, and takes in
 //! theirs when it first uses it. So groups may be created in any order without anyone waiting for anyone.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::context::{Context, Name};
 use super::conversation::{Card, Conversation};
-use super::health::Health;
+use super::health::{Health, Parting};
 use super::{Group, Inner, check_pad_size, no_descriptor};
 use crate::backend::{Allocation, Exported};
 use crate::error::{Error, Result};
-use crate::mesh::{Phase, Scope};
+use crate::mesh::{Gone, Phase, Scope, Subject};
 use crate::region::Words;
 use crate::signal::{Layout, Pads, Signals};
+use crate::sync::atomic::AtomicU32;
 use crate::sync::{Deadline, Patience, SharedWord};
 
 /// A group as its creator wants it.
@@ -26,8 +27,8 @@ pub(super) struct Plan {
     pub(super) members: Vec<usize>,
     pub(super) pad_size: usize,
     pub(super) limit: Deadline,
-    /// The group that this one was shrunk from, and how often.
-    pub(super) lineage: Option<(Group, usize)>,
+    /// The group that this one was shrunk from, in the first place.
+    pub(super) root: Option<Root>,
 }
 
 impl Plan {
@@ -35,12 +36,36 @@ impl Plan {
         self.pad_size / (4 * self.members.len())
     }
 
-    fn layout(&self) -> Layout {
+    pub(super) fn layout(&self) -> Layout {
         Layout::new(self.members.len(), self.channels())
     }
 
     fn terms(&self) -> [(&'static str, String); 1] {
         [("signal pad size", format!("{} bytes", self.pad_size))]
+    }
+
+    fn make_pad(&self, context: &Context) -> Result<(Arc<dyn Allocation>, Card)> {
+        let pad = context.pad_backend.allocate(self.layout().words() * 4)?;
+        let id = crate::mesh::endpoint::random()?.to_le_bytes().to_vec();
+        Ok((pad, Card::new(&self.terms(), id)))
+    }
+
+    /// The conversation in which the group is formed.
+    fn conversation<'a>(
+        &'a self,
+        context: &'a Context,
+        rank: usize,
+        subject: &Subject,
+        deadline: Deadline,
+    ) -> Conversation<'a> {
+        Conversation {
+            mesh: &context.mesh,
+            members: &self.members,
+            rank,
+            op: self.op,
+            subject: subject.clone(),
+            deadline: deadline.start(),
+        }
     }
 
     /// This rank's number in the group, if the group can be.
@@ -68,12 +93,24 @@ pub(super) struct Forming {
     own: Card,
     /// All cards, once they are here: whoever asks again gets the same verdict.
     cards: Option<Vec<Card>>,
+    /// A member was lost, or told all that it cannot take part: the group will never be.
+    over: bool,
 }
 
 /// A group whose pads are mapped.
 pub(super) struct Formed {
     pub(super) id: u128,
     pub(super) signals: Signals<RegionPads>,
+    /// How many groups of survivors this rank has begun to form; see `Group::shrink`.
+    pub(super) generations: AtomicU32,
+}
+
+/// What there is of a group when it is gone: all that its survivors need to find each other.
+#[derive(Clone)]
+pub(super) struct Root {
+    pub(super) plan: Arc<Plan>,
+    pub(super) rank: usize,
+    pub(super) formed: Arc<Formed>,
 }
 
 /// The group's pads in mapped memory.
@@ -82,6 +119,7 @@ pub(super) struct RegionPads(Vec<Words>);
 impl Pads for RegionPads {
     type Word = SharedWord;
 
+    #[inline]
     fn word(&self, owner: usize, index: usize) -> &SharedWord {
         &self.0[owner][index]
     }
@@ -91,21 +129,30 @@ impl Group {
     /// Creates a group: tells the other members, and waits for none of them.
     pub(super) fn begin(context: &Arc<Context>, plan: Plan) -> Result<Self> {
         let rank = plan.check(context)?;
-        let pad = context.pad_backend.allocate(plan.layout().words() * 4)?;
-        let id = crate::mesh::endpoint::random()?.to_le_bytes().to_vec();
-        let own = Card::new(&plan.terms(), id);
         let scope = Scope::Forming { name: plan.scope.clone(), members: plan.members.clone() };
-        let inner = Arc::new(Inner {
-            subject: context.mesh.inbox().begin(scope),
-            context: Arc::clone(context),
-            rank,
-            health: Health::new(plan.members.len()),
-            plan,
-            forming: Mutex::new(Forming { pad: Arc::clone(&pad), own: own.clone(), cards: None }),
-            formed: OnceLock::new(),
-            rendezvous: Mutex::new(()),
+        let subject = context.mesh.inbox().begin(scope);
+        let made = plan.make_pad(context).or_else(|e| {
+            // The others would wait for this rank in vain.
+            let told = plan.conversation(context, rank, &subject, plan.limit).abort(Phase::Card, e);
+            context.mesh.inbox().close(&subject);
+            told
         });
-        let mourner: Weak<Inner> = Arc::downgrade(&inner);
+        let (pad, own) = made?;
+        let inner = Arc::new(Inner {
+            health: Arc::new(Health::new(&plan.members, rank, subject)),
+            context: Arc::clone(context),
+            channels: plan.channels(),
+            plan: Arc::new(plan),
+            forming: Mutex::new(Forming {
+                pad: Arc::clone(&pad),
+                own: own.clone(),
+                cards: None,
+                over: false,
+            }),
+            rendezvous: Mutex::new(()),
+            awaited: Mutex::new(None),
+        });
+        let mourner: Weak<Health> = Arc::downgrade(&inner.health);
         context.mesh.watch(mourner);
         inner.conversation(inner.plan.limit).send_cards(&own, || pad.export().map(Some))?;
         Ok(Self(inner))
@@ -117,15 +164,16 @@ impl Group {
     }
 
     pub(super) fn ready_by(&self, deadline: Deadline) -> Result<()> {
-        if self.0.formed.get().is_none() { self.0.form(deadline) } else { Ok(()) }
+        if self.0.health.formed.get().is_none() { self.0.form(deadline) } else { Ok(()) }
     }
 
-    pub(super) fn formed(&self) -> Result<&Formed> {
-        match self.0.formed.get() {
+    #[inline]
+    pub(super) fn formed(&self) -> Result<&Arc<Formed>> {
+        match self.0.health.formed.get() {
             Some(formed) => Ok(formed),
             None => {
                 self.ready()?;
-                self.0.formed.get().ok_or_else(no_descriptor)
+                self.0.health.formed.get().ok_or_else(no_descriptor)
             }
         }
     }
@@ -133,46 +181,48 @@ impl Group {
 
 impl Inner {
     fn conversation(&self, deadline: Deadline) -> Conversation<'_> {
-        Conversation {
-            mesh: &self.context.mesh,
-            members: &self.plan.members,
-            rank: self.rank,
-            op: self.plan.op,
-            subject: self.subject.clone(),
-            deadline: deadline.start(),
-        }
+        self.plan.conversation(&self.context, self.health.rank, &self.health.subject, deadline)
     }
 
     /// Takes in what the other members sent.
     #[cold]
     fn form(&self, deadline: Deadline) -> Result<()> {
         let mut forming = self.forming.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.formed.get().is_some() {
+        if self.health.formed.get().is_some() {
             return Ok(()); // another thread was faster
         }
         let conversation = self.conversation(deadline);
         if let Some(cards) = &forming.cards {
             return conversation.agree(&self.plan.terms(), cards);
         }
-        let (cards, memories) = conversation.collect_cards(forming.own.clone())?;
+        if let Some((rank, how)) = self.health.missed(|_| true).filter(|_| forming.over) {
+            return Err(Error::PeerLost { rank, during: self.plan.op, how });
+        }
+        let collected = conversation.collect_cards(forming.own.clone()).inspect_err(|e| {
+            forming.over = matches!(e, Error::PeerLost { .. } | Error::PeerFailed { .. });
+            if let Error::PeerFailed { rank, reason, .. } = e {
+                self.health.note(*rank, Parting { left: false, how: reason.clone() });
+            }
+        });
+        let (cards, memories) = collected?;
         let cards = forming.cards.insert(cards);
         conversation.agree(&self.plan.terms(), cards)?;
         let id = cards.first().and_then(|card| card.data.clone().try_into().ok());
         let pads = self.map_pads(&forming.pad, memories).inspect_err(|e| {
             // For us and for all others this group is broken.
             let how = format!("it could not map the group's pads: {e}");
-            self.health.note(self.rank, super::health::Member::Lost(how.clone()));
+            self.health.note(self.health.rank, Parting { left: false, how: how.clone() });
             self.tell_all(&how);
         })?;
         let patience = Patience::among(self.plan.members.len());
-        let signals = Signals::new(RegionPads(pads), self.rank, self.plan.layout(), patience);
-        let formed = Formed { id: id.map_or(0, u128::from_le_bytes), signals };
-        let formed = self.formed.get_or_init(|| formed);
-        self.context.mesh.inbox().close(&self.subject);
+        let signals =
+            Signals::new(RegionPads(pads), self.health.rank, self.plan.layout(), patience);
+        let id = id.map_or(0, u128::from_le_bytes);
+        let formed = Arc::new(Formed { id, signals, generations: AtomicU32::new(0) });
+        self.health.formed.get_or_init(|| formed);
+        self.context.mesh.inbox().close(&self.health.subject);
         // Who was lost while nobody could be told through the pads.
-        if let Some((lost, _)) = self.health.missed(|_| false) {
-            formed.signals.poison(lost);
-        }
+        self.health.pass_on();
         Ok(())
     }
 
@@ -184,24 +234,28 @@ impl Inner {
         let bytes = self.plan.layout().words() * 4;
         let map = |(rank, memory): (usize, Option<Exported>)| match memory {
             Some(memory) => self.context.pad_backend.import(memory, bytes),
-            None if rank == self.rank => own.region().part(0, bytes),
+            None if rank == self.health.rank => own.region().part(0, bytes),
             None => Err(no_descriptor()),
         };
         memories.into_iter().enumerate().map(|m| map(m).and_then(Words::new)).collect()
     }
 
-    /// Whether the members' verdict on the group is known to all: it stands, or they disagree.
+    /// Whether the members' verdict on the group is known to all: it stands, they disagree, or one is missing.
     pub(super) fn is_settled(&self) -> bool {
         let forming = self.forming.lock().unwrap_or_else(PoisonError::into_inner);
-        forming.cards.is_some()
+        forming.cards.is_some() || forming.over
     }
 
     /// Tells all members that this rank cannot take part.
     pub(super) fn tell_all(&self, how: &str) {
         let mesh = &self.context.mesh;
+        let because_of = mesh.inbox().first_lost(|rank| self.plan.members.contains(&rank));
+        let gone = Gone { left: false, how: how.to_owned(), because_of };
+        // Fails only for types that cannot be serialised at all.
+        let notice = postcard::to_stdvec(&gone).unwrap_or_default();
         for &peer in self.plan.members.iter().filter(|&&m| m != mesh.rank()) {
             let soon = Deadline::after(std::time::Duration::from_millis(50));
-            let _ = mesh.send(peer, &self.subject, Phase::Notice, how.as_bytes(), None, soon);
+            let _ = mesh.send(peer, &self.health.subject, Phase::Notice, &notice, None, soon);
         }
     }
 }

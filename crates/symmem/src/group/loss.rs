@@ -1,18 +1,14 @@
 //! What a lost member means to its group: the errors, and the poison that ends everyone's wait.
 
-use super::health::Member;
+use super::health::{Health, Parting};
 use super::{Call, Inner};
 use crate::error::Error;
 use crate::mesh::{Gone, Mourner, Scope, Subject};
 use crate::signal::Stop;
 
-impl Inner {
-    /// Whether anything is wrong at all: what a healthy group looks at.
-    pub(super) fn trouble(&self) -> bool {
-        self.health.trouble() || self.poisoned().is_some()
-    }
-
-    fn poisoned(&self) -> Option<usize> {
+impl Health {
+    #[inline]
+    pub(super) fn poisoned(&self) -> Option<usize> {
         self.formed.get().and_then(|formed| formed.signals.poisoned())
     }
 
@@ -24,11 +20,20 @@ impl Inner {
     /// The loss that all survivors name: the one in the pad before what only we have seen.
     pub(super) fn loss(&self, awaited: impl Fn(usize) -> bool) -> Option<(usize, String)> {
         match self.poisoned() {
-            Some(rank) => Some(match self.health.member(rank) {
-                Member::Lost(how) | Member::Left(how) => (rank, how),
-                Member::Here => (rank, "noticed by a peer".to_owned()),
-            }),
-            None => self.health.missed(awaited),
+            Some(rank) => {
+                let how = self.how_gone(rank);
+                Some((rank, how.unwrap_or_else(|| "noticed by a peer".to_owned())))
+            }
+            None => self.missed(awaited),
+        }
+    }
+
+    /// Tells everyone the first loss through the pads, once these are there; or ourselves that someone left.
+    pub(super) fn pass_on(&self) {
+        let Some(formed) = self.formed.get() else { return };
+        match self.missed(|_| false) {
+            Some((lost, _)) => formed.signals.poison(lost),
+            None => formed.signals.bell(self.rank).ring(),
         }
     }
 
@@ -58,27 +63,22 @@ impl Inner {
     }
 }
 
-impl Mourner for Inner {
+impl Mourner for Health {
     fn gone(&self, world_rank: usize, gone: &Gone, subject: Option<&Subject>) {
-        let Some(rank) = self.plan.members.iter().position(|&m| m == world_rank) else { return };
+        let Some(rank) = self.members.iter().position(|&m| m == world_rank) else { return };
         if subject.is_some_and(|s| *s != self.subject) {
             return;
         }
-        let state = if gone.left { Member::Left } else { Member::Lost };
-        self.health.note(rank, state(gone.how.clone()));
-        match self.formed.get() {
-            Some(formed) if gone.left => formed.signals.bell(self.rank).ring(),
-            Some(formed) => formed.signals.poison(rank),
-            None => {}
-        }
+        self.note(rank, Parting { left: gone.left, how: gone.how.clone() });
+        self.pass_on();
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
         let inbox = self.context.mesh.inbox();
-        inbox.close(&self.subject);
-        match self.formed.get() {
+        inbox.close(&self.health.subject);
+        match self.health.formed.get() {
             Some(formed) => inbox.close_scope(&Scope::Group(formed.id)),
             None if self.is_settled() => {}
             None => self.tell_all("it dropped the group before using it"),

@@ -9,7 +9,7 @@ mod loss;
 mod shrink;
 mod world;
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 pub use world::{World, WorldOptions};
@@ -19,12 +19,11 @@ pub(crate) use conversation::Conversation;
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::mesh::{Scope, Subject};
+use crate::mesh::Scope;
 use crate::signal::Stop;
 use crate::store::SharedStore;
-use crate::sync::atomic::AtomicUsize;
-use crate::sync::{Deadline, Ordering, SharedWord};
-use form::{Formed, Forming, Plan};
+use crate::sync::{Deadline, Ordering, Setting, SharedWord};
+use form::{Forming, Plan};
 use health::Health;
 
 /// The call that a plain barrier stands for; others are made by [`Call`].
@@ -50,7 +49,7 @@ impl Call {
         }
     }
 
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Share(_) => "share",
             Self::Release(_) => "release",
@@ -86,23 +85,21 @@ pub struct Group(Arc<Inner>);
 
 struct Inner {
     context: Arc<Context>,
-    plan: Plan,
-    /// The conversation in which it is formed.
-    subject: Subject,
-    rank: usize,
-    health: Health,
+    plan: Arc<Plan>,
+    channels: usize,
+    health: Arc<Health>,
     /// What is needed until all members have come.
     forming: Mutex<Forming>,
-    /// What there is from then on.
-    formed: OnceLock<Formed>,
     /// One rendezvous at a time.
     rendezvous: Mutex<()>,
+    /// The group of survivors of which some had not come when the last `shrink` gave up waiting.
+    awaited: Mutex<Option<Group>>,
 }
 
 impl Group {
     /// This rank's number in the group.
     pub fn rank(&self) -> usize {
-        self.0.rank
+        self.0.health.rank
     }
 
     /// How many ranks the group has.
@@ -132,7 +129,7 @@ impl Group {
 
     /// How many channels `barrier_on`, `put_signal` and `wait_signal` have.
     pub fn channels(&self) -> usize {
-        self.0.plan.channels()
+        self.0.channels
     }
 
     /// The deadline of waits that are given none.
@@ -187,7 +184,7 @@ impl Group {
             members,
             pad_size: options.signal_pad_size.unwrap_or_else(|| context.pad_size()),
             limit: options.timeout.map_or(self.deadline(), Deadline::within),
-            lineage: None,
+            root: None,
         };
         Self::begin(context, plan)
     }
@@ -209,12 +206,13 @@ impl Group {
         self.meet(call.name(), self.channels(), call.code(), deadline)
     }
 
+    #[inline]
     fn meet(&self, op: &'static str, channel: usize, code: u32, deadline: Deadline) -> Result<()> {
-        let inner = &*self.0;
+        let health = &*self.0.health;
         let signals = &self.formed()?.signals;
         tracing::trace!(op, channel, group = self.name());
         self.check_whole(op)?;
-        let broken = || inner.hurts(|_| true);
+        let broken = || health.hurts(|_| true);
         signals.barrier(channel, code, deadline, broken).map_err(|stop| match stop {
             Stop::Differs { rank, theirs } => Error::Mismatch {
                 op,
@@ -224,13 +222,14 @@ impl Group {
                 theirs: Call::describe(theirs),
             },
             other => {
-                inner.error(other, op, Some(channel).filter(|&c| c < self.channels()), |_| true)
+                health.error(other, op, Some(channel).filter(|&c| c < self.channels()), |_| true)
             }
         })
     }
 
     /// Sends a signal to rank `to`: its `wait_signal` sees all that was written before. Waits while an
     /// earlier signal of ours on the channel is not consumed. A rank may signal itself.
+    #[inline]
     pub fn put_signal(
         &self,
         to: usize,
@@ -239,13 +238,14 @@ impl Group {
     ) -> Result<()> {
         const OP: &str = "put_signal";
         self.check_peer(OP, to, channel)?;
-        let inner = &*self.0;
+        let health = &*self.0.health;
         let stopped =
-            self.formed()?.signals.put(to, channel, deadline.into(), || inner.hurts(|r| r == to));
-        stopped.map_err(|stop| inner.error(stop, OP, Some(channel), |r| r == to))
+            self.formed()?.signals.put(to, channel, deadline.into(), || health.hurts(|r| r == to));
+        stopped.map_err(|stop| health.error(stop, OP, Some(channel), |r| r == to))
     }
 
     /// Waits for a signal from rank `from` and consumes it; then sees all that `from` had written before it.
+    #[inline]
     pub fn wait_signal(
         &self,
         from: usize,
@@ -254,30 +254,30 @@ impl Group {
     ) -> Result<()> {
         const OP: &str = "wait_signal";
         self.check_peer(OP, from, channel)?;
-        let inner = &*self.0;
+        let health = &*self.0.health;
         let stopped = self
             .formed()?
             .signals
-            .wait(from, channel, deadline.into(), || inner.hurts(|r| r == from));
-        stopped.map_err(|stop| inner.error(stop, OP, Some(channel), |r| r == from))
+            .wait(from, channel, deadline.into(), || health.hurts(|r| r == from));
+        stopped.map_err(|stop| health.error(stop, OP, Some(channel), |r| r == from))
     }
 
     /// As `put_signal`, in a word of the caller's choice that `to` takes by [`Group::take_in`].
     pub(crate) fn put_in(&self, slot: &SharedWord, to: usize, deadline: Deadline) -> Result<()> {
-        let inner = &*self.0;
+        let health = &*self.0.health;
         self.check_whole("put")?;
         let stopped =
-            self.formed()?.signals.put_in(slot, to, deadline, || inner.hurts(|r| r == to));
-        stopped.map_err(|stop| inner.error(stop, "put", None, |r| r == to))
+            self.formed()?.signals.put_in(slot, to, deadline, || health.hurts(|r| r == to));
+        stopped.map_err(|stop| health.error(stop, "put", None, |r| r == to))
     }
 
     /// As `wait_signal`, on a word of our own.
     pub(crate) fn take_in(&self, slot: &SharedWord, from: usize, deadline: Deadline) -> Result<()> {
-        let inner = &*self.0;
+        let health = &*self.0.health;
         self.check_whole("wait")?;
         let stopped =
-            self.formed()?.signals.take_from(slot, from, deadline, || inner.hurts(|r| r == from));
-        stopped.map_err(|stop| inner.error(stop, "wait", None, |r| r == from))
+            self.formed()?.signals.take_from(slot, from, deadline, || health.hurts(|r| r == from));
+        stopped.map_err(|stop| health.error(stop, "wait", None, |r| r == from))
     }
 
     /// Fails with the loss that broke the group, if one did.
@@ -285,36 +285,40 @@ impl Group {
         self.check_whole("check")
     }
 
+    #[inline]
     fn check_whole(&self, op: &'static str) -> Result<()> {
-        let inner = &*self.0;
-        if inner.trouble() {
-            inner
-                .loss(|_| false)
-                .map_or(Ok(()), |(rank, how)| Err(Error::PeerLost { rank, during: op, how }))
-        } else {
-            Ok(())
-        }
+        if self.0.health.trouble() { self.check_losses(op) } else { Ok(()) }
     }
 
+    #[cold]
+    fn check_losses(&self, op: &'static str) -> Result<()> {
+        let loss = self.0.health.loss(|_| false);
+        loss.map_or(Ok(()), |(rank, how)| Err(Error::PeerLost { rank, during: op, how }))
+    }
+
+    #[inline]
     pub(crate) fn check_rank(&self, op: &'static str, rank: usize) -> Result<()> {
-        if rank < self.size() {
-            return Ok(());
-        }
-        Err(self.usage(op, format!("a rank in [0, {})", self.size()), rank.to_string()))
+        if rank < self.size() { Ok(()) } else { Err(self.bad_rank(op, rank)) }
     }
 
+    #[cold]
+    fn bad_rank(&self, op: &'static str, rank: usize) -> Error {
+        self.usage(op, format!("a rank in [0, {})", self.size()), rank.to_string())
+    }
+
+    #[inline]
     fn check_channel(&self, op: &'static str, channel: usize) -> Result<()> {
-        if channel < self.channels() {
-            return Ok(());
-        }
-        let channels = self.channels();
-        let expected = format!(
-            "a channel in [0, {channels}): the maximum supported channel is {}",
-            channels - 1
-        );
-        Err(self.usage(op, expected, channel.to_string()))
+        if channel < self.channels() { Ok(()) } else { Err(self.bad_channel(op, channel)) }
     }
 
+    #[cold]
+    fn bad_channel(&self, op: &'static str, channel: usize) -> Error {
+        let last = self.channels() - 1;
+        let expected = format!("a channel up to {last}, the maximum supported channel");
+        self.usage(op, expected, channel.to_string())
+    }
+
+    #[inline]
     fn check_peer(&self, op: &'static str, rank: usize, channel: usize) -> Result<()> {
         self.check_rank(op, rank)?;
         self.check_channel(op, channel)?;
@@ -339,7 +343,7 @@ impl Group {
         hold(&Conversation {
             mesh,
             members: self.world_ranks(),
-            rank: self.0.rank,
+            rank: self.0.health.rank,
             op,
             subject: mesh.inbox().begin(Scope::Group(self.id()?)),
             deadline: deadline.start(),
@@ -357,7 +361,8 @@ impl std::fmt::Debug for Group {
 pub(crate) fn no_descriptor() -> Error {
     Error::Unavailable {
         what: "a peer's memory".into(),
-        why: "no descriptor came with it: this process is at its limit of open files (ulimit -n)"
+        why: "no descriptor came with it: this process is at its limit of open files (ulimit -n), or the memory is of a \
+              backend whose memory cannot leave its process"
             .into(),
     }
 }
@@ -366,7 +371,7 @@ pub(crate) fn no_descriptor() -> Error {
 pub const DEFAULT_SIGNAL_PAD_SIZE: usize = 32 * 72 * 4;
 
 /// The process-wide setting; 0 stands for the default.
-static PAD_SIZE: AtomicUsize = AtomicUsize::new(0);
+static PAD_SIZE: Setting = Setting::new(0);
 
 /// The signal pad size of groups and allocations that are given no other.
 pub fn signal_pad_size() -> usize {

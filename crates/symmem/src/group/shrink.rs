@@ -1,9 +1,12 @@
 //! Going on without the lost: the survivors agree on who is left and form a smaller group.
 
+use std::sync::PoisonError;
+
 use super::Group;
-use super::form::Plan;
+use super::form::{Plan, Root};
 use crate::error::{Error, Result};
-use crate::sync::Deadline;
+use crate::mesh::Gone;
+use crate::sync::{Deadline, Ordering};
 
 const OP: &str = "shrink";
 
@@ -19,43 +22,67 @@ impl Group {
     /// As [`Group::shrink`], until `deadline`.
     pub fn shrink_by(&self, deadline: impl Into<Deadline>) -> Result<Group> {
         let deadline = deadline.into().start();
-        // All generations of a group are agreed on in the pads of the first: a survivor that formed generation n,
-        // and another that saw a member die while forming it, both go on to n + 1.
-        let (root, mut generation) =
-            self.0.plan.lineage.clone().unwrap_or_else(|| (self.clone(), 0));
-        let inbox = root.0.context.mesh.inbox();
-        let (signals, id) = (&root.formed()?.signals, root.id()?);
-        while generation < root.size() {
-            let here =
-                |r: usize| root.world_ranks().get(r).is_some_and(|&w| inbox.gone(w).is_none());
-            let ranks = signals.decide(generation, here);
-            if !ranks.contains(&root.rank()) {
-                break;
-            }
-            let members =
-                ranks.iter().filter_map(|&r| root.world_ranks().get(r).copied()).collect();
-            generation += 1;
-            let plan = Plan {
-                op: OP,
-                scope: format!("{id:032x} shrunk {generation}"),
-                label: format!("{}, shrunk to {ranks:?}", root.name()),
-                _claim: None,
-                members,
-                pad_size: self.signal_pad_size(),
-                limit: self.deadline(),
-                lineage: Some((root.clone(), generation)),
-            };
-            let group = Self::begin(&root.0.context, plan)?;
+        let mut awaited = self.0.awaited.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let group = awaited.take().map_or_else(|| self.next_generation(), Ok)?;
             match group.ready_by(deadline) {
                 Ok(()) => return Ok(group),
                 Err(Error::PeerLost { .. }) => {} // agreed on before the loss was known
+                Err(timeout @ Error::Timeout { .. }) => {
+                    *awaited = Some(group);
+                    return Err(timeout);
+                }
                 Err(other) => return Err(other),
             }
         }
-        Err(Error::PeerLost {
-            rank: self.rank(),
-            during: OP,
-            how: "the others have gone on without this rank".into(),
-        })
+    }
+
+    /// Begins to form the next group of survivors, as all of them agree.
+    ///
+    /// All generations of a group are agreed on in the pads of the first: a survivor that formed generation n,
+    /// and another that saw a member die while forming it, both go on to n + 1.
+    fn next_generation(&self) -> Result<Group> {
+        let root = self.root()?;
+        let (signals, members) = (&root.formed.signals, &root.plan.members);
+        let generation = root.formed.generations.fetch_add(1, Ordering::Relaxed) as usize;
+        if generation >= root.plan.layout().generations() {
+            return Err(Error::Unavailable {
+                what: "another group of survivors".into(),
+                why: format!("{generation} have been formed of one group; create a subgroup"),
+            });
+        }
+        let inbox = self.0.context.mesh.inbox();
+        let is_here = |r: usize| members.get(r).is_some_and(|&w| inbox.gone(w).is_none());
+        let ranks = signals.decide(generation, is_here);
+        if !ranks.contains(&root.rank) {
+            return Err(Error::PeerLost {
+                rank: self.rank(),
+                during: OP,
+                how: "the others have gone on without this rank".into(),
+            });
+        }
+        // What one of the others knew, and we perhaps not yet, holds for all from here on.
+        for (_, &gone) in members.iter().enumerate().filter(|(r, _)| !ranks.contains(r)) {
+            inbox.mark_gone(gone, Gone::lost("the survivors went on without it"));
+        }
+        let plan = Plan {
+            op: OP,
+            scope: format!("{:032x} shrunk {generation}", root.formed.id),
+            label: format!("{}, shrunk to {ranks:?}", root.plan.label),
+            _claim: None,
+            members: ranks.iter().filter_map(|&r| members.get(r).copied()).collect(),
+            pad_size: self.signal_pad_size(),
+            limit: self.deadline(),
+            root: Some(root),
+        };
+        Self::begin(&self.0.context, plan)
+    }
+
+    fn root(&self) -> Result<Root> {
+        let own = || {
+            let (plan, formed) = (self.0.plan.clone(), self.formed()?.clone());
+            Ok(Root { plan, rank: self.rank(), formed })
+        };
+        self.0.plan.root.clone().map_or_else(own, Ok)
     }
 }

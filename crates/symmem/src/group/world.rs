@@ -70,10 +70,12 @@ impl WorldOptions {
     pub fn from_env(self) -> Result<World> {
         let place = environment::read(&|name| std::env::var(name).ok())?;
         let Some(address) = place.store.as_deref().filter(|_| place.size > 1) else {
-            return self.build(Mesh::alone(), Arc::new(MemoryStore::new()), None, place.local_rank);
+            let store = Arc::new(MemoryStore::new());
+            return self.build(Mesh::alone(), store, None, place.local_rank, Deadline::NEVER);
         };
-        let (store, server) = join_store(address, &place, self.deadline()?)?;
-        self.connect(place.rank, place.size, store, server, place.local_rank)
+        let deadline = self.deadline()?.start();
+        let (store, server) = join_store(address, &place, deadline)?;
+        self.connect(place.rank, place.size, store, server, place.local_rank, deadline)
     }
 
     /// Joins a job as the given rank, through a store that all its ranks reach. Collective over the job.
@@ -86,7 +88,8 @@ impl WorldOptions {
                 got: rank.to_string(),
             });
         }
-        self.connect(rank, size, store, None, rank)
+        let deadline = self.deadline()?.start();
+        self.connect(rank, size, store, None, rank, deadline)
     }
 
     /// See [`World::threads`].
@@ -95,7 +98,7 @@ impl WorldOptions {
         let (f, options) = (&f, &self);
         let run = |mesh: Mesh, store: SharedStore| {
             let rank = mesh.rank();
-            options.clone().build(mesh, store, None, rank).map(f)
+            options.clone().build(mesh, store, None, rank, options.deadline()?).map(f)
         };
         std::thread::scope(|scope| {
             let start = |mesh| {
@@ -118,6 +121,7 @@ impl WorldOptions {
         store: SharedStore,
         server: Option<TcpServer>,
         local_rank: usize,
+        deadline: Deadline,
     ) -> Result<World> {
         let shared = std::env::var_os("SYMMEM_SOCKET_DIR").filter(|v| !v.is_empty());
         let mesh = connect(&Bootstrap {
@@ -125,9 +129,9 @@ impl WorldOptions {
             size,
             store: Arc::clone(&store),
             socket_dir: self.socket_dir.clone().or(shared.map(PathBuf::from)),
-            deadline: self.deadline()?,
+            deadline,
         })?;
-        self.build(mesh, store, server, local_rank)
+        self.build(mesh, store, server, local_rank, deadline)
     }
 
     fn build(
@@ -136,6 +140,7 @@ impl WorldOptions {
         store: SharedStore,
         server: Option<TcpServer>,
         local_rank: usize,
+        deadline: Deadline,
     ) -> Result<World> {
         let limit = self.deadline()?;
         let pad_size = match self.signal_pad_size {
@@ -152,11 +157,18 @@ impl WorldOptions {
             members: (0..context.mesh.size()).collect(),
             pad_size: context.pad_size(),
             limit,
-            lineage: None,
+            root: None,
         };
         let group = Group::begin(&context, plan)?;
-        group.ready()?;
-        Ok(World { group, local_rank })
+        let ready = group.ready_by(deadline).inspect_err(|e| {
+            // Who waits for the same rank, and a little longer, shall blame that one and not us.
+            let blamed = match e {
+                Error::Timeout { waiting_for, .. } => waiting_for.first().copied(),
+                _ => None,
+            };
+            context.mesh.leave(&e.to_string(), blamed);
+        });
+        ready.map(|()| World { group, local_rank })
     }
 
     fn backend(&self, mesh: &Mesh) -> Result<Arc<dyn Backend>> {

@@ -9,9 +9,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::Mesh;
 use super::endpoint::{self, Endpoint};
 use super::socket::{self, Packet, Received};
+use super::{Gone, Mesh};
 use crate::error::{Error, Result};
 use crate::store::{PrefixStore, SharedStore, Store};
 use crate::sync::Deadline;
@@ -39,6 +39,9 @@ struct Address {
     path: PathBuf,
 }
 
+/// Or why it cannot be reached.
+type Published = Result<Address, String>;
+
 /// Why the job could not be connected; the first verdict, found in the store, is everyone's.
 #[derive(Serialize, Deserialize)]
 struct Verdict {
@@ -51,11 +54,13 @@ struct Verdict {
 pub(crate) fn connect(bootstrap: &Bootstrap) -> Result<Mesh> {
     let deadline = bootstrap.deadline.start();
     let store = own_world(bootstrap)?;
-    let endpoint = Endpoint::open(bootstrap.socket_dir.as_deref())?;
-    let host = host_id();
     let token = agree_on_token(bootstrap.rank, &store, deadline)?;
-    let address = Address { host: host.clone(), path: endpoint.path().to_owned() };
-    store.set(&address_key(bootstrap.rank), &encode(&address))?;
+    let host = host_id();
+    let opened = Endpoint::open(bootstrap.socket_dir.as_deref());
+    let address = |e: &Endpoint| Address { host: host.clone(), path: e.path().to_owned() };
+    let published: Published = opened.as_ref().map(address).map_err(Error::to_string);
+    store.set(&address_key(bootstrap.rank), &encode(&published))?;
+    let endpoint = opened?;
     let addresses = addresses(bootstrap, &store, deadline)?;
     let local = |a: &Address| a.host == host;
     let mut joining = Joining {
@@ -77,8 +82,10 @@ pub(crate) fn connect(bootstrap: &Bootstrap) -> Result<Mesh> {
 
 /// The n-th world of a job on one rank is the n-th on all: each has its own keys.
 fn own_world(bootstrap: &Bootstrap) -> Result<PrefixStore> {
-    let n = bootstrap.store.add(&format!("symmem/worlds/{}", bootstrap.rank), 1)?;
-    Ok(PrefixStore::new(format!("symmem/world/{n}"), bootstrap.store.clone()))
+    // A job that torchrun starts again finds the keys of its former life, which may have ended unevenly.
+    let life = std::env::var("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
+    let n = bootstrap.store.add(&format!("symmem/worlds/{life}/{}", bootstrap.rank), 1)?;
+    Ok(PrefixStore::new(format!("symmem/world/{life}/{n}"), bootstrap.store.clone()))
 }
 
 fn address_key(rank: usize) -> String {
@@ -110,7 +117,14 @@ fn addresses(
         let missing = keys.iter().enumerate().filter(|(_, key)| absent(key)).map(|(r, _)| r);
         waiting_for(e, missing.collect())
     })?;
-    values.iter().map(|v| decode(v, "a rank's address")).collect()
+    let reachable = |(rank, value): (usize, &Vec<u8>)| {
+        decode::<Published>(value, "a rank's address")?.map_err(|reason| Error::PeerFailed {
+            op: OP,
+            rank,
+            reason,
+        })
+    };
+    values.iter().enumerate().map(reachable).collect()
 }
 
 /// Names the ranks that a wait for the store was really about.
@@ -156,7 +170,7 @@ impl Joining {
                 return Err(Verdict { blamed: missing, how, timed_out: true });
             }
             self.wait(deadline);
-            self.accept();
+            self.accept()?;
             self.hear_strangers(deadline);
             self.hear_greeted()?;
             self.probe()?;
@@ -191,6 +205,7 @@ impl Joining {
                     let how = format!("no answer after {:.1?}", deadline.elapsed());
                     return Err(Verdict { timed_out: true, ..blame(how) });
                 }
+                Err(e) if is_our_own(e) => return Err(lost(self.rank, &format!("socket: {e}"))),
                 Err(Errno::NOENT) => {
                     let hint =
                         "in another container? let SYMMEM_SOCKET_DIR name a shared directory";
@@ -210,12 +225,13 @@ impl Joining {
         let _ = poll(&mut fds, Some(&socket::timespec(nap)));
     }
 
-    fn accept(&mut self) {
-        while let Some(socket) = self.endpoint.accept() {
-            if socket::peer_is_same_user(&socket) {
-                self.strangers.push(socket);
-            } else {
-                tracing::warn!("refused a connection from another user");
+    fn accept(&mut self) -> Result<(), Verdict> {
+        loop {
+            match self.endpoint.accept() {
+                Ok(socket) if socket::peer_is_same_user(&socket) => self.strangers.push(socket),
+                Ok(_) => tracing::warn!("refused a connection from another user"),
+                Err(e) if is_our_own(e) => return Err(lost(self.rank, &format!("accept: {e}"))),
+                Err(_) => return Ok(()), // nobody, or nobody any more
             }
         }
     }
@@ -273,8 +289,6 @@ impl Joining {
         for &peer in waited.iter().cycle().skip(start).take(waited.len().min(PROBED_AT_ONCE)) {
             let Some(path) = self.paths.get(peer).and_then(Option::as_ref) else { continue };
             if let Err(Errno::CONNREFUSED | Errno::NOENT) = endpoint::connect(path) {
-                // It may have connected to us just before it went.
-                self.accept();
                 return Err(lost(peer, "its socket is closed"));
             }
         }
@@ -285,12 +299,20 @@ impl Joining {
     fn give_up(&self, verdict: Verdict, store: &PrefixStore, deadline: Deadline) -> Error {
         let first = store.compare_set("verdict", &[], &encode(&verdict));
         let verdict = first.and_then(|v| decode(&v, "a verdict")).unwrap_or(verdict);
-        let path = |&rank: &usize| self.paths.get(rank).cloned().flatten();
-        if !verdict.timed_out {
-            // The dead cannot tidy up after themselves.
-            verdict.blamed.iter().filter_map(path).for_each(|p| endpoint::remove(&p));
-        }
+        let how = format!("it gave up connecting: {}", verdict.how);
+        let because_of = verdict.blamed.first().copied();
+        let gone = Gone { left: true, how, because_of };
+        // Those who have all their connections, by their own account, know of no verdict.
+        let greeted = self.greeted.iter().map(|(_, socket)| socket);
+        let peers = self.connected.iter().flatten().chain(greeted);
+        peers.for_each(|socket| socket::say_goodbye(socket, &gone));
+        // The dead cannot tidy up after themselves.
+        self.paths.iter().flatten().for_each(|path| endpoint::remove_if_dead(path));
         match verdict.blamed.as_slice() {
+            [rank] if *rank == self.rank && !verdict.timed_out => Error::Unavailable {
+                what: "a connection to the other ranks".into(),
+                why: verdict.how,
+            },
             [rank, ..] if !verdict.timed_out => {
                 Error::PeerLost { rank: *rank, during: OP, how: verdict.how }
             }
@@ -302,6 +324,11 @@ impl Joining {
             },
         }
     }
+}
+
+/// Whether a call failed for want of something of this process or machine, and not because of the other end.
+fn is_our_own(e: Errno) -> bool {
+    matches!(e, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)
 }
 
 fn lost(peer: usize, how: &str) -> Verdict {

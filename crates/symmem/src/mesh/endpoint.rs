@@ -53,8 +53,8 @@ impl Endpoint {
     }
 
     /// The next waiting connection.
-    pub(super) fn accept(&self) -> Option<OwnedFd> {
-        net::accept_with(&self.listener, SocketFlags::CLOEXEC).ok()
+    pub(super) fn accept(&self) -> Result<OwnedFd, Errno> {
+        net::accept_with(&self.listener, SocketFlags::CLOEXEC)
     }
 }
 
@@ -113,11 +113,15 @@ fn sweep(dir: &Path) {
         if !ours {
             continue;
         }
-        let path = if entry.path().is_dir() { entry.path().join(NAME) } else { entry.path() };
-        if let Err(Errno::CONNREFUSED | Errno::NOENT) = connect(&path) {
-            tracing::info!("removing {}, left behind by a job that is gone", path.display());
-            remove(&path);
-        }
+        remove_if_dead(&if entry.path().is_dir() { entry.path().join(NAME) } else { entry.path() });
+    }
+}
+
+/// Removes the socket file of an owner that is gone.
+pub(super) fn remove_if_dead(path: &Path) {
+    if let Err(Errno::CONNREFUSED | Errno::NOENT) = connect(path) {
+        tracing::info!("removing {}, whose owner is gone", path.display());
+        remove(path);
     }
 }
 

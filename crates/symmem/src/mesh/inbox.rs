@@ -1,8 +1,10 @@
 //! Letters that have arrived and peers that have gone: what a rank knows of the others.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use super::{Mourner, Phase, Scope, Subject};
 use crate::backend::Exported;
@@ -22,12 +24,12 @@ impl Letter {
 }
 
 /// How a peer went.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Gone {
     /// It said goodbye; otherwise it was lost, and every group it belonged to is broken.
     pub(crate) left: bool,
     pub(crate) how: String,
-    /// The lost rank because of which it left: the one to blame, should we not have noticed ourselves yet.
+    /// The lost rank because of which it went: the one to blame, should we not have noticed ourselves yet.
     pub(crate) because_of: Option<usize>,
 }
 
@@ -64,7 +66,8 @@ struct State {
     open: HashSet<Subject>,
     /// Ranks that said that they cannot take part.
     declined: HashMap<Subject, (usize, Gone)>,
-    gone: BTreeMap<usize, Gone>,
+    /// In the order in which we learnt it: what comes first is the cause of what follows.
+    gone: Vec<(usize, Gone)>,
     mourners: Vec<Weak<dyn Mourner>>,
 }
 
@@ -82,7 +85,9 @@ impl Inbox {
 
     pub(super) fn deliver(&self, from: usize, subject: Subject, phase: Phase, letter: Letter) {
         if phase == Phase::Notice {
-            return self.decline(from, subject, Gone::lost(String::from_utf8_lossy(&letter.body)));
+            let garbled = || Gone::lost("it cannot take part, and could not say why");
+            let gone = postcard::from_bytes(&letter.body).unwrap_or_else(|_| garbled());
+            return self.decline(from, subject, gone);
         }
         let mut state = self.lock();
         let begun = state.begun.get(&subject.scope).is_some_and(|&last| subject.number <= last);
@@ -95,55 +100,35 @@ impl Inbox {
 
     fn decline(&self, from: usize, subject: Subject, gone: Gone) {
         let mut state = self.lock();
+        state.mark_cause(from, &gone);
         state.declined.insert(subject.clone(), (from, gone.clone()));
+        state.tell(from, &gone, Some(&subject));
         self.changed.notify_all();
-        drop(state);
-        self.tell(from, &gone, Some(&subject));
     }
 
-    pub(super) fn mark_gone(&self, rank: usize, gone: Gone) {
-        if let Some(lost) = gone.because_of.filter(|&lost| lost != rank) {
-            self.mark_gone(lost, Gone::lost(format!("noticed by rank {rank}")));
-        }
-        let mut state = self.lock();
-        if state.gone.contains_key(&rank) {
-            return;
-        }
-        tracing::debug!(rank, how = gone.how, "peer gone");
-        state.gone.insert(rank, gone.clone());
+    pub(crate) fn mark_gone(&self, rank: usize, gone: Gone) {
+        self.lock().mark_gone(rank, gone);
         self.changed.notify_all();
-        drop(state);
-        self.tell(rank, &gone, None);
-    }
-
-    fn tell(&self, rank: usize, gone: &Gone, subject: Option<&Subject>) {
-        let mut state = self.lock();
-        state.mourners.retain(|m| m.strong_count() > 0);
-        let mourners = state.mourners.clone();
-        drop(state);
-        for mourner in mourners.iter().filter_map(Weak::upgrade) {
-            mourner.gone(rank, gone, subject);
-        }
     }
 
     pub(super) fn watch(&self, mourner: Weak<dyn Mourner>) {
         let mut state = self.lock();
-        state.mourners.push(mourner.clone());
-        let known = state.gone.clone();
-        drop(state);
         if let Some(mourner) = mourner.upgrade() {
-            known.iter().for_each(|(&rank, gone)| mourner.gone(rank, gone, None));
+            state.gone.iter().for_each(|(rank, gone)| mourner.gone(*rank, gone, None));
         }
+        state.mourners.push(mourner);
     }
 
     /// How the peer went, if it did.
     pub(crate) fn gone(&self, rank: usize) -> Option<Gone> {
-        self.lock().gone.get(&rank).cloned()
+        self.lock().how_gone(rank).cloned()
     }
 
-    /// The first rank that was lost rather than left in order.
-    pub(crate) fn first_lost(&self) -> Option<usize> {
-        self.lock().gone.iter().find(|(_, gone)| !gone.left).map(|(&rank, _)| rank)
+    /// The first of these ranks that was lost rather than left in order.
+    pub(crate) fn first_lost(&self, among: impl Fn(usize) -> bool) -> Option<usize> {
+        let state = self.lock();
+        let lost = state.gone.iter().find(|(rank, gone)| !gone.left && among(*rank));
+        lost.map(|(rank, _)| *rank)
     }
 
     /// Begins the next conversation of a scope.
@@ -197,11 +182,11 @@ impl Inbox {
                     .map(|&rank| letters.remove(&(phase, rank)).unwrap_or_default())
                     .collect());
             }
-            if let Some((world_rank, gone)) = state.declined.get(subject).cloned() {
-                return Err(Shortfall::Lost { world_rank, gone });
-            }
             if let Some(short) = state.first_loss(from, &missing) {
                 return Err(short);
+            }
+            if let Some((world_rank, gone)) = state.declined.get(subject).cloned() {
+                return Err(Shortfall::Lost { world_rank, gone });
             }
             if let Some(short) = state.conflict(subject, &missing) {
                 return Err(short);
@@ -216,13 +201,40 @@ impl Inbox {
 }
 
 impl State {
+    fn mark_gone(&mut self, rank: usize, gone: Gone) {
+        self.mark_cause(rank, &gone);
+        if self.how_gone(rank).is_some() {
+            return;
+        }
+        tracing::debug!(rank, how = gone.how, "peer gone");
+        self.tell(rank, &gone, None);
+        self.gone.push((rank, gone));
+    }
+
+    /// Whoever goes because of another's loss may be faster to tell than that loss itself.
+    fn mark_cause(&mut self, rank: usize, gone: &Gone) {
+        if let Some(lost) = gone.because_of.filter(|&lost| lost != rank) {
+            self.mark_gone(lost, Gone::lost(format!("noticed by rank {rank}")));
+        }
+    }
+
+    /// All mourners learn of all losses in the same order, since they are told under the lock.
+    fn tell(&mut self, rank: usize, gone: &Gone, subject: Option<&Subject>) {
+        self.mourners.retain(|mourner| {
+            let living = mourner.upgrade();
+            living.inspect(|mourner| mourner.gone(rank, gone, subject)).is_some()
+        });
+    }
+
+    fn how_gone(&self, rank: usize) -> Option<&Gone> {
+        self.gone.iter().find(|(gone, _)| *gone == rank).map(|(_, how)| how)
+    }
+
     /// A member that was lost breaks the conversation; one that left does so only if it still owes a letter.
     fn first_loss(&self, members: &[usize], missing: &[usize]) -> Option<Shortfall> {
-        let breaks = |&rank: &usize| {
-            self.gone.get(&rank).is_some_and(|gone| !gone.left || missing.contains(&rank))
-        };
-        let world_rank = members.iter().copied().find(breaks)?;
-        let gone = self.gone.get(&world_rank)?.clone();
+        let lost = self.gone.iter().find(|(rank, gone)| !gone.left && members.contains(rank));
+        let absent = || self.gone.iter().find(|(rank, _)| missing.contains(rank));
+        let (world_rank, gone) = lost.or_else(absent)?.clone();
         Some(Shortfall::Lost { world_rank, gone })
     }
 }
@@ -272,6 +284,21 @@ mod tests {
         assert!(inbox.collect(&subject(1), Phase::Card, &[1], Deadline::NEVER).is_ok());
         let e = inbox.collect(&subject(2), Phase::Card, &[1], Deadline::NEVER).unwrap_err();
         assert!(matches!(e, Shortfall::Lost { world_rank: 1, .. }));
+    }
+
+    #[test]
+    fn the_cause_is_named_before_those_who_went_because_of_it() {
+        let blamed = |gone: Gone| {
+            let inbox = Inbox::default();
+            inbox.mark_gone(1, gone);
+            let e = inbox.collect(&subject(1), Phase::Card, &[1, 2, 3], Deadline::NEVER);
+            let Err(Shortfall::Lost { world_rank, .. }) = e else { panic!("not lost") };
+            (world_rank, inbox.first_lost(|_| true))
+        };
+        let left = Gone { left: true, how: "it left".into(), because_of: Some(3) };
+        assert_eq!(blamed(left.clone()), (3, Some(3)));
+        assert_eq!(blamed(Gone { left: false, ..left.clone() }), (3, Some(3)));
+        assert_eq!(blamed(Gone { because_of: None, ..left }), (1, None));
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub(crate) enum Phase {
     Notice,
 }
 
-/// Told of every peer that goes.
+/// Told of every peer that goes, while the inbox is locked: it must not ask the inbox back.
 pub(crate) trait Mourner: Send + Sync {
     /// From everything, or from `subject` alone.
     fn gone(&self, world_rank: usize, gone: &Gone, subject: Option<&Subject>);
@@ -167,24 +167,20 @@ impl Mesh {
     }
 
     /// Says goodbye to all peers: from here on they count this rank as gone.
-    pub(crate) fn leave(&self, how: &str) {
-        let because_of = self.inbox.first_lost();
+    ///
+    /// Because of the first loss, or else of the one that the caller blames.
+    pub(crate) fn leave(&self, how: &str, blamed: Option<usize>) {
+        // Nobody watches any more: that peers end their connections to us is no loss. The thread holds the other half
+        // of the descriptors.
+        drop(self.watcher.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let because_of = self.inbox.first_lost(|_| true).or(blamed);
         let gone = Gone { left: !std::thread::panicking(), how: how.to_owned(), because_of };
         for link in &self.links {
             match link {
-                Link::Socket(fd) => {
-                    if !gone.left {
-                        continue; // a panic is a loss, as which the closed connection will be taken
-                    }
-                    let bye = Packet::Bye { how: gone.how.clone(), because_of };
-                    // A peer that does not take it learns the same from the closed connection.
-                    let _ = socket::send(fd, &bye, None, Deadline::after(socket::GOODBYE));
-                }
+                Link::Socket(fd) => socket::say_goodbye(fd, &gone),
                 Link::Thread(inbox) => inbox.mark_gone(self.rank, gone.clone()),
                 Link::None => {}
             }
         }
-        // Joins the thread, which holds the other half of the descriptors.
-        drop(self.watcher.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }

@@ -14,15 +14,15 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Phase, Subject};
+use super::{Gone, Phase, Subject};
 use crate::backend::Exported;
 use crate::error::{Error, Result};
 use crate::sync::Deadline;
 
 /// The largest packet. Sockets keep packet boundaries, so one read is one packet.
-const PACKET: usize = 64 << 10;
+const PACKET: usize = 16 << 10;
 /// How long a leaving rank waits for a peer to take its goodbye.
-pub(super) const GOODBYE: Duration = Duration::from_millis(20);
+const GOODBYE: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Packet {
@@ -41,11 +41,8 @@ pub(super) enum Packet {
         phase: Phase,
         body: Vec<u8>,
     },
-    /// Last, from a rank that goes in order.
-    Bye {
-        how: String,
-        because_of: Option<usize>,
-    },
+    /// Last, from a rank that can still say so.
+    Bye(Gone),
 }
 
 /// What one look at a socket brought.
@@ -76,13 +73,8 @@ pub(super) fn send(
     }
     let descriptor = match &memory {
         Some(Exported::Descriptor(fd)) => Some(fd.as_fd()),
-        Some(Exported::Mapping(_)) => {
-            return Err(Error::Unavailable {
-                what: "memory of the process backend in another process".into(),
-                why: "only memory of the host backend can travel".into(),
-            });
-        }
-        None => None,
+        // Cannot travel: the letter goes without, and whoever needs the memory says so.
+        Some(Exported::Mapping(_)) | None => None,
     };
     let deadline = deadline.start();
     loop {
@@ -113,6 +105,16 @@ pub(super) fn send(
     }
 }
 
+/// Tells a peer that we go. One that does not take it learns as much from the closed connection.
+pub(super) fn say_goodbye(socket: &OwnedFd, gone: &Gone) {
+    let _ = send(socket, &Packet::Bye(gone.clone()), None, Deadline::after(GOODBYE));
+}
+
+/// Ends a connection at both ends, whoever else holds it.
+pub(super) fn end(socket: &OwnedFd) {
+    let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+}
+
 fn wait_writable(socket: &OwnedFd, deadline: Deadline) {
     let nap = deadline.nap(Duration::from_millis(100));
     let _ = poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&timespec(nap)));
@@ -127,13 +129,15 @@ pub(super) fn timespec(d: Duration) -> rustix::event::Timespec {
 
 /// Takes one packet if there is one; never waits.
 pub(super) fn receive(socket: &OwnedFd) -> Received {
-    let mut bytes = vec![0; PACKET];
+    let mut bytes = [0; PACKET];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let got = match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
         Ok(got) => got,
         Err(Errno::AGAIN | Errno::INTR) => return Received::Nothing,
+        // Told once, and before what it sent last: the other end has closed without reading all that we sent.
+        Err(Errno::CONNRESET) => return receive(socket),
         Err(_) => return Received::End,
     };
     let descriptor = control.drain().find_map(|message| match message {

@@ -43,10 +43,8 @@ impl Watcher {
 impl Drop for Watcher {
     fn drop(&mut self) {
         drop(self.stop.take());
-        // The last owner of a world may be the watcher itself, on its way through a mourner.
-        let own =
-            self.thread.as_ref().is_some_and(|t| t.thread().id() == std::thread::current().id());
-        if let Some(thread) = self.thread.take().filter(|_| !own) {
+        // Never by the thread itself: those whom it tells of a loss own no mesh.
+        if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
@@ -76,39 +74,95 @@ fn ended_or_served(inbox: &Inbox, ended: &std::io::PipeReader, peers: &mut Vec<P
             Some([socket, process]) => (*socket, *process && peer.process.is_some()),
             _ => (false, false),
         };
-        let open = !readable || take_in(inbox, peer);
-        if open && ended && take_in(inbox, peer) {
-            inbox.mark_gone(peer.rank, Gone::lost("its process ended"));
-        }
-        open && !ended
+        let closed = (readable || ended).then(|| take_in(inbox, peer)).flatten();
+        let gone = closed.or_else(|| ended.then(|| Gone::lost("its process ended")));
+        let Some(gone) = gone else { return true };
+        // If it lives after all, or a child of its holds the connection, they learn that it is over.
+        socket::end(&peer.socket);
+        inbox.mark_gone(peer.rank, gone);
+        false
     });
     false
 }
 
-/// Takes in all that has arrived; false when the connection is over.
-fn take_in(inbox: &Inbox, peer: &Peer) -> bool {
+/// Takes in all that has arrived; tells how the connection ended, if it did.
+fn take_in(inbox: &Inbox, peer: &Peer) -> Option<Gone> {
     loop {
         match socket::receive(&peer.socket) {
             Received::Packet(Packet::Letter { subject, phase, body }, memory) => {
                 inbox.deliver(peer.rank, subject, phase, Letter::new(body, memory));
             }
-            Received::Packet(Packet::Bye { how, because_of }, _) => {
-                inbox.mark_gone(peer.rank, Gone { left: true, how, because_of });
-                return false;
-            }
+            Received::Packet(Packet::Bye(gone), _) => return Some(gone),
             Received::Packet(other, _) => {
-                inbox.mark_gone(peer.rank, Gone::lost(format!("it sent {other:?} out of turn")));
-                return false;
+                return Some(Gone::lost(format!("it sent {other:?} out of turn")));
             }
-            Received::Garbage(what) => {
-                inbox.mark_gone(peer.rank, Gone::lost(format!("it sent garbage, {what}")));
-                return false;
-            }
-            Received::End => {
-                inbox.mark_gone(peer.rank, Gone::lost("its connection closed"));
-                return false;
-            }
-            Received::Nothing => return true,
+            Received::Garbage(what) => return Some(Gone::lost(format!("it sent garbage, {what}"))),
+            Received::End => return Some(Gone::lost("its connection closed")),
+            Received::Nothing => return None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
+
+    use super::*;
+
+    /// What a rank is told of a peer that sends these bytes; and whether the peer sees its connection end.
+    fn told_of_one_who_sends(bytes: &[u8]) -> (Gone, bool) {
+        let flags = SocketFlags::CLOEXEC;
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let inbox: Arc<Inbox> = Arc::default();
+        let _watcher = Watcher::start(Arc::clone(&inbox), vec![(5, Arc::new(ours))]).unwrap();
+        send(&theirs, bytes, SendFlags::NOSIGNAL).unwrap();
+        let begin = Instant::now();
+        let gone = loop {
+            match inbox.gone(5) {
+                Some(gone) => break gone,
+                None if begin.elapsed() > Duration::from_secs(10) => panic!("not noticed"),
+                None => std::thread::yield_now(),
+            }
+        };
+        (gone, matches!(socket::receive(&theirs), Received::End))
+    }
+
+    #[test]
+    fn garbage_makes_a_peer_lost_for_that_reason_at_both_ends() {
+        let (gone, ended) = told_of_one_who_sends(&[0xff; 100]);
+        assert!(!gone.left && gone.how.contains("it sent garbage, 100 bytes"), "{}", gone.how);
+        assert!(ended);
+    }
+
+    #[test]
+    fn a_packet_out_of_turn_makes_a_peer_lost() {
+        let hello = postcard::to_stdvec(&Packet::Hello { token: 1, rank: 2 }).unwrap();
+        let (gone, ended) = told_of_one_who_sends(&hello);
+        assert!(!gone.left && gone.how.contains("out of turn"), "{}", gone.how);
+        assert!(ended);
+    }
+
+    #[test]
+    fn a_goodbye_is_heard_from_one_who_did_not_read_everything() {
+        let flags = SocketFlags::CLOEXEC;
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        send(&ours, b"unread", SendFlags::NOSIGNAL).unwrap();
+        socket::say_goodbye(&theirs, &Gone { left: true, how: "so long".into(), because_of: None });
+        drop(theirs);
+        let heard = socket::receive(&ours);
+        assert!(matches!(heard, Received::Packet(Packet::Bye(gone), _) if gone.how == "so long"));
+        assert!(matches!(socket::receive(&ours), Received::End));
+    }
+
+    #[test]
+    fn a_goodbye_says_how() {
+        let bye = Packet::Bye(Gone { left: true, how: "so long".into(), because_of: None });
+        let (gone, _) = told_of_one_who_sends(&postcard::to_stdvec(&bye).unwrap());
+        assert!(gone.left);
+        assert_eq!(gone.how, "so long");
     }
 }

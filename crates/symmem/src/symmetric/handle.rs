@@ -3,6 +3,8 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::failed::Failed;
 use super::pad::SignalPad;
 use crate::backend::{Device, Exported};
@@ -33,20 +35,21 @@ impl Handle {
     ) -> Result<Self> {
         let mapping = match block.mapping(group.id()?) {
             Some(known) => known,
-            None => return Self::rendezvous_anew(block, group, dtype, offset, String::new()),
+            None => return Self::rendezvous_anew(block, group, dtype, offset, None),
         };
         Ok(Self { group: group.clone(), block: Arc::clone(block), mapping, offset })
     }
 
-    /// As `rendezvous`, but collective in any case, of ranks that all name the same `former` rendezvous.
+    /// As `rendezvous`, but collective in any case. Others may be reading the memory by right of the rendezvous
+    /// `read_in`: success says that none of the group is, nor will be.
     pub(super) fn rendezvous_anew(
         block: &Arc<Block>,
         group: &Group,
         dtype: DType,
         offset: usize,
-        former: String,
+        read_in: Option<(u128, u64)>,
     ) -> Result<Self> {
-        let mapping = Arc::new(map_all(block, group, dtype, former)?);
+        let mapping = Arc::new(map_all(block, group, dtype, read_in)?);
         block.remember(group.id()?, &mapping);
         Ok(Self { group: group.clone(), block: Arc::clone(block), mapping, offset })
     }
@@ -164,8 +167,22 @@ impl Group {
     }
 }
 
+/// What a rank tells of the memory that it brings.
+#[derive(Serialize, Deserialize)]
+struct Brought {
+    place: Place,
+    /// The rendezvous (group and number) by which peers may be reading it still. Whoever has a counterpart of
+    /// that rendezvous must bring just that, which proves that it does not read.
+    read_in: Option<(u128, u64)>,
+}
+
 /// Exchanges what the ranks brought and maps it: all of them agree and succeed, or none does.
-fn map_all(block: &Block, group: &Group, dtype: DType, former: String) -> Result<Mapping> {
+fn map_all(
+    block: &Arc<Block>,
+    group: &Group,
+    dtype: DType,
+    read_in: Option<(u128, u64)>,
+) -> Result<Mapping> {
     let backend = &block.segment().backend;
     let terms = [
         ("size", format!("{} bytes", block.shape().bytes)),
@@ -173,19 +190,24 @@ fn map_all(block: &Block, group: &Group, dtype: DType, former: String) -> Result
         ("device", backend.device().to_string()),
         ("backend", backend.name().to_owned()),
         ("signal pad size", format!("{} bytes", block.shape().pad)),
-        ("former rendezvous", former),
     ];
-    let own = postcard::to_stdvec(&block.place()).unwrap_or_default();
+    let own = Brought { place: block.place(), read_in };
+    let own = postcard::to_stdvec(&own).unwrap_or_default();
     let imports = &group.context().imports;
-    let import = |rank: usize, place: &[u8], memory: Option<Exported>| {
+    let import = |rank: usize, brought: &[u8], memory: Option<Exported>| {
         if rank == group.rank() {
             return Ok(block.region().clone());
         }
-        let place: Place = postcard::from_bytes(place).map_err(|e| Error::Protocol {
-            with: format!("rank {rank}"),
-            expected: "the place of its memory".into(),
-            got: e.to_string(),
-        })?;
+        let Brought { place, read_in } =
+            postcard::from_bytes(brought).map_err(|e| Error::Protocol {
+                with: format!("rank {rank}"),
+                expected: "the place of its memory".into(),
+                got: e.to_string(),
+            })?;
+        if read_in.is_some_and(|(id, number)| group.context().holds(id, number, block)) {
+            let expected = format!("the counterpart of the memory that rank {rank} brings");
+            return Err(group.usage(OP, expected, "another one while holding that".into()));
+        }
         let exported = || memory.ok_or_else(no_descriptor);
         imports.block(backend.as_ref(), place, exported, block.shape())
     };
@@ -194,10 +216,9 @@ fn map_all(block: &Block, group: &Group, dtype: DType, former: String) -> Result
             &terms,
             own,
             || block.segment().export().map(Some),
-            |places, memories| {
-                let ranks = places.iter().zip(memories).enumerate();
-                let blocks: Result<Vec<_>> =
-                    ranks.map(|(r, (place, m))| import(r, place, m)).collect();
+            |brought, memories| {
+                let ranks = brought.iter().zip(memories).enumerate();
+                let blocks: Result<Vec<_>> = ranks.map(|(r, (b, m))| import(r, b, m)).collect();
                 Ok(Mapping::new(
                     conversation.subject.number,
                     blocks?,

@@ -3,6 +3,7 @@
 //!
 //! A value of one of these types is the right to do what its phase allows. Changing the phase takes the value and
 //! gives the next, after a barrier, so safe code cannot read a peer's memory while the peer may write it.
+#![doc = include_str!("phases.md")]
 #![allow(unsafe_code)] // S1 (the handle keeps every mapping), S2 (slices only as the phase allows), S6 (the `open` mark)
 
 mod failed;
@@ -25,6 +26,7 @@ use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::group::{Call, Group};
 use crate::region::Region;
+use crate::sync::Ordering;
 use handle::keeping;
 
 /// Memory of this rank alone, not yet mapped by anyone else. Zeroed.
@@ -84,6 +86,16 @@ impl<T: Element> Buffer<T> {
         self.block.offset()
     }
 
+    /// Copies the data of another block, which others may be writing meanwhile.
+    fn fill_from(&mut self, other: &Block) {
+        let words = |block: &Block| block.shape().bytes.div_ceil(4);
+        let (from, to) = (other.region(), self.block.region());
+        let pair = from.words(0, words(other)).ok().zip(to.words(0, words(&self.block)).ok());
+        for (from, to) in pair.into_iter().flat_map(|(from, to)| from.iter().zip(to)) {
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+
     fn first(&self) -> NonNull<T> {
         self.block.region().at(0, self.len).unwrap_or(NonNull::dangling())
     }
@@ -107,6 +119,8 @@ struct Memory<T> {
     /// By rank, each to `len` elements.
     data: Vec<NonNull<T>>,
     len: usize,
+    /// This rank's part, if a collective failed halfway: peers may still touch what they had mapped.
+    severed: Option<Buffer<T>>,
 }
 
 // SAFETY: pointers into mappings that the handle keeps; access through them is governed by the phase types.
@@ -120,10 +134,20 @@ impl<T: Element> Memory<T> {
         let ranks = 0..handle.world_size();
         let data: Result<Vec<_>> =
             ranks.map(|r| handle.data("rendezvous", r).and_then(first)).collect();
-        Ok(Self { data: data?, handle, len })
+        Ok(Self { data: data?, handle, len, severed: None })
+    }
+
+    fn check_whole(&self, op: &'static str) -> Result<()> {
+        if self.severed.is_none() {
+            return Ok(());
+        }
+        let expected = "memory that peers have mapped".to_owned();
+        let got = "what is left after a collective that failed; rendezvous it again".to_owned();
+        Err(self.handle.group().usage(op, expected, got))
     }
 
     fn meet(&self, call: Call) -> Result<()> {
+        self.check_whole(call.name())?;
         let group = self.handle.group();
         group.meet_for(call, group.deadline())
     }
@@ -148,14 +172,18 @@ impl<T: Element> Memory<T> {
             ));
         }
         let block = self.handle.block();
-        let former = format!("{} of group {:032x}", self.handle.number(), old.id()?);
-        let handle = Handle::rendezvous_anew(block, group, T::DTYPE, self.handle.offset(), former)?;
+        let read_in = Some((old.id()?, self.handle.number()));
+        let handle =
+            Handle::rendezvous_anew(block, group, T::DTYPE, self.handle.offset(), read_in)?;
         // Everyone of the new group has given up its right to read this memory before any of them got past that.
         block.set_open(false);
         Self::new(handle, self.len)
     }
 
     fn local(&self) -> NonNull<T> {
+        if let Some(own) = &self.severed {
+            return own.first();
+        }
         self.data.get(self.handle.rank()).copied().unwrap_or(NonNull::dangling())
     }
 
@@ -201,6 +229,11 @@ impl<T: Element> Symmetric<T> {
         unsafe { std::slice::from_raw_parts_mut(self.0.local().as_ptr(), self.0.len) }
     }
 
+    /// Whether peers have this memory mapped.
+    pub(crate) fn check_whole(&self, op: &'static str) -> Result<()> {
+        self.0.check_whole(op)
+    }
+
     /// All ranks' parts, by rank, each of `len` elements.
     pub(crate) fn parts(&self) -> &[NonNull<T>] {
         &self.0.data
@@ -217,8 +250,29 @@ impl<T: Element> Symmetric<T> {
     }
 
     /// The same memory in another group. Collective over `group`, the first time for it.
-    pub fn rendezvous(self, group: &Group) -> Result<Self, Failed<Self>> {
-        keeping(self.0.regroup(group), self).map(|(memory, _)| Self(memory))
+    pub fn rendezvous(mut self, group: &Group) -> Result<Self, Failed<Self>> {
+        match self.0.severed.take() {
+            None => keeping(self.0.regroup(group), self).map(|(memory, _)| Self(memory)),
+            Some(own) => own.rendezvous(group).map_err(|failed| {
+                self.0.severed = Some(failed.kept);
+                Failed { error: failed.error, kept: self }
+            }),
+        }
+    }
+
+    /// Goes on with a copy of this rank's part that no peer has: they may still touch the one that they have mapped.
+    pub(crate) fn sever(&mut self) {
+        let own = self.group().alloc::<T>(self.len()).map(|mut copy| {
+            copy.fill_from(self.0.handle.block());
+            copy
+        });
+        match own {
+            Ok(own) => self.0.severed = Some(own),
+            Err(e) => {
+                tracing::warn!("memory that peers may be writing is given up, without a copy: {e}");
+                self.0.len = 0;
+            }
+        }
     }
 }
 
@@ -296,9 +350,10 @@ impl<T: Element> Paused<Shared<T>> {
         if self.0.0.handle.block().is_open() { Err(self) } else { Ok(Symmetric(self.0.0)) }
     }
 
-    /// See [`Shared::rendezvous`].
-    pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>, Failed<Self>> {
-        keeping(self.0.0.regroup_survivors(group), self).map(|(memory, _)| Symmetric(memory))
+    /// See [`Shared::rendezvous`]. The right to read is given up with the call, whatever comes of it: a peer may have
+    /// seen it succeed.
+    pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>, Failed<Paused<Symmetric<T>>>> {
+        Paused(Symmetric(self.0.0)).rendezvous(group)
     }
 }
 

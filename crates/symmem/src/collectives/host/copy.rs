@@ -58,11 +58,17 @@ mod tests {
     fn both_ways_copy_exactly_what_they_are_told() {
         let from: Vec<u8> = (0..20_000_u32).map(|i| (i * 7 + i / 251) as u8).collect();
         for stores in [Stores::Cached, Stores::Streaming] {
-            for (offset, bytes) in [(0, 0), (1, 1), (3, 4095), (5, 4096), (31, 10_001), (0, 16_384)] {
+            for (offset, bytes) in [(0, 0), (1, 1), (3, 4095), (5, 4096), (31, 10_001), (0, 16_384)]
+            {
                 let mut to = vec![0; 20_064];
                 // SAFETY: both ranges are within their vectors.
                 unsafe {
-                    copy(from.as_ptr().wrapping_add(offset), to.as_mut_ptr().wrapping_add(offset + 7), bytes, stores);
+                    copy(
+                        from.as_ptr().wrapping_add(offset),
+                        to.as_mut_ptr().wrapping_add(offset + 7),
+                        bytes,
+                        stores,
+                    );
                 }
                 let at = offset + 7;
                 assert_eq!(&to[at..at + bytes], &from[offset..offset + bytes]);

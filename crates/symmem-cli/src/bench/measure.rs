@@ -1,0 +1,147 @@
+//! The one way in which everything is timed.
+//!
+//! Before each sample all ranks meet. The sample runs from the last rank's start to the last rank's end, and a tiny call
+//! is made several times in a row. What prepares and what checks is not timed.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use symmem::{Group, Symmetric};
+
+use super::board::Board;
+use super::clock;
+use super::record::Sample;
+use super::rows::Measure;
+
+/// Something to time, as one rank sees it. All ranks do each step.
+pub(super) trait Case {
+    /// Before each sample; not timed.
+    fn prepare(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// What is timed.
+    fn call(&mut self) -> Result<()>;
+
+    /// After each sample, whether the results were right; not timed.
+    fn check(&mut self) -> Result<bool>;
+
+    /// `count` calls in a row.
+    fn calls(&mut self, count: usize) -> Result<()> {
+        (0..count).try_for_each(|_| self.call())
+    }
+}
+
+/// How long one measure may take in one round.
+const CAP: Duration = Duration::from_millis(700);
+/// How long all measures together may wait for the host to part siblings.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long one of them may.
+const PATIENCE_EACH: Duration = Duration::from_secs(1);
+/// What comes before it, to warm up.
+const WARM: Duration = Duration::from_millis(20);
+
+/// One rank's part of all measuring.
+pub(super) struct Bench<'a> {
+    pub(super) group: &'a Group,
+    pub(super) board: &'a Board<'a>,
+    /// Where the ranks put their clocks' readings together; of [`Bench::readings`] elements.
+    readings: Option<Symmetric<u64>>,
+    /// What is left of [`PATIENCE`].
+    patience: Duration,
+    quick: bool,
+}
+
+/// The readings of one sample: start, end, whether as siblings.
+const READINGS: usize = 3;
+/// No measure takes more samples in a round.
+const MOST: usize = 1000;
+
+impl<'a> Bench<'a> {
+    pub(super) fn new(group: &'a Group, board: &'a Board<'a>, quick: bool) -> Result<Self> {
+        let readings = group.alloc(READINGS * MOST)?.rendezvous(group)?;
+        let patience = if quick { Duration::ZERO } else { PATIENCE };
+        Ok(Self { group, board, readings: Some(readings), patience, quick })
+    }
+
+    /// Takes the samples of one round. The samples are rank 0's to know; whether the results were right is each rank's.
+    pub(super) fn measure(
+        &mut self,
+        measure: &Measure,
+        case: &mut dyn Case,
+    ) -> Result<(Vec<Sample>, bool)> {
+        let count = self.warm_up(measure, case)?;
+        self.settle();
+        let mut verified = true;
+        let mut readings = Vec::with_capacity(READINGS * count);
+        for _ in 0..count {
+            case.prepare()?;
+            let siblings = self.board.meet_and_look();
+            let start = clock::now();
+            case.calls(measure.batch)?;
+            let end = clock::now();
+            self.board.meet();
+            verified &= case.check()?;
+            readings.extend([start, end, u64::from(siblings)]);
+        }
+        Ok((self.gather(&readings, measure.batch)?, verified))
+    }
+
+    /// Makes calls until the caches know them; returns how many samples there is time for, the same on all ranks.
+    fn warm_up(&self, measure: &Measure, case: &mut dyn Case) -> Result<usize> {
+        let mut samples = |count: u32| -> Result<Duration> {
+            let begin = clock::now();
+            for _ in 0..count {
+                case.prepare()?;
+                self.board.meet();
+                case.calls(measure.batch)?;
+                self.board.meet();
+                case.check()?;
+            }
+            Ok(Duration::from_nanos((clock::now() - begin).max(1)) / count)
+        };
+        let fitting = |time: Duration, one: Duration, most: u32| {
+            (time.as_nanos() / one.as_nanos().max(1)).min(most.into()) as u32
+        };
+        let one = samples(3)?;
+        if self.quick {
+            return Ok(5);
+        }
+        let warm = self.board.agree(fitting(WARM, one, 200).max(2));
+        let one = samples(warm)?;
+        let count = fitting(CAP, one, measure.samples.min(MOST) as u32);
+        Ok(self.board.agree(count.max(20)) as usize)
+    }
+
+    /// A core that slept is often placed anew: gives the host some time to part siblings.
+    fn settle(&mut self) {
+        const NAP: Duration = Duration::from_millis(5);
+        let mut left = self.patience.min(PATIENCE_EACH);
+        while self.board.agree(self.board.meet_and_look().into()) != 0 && left > NAP {
+            std::thread::sleep(NAP);
+            left -= NAP;
+            self.patience -= NAP;
+        }
+    }
+
+    /// Puts all ranks' readings together: a sample ends with the last rank, and begins when the last one does.
+    fn gather(&mut self, readings: &[u64], batch: usize) -> Result<Vec<Sample>> {
+        let mut own = self.readings.take().context("an earlier round failed")?;
+        let part = own.local_mut().get_mut(..readings.len());
+        part.context("too many samples")?.copy_from_slice(readings);
+        let shared = own.share()?;
+        let ranks: Vec<_> =
+            (0..self.board.ranks()).map(|rank| shared.peer(rank)).collect::<Result<_, _>>()?;
+        let sample = |index: usize| {
+            let latest = |what: usize| {
+                ranks.iter().filter_map(|part| part.get(READINGS * index + what)).max().copied()
+            };
+            let time = latest(1).unwrap_or(0).saturating_sub(latest(0).unwrap_or(0));
+            let siblings = ranks.first().and_then(|part| part.get(READINGS * index + 2));
+            Sample { ns: time as f64 / batch as f64, as_siblings: siblings == Some(&1) }
+        };
+        let samples = (0..readings.len() / READINGS).map(sample).collect();
+        self.readings = Some(shared.release()?);
+        Ok(samples)
+    }
+}

@@ -1,0 +1,155 @@
+//! `symmem bench`: starts ranks of its own, measures, checks the results while it does, and prints a table.
+//!
+//! The machine's own limits are measured by the same processes in the same rounds as the library's calls, because
+//! on a virtual machine only a ratio within one run means something. `docs/performance.md` says how, with figures.
+//! A further row is one file in `rows/`.
+
+mod board;
+mod clock;
+mod measure;
+mod plan;
+mod progress;
+mod rank;
+mod raw;
+mod record;
+mod report;
+mod rows;
+mod startup;
+
+use std::io::{ErrorKind, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail, ensure};
+
+pub use rank::{Args as RankArgs, SUBCOMMAND as RANK};
+
+use crate::run::{Job, Outcome, Signals, launch_watched};
+use plan::Plan;
+use progress::Progress;
+use record::Record;
+use rows::ROWS;
+
+/// Measures the library on this machine and checks its results
+#[derive(clap::Args, Debug)]
+#[command(after_help = rows::help())]
+pub struct Args {
+    /// What to measure: floor, barrier, put_signal, rendezvous, startup [default: all]
+    #[arg(value_name = "ROW")]
+    rows: Vec<String>,
+
+    /// How many ranks to start [default: each row's own number]
+    #[arg(short = 'n', long, value_parser = clap::value_parser!(u16).range(2..))]
+    ranks: Option<u16>,
+
+    /// How often to go through the rows; ratios are taken within a round
+    #[arg(long, value_name = "R", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
+
+    /// Also writes each round's figures to this file, one JSON object a line
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// Leaves it to the kernel on which core a rank runs
+    #[arg(long)]
+    no_pin: bool,
+
+    /// A few samples of each: checks the results, measures nothing worth telling
+    #[arg(long, hide = true)]
+    quick: bool,
+}
+
+impl Args {
+    /// Measures and prints.
+    pub fn run(self) -> Result<ExitCode> {
+        let plan = Plan::new(&self.rows, self.ranks.map(usize::from), self.rounds.into())?;
+        // Before the work, so that a file that cannot be written costs nobody half a minute.
+        let mut json = self.json.as_ref().map(create).transpose()?;
+        let mut session = Session {
+            signals: Signals::catch()?,
+            progress: Progress::start(plan.steps()),
+            records: Vec::new(),
+        };
+        if let Some(interrupted) = self.measure(&plan, &mut session)? {
+            session.progress.clear();
+            return Ok(ExitCode::from(128 | interrupted as u8));
+        }
+        session.progress.clear();
+        if let Some(file) = &mut json {
+            let text: String = session.records.iter().map(Record::line).collect::<Result<_>>()?;
+            file.write_all(text.as_bytes()).context("cannot write the JSON lines")?;
+        }
+        print(&report::text(&session.records))?;
+        let wrong = session.records.iter().find(|record| !record.verified);
+        if let Some(Record { collective, ranks, round, .. }) = wrong {
+            bail!("{collective} of {ranks} ranks gave a wrong result in round {round}");
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Goes through the plan; stops early at a signal, which it returns.
+    fn measure(&self, plan: &Plan, session: &mut Session) -> Result<Option<i32>> {
+        for (ranks, rows) in plan.jobs() {
+            let interrupted = session.run(&self.job(ranks, &rows), plan.rounds)?;
+            if interrupted.is_some() {
+                return Ok(interrupted);
+            }
+        }
+        plan.startup().map_or(Ok(None), |ranks| startup::measure(ranks, self.quick, session))
+    }
+
+    fn job(&self, ranks: usize, rows: &[&str]) -> Job {
+        let mut options = vec!["--rounds".to_owned(), self.rounds.to_string()];
+        options.extend(self.no_pin.then(|| "--no-pin".to_owned()));
+        options.extend(self.quick.then(|| "--quick".to_owned()));
+        options.extend(rows.iter().map(|&row| row.to_owned()));
+        rank::job(ranks, options)
+    }
+}
+
+/// What lasts from the first job to the table.
+struct Session {
+    signals: Signals,
+    progress: Progress,
+    records: Vec<Record>,
+}
+
+impl Session {
+    /// Runs ranks that report records; a signal that ended them is returned.
+    fn run(&mut self, job: &Job, rounds: usize) -> Result<Option<i32>> {
+        let mut strange = None;
+        let (progress, records) = (&mut self.progress, &mut self.records);
+        let mut watch = |rank: usize, line: &[u8]| match serde_json::from_slice::<Record>(line) {
+            Ok(record) => {
+                progress.step(&record.title(), record.round, rounds);
+                records.push(record);
+            }
+            Err(_) => strange = Some((rank, String::from_utf8_lossy(line).into_owned())),
+        };
+        let outcome = launch_watched(job, &mut self.signals, &mut watch)?;
+        if let Some((rank, line)) = strange {
+            bail!("rank {rank} wrote what is no result: {line}");
+        }
+        ended(&outcome)
+    }
+}
+
+/// The signal that interrupted the ranks, or nothing if they all went well.
+fn ended(outcome: &Outcome) -> Result<Option<i32>> {
+    if outcome.interrupted.is_none() {
+        ensure!(outcome.first.is_none(), "a rank failed, so there is nothing to compare");
+    }
+    Ok(outcome.interrupted)
+}
+
+fn create(path: &PathBuf) -> Result<std::fs::File> {
+    std::fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn print(text: &str) -> Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        // Who closes the pipe has seen enough.
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error).context("cannot print"),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,106 @@
+//! The hidden subcommand that each rank runs: goes through the rows in rounds, and rank 0 reports each figure.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use symmem::sync::Ordering;
+use symmem::{World, WorldOptions};
+
+use super::board::Board;
+use super::clock;
+use super::measure::{Bench, Case};
+use super::record::Record;
+use super::rows::{How, Measure, ROWS};
+use crate::run::Job;
+
+/// The name of the hidden subcommand.
+pub const SUBCOMMAND: &str = "bench-rank";
+
+/// Measures as one rank
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// The rows, all of them within ranks; without any, only tells when the first barrier is done
+    rows: Vec<String>,
+    #[arg(long, default_value_t = 1)]
+    rounds: usize,
+    #[arg(long)]
+    no_pin: bool,
+    #[arg(long)]
+    quick: bool,
+}
+
+/// A job of `ranks` ranks that run this subcommand.
+pub(super) fn job(ranks: usize, options: Vec<String>) -> Job {
+    // Not `current_exe`: that name is gone once the program has been rebuilt.
+    let command = ["/proc/self/exe", SUBCOMMAND].into_iter().map(OsString::from);
+    let command = command.chain(options.into_iter().map(OsString::from)).collect();
+    Job { collect: true, ..Job::new(command, ranks) }
+}
+
+impl Args {
+    /// Joins the world and measures.
+    pub fn run(self) -> Result<ExitCode> {
+        if self.rows.is_empty() {
+            return self.start_only();
+        }
+        let size = std::env::var("WORLD_SIZE").ok().and_then(|size| size.parse().ok()).unwrap_or(1);
+        let pad = Board::pad_size(size).max(symmem::signal_pad_size());
+        let options = WorldOptions { signal_pad_size: Some(pad), ..WorldOptions::default() };
+        let world = options.from_env()?;
+        let memory = world.alloc::<u64>(0)?.rendezvous(&world)?;
+        let board = Board::new(memory.handle())?;
+        if !self.no_pin {
+            clock::pin(world.rank(), world.size())?;
+        }
+        let bench = Bench::new(&world, &board, self.quick)?;
+        self.rounds(bench)?;
+        world.barrier()?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// For who measures how long it takes to get here.
+    fn start_only(&self) -> Result<ExitCode> {
+        let world = World::from_env()?;
+        world.barrier()?;
+        writeln!(std::io::stdout(), "{}", world.size()).context("cannot report")?;
+        // Nobody leaves before all have reported.
+        world.barrier()?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn rounds(&self, mut bench: Bench<'_>) -> Result<()> {
+        let inside = ROWS.iter().filter(|row| row.how == How::InRanks);
+        let wanted = inside.filter(|row| self.rows.iter().any(|name| name == row.name));
+        let (group, board) = (bench.group, bench.board);
+        let make = |measure: &'static Measure| -> Result<(&'static Measure, Box<dyn Case + '_>)> {
+            let make = measure.make.context("this row is not measured within ranks")?;
+            Ok((measure, make(group, board)?))
+        };
+        let cases: Result<Vec<_>> = wanted.flat_map(|row| row.measures).map(make).collect();
+        let mut cases = cases?;
+        for round in 1..=self.rounds {
+            for (measure, case) in &mut cases {
+                let (samples, verified) = bench.measure(measure, case.as_mut())?;
+                let verified = all(board, verified);
+                if board.rank() == 0 {
+                    let record = Record::new(measure, board.ranks(), round, &samples, verified);
+                    let line = record.line()?;
+                    std::io::stdout().write_all(line.as_bytes()).context("cannot report")?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether it is so on all ranks.
+fn all(board: &Board<'_>, here: bool) -> bool {
+    let counter = |rank| board.counter(rank);
+    counter(board.rank()).store(here.into(), Ordering::Relaxed);
+    board.meet();
+    let everywhere = (0..board.ranks()).all(|rank| counter(rank).load(Ordering::Relaxed) == 1);
+    board.meet();
+    everywhere
+}

@@ -1,0 +1,126 @@
+//! One figure of one round: what ranks report to the launcher and what `--json` writes.
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+use super::rows::Measure;
+
+/// One line of JSON. The same for this library, for the machine's limits and for other systems.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Record {
+    /// `symmem`, or `limits` for what the machine itself allows.
+    pub(super) system: String,
+    pub(super) collective: String,
+    pub(super) ranks: usize,
+    pub(super) bytes: usize,
+    pub(super) dtype: String,
+    pub(super) backend: String,
+    pub(super) algorithm: String,
+    /// How many the figures are of; a sample of a tiny call is the mean of several in a row.
+    pub(super) samples: usize,
+    pub(super) median_us: f64,
+    pub(super) p10_us: f64,
+    pub(super) p90_us: f64,
+    /// Whether every result was right.
+    pub(super) verified: bool,
+    /// The fraction of all samples that were taken while two cores were the two threads of one.
+    pub(super) siblings: f64,
+    /// Whether there were hardly any others, so that the figures are of these.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) as_siblings: bool,
+    /// Counted from 1.
+    pub(super) round: usize,
+}
+
+/// What was timed, and in what conditions.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sample {
+    pub(super) ns: f64,
+    pub(super) as_siblings: bool,
+}
+
+impl Record {
+    /// Sums up samples. Those taken as siblings are left out, unless there is hardly anything else.
+    pub(super) fn new(
+        measure: &Measure,
+        ranks: usize,
+        round: usize,
+        samples: &[Sample],
+        verified: bool,
+    ) -> Self {
+        let (siblings, apart): (Vec<Sample>, Vec<Sample>) =
+            samples.iter().partition(|s| s.as_siblings);
+        let as_siblings = apart.len() < 5 && siblings.len() > apart.len();
+        let mut times: Vec<_> =
+            if as_siblings { &siblings } else { &apart }.iter().map(|s| s.ns).collect();
+        times.sort_by(f64::total_cmp);
+        let at = |tenths: usize| {
+            let ns = times.get(times.len() * tenths / 10).copied().unwrap_or(f64::NAN);
+            (ns * 10.0).round() / 1e4 // to a tenth of a nanosecond
+        };
+        Self {
+            system: measure.system.to_owned(),
+            collective: measure.collective.to_owned(),
+            ranks,
+            bytes: measure.bytes,
+            dtype: "-".to_owned(),
+            backend: "host".to_owned(),
+            algorithm: "-".to_owned(),
+            samples: times.len(),
+            median_us: at(5),
+            p10_us: at(1),
+            p90_us: at(9),
+            verified,
+            siblings: siblings.len() as f64 / samples.len().max(1) as f64,
+            as_siblings,
+            round,
+        }
+    }
+
+    /// What it is, for people.
+    pub(super) fn title(&self) -> String {
+        let words = self.collective.replace('_', " ");
+        if self.system == "limits" { format!("floor: {words}") } else { words }
+    }
+
+    /// The line of JSON, with its end.
+    pub(super) fn line(&self) -> Result<String> {
+        Ok(serde_json::to_string(self)? + "\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ROWS;
+    use super::*;
+
+    fn record(samples: &[(f64, bool)]) -> Record {
+        let samples: Vec<_> =
+            samples.iter().map(|&(ns, as_siblings)| Sample { ns, as_siblings }).collect();
+        Record::new(&ROWS[0].measures[0], 2, 1, &samples, true)
+    }
+
+    #[test]
+    fn samples_taken_as_siblings_are_kept_apart() {
+        let mut samples = vec![(200.0, false); 8];
+        samples.extend([(20.0, true); 2]);
+        let record = record(&samples);
+        assert_eq!((record.samples, record.median_us, record.siblings), (8, 0.2, 0.2));
+        assert!(!record.as_siblings);
+    }
+
+    #[test]
+    fn siblings_all_the_time_are_reported_as_such() {
+        let record = record(&[(20.0, true), (20.0, true), (200.0, false)]);
+        assert!(record.as_siblings);
+        assert_eq!(record.median_us, 0.02);
+    }
+
+    #[test]
+    fn a_line_of_json_is_read_back() {
+        let record = record(&[(123.4, false)]);
+        let line = record.line().unwrap();
+        assert!(line.ends_with("}\n"));
+        assert_eq!(serde_json::from_str::<Record>(&line).unwrap(), record);
+    }
+}

@@ -1,0 +1,144 @@
+//! `symmem bench` with real ranks and few samples. No timing is asserted.
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+fn bench(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_symmem"));
+    command.arg("bench").args(args);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn run(args: &[&str]) -> (Output, String, String) {
+    let output = bench(args).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    (output, out, err)
+}
+
+fn json_file(test: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("symmem-bench-{test}-{}.json", std::process::id()))
+}
+
+fn records(path: &PathBuf) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(path).unwrap();
+    std::fs::remove_file(path).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn the_table_has_every_row() {
+    let (output, out, err) = run(&["--quick", "--rounds", "1"]);
+    assert!(output.status.success(), "{out}{err}");
+    for row in [
+        "floor: flag exchange",
+        "floor: flag round trip",
+        "floor: put flag round trip",
+        "barrier",
+        "put signal",
+        "rendezvous",
+        "startup",
+    ] {
+        let is_row = |line: &str| line.trim_start_matches(['│', ' ']).starts_with(row);
+        assert!(out.lines().any(is_row), "no {row} in\n{out}");
+    }
+    for column in ["ranks", "samples", "median", "p10", "p90", "unit", "× floor", "target", "met"]
+    {
+        assert!(out.contains(column), "no {column} in\n{out}");
+    }
+}
+
+#[test]
+fn progress_is_plain_lines_where_there_is_no_terminal() {
+    let (output, out, err) = run(&["barrier", "--quick", "--rounds", "2"]);
+    assert!(output.status.success(), "{out}{err}");
+    assert!(err.lines().any(|line| line == "barrier, round 2 of 2"), "{err}");
+    assert!(!out.contains('\x1b') && !err.contains('\x1b'), "{out}{err}");
+    assert!(!out.contains("round 2"), "{out}");
+}
+
+#[test]
+fn every_figure_is_a_line_of_json() {
+    let path = json_file("lines");
+    let rounds = ["--quick", "--rounds", "2", "--json", path.to_str().unwrap()];
+    let (output, out, err) = run(&rounds);
+    assert!(output.status.success(), "{out}{err}");
+    let records = records(&path);
+    for (collective, system, ranks, lines) in [
+        ("flag_exchange", "limits", 2, 2),
+        ("flag_round_trip", "limits", 2, 2),
+        ("barrier", "symmem", 2, 2),
+        ("put_signal", "symmem", 2, 2),
+        ("rendezvous", "symmem", 4, 2),
+        ("startup", "symmem", 16, 1),
+    ] {
+        let of: Vec<_> = records.iter().filter(|r| r["collective"] == collective).collect();
+        assert_eq!(of.len(), lines, "{collective}");
+        assert!(of.iter().all(|r| r["system"] == system && r["ranks"] == ranks), "{of:?}");
+    }
+    for record in &records {
+        assert_eq!(record["verified"], true, "{record}");
+        for field in ["bytes", "samples", "median_us", "p10_us", "p90_us", "siblings", "round"] {
+            assert!(record[field].is_number(), "{field} in {record}");
+        }
+        for field in ["dtype", "backend", "algorithm"] {
+            assert!(record[field].is_string(), "{field} in {record}");
+        }
+    }
+}
+
+#[test]
+fn a_row_can_be_measured_with_more_ranks_than_cores() {
+    let path = json_file("ranks");
+    let args = ["barrier", "-n", "5", "--quick", "--rounds", "1", "--json"];
+    let (output, out, err) = run(&[&args[..], &[path.to_str().unwrap()]].concat());
+    assert!(output.status.success(), "{out}{err}");
+    let records = records(&path);
+    assert!(records.iter().all(|record| record["ranks"] == 5));
+    assert!(records.iter().any(|record| record["collective"] == "barrier"));
+}
+
+#[test]
+fn a_bad_row_is_answered_with_the_rows() {
+    let (output, out, err) = run(&["barier"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(out.is_empty(), "{out}");
+    assert!(err.contains("\"barier\""), "{err}");
+    assert!(err.contains("floor, barrier, put_signal, rendezvous, startup"), "{err}");
+}
+
+#[test]
+fn bad_arguments_are_refused_before_anything_starts() {
+    for (args, said) in [
+        (&["-n", "1"][..], "2.."),
+        (&["--rounds", "0"], "1.."),
+        (&["--json", "/nowhere/at/all"], "cannot write /nowhere/at/all"),
+    ] {
+        let (output, out, err) = run(args);
+        assert!(!output.status.success() && out.is_empty(), "{args:?}: {out}");
+        assert!(err.contains(said), "{args:?}: {err}");
+        assert!(!err.contains(", round"), "{args:?}: {err}");
+    }
+}
+
+#[test]
+fn an_interrupt_ends_everything() {
+    let mut child = bench(&["barrier", "--rounds", "1000"]).spawn().unwrap();
+    sleep(Duration::from_millis(500));
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let begin = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(30), "no end after SIGINT");
+        sleep(Duration::from_millis(10));
+    };
+    assert_eq!(status.code(), Some(130));
+}

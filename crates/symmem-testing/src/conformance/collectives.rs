@@ -1,0 +1,162 @@
+//! What the collectives promise.
+
+use half::{bf16, f16};
+use symmem::{Algorithm, Element, Error, F8E4M3, F8E5M2, ReduceOp, Symmetric, World};
+
+/// Numbers that tell every mistake, different for each rank and element.
+fn seed(rank: usize, i: usize) -> u32 {
+    let mut x = (rank as u32 + 1).wrapping_mul(2_654_435_761) ^ (i as u32).wrapping_mul(40_503);
+    x ^= x << 13;
+    x ^= x >> 17;
+    x ^ (x << 5)
+}
+
+fn float(rank: usize, i: usize) -> f32 {
+    (seed(rank, i) % 2001) as f32 / 16.0 - 62.5
+}
+
+fn filled<T: Element>(
+    world: &World,
+    len: usize,
+    value: impl Fn(usize, usize) -> T,
+) -> Symmetric<T> {
+    let mut x = world.alloc::<T>(len).unwrap().rendezvous(world).unwrap();
+    let rank = world.rank();
+    x.local_mut().iter_mut().enumerate().for_each(|(i, v)| *v = value(rank, i));
+    x
+}
+
+fn bytes<T: Element>(values: &[T]) -> Vec<u8> {
+    values.iter().flat_map(|v| format!("{v:?},").into_bytes()).collect()
+}
+
+/// All ways of reducing all elements give the bits of the definition, on every rank.
+fn reduces<T: Element>(
+    world: &World,
+    len: usize,
+    op: ReduceOp,
+    value: impl Fn(usize, usize) -> T,
+    defined: impl Fn(&dyn Fn(usize) -> T) -> T,
+) {
+    let expected: Vec<T> = (0..len).map(|i| defined(&|rank| value(rank, i))).collect();
+    let expected = bytes(&expected);
+    for algorithm in [Algorithm::Auto, Algorithm::OneShot, Algorithm::TwoShot] {
+        let mut x = filled(world, len, &value);
+        x.all_reduce_with(op, algorithm).unwrap();
+        assert_eq!(bytes(x.local()), expected, "{op} of {len} {} by {algorithm:?}", T::DTYPE);
+    }
+    let mut x = filled(world, len, &value);
+    let before = bytes(x.local());
+    let mut out = x.local().to_vec();
+    x.all_reduce_into(op, &mut out).unwrap();
+    assert_eq!(bytes(&out), expected);
+    assert_eq!(bytes(x.local()), before, "the input is left as it was");
+    x.reduce(op, world.size() - 1, &mut out).unwrap();
+    if world.rank() == world.size() - 1 {
+        assert_eq!(bytes(&out), expected);
+    }
+}
+
+/// The sum in rank order, in f32, rounded once.
+fn sum(world: &World) -> impl Fn(&dyn Fn(usize) -> f32) -> f32 {
+    let size = world.size();
+    move |of| (1..size).fold(of(0), |sum, rank| sum + of(rank))
+}
+
+/// Every type and operator, every algorithm, any length.
+pub fn reductions_give_the_bits_of_their_definition(world: World) {
+    let n = world.size();
+    for len in [0, 1, 7, 64, 1000] {
+        let sum = sum(&world);
+        reduces(&world, len, ReduceOp::Sum, float, &sum);
+        reduces(&world, len, ReduceOp::Average, float, |of| sum(of) / n as f32);
+        reduces(&world, len, ReduceOp::Max, float, |of| (0..n).map(of).fold(f32::MIN, f32::max));
+        reduces(&world, len, ReduceOp::Min, float, |of| (0..n).map(of).fold(f32::MAX, f32::min));
+        reduces(&world, len, ReduceOp::Product, float, |of| (1..n).fold(of(0), |p, r| p * of(r)));
+        let to_f64 = |r: usize, i: usize| f64::from(float(r, i)) / 3.0;
+        reduces(&world, len, ReduceOp::Sum, to_f64, |of| (1..n).fold(of(0), |s, r| s + of(r)));
+        let half = |r: usize, i: usize| f16::from_f32(float(r, i));
+        reduces(&world, len, ReduceOp::Sum, half, |of| f16::from_f32(sum(&|r| of(r).to_f32())));
+        let brain = |r: usize, i: usize| bf16::from_f32(float(r, i));
+        reduces(&world, len, ReduceOp::Sum, brain, |of| bf16::from_f32(sum(&|r| of(r).to_f32())));
+        let byte = |r: usize, i: usize| seed(r, i) as u8;
+        reduces(&world, len, ReduceOp::Sum, byte, |of| {
+            (1..n).fold(of(0), |s, r| s.wrapping_add(of(r)))
+        });
+        let long = |r: usize, i: usize| i64::from(seed(r, i)) << 20;
+        reduces(&world, len, ReduceOp::Xor, long, |of| (1..n).fold(of(0), |s, r| s ^ of(r)));
+        reduces(&world, len, ReduceOp::And, long, |of| (1..n).fold(of(0), |s, r| s & of(r)));
+        reduces(&world, len, ReduceOp::Or, long, |of| (1..n).fold(of(0), |s, r| s | of(r)));
+        // Powers of two, whose sums eight bits can hold.
+        let e4m3 = |_: usize, i: usize| F8E4M3([0x38, 0x40, 0xb8][i % 3]);
+        reduces(&world, len, ReduceOp::Max, e4m3, |of| of(0));
+        let e5m2 = |_: usize, i: usize| F8E5M2([0x3c, 0x40, 0xbc][i % 3]);
+        reduces(&world, len, ReduceOp::Min, e5m2, |of| of(0));
+    }
+}
+
+/// Blocks go where they belong: reduce-scatter (flat and by rows), all-gather, all-to-all, gather, scatter, broadcast.
+pub fn blocks_go_where_they_belong(world: World) {
+    let (n, own) = (world.size(), world.rank());
+    let tag = |rank: usize, i: usize| (rank * 100_000 + i) as u64;
+    for block in [0, 1, 33, 500] {
+        let mut x = filled(&world, n * block, tag);
+        let mut out = vec![0; block];
+        x.reduce_scatter(ReduceOp::Sum, &mut out).unwrap();
+        let sum = |i: usize| (0..n).map(|r| tag(r, i)).sum::<u64>();
+        assert!(out.iter().enumerate().all(|(i, v)| *v == sum(own * block + i)));
+        x.scatter(n - 1, &mut out).unwrap();
+        assert!(out.iter().enumerate().all(|(i, v)| *v == tag(n - 1, own * block + i)));
+        let mut blocks = vec![0; n * block];
+        x.all_to_all(&mut blocks).unwrap();
+        assert!(
+            blocks
+                .iter()
+                .enumerate()
+                .all(|(i, v)| { block != 0 && *v == tag(i / block, own * block + i % block) })
+        );
+        let mut all = vec![0; n * n * block];
+        x.all_gather(&mut all).unwrap();
+        let whole = n * block;
+        assert!(all.iter().enumerate().all(|(i, v)| *v == tag(i / whole, i % whole)));
+        all.fill(0);
+        x.gather(0, &mut all).unwrap();
+        assert_eq!(all.iter().any(|v| *v != 0), own == 0 && n * block > 1);
+        x.broadcast(n / 2).unwrap();
+        assert!(x.local().iter().enumerate().all(|(i, v)| *v == tag(n / 2, i)));
+        let rows = 3;
+        let mut x = filled(&world, rows * n * block, tag);
+        let mut out = vec![0; rows * block];
+        x.reduce_scatter_last_dim(ReduceOp::Sum, rows, n * block, &mut out).unwrap();
+        for (i, v) in out.iter().enumerate() {
+            assert_eq!(*v, sum(i / block * n * block + own * block + i % block));
+        }
+    }
+}
+
+/// Wrong lengths, roots and operators are refused before anything is done, and the next call works.
+pub fn bad_collective_calls_are_named(world: World) {
+    let mut x = filled(&world, 10 * world.size(), float);
+    let text = |r: symmem::Result<()>| r.unwrap_err().to_string();
+    assert!(text(x.all_reduce(ReduceOp::Xor)).contains("an operator that f32 has, got xor"));
+    assert!(text(x.all_gather(&mut [0.0; 3])).contains("an output of"));
+    assert!(text(x.broadcast(world.size())).contains("a rank in [0"));
+    assert!(
+        text(x.reduce_scatter_last_dim(ReduceOp::Sum, 3, 5, &mut [])).contains("rows and columns")
+    );
+    let mut odd = filled(&world, 10 * world.size() + 1, float);
+    assert!(text(odd.reduce_scatter(ReduceOp::Sum, &mut [])).contains("divisible by the"));
+    x.all_reduce(ReduceOp::Sum).unwrap();
+}
+
+/// Ranks that call a collective differently all learn it, nothing is done, and the next call works.
+pub fn different_collective_calls_are_told_to_every_rank(world: World) {
+    let mut x = filled(&world, 100, float);
+    let before = bytes(x.local());
+    let op = if world.rank() == 0 { ReduceOp::Sum } else { ReduceOp::Max };
+    let e = x.all_reduce(op).unwrap_err();
+    assert!(matches!(e, Error::Mismatch { op: "all_reduce", what: "operation", .. }), "{e}");
+    assert_eq!(bytes(x.local()), before);
+    x.all_reduce(ReduceOp::Sum).unwrap();
+    x.share().unwrap().release().unwrap();
+}

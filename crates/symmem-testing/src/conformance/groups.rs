@@ -1,0 +1,124 @@
+//! What groups promise.
+
+use symmem::{Error, GroupOptions, World};
+
+use super::{SHORT, SOON};
+
+/// Strict subsets, overlapping groups, different orders on different ranks, and one allocation in several groups.
+pub fn groups_may_overlap_and_come_in_any_order(world: World) {
+    let rank = world.rank();
+    let low: Vec<usize> = (0..world.size() - 1).collect();
+    let high: Vec<usize> = (1..world.size()).collect();
+    // No rank waits in here, so the orders need not fit together.
+    let of = |ranks: &[usize]| ranks.contains(&rank).then(|| world.subgroup(ranks).unwrap());
+    let (low, high) = if rank == 1 {
+        let high = of(&high);
+        (of(&low), high)
+    } else {
+        (of(&low), of(&high))
+    };
+    let mut x = world.alloc::<u64>(1).unwrap().rendezvous(&world).unwrap();
+    x.local_mut()[0] = rank as u64;
+    for group in [low.as_ref(), high.as_ref()].into_iter().flatten() {
+        x = x.rendezvous(group).unwrap();
+        assert_eq!(x.group().name(), group.name());
+        let shared = x.share().unwrap();
+        for (r, &w) in group.world_ranks().iter().enumerate() {
+            assert_eq!(shared.peer(r).unwrap()[0], w as u64);
+        }
+        x = shared.release().unwrap();
+    }
+    let x = x.rendezvous(&world).unwrap();
+    x.share().unwrap().release().unwrap();
+}
+
+/// Signals of two groups over one allocation, on one channel, do not meet.
+pub fn groups_do_not_share_signals(world: World) {
+    let pair = (world.rank() < 2).then(|| world.subgroup(&[0, 1]).unwrap());
+    let x = world.alloc::<u8>(1).unwrap().rendezvous(&world).unwrap();
+    let x = match &pair {
+        Some(pair) => x.rendezvous(pair).unwrap(),
+        None => x,
+    };
+    if let (0, Some(pair)) = (world.rank(), &pair) {
+        world.put_signal(1, 0, SOON).unwrap();
+        pair.put_signal(1, 0, SOON).unwrap();
+    }
+    if let (1, Some(pair)) = (world.rank(), &pair) {
+        pair.wait_signal(0, 0, SOON).unwrap();
+        world.wait_signal(0, 0, SOON).unwrap();
+        assert!(pair.wait_signal(0, 0, SHORT).is_err());
+    }
+    world.barrier().unwrap();
+    drop(x);
+}
+
+/// A group name is free again once its group is gone, for any members.
+pub fn group_names_can_be_used_again(world: World) {
+    let named = |ranks: &[usize]| {
+        let options = GroupOptions { name: Some("tp".into()), ..Default::default() };
+        world.subgroup_with(ranks, options)
+    };
+    for round in 0..5 {
+        let ranks = [round % 2, round % 2 + 1];
+        if ranks.contains(&world.rank()) {
+            let group = named(&ranks).unwrap();
+            assert_eq!(group.name(), "tp");
+            assert!(named(&ranks).unwrap_err().to_string().contains("no living group"));
+            group.barrier().unwrap();
+        }
+    }
+    world.barrier().unwrap();
+}
+
+/// Ranks that give one name to groups of different members all learn it; the next attempt works.
+pub fn a_name_with_different_members_is_a_mismatch(world: World) {
+    let options = || GroupOptions { name: Some("x".into()), ..Default::default() };
+    let all: Vec<usize> = (0..world.size()).collect();
+    let ours: Vec<usize> = if world.rank() == 0 { vec![0, 1] } else { all.clone() };
+    if world.rank() < 2 {
+        let e = world.subgroup_with(&ours, options()).unwrap().ready().unwrap_err();
+        let Error::Mismatch { what: "members", rank, .. } = e else { panic!("{e}") };
+        assert_eq!(rank, 1 - world.rank());
+    }
+    world.barrier().unwrap();
+    if world.rank() < 2 {
+        world.subgroup_with(&[0, 1], options()).unwrap().barrier().unwrap();
+    }
+    world.barrier().unwrap();
+}
+
+/// Pad sizes: settable per group with the channels they give, refused when senseless, told when they differ.
+pub fn pad_sizes_are_checked_and_agreed(world: World) {
+    let n = world.size();
+    let all: Vec<usize> = (0..n).collect();
+    let with = |bytes| {
+        let options = GroupOptions { signal_pad_size: Some(bytes), ..Default::default() };
+        world.subgroup_with(&all, options)
+    };
+    for bad in [0, 4 * n - 4, 4 * n + 1, usize::MAX] {
+        assert!(with(bad).unwrap_err().to_string().contains("a signal pad size in"));
+    }
+    let one = with(4 * n).unwrap();
+    assert_eq!((one.channels(), one.signal_pad_size()), (1, 4 * n));
+    one.barrier().unwrap();
+    let e = with(9216 + 4096 * world.rank()).unwrap().ready().unwrap_err();
+    assert!(matches!(e, Error::Mismatch { what: "signal pad size", .. }), "{e}");
+    let two = with(2 * 9216).unwrap();
+    assert_eq!(two.channels(), 2 * 9216 / 4 / n);
+    two.barrier().unwrap();
+}
+
+/// Senseless lists of ranks are refused, and the next one works.
+pub fn senseless_groups_are_refused(world: World) {
+    let n = world.size();
+    let others: Vec<usize> = (0..n).filter(|&r| r != world.rank()).collect();
+    for bad in [&[][..], &[world.rank(), world.rank()], &[world.rank(), n], &others] {
+        let e = world.subgroup(bad).unwrap_err().to_string();
+        assert!(e.contains("different ranks in [0"), "{e}");
+    }
+    let own = world.subgroup(&[world.rank()]).unwrap();
+    own.barrier().unwrap();
+    let x = own.alloc::<u8>(3).unwrap().rendezvous(&own).unwrap();
+    x.share().unwrap().release().unwrap();
+}

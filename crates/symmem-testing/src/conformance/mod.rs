@@ -1,0 +1,28 @@
+//! What every backend must do, as functions of one rank. Each is run by several ranks at once.
+
+mod collectives;
+mod groups;
+mod memory;
+mod phases;
+mod signals;
+
+use std::time::Duration;
+
+use symmem::{Deadline, World};
+
+pub use collectives::*;
+pub use groups::*;
+pub use memory::*;
+pub use phases::*;
+pub use signals::*;
+
+const SOON: Deadline = Deadline::within(Duration::from_secs(30));
+const SHORT: Deadline = Deadline::within(Duration::from_millis(50));
+
+fn next(world: &World) -> usize {
+    (world.rank() + 1) % world.size()
+}
+
+fn previous(world: &World) -> usize {
+    (world.rank() + world.size() - 1) % world.size()
+}

@@ -1,0 +1,26 @@
+//! All-gather: every rank gets all ranks' elements.
+
+use super::{check_len, copy_elements};
+use crate::dtype::Element;
+use crate::error::Result;
+use crate::symmetric::Symmetric;
+
+const NAME: &str = "all_gather";
+
+impl<T: Element> Symmetric<T> {
+    /// `out` becomes all ranks' elements, one rank's after the other's. Collective.
+    pub fn all_gather(&mut self, out: &mut [T]) -> Result<()> {
+        let len = self.len();
+        check_len(self.group(), NAME, "an output", len * self.group().size(), out.len())?;
+        self.collective(NAME, &[], |session| {
+            // Our own first: it is in our cache, and the others' come while it is written.
+            let order = (0..session.size()).map(|step| (session.rank() + step) % session.size());
+            for rank in order {
+                let to = out.as_mut_ptr().wrapping_add(rank * len);
+                // SAFETY: each part has `len` elements, which nobody writes; `out` has as many for each rank.
+                unsafe { copy_elements(session.part(rank, 0).cast_const(), to, len) };
+            }
+            Ok(())
+        })
+    }
+}

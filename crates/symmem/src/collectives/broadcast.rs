@@ -1,0 +1,24 @@
+//! Broadcast: every rank gets one rank's elements.
+
+use super::copy_elements;
+use crate::dtype::Element;
+use crate::error::Result;
+use crate::symmetric::Symmetric;
+
+const NAME: &str = "broadcast";
+
+impl<T: Element> Symmetric<T> {
+    /// In place: the elements become those of rank `root`. Collective.
+    pub fn broadcast(&mut self, root: usize) -> Result<()> {
+        self.group().check_rank(NAME, root)?;
+        let len = self.len();
+        self.collective(NAME, &[root], |session| {
+            if session.rank() != root {
+                let own = session.part(session.rank(), 0);
+                // SAFETY: both have `len` elements; nobody writes the root's, nobody else touches ours.
+                unsafe { copy_elements(session.part(root, 0).cast_const(), own, len) };
+            }
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,47 @@
+//! Reduce-scatter: rank r gets block r of the reduction of all ranks' elements.
+
+use super::{block_len, check_len, loop_for};
+use crate::dtype::{Element, ReduceOp};
+use crate::error::Result;
+use crate::symmetric::Symmetric;
+
+const NAME: &str = "reduce_scatter";
+
+impl<T: Element> Symmetric<T> {
+    /// The elements are one block for each rank; `out` becomes the reduction of all ranks' blocks for this one.
+    /// Collective.
+    pub fn reduce_scatter(&mut self, op: ReduceOp, out: &mut [T]) -> Result<()> {
+        let block = block_len(self.group(), NAME, self.len())?;
+        self.reduce_scatter_last_dim(op, 1, block * self.group().size(), out)
+    }
+
+    /// The elements are `rows` rows of `columns`, and each row is one block for each rank; `out` becomes the `rows`
+    /// reduced blocks for this one. Collective.
+    pub fn reduce_scatter_last_dim(
+        &mut self,
+        op: ReduceOp,
+        rows: usize,
+        columns: usize,
+        out: &mut [T],
+    ) -> Result<()> {
+        let looped = loop_for::<T>(self.group(), NAME, op)?;
+        check_len(
+            self.group(),
+            NAME,
+            "rows and columns",
+            self.len(),
+            rows.saturating_mul(columns),
+        )?;
+        let block = block_len(self.group(), NAME, columns)?;
+        check_len(self.group(), NAME, "an output", rows * block, out.len())?;
+        self.collective(NAME, &[op as usize, rows, columns], |session| {
+            let first = session.rank() * block;
+            for (row, out) in out.chunks_exact_mut(block.max(1)).enumerate() {
+                let begin = row * columns + first;
+                // SAFETY: within all parts; `out` has a block's length and is ours alone, and nobody writes any part.
+                unsafe { session.reduce(looped, begin..begin + block, &[out.as_mut_ptr()]) };
+            }
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,61 @@
+//! Collectives with one rank at their root: reduce, gather, scatter.
+
+use super::{block_len, check_len, copy_elements, loop_for};
+use crate::dtype::{Element, ReduceOp};
+use crate::error::Result;
+use crate::symmetric::Symmetric;
+
+impl<T: Element> Symmetric<T> {
+    /// On rank `root`, `out` becomes the reduction of all ranks' elements; on others it is not looked at. Collective.
+    pub fn reduce(&mut self, op: ReduceOp, root: usize, out: &mut [T]) -> Result<()> {
+        const NAME: &str = "reduce";
+        let looped = loop_for::<T>(self.group(), NAME, op)?;
+        let len = self.len();
+        if self.is_root(NAME, root)? {
+            check_len(self.group(), NAME, "an output", len, out.len())?;
+        }
+        self.collective(NAME, &[op as usize, root], |session| {
+            if session.rank() == root {
+                // SAFETY: all have `len` elements; `out` is ours alone, and nobody writes any part.
+                unsafe { session.reduce(looped, 0..len, &[out.as_mut_ptr()]) };
+            }
+            Ok(())
+        })
+    }
+
+    /// On rank `root`, `out` becomes all ranks' elements, by rank; on others it is not looked at. Collective.
+    pub fn gather(&mut self, root: usize, out: &mut [T]) -> Result<()> {
+        const NAME: &str = "gather";
+        let len = self.len();
+        if self.is_root(NAME, root)? {
+            check_len(self.group(), NAME, "an output", len * self.group().size(), out.len())?;
+        }
+        self.collective(NAME, &[root], |session| {
+            for rank in (0..session.size()).filter(|_| session.rank() == root) {
+                let to = out.as_mut_ptr().wrapping_add(rank * len);
+                // SAFETY: each part has `len` elements, which nobody writes; `out` has as many for each rank.
+                unsafe { copy_elements(session.part(rank, 0).cast_const(), to, len) };
+            }
+            Ok(())
+        })
+    }
+
+    /// The elements of rank `root` are one block for each rank; `out` becomes that for this one. Collective.
+    pub fn scatter(&mut self, root: usize, out: &mut [T]) -> Result<()> {
+        const NAME: &str = "scatter";
+        let block = block_len(self.group(), NAME, self.len())?;
+        self.is_root(NAME, root)?;
+        check_len(self.group(), NAME, "an output", block, out.len())?;
+        self.collective(NAME, &[root], |session| {
+            let from = session.part(root, session.rank() * block).cast_const();
+            // SAFETY: the root's part has a block for each rank, and `out` is one long; nobody writes any part.
+            unsafe { copy_elements(from, out.as_mut_ptr(), block) };
+            Ok(())
+        })
+    }
+
+    fn is_root(&self, name: &'static str, root: usize) -> Result<bool> {
+        self.group().check_rank(name, root)?;
+        Ok(self.group().rank() == root)
+    }
+}

@@ -1,0 +1,111 @@
+//! Ranks that go in order, or in a panic.
+
+use symmem::{Error, World, WorldOptions};
+use symmem_testing::{Ranks, assert_nothing_is_held, test_name};
+
+use super::{lost_in, ms};
+
+#[test]
+fn a_rank_that_leaves_is_named_by_those_who_wait_for_it() {
+    Ranks::new(3).run(test_name!(), |world| {
+        world.barrier().unwrap();
+        if world.rank() == 1 {
+            drop(world);
+            assert_nothing_is_held();
+            return;
+        }
+        let told = world.barrier();
+        let Err(Error::PeerLost { rank: 1, how, .. }) = told else { panic!("{told:?}") };
+        assert_eq!(how, "it left");
+        // Those who do not need it are not hurt.
+        let pair = world.subgroup(&[0, 2]).unwrap();
+        pair.barrier().unwrap();
+        let other = 2 - world.rank();
+        world.put_signal(other, 0, ms(10_000)).unwrap();
+        world.wait_signal(other, 0, ms(10_000)).unwrap();
+        assert_eq!(world.shrink().unwrap().world_ranks(), [0, 2]);
+    });
+}
+
+#[test]
+fn a_rank_may_exit_right_after_the_last_barrier() {
+    for _ in 0..20 {
+        Ranks::new(4).run(test_name!(), |world| {
+            (0..10).for_each(|_| world.barrier().unwrap());
+            std::process::exit(0); // without a goodbye
+        });
+    }
+}
+
+#[test]
+fn a_rank_may_leave_right_after_the_last_release() {
+    for _ in 0..5 {
+        Ranks::new(4).run(test_name!(), |world| {
+            let x = world.alloc::<u8>(1).unwrap().rendezvous(&world).unwrap();
+            let x = x.share().unwrap().release().unwrap();
+            drop((x, world));
+            assert_nothing_is_held();
+        });
+    }
+}
+
+#[test]
+fn a_panic_of_a_thread_is_told_to_the_others() {
+    let ranks = |world: World| {
+        world.barrier().unwrap();
+        if world.rank() == 1 {
+            let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+                let _mine = world;
+                panic!("on purpose");
+            }));
+            assert!(caught.is_err());
+            return 1;
+        }
+        lost_in(|| world.barrier())
+    };
+    for backend in ["process", "host"] {
+        let options = WorldOptions { backend: Some(backend.into()), ..Default::default() };
+        assert_eq!(options.threads(3, ranks).unwrap(), [1, 1, 1]);
+    }
+}
+
+/// The panic of rank 2 is a consequence: rank 0 is told the cause, however late it looks.
+#[test]
+fn the_cause_is_told_also_by_those_who_panic_because_of_it() {
+    let options = || Ranks::new(4).dying(&[3]);
+    options().start(test_name!(), || {
+        let world = World::from_env().unwrap();
+        world.barrier().unwrap();
+        match world.rank() {
+            3 => symmem_testing::die(),
+            0 => std::thread::sleep(ms(300)),
+            _ => {
+                let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+                    world.barrier().unwrap();
+                }));
+                assert!(caught.is_err());
+                return;
+            }
+        }
+        assert_eq!(lost_in(|| world.alloc::<u8>(1).unwrap().rendezvous(&world)), 3);
+        assert_eq!(lost_in(|| world.barrier()), 3);
+    });
+}
+
+#[test]
+fn ranks_of_different_backends_are_told_so() {
+    let store: symmem::store::SharedStore = std::sync::Arc::new(symmem::store::MemoryStore::new());
+    std::thread::scope(|scope| {
+        for (rank, backend) in ["host", "process", "host"].into_iter().enumerate() {
+            let store = store.clone();
+            scope.spawn(move || {
+                let options = WorldOptions { backend: Some(backend.into()), ..Default::default() };
+                let world = options.join(rank, 3, store).unwrap();
+                let e = world.alloc::<u8>(1).unwrap().rendezvous(&world).err().unwrap().error;
+                let Error::Mismatch { what, rank: other, .. } = e else { panic!("{e}") };
+                assert_eq!((what, other), ("backend", if rank == 1 { 0 } else { 1 }));
+                world.barrier().unwrap();
+            });
+        }
+    });
+}

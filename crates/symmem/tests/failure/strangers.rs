@@ -1,0 +1,141 @@
+//! Leftovers of other jobs, and strangers that speak to sockets which are not theirs.
+
+use std::io::Write;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::net::{
+    AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, send,
+    socket_with,
+};
+use symmem::World;
+use symmem_testing::{Job, Ranks, test_name};
+
+use super::ms;
+
+fn works(world: World) {
+    let x = world.alloc::<u32>(10).unwrap().rendezvous(&world).unwrap();
+    x.share().unwrap().release().unwrap();
+    world.barrier().unwrap();
+}
+
+fn unix_socket() -> std::os::fd::OwnedFd {
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
+}
+
+/// A socket file as a crashed rank leaves it, `age` old.
+fn leave_socket(path: &Path, age: Duration) {
+    let socket = unix_socket();
+    bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    listen(&socket, 1).unwrap();
+    make_old(path, age);
+}
+
+fn make_old(path: &Path, age: Duration) {
+    let then = (SystemTime::now() - age).duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    let then = rustix::fs::Timespec { tv_sec: then.as_secs() as i64, tv_nsec: 0 };
+    let times = rustix::fs::Timestamps { last_access: then, last_modification: then };
+    let flags = rustix::fs::AtFlags::empty();
+    rustix::fs::utimensat(rustix::fs::CWD, path, &times, flags).unwrap();
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// The harness finds the directory empty afterwards: what was old is gone.
+#[test]
+fn what_crashed_jobs_left_behind_is_removed() {
+    let leave = |dir: &Path| {
+        for name in ["symmem-1", "symmem-2"] {
+            std::fs::create_dir(dir.join(name)).unwrap();
+            leave_socket(&dir.join(name).join("s"), HOUR);
+            make_old(&dir.join(name), HOUR);
+        }
+        std::fs::create_dir(dir.join("symmem-empty")).unwrap();
+        make_old(&dir.join("symmem-empty"), HOUR);
+    };
+    Ranks::new(3).prepare(leave).run(test_name!(), works);
+}
+
+#[test]
+fn what_crashed_jobs_left_in_a_shared_directory_is_removed() {
+    let leave = |dir: &Path| {
+        (0..10).for_each(|i| leave_socket(&dir.join(format!("symmem-{i}")), HOUR));
+    };
+    let ranks = Ranks::new(3).env("SYMMEM_SOCKET_DIR", "{dir}").prepare(leave);
+    ranks.run(test_name!(), works);
+}
+
+/// What is young may be about to be used, and what is not ours is not ours.
+#[test]
+fn other_files_are_left_alone() {
+    let leave = |dir: &Path| {
+        leave_socket(&dir.join("symmem-young"), Duration::ZERO);
+        std::fs::write(dir.join("other"), "").unwrap();
+        make_old(&dir.join("other"), HOUR);
+    };
+    let look = |job: &mut Job| {
+        std::thread::sleep(ms(500));
+        for name in ["symmem-young", "other"] {
+            std::fs::remove_file(job.dir.join(name)).unwrap();
+        }
+    };
+    let ranks = Ranks::new(2).env("SYMMEM_SOCKET_DIR", "{dir}").prepare(leave).meanwhile(look);
+    ranks.run(test_name!(), works);
+}
+
+fn sockets_below(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let below = entries.flat_map(|entry| match entry.file_type() {
+        Ok(kind) if kind.is_dir() => sockets_below(&entry.path()),
+        Ok(kind) if kind.is_socket() => vec![entry.path()],
+        _ => vec![],
+    });
+    below.collect()
+}
+
+/// Sends what no rank sends to every socket that the ranks listen at, until they have connected.
+fn pester(job: &mut Job) {
+    let garbage: [&[u8]; 4] = [
+        &[0xff; 300],
+        b"GET / HTTP/1.1\r\n\r\n",
+        // A hello with another job's token, from rank 1; and from a rank that does not exist.
+        &[0, 9, 1],
+        &[0, 9, 0xff, 0xff, 3],
+    ];
+    let mut silent = Vec::new();
+    let begin = Instant::now();
+    let mut sent = 0;
+    while begin.elapsed() < ms(1200) {
+        for path in sockets_below(&job.dir) {
+            for bytes in garbage {
+                let socket = unix_socket();
+                if connect(&socket, &SocketAddrUnix::new(&path).unwrap()).is_ok() {
+                    let _ = send(&socket, bytes, SendFlags::NOSIGNAL);
+                    sent += 1;
+                }
+                if silent.len() < 50 {
+                    silent.push(socket); // and says no more
+                }
+            }
+        }
+        if let Ok(mut store) = std::net::TcpStream::connect(&job.store) {
+            let _ = store.write_all(&[0xee; 1000]);
+        }
+        std::thread::sleep(ms(5));
+    }
+    println!("{sent} packets of garbage were taken");
+    assert!(sent > 0);
+}
+
+#[test]
+fn garbage_does_not_keep_ranks_from_connecting() {
+    Ranks::new(4).meanwhile(pester).start(test_name!(), || {
+        // One comes late, so that the others listen meanwhile.
+        if std::env::var("RANK").unwrap() == "3" {
+            std::thread::sleep(ms(1000));
+        }
+        works(World::from_env().unwrap());
+        symmem_testing::assert_nothing_is_held();
+    });
+}

@@ -1,0 +1,673 @@
+//! Models of the signal protocol: loom runs the very code of `signal.rs` under every schedule and every outcome that
+//! the memory orderings allow, up to a number of preemptions. Run by `cargo xtask loom`.
+//!
+//! Nothing here spins or looks at a clock: a wake-up that gets lost is a deadlock, which loom reports.
+#![cfg(loom)]
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::AtomicU32;
+use loom::sync::{Condvar, Mutex};
+use loom::thread;
+use symmem::Deadline;
+use symmem::model::{Layout, Pads, Signals, Stop};
+use symmem::sync::{Ordering, Word};
+
+const NEVER: Deadline = Deadline::NEVER;
+
+thread_local! {
+    /// Whether any thread of the model has slept: all of them run on one thread of the system.
+    static SLEPT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A word with a futex: looking and falling asleep are one step for whoever wakes.
+struct ModelWord {
+    value: AtomicU32,
+    /// Changed after every exchange, in no order: loom switches threads only at accesses that meet, and would
+    /// otherwise take an exchange and the fence behind it for one step.
+    after: AtomicU32,
+    queue: Mutex<()>,
+    woken: Condvar,
+}
+
+impl ModelWord {
+    fn new() -> Self {
+        let [value, after] = [0, 0].map(AtomicU32::new);
+        Self { value, after, queue: Mutex::new(()), woken: Condvar::new() }
+    }
+}
+
+impl Word for ModelWord {
+    fn load(&self, order: Ordering) -> u32 {
+        self.value.load(order)
+    }
+
+    fn store(&self, value: u32, order: Ordering) {
+        self.value.store(value, order);
+    }
+
+    fn replace(&self, current: u32, new: u32, order: Ordering) -> bool {
+        let replaced = self.value.compare_exchange(current, new, order, Ordering::Relaxed).is_ok();
+        self.after.fetch_add(1, Ordering::Relaxed);
+        replaced
+    }
+
+    fn increment(&self) {
+        self.value.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn decrement(&self) {
+        self.value.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn sleep(&self, seen: u32, _limit: Duration) {
+        let queue = self.queue.lock().unwrap();
+        if self.value.load(Ordering::Relaxed) == seen {
+            SLEPT.set(true);
+            drop(self.woken.wait(queue).unwrap());
+        }
+    }
+
+    fn wake(&self) {
+        let _queue = self.queue.lock().unwrap();
+        self.woken.notify_all();
+    }
+}
+
+#[derive(Clone)]
+struct ModelPads(Arc<Vec<BTreeMap<usize, ModelWord>>>);
+
+impl ModelPads {
+    fn new(ranks: usize, layout: Layout) -> Self {
+        let pad = || layout.used().into_iter().map(|index| (index, ModelWord::new())).collect();
+        Self(Arc::new((0..ranks).map(|_| pad()).collect()))
+    }
+}
+
+impl Pads for ModelPads {
+    type Word = ModelWord;
+
+    fn word(&self, owner: usize, index: usize) -> &ModelWord {
+        &self.0[owner][&index]
+    }
+}
+
+/// Plain memory: loom reports every access that no ordering keeps apart from a write.
+struct Data(Vec<UnsafeCell<u32>>);
+
+// SAFETY: whether the accesses are ordered is what loom checks.
+unsafe impl Sync for Data {}
+// SAFETY: as above.
+unsafe impl Send for Data {}
+
+impl Data {
+    fn new(len: usize) -> Self {
+        Self((0..len).map(|_| UnsafeCell::new(0)).collect())
+    }
+
+    fn write(&self, index: usize, value: u32) {
+        // SAFETY: loom checks it.
+        self.0[index].with_mut(|place| unsafe { *place = value });
+    }
+
+    fn read(&self, index: usize) -> u32 {
+        // SAFETY: loom checks it.
+        self.0[index].with(|place| unsafe { *place })
+    }
+}
+
+/// One rank, as its thread sees it.
+struct Rank {
+    rank: usize,
+    signals: Signals<ModelPads>,
+    /// As many as a model needs.
+    data: Arc<Data>,
+}
+
+impl Rank {
+    fn barrier(&self) {
+        assert_eq!(self.signals.barrier(0, 0, NEVER, || false), Ok(()));
+    }
+
+    fn put(&self, to: usize) {
+        assert_eq!(self.signals.put(to, 0, NEVER, || false), Ok(()));
+    }
+
+    fn wait(&self, from: usize) {
+        assert_eq!(self.signals.wait(from, 0, NEVER, || false), Ok(()));
+    }
+
+    fn decide(&self, taking_part: &[usize]) -> Vec<usize> {
+        self.signals.decide(0, |rank| taking_part.contains(&rank))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Model {
+    ranks: usize,
+    /// Users' channels.
+    channels: usize,
+    /// Barriers held before.
+    epoch: u32,
+    /// Looks before a wait sleeps.
+    looks: u32,
+    /// At most so many, whatever the environment allows.
+    preemptions: usize,
+}
+
+const TWO: Model = Model { ranks: 2, channels: 0, epoch: 0, looks: 0, preemptions: usize::MAX };
+const THREE: Model = Model { ranks: 3, ..TWO };
+
+impl Model {
+    fn group(self) -> Vec<Arc<Rank>> {
+        let layout = Layout::new(self.ranks, self.channels);
+        let pads = ModelPads::new(self.ranks, layout);
+        let data = Arc::new(Data::new(4));
+        let rank = |rank| {
+            let signals = Signals::modelled(pads.clone(), rank, layout, self.epoch, self.looks);
+            Arc::new(Rank { rank, signals, data: Arc::clone(&data) })
+        };
+        (0..self.ranks).map(rank).collect()
+    }
+
+    /// Explores `body` on every rank; says whether anyone ever slept.
+    fn explore(self, body: impl Fn(&Rank) + Send + Sync + 'static) -> bool {
+        let body = Arc::new(body);
+        self.explore_threads(move |group| {
+            let thread = |rank: Arc<Rank>| {
+                let body = Arc::clone(&body);
+                Box::new(move || body(&rank)) as Thread
+            };
+            group.into_iter().map(thread).collect()
+        })
+    }
+
+    /// Explores the threads that `threads` makes of a fresh group.
+    fn explore_threads(
+        self,
+        threads: impl Fn(Vec<Arc<Rank>>) -> Vec<Thread> + Send + Sync + 'static,
+    ) -> bool {
+        SLEPT.set(false);
+        let mut builder = loom::model::Builder::new();
+        let bound = builder.preemption_bound.unwrap_or(3);
+        builder.preemption_bound = Some(bound.min(self.preemptions));
+        builder.check(move || {
+            let mut threads = threads(self.group()).into_iter();
+            let first = threads.next();
+            let others: Vec<_> = threads.map(thread::spawn).collect();
+            first.into_iter().for_each(|first| first());
+            others.into_iter().for_each(|other| other.join().unwrap());
+        });
+        SLEPT.get()
+    }
+}
+
+type Thread = Box<dyn FnOnce() + Send>;
+
+/// A deadline that passed before the model began, so that it passes alike in every execution.
+fn passed() -> Deadline {
+    let deadline = Deadline::after(Duration::from_nanos(1));
+    while !deadline.expired() {}
+    deadline
+}
+
+fn crossed(rank: &Rank) {
+    rank.data.write(rank.rank, 7);
+    rank.barrier();
+    for other in 0..2 {
+        assert_eq!(rank.data.read(other), 7);
+    }
+}
+
+#[test]
+fn a_barrier_orders_data() {
+    assert!(TWO.explore(crossed));
+}
+
+#[test]
+fn a_barrier_orders_data_when_the_first_look_is_enough() {
+    Model { looks: 1, ..TWO }.explore(crossed);
+}
+
+#[test]
+fn a_barrier_of_three_orders_data() {
+    let slept = THREE.explore(|rank| {
+        rank.data.write(rank.rank, 7);
+        rank.barrier();
+        assert_eq!((0..3).map(|r| rank.data.read(r)).sum::<u32>(), 21);
+    });
+    assert!(slept);
+}
+
+/// Everyone writes, everyone reads, and writes again: as phases do.
+fn three_times(rank: &Rank) {
+    rank.data.write(rank.rank, 1);
+    rank.barrier();
+    assert_eq!(rank.data.read(1 - rank.rank), 1);
+    rank.barrier();
+    rank.data.write(rank.rank, 2);
+    rank.barrier();
+    assert_eq!(rank.data.read(1 - rank.rank), 2);
+}
+
+#[test]
+fn barriers_follow_each_other_in_the_same_slots() {
+    assert!(TWO.explore(three_times));
+}
+
+#[test]
+fn barriers_go_on_when_the_epochs_wrap_around() {
+    for epoch in [u32::MAX - 1, u32::MAX, i32::MAX as u32 - 1] {
+        assert!(Model { epoch, preemptions: 2, ..TWO }.explore(three_times));
+    }
+}
+
+#[test]
+fn channels_of_one_group_do_not_meet() {
+    // Two threads of each rank; the channels' barriers are reached in opposite orders.
+    let slept = Model { channels: 1, preemptions: 2, ..TWO }.explore_threads(|group| {
+        let threads = group.into_iter().enumerate().flat_map(|(r, rank)| {
+            [0, 1].map(|channel| {
+                let rank = Arc::clone(&rank);
+                Box::new(move || {
+                    rank.data.write(2 * channel + r, 5);
+                    assert_eq!(rank.signals.barrier(channel, 0, NEVER, || false), Ok(()));
+                    assert_eq!(rank.data.read(2 * channel + 1 - r), 5);
+                }) as Thread
+            })
+        });
+        threads.collect()
+    });
+    assert!(slept);
+}
+
+#[test]
+fn threads_of_one_rank_take_turns_on_a_channel() {
+    // Whoever comes second counts on, so it cannot pass with the one barrier that rank 1 holds. Nobody waits for its
+    // turn here: loom does not run a loop that only others can end.
+    let passed = passed();
+    TWO.explore_threads(move |group| {
+        let [zero, one] = <[Arc<Rank>; 2]>::try_from(group).ok().unwrap();
+        let met = Arc::new(std::sync::Mutex::new(0));
+        let zeros = [Arc::clone(&zero), zero].map(|zero| {
+            let met = Arc::clone(&met);
+            Box::new(move || {
+                if zero.signals.barrier(0, 0, passed, || false) == Ok(()) {
+                    let mut met = met.lock().unwrap();
+                    *met += 1;
+                    assert_eq!(*met, 1, "both met rank 1 in its only barrier");
+                }
+            }) as Thread
+        });
+        zeros.into_iter().chain([Box::new(move || one.barrier()) as Thread]).collect()
+    });
+}
+
+fn signalled(rank: &Rank) {
+    if rank.rank == 0 {
+        rank.data.write(0, 7);
+        rank.put(1);
+    } else {
+        rank.wait(0);
+        assert_eq!(rank.data.read(0), 7);
+    }
+}
+
+#[test]
+fn a_signal_orders_data() {
+    assert!(TWO.explore(signalled));
+}
+
+#[test]
+fn a_signal_orders_data_when_the_first_look_is_enough() {
+    Model { looks: 1, ..TWO }.explore(signalled);
+}
+
+#[test]
+fn a_full_slot_holds_the_sender_back_and_is_used_again() {
+    let slept = TWO.explore(|rank| {
+        for i in 0..2 {
+            if rank.rank == 0 {
+                rank.data.write(i, 7);
+                rank.put(1);
+            } else {
+                rank.wait(0);
+                assert_eq!(rank.data.read(i), 7);
+            }
+        }
+    });
+    assert!(slept);
+}
+
+#[test]
+fn a_sender_asleep_before_a_full_slot_is_woken() {
+    let slept = TWO.explore_threads(|group| {
+        let [zero, one] = <[Arc<Rank>; 2]>::try_from(group).ok().unwrap();
+        zero.put(1); // the slot is full, and its owner awake
+        vec![Box::new(move || zero.put(1)), Box::new(move || one.wait(0))]
+    });
+    assert!(slept);
+}
+
+#[test]
+fn signals_cross() {
+    let slept = TWO.explore(|rank| {
+        let other = 1 - rank.rank;
+        rank.data.write(rank.rank, 7);
+        rank.put(other);
+        rank.wait(other);
+        assert_eq!(rank.data.read(other), 7);
+    });
+    assert!(slept);
+}
+
+#[test]
+fn threads_asleep_at_one_bell_are_all_woken() {
+    let slept = Model { channels: 1, ..TWO }.explore_threads(|group| {
+        let [zero, one] = <[Arc<Rank>; 2]>::try_from(group).ok().unwrap();
+        let also_one = Arc::clone(&one);
+        vec![
+            Box::new(move || {
+                zero.put(1);
+                assert_eq!(zero.signals.put(1, 1, NEVER, || false), Ok(()));
+            }),
+            Box::new(move || one.wait(0)),
+            Box::new(move || assert_eq!(also_one.signals.wait(0, 1, NEVER, || false), Ok(()))),
+        ]
+    });
+    assert!(slept);
+}
+
+#[test]
+fn two_groups_on_one_channel_do_not_disturb_each_other() {
+    let slept = TWO.explore_threads(|first| {
+        let second = TWO.group();
+        let threads = first.into_iter().zip(second).map(|(first, second)| {
+            Box::new(move || match first.rank {
+                0 => {
+                    first.data.write(0, 1);
+                    first.put(1);
+                    second.barrier();
+                }
+                _ => {
+                    second.barrier();
+                    first.wait(0);
+                    assert_eq!(first.data.read(0), 1);
+                }
+            }) as Thread
+        });
+        threads.collect()
+    });
+    assert!(slept);
+}
+
+#[test]
+fn two_groups_signal_in_the_pad_of_one_allocation() {
+    // Each group its own word of that pad; two threads of rank 1 wait, each at the bell of its group.
+    let slept = TWO.explore_threads(|first| {
+        let second = TWO.group();
+        let pad = Arc::new([ModelWord::new(), ModelWord::new()]);
+        let groups = || [&first, &second].into_iter().enumerate();
+        let receivers: Vec<_> = groups()
+            .map(|(i, group)| {
+                let (rank, pad) = (Arc::clone(&group[1]), Arc::clone(&pad));
+                Box::new(move || {
+                    assert_eq!(rank.signals.take_from(&pad[i], 0, NEVER, || false), Ok(()));
+                    assert_eq!(rank.data.read(i), 3);
+                }) as Thread
+            })
+            .collect();
+        let senders: Vec<_> = groups().map(|(_, group)| Arc::clone(&group[0])).collect();
+        let send = Box::new(move || {
+            for (i, rank) in senders.iter().enumerate().rev() {
+                rank.data.write(i, 3);
+                assert_eq!(rank.signals.put_in(&pad[i], 1, NEVER, || false), Ok(()));
+            }
+        }) as Thread;
+        receivers.into_iter().chain([send]).collect()
+    });
+    assert!(slept);
+}
+
+#[test]
+fn poison_wakes_who_sleeps() {
+    let slept = TWO.explore(|rank| {
+        let signals = &rank.signals;
+        if rank.rank == 0 {
+            signals.poison(0);
+        } else {
+            let ended = signals.barrier(0, 0, NEVER, || signals.poisoned().is_some());
+            assert_eq!(ended, Err(Stop::Interrupted));
+            assert_eq!(signals.poisoned(), Some(0));
+        }
+    });
+    assert!(slept);
+}
+
+#[test]
+fn poison_wakes_a_sender_before_a_full_slot() {
+    let slept = TWO.explore(|rank| {
+        let signals = &rank.signals;
+        if rank.rank == 1 {
+            signals.poison(1);
+        } else {
+            rank.put(1);
+            let ended = signals.put(1, 0, NEVER, || signals.poisoned().is_some());
+            assert_eq!(ended, Err(Stop::Interrupted));
+        }
+    });
+    assert!(slept);
+}
+
+#[test]
+fn what_came_before_the_poison_counts() {
+    for looks in [0, 1] {
+        Model { looks, ..TWO }.explore(|rank| {
+            let signals = &rank.signals;
+            if rank.rank == 0 {
+                rank.data.write(0, 7);
+                rank.put(1);
+                signals.poison(0);
+            } else {
+                let ended = signals.wait(0, 0, NEVER, || signals.poisoned().is_some());
+                assert_eq!(ended, Ok(()));
+                assert_eq!(rank.data.read(0), 7);
+            }
+        });
+    }
+}
+
+#[test]
+fn an_arrival_before_the_poison_counts() {
+    let passed = passed();
+    let slept = TWO.explore(move |rank| {
+        let signals = &rank.signals;
+        if rank.rank == 0 {
+            rank.data.write(0, 7);
+            let _ = signals.barrier(0, 0, passed, || false); // arrives, and dies whether it met or not
+            signals.poison(0);
+        } else {
+            let met = signals.barrier(0, 0, NEVER, || signals.poisoned().is_some());
+            assert_eq!(met, Ok(()));
+            assert_eq!(rank.data.read(0), 7);
+        }
+    });
+    assert!(slept);
+}
+
+#[test]
+fn a_barrier_that_a_loss_cut_short_is_left_by_all() {
+    // Rank 0 is lost behind the barrier. Rank 1 may learn of that before it sees rank 2 arrive, so not all need to
+    // succeed; but whoever does has seen all data, and nobody stays behind.
+    let slept = Model { preemptions: 2, ..THREE }.explore(|rank| {
+        let signals = &rank.signals;
+        rank.data.write(rank.rank, 7);
+        match signals.barrier(0, 0, NEVER, || signals.poisoned().is_some()) {
+            Ok(()) => assert_eq!((0..3).map(|r| rank.data.read(r)).sum::<u32>(), 21),
+            ended => assert!(rank.rank != 0 && ended == Err(Stop::Interrupted)),
+        }
+        if rank.rank == 0 {
+            signals.poison(0);
+        }
+    });
+    assert!(slept);
+}
+
+#[test]
+fn the_first_loss_noted_stays() {
+    THREE.explore(|rank| match rank.rank {
+        2 => {
+            let first = rank.signals.poisoned();
+            let later = rank.signals.poisoned();
+            assert!(first.is_none() || first == later, "{first:?} then {later:?}");
+        }
+        lost => rank.signals.poison(lost),
+    });
+}
+
+#[test]
+fn different_calls_are_noticed_by_both() {
+    let slept = TWO.explore(|rank| {
+        let calls = [4, 9];
+        for _ in 0..2 {
+            let met = rank.signals.barrier(0, calls[rank.rank], NEVER, || false);
+            let other = 1 - rank.rank;
+            assert_eq!(met, Err(Stop::Differs { rank: other, theirs: calls[other] }));
+        }
+        rank.barrier(); // and the channel still works
+    });
+    assert!(slept);
+}
+
+#[test]
+fn a_call_is_compared_with_the_one_of_the_same_barrier() {
+    // The words of both parities are written again while a slow rank still compares.
+    TWO.explore(|rank| {
+        for call in 1..=3 {
+            assert_eq!(rank.signals.barrier(0, call, NEVER, || false), Ok(()));
+        }
+    });
+}
+
+#[test]
+fn a_barrier_left_by_its_deadline_is_resumed() {
+    let passed = passed();
+    let slept = TWO.explore(move |rank| {
+        rank.data.write(rank.rank, 7);
+        if rank.rank == 0 {
+            match rank.signals.barrier(0, 0, passed, || false) {
+                Ok(()) => {}
+                Err(Stop::Expired { missing, .. }) => {
+                    // It may have come in between, but nobody else can be missing.
+                    assert!(missing.iter().all(|&r| r == 1));
+                    rank.barrier();
+                }
+                Err(other) => panic!("{other:?}"),
+            }
+        } else {
+            rank.barrier();
+        }
+        assert_eq!(rank.data.read(1 - rank.rank), 7);
+        rank.barrier(); // both count alike
+        rank.data.write(rank.rank, 8);
+    });
+    assert!(slept);
+}
+
+#[test]
+fn another_call_waits_for_the_barrier_that_was_left() {
+    let passed = passed();
+    TWO.explore(move |rank| {
+        // Whether or not rank 0 left its first barrier, both count two.
+        let first = if rank.rank == 0 { passed } else { NEVER };
+        let _ = rank.signals.barrier(0, 5, first, || false);
+        assert_eq!(rank.signals.barrier(0, 6, NEVER, || false), Ok(()));
+    });
+}
+
+#[test]
+fn a_signal_given_up_by_the_receiver_is_not_lost() {
+    let passed = passed();
+    let slept = TWO.explore(move |rank| {
+        if rank.rank == 0 {
+            rank.data.write(0, 7);
+            rank.put(1);
+        } else {
+            if rank.signals.wait(0, 0, passed, || false).is_err() {
+                rank.wait(0);
+            }
+            assert_eq!(rank.data.read(0), 7);
+        }
+    });
+    assert!(slept);
+}
+
+/// Compares all answers. A rank that dies on the way is one that does not go on until the others are done, and
+/// those schedules are among the explored ones: nobody waits for anybody in `decide`.
+fn all_decide(model: Model, views: &'static [&'static [usize]]) {
+    model.explore_threads(move |group| {
+        let answers = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let threads = group.into_iter().zip(views).map(|(rank, view)| {
+            let answers = Arc::clone(&answers);
+            Box::new(move || {
+                let answer = rank.decide(view);
+                assert_eq!(rank.decide(&[]), answer, "asked again");
+                let mut answers = answers.lock().unwrap();
+                answers.push(answer.clone());
+                assert!(views.contains(&&*answer), "{answer:?} is nobody's proposal");
+                assert!(answers.iter().all(|other| *other == answer), "{answers:?}");
+            }) as Thread
+        });
+        threads.collect()
+    });
+}
+
+#[test]
+fn two_ranks_decide_alike() {
+    all_decide(TWO, &[&[0], &[0, 1]]);
+}
+
+#[test]
+fn three_ranks_decide_alike_though_one_dies_anywhere_on_the_way() {
+    all_decide(THREE, &[&[0, 1], &[0, 1, 2], &[1, 2]]);
+}
+
+#[test]
+fn survivors_decide_alike_if_the_owner_of_the_decision_never_comes() {
+    THREE.explore_threads(|group| {
+        let answers = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let survivors = group.into_iter().skip(1).zip([&[1, 2][..], &[0, 1, 2]]);
+        let threads = survivors.map(|(rank, view)| {
+            let answers = Arc::clone(&answers);
+            Box::new(move || {
+                let answer = rank.decide(view);
+                let mut answers = answers.lock().unwrap();
+                answers.push(answer);
+                assert!(answers.iter().all(|other| *other == answers[0]), "{answers:?}");
+            }) as Thread
+        });
+        threads.collect()
+    });
+}
+
+#[test]
+fn threads_of_one_rank_decide_alike() {
+    // Both see losses at different moments; their rank has one proposal only.
+    TWO.explore_threads(|group| {
+        let answers = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let threads = [&[0, 1][..], &[0]].into_iter().map(|view| {
+            let (rank, answers) = (Arc::clone(&group[0]), Arc::clone(&answers));
+            Box::new(move || {
+                let answer = rank.decide(view);
+                let mut answers = answers.lock().unwrap();
+                answers.push(answer);
+                assert!(answers.iter().all(|other| *other == answers[0]), "{answers:?}");
+            }) as Thread
+        });
+        threads.collect()
+    });
+}
