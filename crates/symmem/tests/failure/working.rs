@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use symmem::{Deadline, Error, World};
+use symmem::{Deadline, Error, ReduceOp, World};
 use symmem_testing::{Ended, Ranks, assert_nothing_is_held, die, latencies, stop_until, test_name};
 
 use super::{lost_in, ms, timed_out_in};
@@ -236,4 +236,30 @@ fn deaths_are_noticed_within_milliseconds() {
         all[all.len() / 2],
         all[all.len() - 1]
     );
+}
+
+#[test]
+fn a_death_in_a_collective_leaves_the_survivors_their_memory() {
+    let ended = Ranks::new(4).dying(&[1]).run(test_name!(), |world| {
+        let mut x = world.alloc::<u64>(100_000).unwrap().rendezvous(&world).unwrap();
+        let own = world.rank() as u64;
+        x.local_mut().fill(own);
+        world.barrier().unwrap();
+        if world.rank() == 1 {
+            std::thread::sleep(ms(20));
+            die();
+        }
+        assert_eq!(lost_in(|| x.all_reduce(ReduceOp::Sum)), 1);
+        assert!(x.local().iter().all(|v| *v == own), "nobody came to the work");
+        let e = x.all_reduce(ReduceOp::Sum).unwrap_err().to_string();
+        assert!(e.contains("rendezvous it again"), "{e}");
+        x.local_mut().fill(own + 1);
+        let survivors = world.shrink().unwrap();
+        let mut x = x.rendezvous(&survivors).unwrap();
+        x.all_reduce(ReduceOp::Sum).unwrap();
+        assert!(x.local().iter().all(|v| *v == 1 + 3 + 4));
+        drop((x, survivors, world));
+        assert_nothing_is_held();
+    });
+    report(&ended);
 }
