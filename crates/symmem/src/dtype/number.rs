@@ -159,8 +159,9 @@ mod f16c {
     pub(super) unsafe fn widen(narrow: *const f16, wide: *mut f32) {
         // SAFETY: as the caller promises.
         let eight = unsafe { _mm_loadu_si128(narrow.cast()) };
+        let eight = _mm256_cvtph_ps(eight);
         // SAFETY: as the caller promises.
-        unsafe { _mm256_storeu_ps(wide, _mm256_cvtph_ps(eight)) };
+        unsafe { _mm256_storeu_ps(wide, eight) };
     }
 
     /// # Safety
