@@ -60,6 +60,8 @@ pub(crate) enum Shortfall {
 #[derive(Default)]
 struct State {
     letters: HashMap<Subject, HashMap<(Phase, usize), Letter>>,
+    /// How many letters somebody waits for: waking is dear, and only the last one matters.
+    awaited: HashMap<(Subject, Phase), usize>,
     /// How many conversations of each scope this rank has begun.
     begun: HashMap<Scope, u64>,
     /// Those of them that are not over: letters to the others are dropped.
@@ -94,8 +96,9 @@ impl Inbox {
         if begun && !state.open.contains(&subject) {
             return;
         }
-        state.letters.entry(subject).or_default().insert((phase, from), letter);
-        self.changed.notify_all();
+        if state.take_in(from, subject, phase, letter) {
+            self.changed.notify_all();
+        }
     }
 
     fn decline(&self, from: usize, subject: Subject, gone: Gone) {
@@ -194,13 +197,29 @@ impl Inbox {
             if deadline.expired() {
                 return Err(Shortfall::Expired { world_ranks: missing, after: deadline.elapsed() });
             }
+            state.awaited.insert((subject.clone(), phase), missing.len());
             let nap = deadline.nap(Duration::from_secs(1));
             state = self.changed.wait_timeout(state, nap).unwrap_or_else(PoisonError::into_inner).0;
+            state.awaited.remove(&(subject.clone(), phase));
         }
     }
 }
 
 impl State {
+    /// Puts a letter in its place; whether whoever waits should look.
+    fn take_in(&mut self, from: usize, subject: Subject, phase: Phase, letter: Letter) -> bool {
+        // It may tell of a group of the same name with other members, for which nobody waits by its subject.
+        let forming = matches!(subject.scope, Scope::Forming { .. });
+        let left = self.awaited.get_mut(&(subject.clone(), phase));
+        let again =
+            self.letters.entry(subject).or_default().insert((phase, from), letter).is_some();
+        let last = left.is_some_and(|left| {
+            *left = left.saturating_sub(usize::from(!again));
+            *left == 0
+        });
+        last || again || forming
+    }
+
     fn mark_gone(&mut self, rank: usize, gone: Gone) {
         self.mark_cause(rank, &gone);
         if self.how_gone(rank).is_some() {
