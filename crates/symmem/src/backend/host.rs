@@ -83,11 +83,13 @@ fn memfd(bytes: usize, flags: MemfdFlags) -> Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Reserved huge pages, if there are enough of them.
+/// Reserved huge pages, if at least one would be filled and there are enough of them.
 fn huge(bytes: usize) -> Option<(OwnedFd, Region)> {
-    if !bytes.is_multiple_of(HUGE_PAGE) || bytes / HUGE_PAGE > free_huge_pages() {
+    let pages = bytes.div_ceil(HUGE_PAGE);
+    if bytes < HUGE_PAGE || pages > free_huge_pages() {
         return None;
     }
+    let bytes = pages * HUGE_PAGE;
     let fd = memfd(bytes, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB);
     let mapped = fd.and_then(|fd| Region::map(fd.as_fd(), bytes).map(|region| (fd, region)));
     mapped.inspect_err(|e| tracing::debug!("falling back to ordinary pages: {e}")).ok()
@@ -172,6 +174,18 @@ mod tests {
         let a = Host.allocate(4096).unwrap();
         let e = Host.import(a.export().unwrap(), 8192).unwrap_err().to_string();
         assert!(e.contains("at least 8192 bytes"), "{e}");
+    }
+
+    #[test]
+    fn large_memory_is_the_same_on_huge_pages_and_on_ordinary_ones() {
+        // On a machine with reserved huge pages this takes them: `sysctl vm.nr_hugepages=8`.
+        let bytes = 2 * HUGE_PAGE + 4096;
+        let a = Host.allocate(bytes).unwrap();
+        assert!(a.region().bytes() >= bytes);
+        let b = Host.import(a.export().unwrap(), a.region().bytes()).unwrap();
+        a.region().words(bytes - 4, 1).unwrap()[0].store(9, Ordering::Relaxed);
+        assert_eq!(b.words(bytes - 4, 1).unwrap()[0].load(Ordering::Relaxed), 9);
+        assert_eq!(b.words(0, 1).unwrap()[0].load(Ordering::Relaxed), 0);
     }
 
     #[test]
