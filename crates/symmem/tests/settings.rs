@@ -162,3 +162,25 @@ fn every_synchronisation_leaves_a_record() {
         assert!(text.contains(record), "{record} in {text}");
     }
 }
+
+#[test]
+fn more_than_two_gib_is_a_length_like_any_other() {
+    let options = WorldOptions { backend: Some("host".into()), ..Default::default() };
+    options
+        .threads(1, |world| {
+            let len = (2 << 30) + 1;
+            let x = match world.alloc::<u8>(len) {
+                Ok(x) => x,
+                Err(symmem::Error::Unavailable { what, why }) => {
+                    return eprintln!("skipped: {what}: {why}");
+                }
+                Err(e) => panic!("{e}"),
+            };
+            let mut x = x.rendezvous(&world).unwrap();
+            x.local_mut()[len - 1] = 7;
+            assert_eq!(x.handle().buffer_size(), len);
+            let shared = x.share().unwrap();
+            assert_eq!(shared.peer(0).unwrap()[len - 1], 7);
+        })
+        .unwrap();
+}
