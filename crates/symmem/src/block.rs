@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use serde::{Deserialize, Serialize};
 
 use crate::backend::{Allocation, Backend, Exported};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::region::{Region, WeakRegion};
 use crate::sync::atomic::AtomicBool;
 use crate::sync::{Ordering, SharedWord};
@@ -29,7 +29,11 @@ pub(crate) struct Segment {
 
 impl Segment {
     pub(crate) fn allocate(backend: Arc<dyn Backend>, bytes: usize, id: u128) -> Result<Self> {
-        let allocation = backend.allocate(bytes.next_multiple_of(PAGE))?;
+        let whole = bytes.checked_next_multiple_of(PAGE).ok_or_else(|| Error::Unavailable {
+            what: format!("{bytes} bytes"),
+            why: "they do not fit the address space".into(),
+        })?;
+        let allocation = backend.allocate(whole)?;
         Ok(Self { backend, allocation, id })
     }
 
@@ -43,7 +47,7 @@ impl Segment {
 }
 
 /// The sizes of a block's parts.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) bytes: usize,
     pub(crate) pad: usize,
@@ -79,14 +83,17 @@ pub(crate) struct Block {
     mappings: Mutex<HashMap<u128, Arc<Mapping>>>,
     /// Peers may touch the data: set before a phase begins in which they do, cleared when all have left it.
     open: AtomicBool,
+    /// Peers have mapped it, at some time.
+    was_mapped: AtomicBool,
     /// Where the memory goes when nobody uses it any more; `None`: back to the system.
     home: Option<Arc<dyn Home>>,
 }
 
 /// Whoever cut a block from its segment.
 pub(crate) trait Home: Send + Sync {
-    /// Takes back the `bytes` at `offset` of a segment, for new users.
-    fn take_back(&self, segment: u128, offset: usize, bytes: usize);
+    /// Takes back the block at `offset` of a segment, for new users. If it `was_mapped`, peers may still signal in its
+    /// pad: the words of the pad must stay words of a pad.
+    fn take_back(&self, segment: u128, offset: usize, shape: Shape, was_mapped: bool);
 }
 
 impl Block {
@@ -103,8 +110,9 @@ impl Block {
             .words(shape.pad_at(), shape.pad / 4)?
             .iter()
             .for_each(|w| w.store(0, Ordering::Relaxed));
-        let open = AtomicBool::new(false);
-        Ok(Self { segment, offset, region, shape, mappings: Mutex::default(), open, home })
+        let (open, was_mapped) = (AtomicBool::new(false), AtomicBool::new(false));
+        let mappings = Mutex::default();
+        Ok(Self { segment, offset, region, shape, mappings, open, was_mapped, home })
     }
 
     pub(crate) fn segment(&self) -> &Segment {
@@ -133,6 +141,7 @@ impl Block {
     }
 
     pub(crate) fn remember(&self, group: u128, mapping: &Arc<Mapping>) {
+        self.was_mapped.store(true, Ordering::Relaxed);
         let mut mappings = self.mappings();
         mappings.retain(|_, m| m.group_lives());
         mappings.insert(group, Arc::clone(mapping));
@@ -162,7 +171,8 @@ impl Drop for Block {
                 self.region.bytes()
             );
         } else {
-            home.take_back(self.segment.id, self.offset, self.region.bytes());
+            let was_mapped = self.was_mapped.load(Ordering::Relaxed);
+            home.take_back(self.segment.id, self.offset, self.shape, was_mapped);
         }
     }
 }

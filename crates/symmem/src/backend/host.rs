@@ -35,10 +35,10 @@ impl Backend for Host {
     }
 
     fn allocate(&self, bytes: usize) -> Result<Arc<dyn Allocation>> {
-        check_available(bytes)?;
         if let Some((fd, region)) = huge(bytes) {
             return Ok(Arc::new(Memfd { fd, region }));
         }
+        check_available(bytes)?;
         let fd = memfd(bytes, MemfdFlags::empty())?;
         let region = Region::map(fd.as_fd(), bytes)?;
         if bytes >= HUGE_PAGE {
@@ -50,8 +50,9 @@ impl Backend for Host {
     fn import(&self, exported: Exported, bytes: usize) -> Result<Region> {
         match exported {
             Exported::Descriptor(fd) => {
-                check_foreign(fd.as_fd(), bytes)?;
-                Region::map(fd.as_fd(), bytes)
+                // All of it: memory on huge pages can only be mapped, and unmapped, by whole ones.
+                let whole = check_foreign(fd.as_fd(), bytes)?;
+                Region::map(fd.as_fd(), whole)?.part(0, bytes)
             }
             Exported::Mapping(region) => region.part(0, bytes),
         }
@@ -103,11 +104,12 @@ fn free_huge_pages() -> usize {
 }
 
 /// A peer's descriptor is mapped only if no one can shrink the memory under our feet.
-fn check_foreign(fd: BorrowedFd<'_>, bytes: usize) -> Result<()> {
+/// Returns its size.
+fn check_foreign(fd: BorrowedFd<'_>, bytes: usize) -> Result<usize> {
     let seals = fs::fcntl_get_seals(fd).unwrap_or(SealFlags::empty());
     let size = fs::fstat(fd).map_err(Error::system("fstat of a peer's memory"))?.st_size;
     if seals.contains(SIZE_SEALS) && size >= bytes as i64 {
-        return Ok(());
+        return Ok(size as usize);
     }
     Err(Error::Protocol {
         with: "a peer's memory".into(),

@@ -87,10 +87,10 @@ impl Context {
     }
 
     /// Whether a living allocation of ours, other than `besides`, took part in that rendezvous.
-    pub(crate) fn holds(&self, group: u128, number: u64, besides: &Arc<Block>) -> bool {
+    pub(crate) fn holds(&self, group: u128, number: u64, besides: Option<&Arc<Block>>) -> bool {
         let blocks = lock(&self.blocks);
-        let mut others =
-            blocks.values().filter_map(Weak::upgrade).filter(|b| !Arc::ptr_eq(b, besides));
+        let other = |b: &Arc<Block>| !besides.is_some_and(|besides| Arc::ptr_eq(b, besides));
+        let mut others = blocks.values().filter_map(Weak::upgrade).filter(other);
         others.any(|b| b.mapping(group).is_some_and(|m| m.number == number))
     }
 

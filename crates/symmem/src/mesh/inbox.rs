@@ -92,8 +92,7 @@ impl Inbox {
             return self.decline(from, subject, gone);
         }
         let mut state = self.lock();
-        let begun = state.begun.get(&subject.scope).is_some_and(|&last| subject.number <= last);
-        if begun && !state.open.contains(&subject) {
+        if state.is_over(&subject) {
             return;
         }
         if state.take_in(from, subject, phase, letter) {
@@ -104,7 +103,9 @@ impl Inbox {
     fn decline(&self, from: usize, subject: Subject, gone: Gone) {
         let mut state = self.lock();
         state.mark_cause(from, &gone);
-        state.declined.insert(subject.clone(), (from, gone.clone()));
+        if !state.is_over(&subject) {
+            state.declined.insert(subject.clone(), (from, gone.clone()));
+        }
         state.tell(from, &gone, Some(&subject));
         self.changed.notify_all();
     }
@@ -118,7 +119,10 @@ impl Inbox {
         let mut state = self.lock();
         if let Some(mourner) = mourner.upgrade() {
             state.gone.iter().for_each(|(rank, gone)| mourner.gone(*rank, gone, None));
+            let declined = state.declined.iter();
+            declined.for_each(|(subject, (rank, gone))| mourner.gone(*rank, gone, Some(subject)));
         }
+        state.mourners.retain(|mourner| mourner.strong_count() > 0);
         state.mourners.push(mourner);
     }
 
@@ -206,6 +210,12 @@ impl Inbox {
 }
 
 impl State {
+    /// Whether this rank has begun the conversation and ended it.
+    fn is_over(&self, subject: &Subject) -> bool {
+        let begun = self.begun.get(&subject.scope).is_some_and(|&last| subject.number <= last);
+        begun && !self.open.contains(subject)
+    }
+
     /// Puts a letter in its place; whether whoever waits should look.
     fn take_in(&mut self, from: usize, subject: Subject, phase: Phase, letter: Letter) -> bool {
         // It may tell of a group of the same name with other members, for which nobody waits by its subject.

@@ -32,25 +32,15 @@ impl Handle {
         group: &Group,
         dtype: DType,
         offset: usize,
+        bringing: Bringing,
     ) -> Result<Self> {
-        let mapping = match block.mapping(group.id()?) {
+        let known = block.mapping(group.id()?).filter(|_| !bringing.is_read());
+        let mapping = match known {
             Some(known) => known,
-            None => return Self::rendezvous_anew(block, group, dtype, offset, None),
+            None => Arc::new(map_all(block, group, dtype, bringing)?),
         };
-        Ok(Self { group: group.clone(), block: Arc::clone(block), mapping, offset })
-    }
-
-    /// As `rendezvous`, but collective in any case. Others may be reading the memory by right of the rendezvous
-    /// `read_in`: success says that none of the group is, nor will be.
-    pub(super) fn rendezvous_anew(
-        block: &Arc<Block>,
-        group: &Group,
-        dtype: DType,
-        offset: usize,
-        read_in: Option<(u128, u64)>,
-    ) -> Result<Self> {
-        let mapping = Arc::new(map_all(block, group, dtype, read_in)?);
         block.remember(group.id()?, &mapping);
+        group.context().register(block);
         Ok(Self { group: group.clone(), block: Arc::clone(block), mapping, offset })
     }
 
@@ -158,12 +148,32 @@ impl Group {
     /// Collective the first time for an allocation and group.
     pub fn rendezvous_at(&self, address: usize, dtype: DType) -> Result<Option<Handle>> {
         let found = self.context().find(address);
-        found.map(|(block, offset)| Handle::rendezvous(&block, self, dtype, offset)).transpose()
+        let handle =
+            |(block, offset)| Handle::rendezvous(&block, self, dtype, offset, Bringing::Address);
+        found.map(handle).transpose()
     }
 
     /// Whether `address` lies in the data of a living symmetric allocation of this rank. No communication.
     pub fn is_symmetric(&self, address: usize) -> bool {
         self.context().find(address).is_some()
+    }
+}
+
+/// How a rank comes by the memory that it brings to a rendezvous.
+#[derive(Clone, Copy)]
+pub(super) enum Bringing {
+    /// It gave up the value that owned its part.
+    Owned,
+    /// It gave up the value, and others may be reading by right of that rendezvous (group and number). Collective in any
+    /// case: success says that none of the group is, nor will be.
+    Read(u128, u64),
+    /// By its address: a value of it may live on.
+    Address,
+}
+
+impl Bringing {
+    fn is_read(self) -> bool {
+        matches!(self, Self::Read(..))
     }
 }
 
@@ -177,12 +187,11 @@ struct Brought {
 }
 
 /// Exchanges what the ranks brought and maps it: all of them agree and succeed, or none does.
-fn map_all(
-    block: &Arc<Block>,
-    group: &Group,
-    dtype: DType,
-    read_in: Option<(u128, u64)>,
-) -> Result<Mapping> {
+fn map_all(block: &Arc<Block>, group: &Group, dtype: DType, bringing: Bringing) -> Result<Mapping> {
+    let read_in = match bringing {
+        Bringing::Read(group, number) => Some((group, number)),
+        Bringing::Owned | Bringing::Address => None,
+    };
     let backend = &block.segment().backend;
     let terms = [
         ("size", format!("{} bytes", block.shape().bytes)),
@@ -204,7 +213,8 @@ fn map_all(
                 expected: "the place of its memory".into(),
                 got: e.to_string(),
             })?;
-        if read_in.is_some_and(|(id, number)| group.context().holds(id, number, block)) {
+        let besides = (!matches!(bringing, Bringing::Address)).then_some(block);
+        if read_in.is_some_and(|(id, number)| group.context().holds(id, number, besides)) {
             let expected = format!("the counterpart of the memory that rank {rank} brings");
             return Err(group.usage(OP, expected, "another one while holding that".into()));
         }

@@ -27,7 +27,7 @@ use crate::error::{Error, Result};
 use crate::group::{Call, Group};
 use crate::region::Region;
 use crate::sync::Ordering;
-use handle::keeping;
+use handle::{Bringing, keeping};
 
 /// Memory of this rank alone, not yet mapped by anyone else. Zeroed.
 pub struct Buffer<T> {
@@ -66,7 +66,7 @@ impl Group {
 impl<T: Element> Buffer<T> {
     /// Maps all ranks' buffers into each. Collective over `group`, the first time for this allocation and group.
     pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>, Failed<Self>> {
-        let handle = Handle::rendezvous(&self.block, group, T::DTYPE, 0);
+        let handle = Handle::rendezvous(&self.block, group, T::DTYPE, 0, Bringing::Owned);
         let memory = handle.and_then(|handle| Memory::new(handle, self.len));
         keeping(memory, self).map(|(memory, _)| Symmetric(memory))
     }
@@ -119,8 +119,16 @@ struct Memory<T> {
     /// By rank, each to `len` elements.
     data: Vec<NonNull<T>>,
     len: usize,
-    /// This rank's part, if a collective failed halfway: peers may still touch what they had mapped.
-    severed: Option<Buffer<T>>,
+    severed: Severed<T>,
+}
+
+/// Whether a collective failed halfway, after which peers may still touch what they had mapped.
+enum Severed<T> {
+    No,
+    /// This rank goes on with a copy of its part.
+    Copy(Buffer<T>),
+    /// There was no memory for a copy; nothing is left.
+    Lost,
 }
 
 // SAFETY: pointers into mappings that the handle keeps; access through them is governed by the phase types.
@@ -134,16 +142,17 @@ impl<T: Element> Memory<T> {
         let ranks = 0..handle.world_size();
         let data: Result<Vec<_>> =
             ranks.map(|r| handle.data("rendezvous", r).and_then(first)).collect();
-        Ok(Self { data: data?, handle, len, severed: None })
+        Ok(Self { data: data?, handle, len, severed: Severed::No })
     }
 
     fn check_whole(&self, op: &'static str) -> Result<()> {
-        if self.severed.is_none() {
-            return Ok(());
-        }
+        let got = match self.severed {
+            Severed::No => return Ok(()),
+            Severed::Copy(_) => "what is left after a collective that failed; rendezvous it again",
+            Severed::Lost => "memory that was given up in a collective that failed",
+        };
         let expected = "memory that peers have mapped".to_owned();
-        let got = "what is left after a collective that failed; rendezvous it again".to_owned();
-        Err(self.handle.group().usage(op, expected, got))
+        Err(self.handle.group().usage(op, expected, got.to_owned()))
     }
 
     fn meet(&self, call: Call) -> Result<()> {
@@ -154,8 +163,8 @@ impl<T: Element> Memory<T> {
 
     /// The same memory in another group.
     fn regroup(&self, group: &Group) -> Result<Self> {
-        let handle =
-            Handle::rendezvous(self.handle.block(), group, T::DTYPE, self.handle.offset())?;
+        let (block, offset) = (self.handle.block(), self.handle.offset());
+        let handle = Handle::rendezvous(block, group, T::DTYPE, offset, Bringing::Owned)?;
         Self::new(handle, self.len)
     }
 
@@ -164,6 +173,10 @@ impl<T: Element> Memory<T> {
         let old = self.handle.group();
         let gone = |w: usize| old.context().mesh.inbox().gone(w).is_some();
         let comes = |w: &usize| group.world_ranks().contains(w) || gone(*w);
+        if !Arc::ptr_eq(old.context(), group.context()) {
+            let expected = "a group of the world in which this memory may be read".to_owned();
+            return Err(old.usage("rendezvous", expected, "one of another world".into()));
+        }
         if let Some(left_out) = old.world_ranks().iter().find(|w| !comes(w)) {
             return Err(old.usage(
                 "rendezvous",
@@ -171,17 +184,16 @@ impl<T: Element> Memory<T> {
                 format!("one without world rank {left_out}"),
             ));
         }
-        let block = self.handle.block();
-        let read_in = Some((old.id()?, self.handle.number()));
-        let handle =
-            Handle::rendezvous_anew(block, group, T::DTYPE, self.handle.offset(), read_in)?;
+        let (block, offset) = (self.handle.block(), self.handle.offset());
+        let bringing = Bringing::Read(old.id()?, self.handle.number());
+        let handle = Handle::rendezvous(block, group, T::DTYPE, offset, bringing)?;
         // Everyone of the new group has given up its right to read this memory before any of them got past that.
         block.set_open(false);
         Self::new(handle, self.len)
     }
 
     fn local(&self) -> NonNull<T> {
-        if let Some(own) = &self.severed {
+        if let Severed::Copy(own) = &self.severed {
             return own.first();
         }
         self.data.get(self.handle.rank()).copied().unwrap_or(NonNull::dangling())
@@ -251,12 +263,16 @@ impl<T: Element> Symmetric<T> {
 
     /// The same memory in another group. Collective over `group`, the first time for it.
     pub fn rendezvous(mut self, group: &Group) -> Result<Self, Failed<Self>> {
-        match self.0.severed.take() {
-            None => keeping(self.0.regroup(group), self).map(|(memory, _)| Self(memory)),
-            Some(own) => own.rendezvous(group).map_err(|failed| {
-                self.0.severed = Some(failed.kept);
+        match std::mem::replace(&mut self.0.severed, Severed::No) {
+            Severed::No => keeping(self.0.regroup(group), self).map(|(memory, _)| Self(memory)),
+            Severed::Copy(own) => own.rendezvous(group).map_err(|failed| {
+                self.0.severed = Severed::Copy(failed.kept);
                 Failed { error: failed.error, kept: self }
             }),
+            Severed::Lost => {
+                self.0.severed = Severed::Lost;
+                keeping(self.0.check_whole("rendezvous"), self).map(|((), own)| own)
+            }
         }
     }
 
@@ -267,9 +283,10 @@ impl<T: Element> Symmetric<T> {
             copy
         });
         match own {
-            Ok(own) => self.0.severed = Some(own),
+            Ok(own) => self.0.severed = Severed::Copy(own),
             Err(e) => {
                 tracing::warn!("memory that peers may be writing is given up, without a copy: {e}");
+                self.0.severed = Severed::Lost;
                 self.0.len = 0;
             }
         }
@@ -336,18 +353,26 @@ impl<T: Element> Paused<Shared<T>> {
     /// Goes on waiting for the phase to begin.
     pub fn resume(self) -> Result<Shared<T>, Failed<Self>> {
         let memory = &self.0.0;
+        if let Err(error) = memory.check_whole("share") {
+            return Err(Failed { error, kept: self });
+        }
         let block = memory.handle.block();
+        let first = !block.is_open();
         block.set_open(true);
         let met = memory.meet(Call::Share(memory.handle.number()));
-        if let Err(Error::Mismatch { .. } | Error::Usage { .. }) = met {
-            block.set_open(false); // it failed on all ranks alike: nobody reads
+        // What fails so fails on all ranks alike, and nobody reads; unless an earlier attempt has arrived, in whose
+        // barrier the others may have been since.
+        if let (true, Err(Error::Mismatch { .. } | Error::Usage { .. })) = (first, &met) {
+            block.set_open(false);
         }
         keeping(met, self).map(|((), paused)| paused.0)
     }
 
     /// The memory back in its former phase, if the change has failed on all ranks alike.
     pub fn give_up(self) -> Result<Symmetric<T>, Self> {
-        if self.0.0.handle.block().is_open() { Err(self) } else { Ok(Symmetric(self.0.0)) }
+        let memory = &self.0.0;
+        let apart = !matches!(memory.severed, Severed::No);
+        if apart || !memory.handle.block().is_open() { Ok(Symmetric(self.0.0)) } else { Err(self) }
     }
 
     /// See [`Shared::rendezvous`]. The right to read is given up with the call, whatever comes of it: a peer may have
@@ -370,6 +395,10 @@ impl<T: Element> Paused<Symmetric<T>> {
 
     /// See [`Shared::rendezvous`].
     pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>, Failed<Self>> {
-        keeping(self.0.0.regroup_survivors(group), self).map(|(memory, _)| Symmetric(memory))
+        if matches!(self.0.0.severed, Severed::No) {
+            return keeping(self.0.0.regroup_survivors(group), self).map(|(m, _)| Symmetric(m));
+        }
+        let again = self.0.rendezvous(group);
+        again.map_err(|failed| Failed { error: failed.error, kept: Paused(failed.kept) })
     }
 }

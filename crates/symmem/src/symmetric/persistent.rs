@@ -7,6 +7,8 @@ use super::Buffer;
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::group::Group;
+use crate::sync::Ordering;
+use crate::sync::atomic::fence;
 
 impl Group {
     /// Allocates `len` elements under an id of the caller's choice; a later call with the same id gets the same memory,
@@ -19,7 +21,9 @@ impl Group {
             table.insert(id, (T::DTYPE, Arc::clone(&buffer.block)));
             return Ok(buffer);
         };
-        if Arc::strong_count(known) > 1 {
+        let users = Arc::strong_count(known) - 1;
+        fence(Ordering::Acquire); // pairs with the release by which the last user let go
+        if users > 0 {
             let expected = format!("id {id} not in use");
             return Err(self.usage(
                 OP,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Buffer;
-use crate::block::{Block, Home, Segment};
+use crate::block::{Block, Home, Segment, Shape};
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::group::Group;
@@ -26,6 +26,8 @@ struct Cut {
     segment: Arc<Segment>,
     id: u128,
     free: BTreeMap<usize, usize>,
+    /// Where blocks were that peers have mapped: they are used again whole, for the same shape.
+    kept: Vec<(Shape, usize)>,
 }
 
 impl Pool {
@@ -39,8 +41,10 @@ impl Pool {
         let shape = self.group.shape::<T>(len)?;
         let total = shape.total().unwrap_or(usize::MAX);
         let mut cuts = self.state.lock();
-        let taken =
-            cuts.iter_mut().find_map(|cut| Some((Arc::clone(&cut.segment), cut.take(total)?)));
+        let taken = cuts.iter_mut().find_map(|cut| {
+            let offset = cut.take_kept(shape).or_else(|| cut.take(total))?;
+            Some((Arc::clone(&cut.segment), offset))
+        });
         let (segment, offset) = match taken {
             Some(taken) => taken,
             None => {
@@ -60,7 +64,7 @@ impl Pool {
         let bytes = self.segment_bytes.max(at_least);
         let segment = Arc::new(Segment::allocate(Arc::clone(self.group.backend()), bytes, id)?);
         let free = BTreeMap::from([(0, segment.bytes())]);
-        Ok(Cut { segment, id, free })
+        Ok(Cut { segment, id, free, kept: Vec::new() })
     }
 
     /// Bytes that the pool holds in all, and bytes of them in use.
@@ -68,7 +72,8 @@ impl Pool {
         let cuts = self.state.lock();
         let held: usize = cuts.iter().map(|cut| cut.segment.bytes()).sum();
         let free: usize = cuts.iter().flat_map(|cut| cut.free.values()).sum();
-        (held, held - free)
+        let kept = cuts.iter().flat_map(|cut| &cut.kept).filter_map(|(shape, _)| shape.total());
+        (held, held - free - kept.sum::<usize>())
     }
 }
 
@@ -80,9 +85,13 @@ impl Segments {
 }
 
 impl Home for Segments {
-    fn take_back(&self, segment: u128, offset: usize, bytes: usize) {
-        if let Some(cut) = self.lock().iter_mut().find(|cut| cut.id == segment) {
-            cut.give(offset, bytes);
+    fn take_back(&self, segment: u128, offset: usize, shape: Shape, was_mapped: bool) {
+        let mut cuts = self.lock();
+        let Some(cut) = cuts.iter_mut().find(|cut| cut.id == segment) else { return };
+        if was_mapped {
+            cut.kept.push((shape, offset));
+        } else {
+            cut.give(offset, shape.total().unwrap_or(0));
         }
     }
 }
@@ -96,6 +105,13 @@ impl Cut {
             self.free.insert(offset + bytes, len - bytes);
         }
         Some(offset)
+    }
+
+    /// The lowest, likewise.
+    fn take_kept(&mut self, shape: Shape) -> Option<usize> {
+        let fitting = self.kept.iter().enumerate().filter(|(_, (kept, _))| *kept == shape);
+        let (at, _) = fitting.min_by_key(|(_, (_, offset))| *offset)?;
+        Some(self.kept.swap_remove(at).1)
     }
 
     fn give(&mut self, mut offset: usize, mut bytes: usize) {
@@ -119,7 +135,7 @@ mod tests {
     fn cut(bytes: usize) -> Cut {
         let segment = Arc::new(Segment::allocate(Arc::new(Process), bytes, 1).unwrap());
         let free = BTreeMap::from([(0, segment.bytes())]);
-        Cut { segment, id: 1, free }
+        Cut { segment, id: 1, free, kept: Vec::new() }
     }
 
     #[test]
@@ -131,6 +147,19 @@ mod tests {
         cut.give(384, 128);
         cut.give(128, 256);
         assert_eq!(cut.free, BTreeMap::from([(0, 4096)]));
+    }
+
+    #[test]
+    fn a_block_that_peers_have_mapped_is_used_again_for_its_own_shape_only() {
+        let small = Shape { bytes: 100, pad: 128 };
+        let segments = Segments::default();
+        segments.lock().push(cut(4096));
+        let offset = segments.lock()[0].take(small.total().unwrap()).unwrap();
+        segments.take_back(1, offset, small, true);
+        let large = Shape { bytes: 1000, pad: 128 };
+        assert_eq!(segments.lock()[0].take_kept(large), None);
+        assert_ne!(segments.lock()[0].take(large.total().unwrap()), Some(offset));
+        assert_eq!(segments.lock()[0].take_kept(small), Some(offset));
     }
 
     #[test]

@@ -1,0 +1,85 @@
+//! Ways in which safe code might come to write what a peer still reads: each must fail.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use symmem::store::MemoryStore;
+use symmem::{DType, Error, Group, GroupOptions, World, WorldOptions};
+
+/// Two ranks as threads over host memory, so that each has its own mapping.
+fn two(body: impl Fn(World) + Sync) {
+    let timeout = Some(Duration::from_secs(20));
+    let options = WorldOptions { backend: Some("host".into()), timeout, ..Default::default() };
+    options.threads(2, body).unwrap();
+}
+
+fn group(world: &World, timeout: Duration) -> Group {
+    let options = GroupOptions { timeout: Some(timeout), ..Default::default() };
+    let group = world.subgroup_with(&[0, 1], options).unwrap();
+    world.barrier().unwrap(); // all have created it, so that the shortest timeout is enough
+    group.ready().unwrap();
+    group
+}
+
+const SHORT: Duration = Duration::from_millis(50);
+const LONG: Duration = Duration::from_secs(10);
+
+#[test]
+fn a_share_that_was_overtaken_does_not_come_back_as_owned() {
+    two(|world| {
+        let group = group(&world, if world.rank() == 0 { SHORT } else { LONG });
+        let x = world.alloc::<u64>(8).unwrap().rendezvous(&group).unwrap();
+        let y = world.alloc::<u64>(8).unwrap().rendezvous(&group).unwrap();
+        world.barrier().unwrap();
+        if world.rank() == 0 {
+            let paused = x.share().err().unwrap().kept;
+            world.barrier().unwrap();
+            let y = y.share().unwrap();
+            world.barrier().unwrap();
+            // Rank 1 reads x by now, and is about to release y.
+            let failed = paused.resume().err().unwrap();
+            assert!(matches!(failed.error, Error::Mismatch { .. }), "{failed}");
+            assert!(failed.kept.give_up().is_err(), "rank 1 still reads");
+            drop(y);
+        } else {
+            world.barrier().unwrap();
+            let x = x.share().unwrap();
+            let y = y.share().unwrap();
+            world.barrier().unwrap();
+            assert!(matches!(y.release().err().unwrap().error, Error::Mismatch { .. }));
+            assert_eq!(x.peer(0).unwrap(), [0; 8]);
+        }
+        world.barrier().unwrap();
+    });
+}
+
+#[test]
+fn an_address_is_no_proof_that_nobody_reads() {
+    two(|world| {
+        let other = group(&world, LONG);
+        let x = world.alloc::<f32>(8).unwrap().rendezvous(&world).unwrap();
+        let shared = x.share().unwrap();
+        if world.rank() == 0 {
+            assert!(shared.rendezvous(&other).is_err(), "rank 1 still reads");
+        } else {
+            let address = shared.local().as_ptr() as usize;
+            let e = other.rendezvous_at(address, DType::F32).unwrap_err();
+            assert!(e.to_string().contains("the counterpart of the memory"), "{e}");
+            assert_eq!(shared.peer(0).unwrap(), [0.0; 8]);
+        }
+        world.barrier().unwrap();
+    });
+}
+
+#[test]
+fn a_group_of_another_world_does_not_make_memory_owned() {
+    let store = Arc::new(MemoryStore::new());
+    two(|world| {
+        let shared = world.alloc::<u8>(8).unwrap().rendezvous(&world).unwrap().share().unwrap();
+        let options = WorldOptions { timeout: Some(LONG), ..Default::default() };
+        let second = options.join(world.rank(), 2, store.clone()).unwrap();
+        let e = shared.rendezvous(&second).err().unwrap().error.to_string();
+        assert!(e.contains("one of another world"), "{e}");
+        world.barrier().unwrap();
+    });
+}
