@@ -58,9 +58,10 @@ impl Deadline {
         if limit.is_zero() { Self::NEVER } else { Self(Limit::Within(limit)) }
     }
 
-    /// All waits that get this deadline together may take `limit`, counted from now.
+    /// All waits that get this deadline together may take `limit`, counted from now. 0 has passed already: what has
+    /// come is taken, and nothing is waited for.
     pub fn after(limit: Duration) -> Self {
-        Self::within(limit).start()
+        Self(Limit::Within(limit)).start()
     }
 
     /// Fixes the moment of expiry: from here on the time is counted.
@@ -343,6 +344,11 @@ mod tests {
         assert_eq!(Deadline::within(Duration::ZERO), Deadline::NEVER);
         assert_eq!(Deadline::NEVER.start().remaining(), None);
         assert!(!Deadline::NEVER.expired());
+    }
+
+    #[test]
+    fn a_budget_that_is_used_up_is_no_licence_to_wait() {
+        assert!(Deadline::after(Duration::ZERO).expired());
     }
 
     #[test]

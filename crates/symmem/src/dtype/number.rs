@@ -59,8 +59,11 @@ macro_rules! integers {
             fn max(a: $type, b: $type) -> $type { Ord::max(a, b) }
             #[inline(always)]
             fn divide(a: $type, ranks: usize) -> $type {
-                // More ranks than the type can count leave nothing of any value it can hold.
-                <$type>::try_from(ranks).map_or(0, |ranks| a.wrapping_div(ranks.max(1)))
+                match <$type>::try_from(ranks.max(1)) {
+                    Ok(ranks) => a.wrapping_div(ranks),
+                    // More ranks than the type can count; the quotient fits again.
+                    Err(_) => (i128::from(a) / ranks as i128) as $type,
+                }
             }
             #[inline(always)]
             fn and(a: $type, b: $type) -> $type { a & b }
@@ -376,5 +379,6 @@ mod tests {
         assert_eq!(<i8 as Number>::multiply(100, 2), -56);
         assert_eq!(<i32 as Number>::divide(-7, 2), -3);
         assert_eq!(<i8 as Number>::divide(100, 300), 0);
+        assert_eq!(<i8 as Number>::divide(-128, 128), -1);
     }
 }

@@ -101,11 +101,16 @@ impl WorldOptions {
             options.clone().build(mesh, store, None, rank, options.deadline()?).map(f)
         };
         std::thread::scope(|scope| {
-            let start = |mesh| {
+            let start = |mesh: Mesh| {
                 let (run, store) = (&run, Arc::clone(&store));
-                scope.spawn(move || run(mesh, store))
+                // Where no thread can be had, the mesh is dropped with its turn: the others must not wait for it.
+                let rank = Unstarted(Some(mesh));
+                std::thread::Builder::new()
+                    .spawn_scoped(scope, move || run(rank.start(), store))
+                    .map_err(Error::system("starting a rank as a thread"))
             };
-            let threads: Vec<_> = Mesh::threads(n).into_iter().map(start).collect();
+            let threads: Result<Vec<_>> = Mesh::threads(n).into_iter().map(start).collect();
+            let threads = threads?;
             // A panic of a rank is the caller's own: it goes on where the caller waits.
             let join = |t: std::thread::ScopedJoinHandle<'_, Result<R>>| {
                 t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -184,6 +189,23 @@ impl WorldOptions {
         let seconds = setting::<f64>("SYMMEM_TIMEOUT", "seconds")?;
         let set = seconds.map(|s| Duration::try_from_secs_f64(s).unwrap_or(Duration::MAX));
         Ok(Deadline::within(self.timeout.or(set).unwrap_or(DEFAULT_TIMEOUT)))
+    }
+}
+
+/// A rank that has no thread yet.
+struct Unstarted(Option<Mesh>);
+
+impl Unstarted {
+    fn start(mut self) -> Mesh {
+        self.0.take().unwrap_or_else(Mesh::alone)
+    }
+}
+
+impl Drop for Unstarted {
+    fn drop(&mut self) {
+        if let Some(mesh) = &self.0 {
+            mesh.leave("it could not be started", None);
+        }
     }
 }
 

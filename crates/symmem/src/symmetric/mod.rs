@@ -296,6 +296,7 @@ impl<T: Element> Symmetric<T> {
 /// Memory that all ranks of a group have mapped, in the phase in which everyone may read everyone.
 ///
 /// Dropping it is local and safe at any time, even while peers still read.
+#[must_use = "dropping it gives the memory up while peers may use it"]
 pub struct Shared<T: Element>(Memory<T>);
 
 impl<T: Element> Shared<T> {
@@ -347,6 +348,7 @@ impl<T: Element> Shared<T> {
 }
 
 /// Memory whose change to phase `P` did not come to its end: nobody may touch it until it does.
+#[must_use = "dropping it gives the memory up while peers may use it"]
 pub struct Paused<P>(P);
 
 impl<T: Element> Paused<Shared<T>> {
@@ -400,5 +402,29 @@ impl<T: Element> Paused<Symmetric<T>> {
         }
         let again = self.0.rendezvous(group);
         again.map_err(|failed| Failed { error: failed.error, kept: Paused(failed.kept) })
+    }
+}
+
+impl<T: Element> std::fmt::Debug for Buffer<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Buffer({} × {})", self.len, T::DTYPE)
+    }
+}
+
+impl<T: Element> std::fmt::Debug for Symmetric<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Symmetric({} × {} on {:?})", self.len(), T::DTYPE, self.group())
+    }
+}
+
+impl<T: Element> std::fmt::Debug for Shared<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Shared({} × {} on {:?})", self.len(), T::DTYPE, self.group())
+    }
+}
+
+impl<P: std::fmt::Debug> std::fmt::Debug for Paused<P> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Paused(on the way to {:?})", self.0)
     }
 }

@@ -77,6 +77,13 @@ impl Pool {
     }
 }
 
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (held, used) = self.usage();
+        write!(f, "Pool({used} of {held} bytes in use)")
+    }
+}
+
 impl Segments {
     fn lock(&self) -> MutexGuard<'_, Vec<Cut>> {
         // Nothing is done under the lock that could leave it half changed.
