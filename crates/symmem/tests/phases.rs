@@ -1,4 +1,5 @@
 //! Ways in which safe code might come to write what a peer still reads: each must fail.
+#![allow(clippy::unwrap_used, reason = "helpers of tests stop at the first surprise too")]
 
 use std::sync::Arc;
 use std::time::Duration;
