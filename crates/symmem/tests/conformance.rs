@@ -70,4 +70,7 @@ conforms! {
     blocks_go_where_they_belong(4);
     bad_collective_calls_are_named(2);
     different_collective_calls_are_told_to_every_rank(3);
+    slices_give_the_bits_of_symmetric_memory(3);
+    slices_of_different_groups_do_not_meet(3);
+    bad_calls_with_slices_are_named(2);
 }

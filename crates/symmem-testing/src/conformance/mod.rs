@@ -5,6 +5,7 @@ mod groups;
 mod memory;
 mod phases;
 mod signals;
+mod slices;
 
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ pub use groups::*;
 pub use memory::*;
 pub use phases::*;
 pub use signals::*;
+pub use slices::*;
 
 const SOON: Deadline = Deadline::within(Duration::from_secs(30));
 const SHORT: Deadline = Deadline::within(Duration::from_millis(50));

@@ -12,6 +12,7 @@ mod broadcast;
 mod host;
 mod reduce_scatter;
 mod rooted;
+mod slices;
 
 use std::ops::Range;
 use std::ptr::NonNull;
