@@ -73,4 +73,7 @@ conforms! {
     slices_give_the_bits_of_symmetric_memory(3);
     slices_of_different_groups_do_not_meet(3);
     bad_calls_with_slices_are_named(2);
+    rows_go_to_the_ranks_they_are_for(3);
+    experts_get_their_rows_and_give_them_back(3);
+    rows_that_do_not_fit_are_refused_by_every_rank(3);
 }

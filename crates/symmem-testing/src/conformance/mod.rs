@@ -1,5 +1,6 @@
 //! What every backend must do, as functions of one rank. Each is run by several ranks at once.
 
+mod all_to_all_v;
 mod collectives;
 mod groups;
 mod memory;
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use symmem::{Deadline, World};
 
+pub use all_to_all_v::*;
 pub use collectives::*;
 pub use groups::*;
 pub use memory::*;
