@@ -1,5 +1,6 @@
 //! Bits of the collectives: every way to the same result gives the same bits on every rank, near the exact result,
 //! for any number of ranks, any length and any alignment.
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
 use std::time::Duration;
 
