@@ -76,6 +76,7 @@ conforms! {
     rows_go_to_the_ranks_they_are_for(3);
     puts_and_gets_reach_every_rank(3);
     a_put_with_a_signal_shows_its_data(3);
+    values_in_the_pad_are_set_and_awaited(3);
     elements_are_never_torn(3);
     words_are_filled_and_written_at_peers(3);
     bad_one_sided_calls_are_named(2);

@@ -3,7 +3,7 @@
 use half::bf16;
 use symmem::{Element, Error, Symmetric, World};
 
-use super::{SOON, next, previous};
+use super::{SHORT, SOON, next, previous};
 
 fn zeros<T: Element>(world: &World, len: usize) -> Symmetric<T> {
     world.alloc::<T>(len).unwrap().rendezvous(world).unwrap()
@@ -44,6 +44,29 @@ pub fn a_put_with_a_signal_shows_its_data(world: World) {
         world.wait_signal(next(&world), 1, SOON).unwrap();
     }
     assert_eq!(open.close().unwrap().local()[0], bf16::ZERO);
+}
+
+/// A value in the pad shows the data that it was set after, and stays until the next is set.
+pub fn values_in_the_pad_are_set_and_awaited(world: World) {
+    let open = zeros::<u64>(&world, 100).open().unwrap();
+    let own = world.rank();
+    let mut got = vec![0; 100];
+    for round in 1..50_u32 {
+        open.put_value(next(&world), 0, &[u64::from(round); 100], 2, round).unwrap();
+        for _ in 0..2 {
+            open.wait_value(previous(&world), 2, round, SOON).unwrap();
+        }
+        open.get(own, 0, &mut got).unwrap();
+        assert!(got.iter().all(|v| *v == u64::from(round)));
+        // Read: the next may come. Values may skip and repeat.
+        open.handle().signal_pad().set(previous(&world), 3, 1000 * round).unwrap();
+        open.wait_value(next(&world), 3, 1000 * round, SOON).unwrap();
+    }
+    let e = open.wait_value(previous(&world), 2, 50, SHORT).unwrap_err();
+    assert!(matches!(e, Error::Timeout { op: "wait_value", .. }), "{e}");
+    let e = open.put_value(world.size(), 0, &[], 2, 1).unwrap_err().to_string();
+    assert!(e.contains("a rank in [0"), "{e}");
+    open.close().unwrap();
 }
 
 /// Puts that meet leave whole elements, of every size.

@@ -100,6 +100,31 @@ impl<T: Element> Open<T> {
         self.group().wait_signal(from, channel, deadline)
     }
 
+    /// Release: as [`Open::put`], and then sets our word of `channel` in `rank`'s pad of this memory to `value`: the
+    /// [`Open::wait_value`] that finds it there sees the data, and all that this rank wrote before.
+    pub fn put_value(
+        &self,
+        rank: usize,
+        at: usize,
+        data: &[T],
+        channel: usize,
+        value: u32,
+    ) -> Result<()> {
+        self.put(rank, at, data)?;
+        self.handle().signal_pad().set(rank, channel, value)
+    }
+
+    /// Acquire: waits until a [`Open::put_value`] of rank `from` on `channel` has left `value`, which stays.
+    pub fn wait_value(
+        &self,
+        from: usize,
+        channel: usize,
+        value: u32,
+        deadline: impl Into<Deadline>,
+    ) -> Result<()> {
+        self.handle().signal_pad().wait_value(from, channel, value, deadline)
+    }
+
     /// A barrier, after which each rank owns its part again, with all that was put into it. Collective.
     ///
     /// Ranks that call different things all stay in this phase. After any other failure peers may still put: what is

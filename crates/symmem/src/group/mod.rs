@@ -7,6 +7,7 @@ mod form;
 mod health;
 mod loss;
 mod shrink;
+mod values;
 mod world;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
