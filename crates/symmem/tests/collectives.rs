@@ -1,13 +1,13 @@
 //! Bits of the collectives: every way to the same result gives the same bits on every rank, near the exact result,
-//! for any number of ranks, any length and any alignment.
+//! for any number of ranks, any length and any alignment. And what is left when one on slices, or one-sided access, fails.
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
 use std::time::Duration;
 
 use half::{bf16, f16};
 use proptest::prelude::*;
-use symmem::{Algorithm, Element, ReduceOp, Symmetric, World, WorldOptions};
-use symmem_testing::{Random, Ranks, test_name};
+use symmem::{Algorithm, Element, Error, GroupOptions, ReduceOp, Symmetric, World, WorldOptions};
+use symmem_testing::{Random, Ranks, assert_nothing_is_held, die, test_name};
 
 /// A float that can be compared with the exact result.
 trait Float: Element + Default {
@@ -237,5 +237,73 @@ fn every_misalignment_gives_the_same_bytes() {
             assert_eq!(whole, sums);
             assert!(before.iter().chain(after.iter()).all(|v| *v == 0xee), "beyond the slice");
         }
+    });
+}
+
+#[test]
+fn a_death_in_a_collective_on_slices_ends_it_and_survivors_go_on() {
+    Ranks::new(3).dying(&[1]).run(test_name!(), |world| {
+        let mut data = vec![world.rank() as u64; 500_000];
+        world.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+        if world.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(20));
+            die();
+        }
+        let e = world.all_reduce(&mut data, ReduceOp::Sum).unwrap_err();
+        assert!(matches!(e, Error::PeerLost { rank: 1, .. }), "{e}");
+        let survivors = world.shrink().unwrap();
+        data.fill(1);
+        survivors.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+        assert!(data.iter().all(|v| *v == 2));
+        drop((survivors, world));
+        assert_nothing_is_held();
+    });
+}
+
+#[test]
+fn a_death_while_memory_is_open_leaves_a_copy() {
+    Ranks::new(3).dying(&[1]).run(test_name!(), |world| {
+        let x = world.alloc::<u32>(10).unwrap().rendezvous(&world).unwrap();
+        let open = x.open().unwrap();
+        open.put(world.rank(), 0, &[7; 10]).unwrap();
+        world.barrier().unwrap();
+        if world.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(20));
+            die();
+        }
+        let failed = open.close().err().unwrap();
+        assert!(matches!(failed.error, Error::PeerLost { rank: 1, .. }), "{}", failed.error);
+        let e = failed.kept.put(0, 0, &[8]).unwrap_err().to_string();
+        assert!(e.contains("rendezvous it again"), "{e}");
+        let own = failed.kept.give_up();
+        assert_eq!(own.local(), [7; 10]);
+        let survivors = world.shrink().unwrap();
+        let open = own.rendezvous(&survivors).unwrap().open().unwrap();
+        open.put(1 - survivors.rank(), 0, &[9]).unwrap();
+        assert_eq!(open.close().unwrap().local()[..2], [9, 7]);
+    });
+}
+
+/// Peers may be at work on what a failed call left to them: the group refuses to use it again, and another one works.
+#[test]
+fn a_collective_on_slices_that_timed_out_is_not_repeated_in_its_group() {
+    threads(2, |world| {
+        let hasty = GroupOptions { timeout: Some(Duration::from_secs(2)), ..Default::default() };
+        let group = world.subgroup_with(&[0, 1], hasty).unwrap();
+        let mut data = [1; 10];
+        group.ready().unwrap();
+        world.barrier().unwrap();
+        group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+        assert_eq!(data, [2; 10]);
+        if world.rank() == 0 {
+            let e = group.all_reduce(&mut data, ReduceOp::Sum).unwrap_err();
+            assert!(matches!(e, Error::Timeout { op: "all_reduce", .. }), "{e}");
+            let e = group.all_reduce(&mut data, ReduceOp::Sum).unwrap_err().to_string();
+            assert!(e.contains("no collective on slices has failed halfway"), "{e}");
+            assert_eq!(data, [2; 10]);
+        }
+        world.barrier().unwrap();
+        world.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+        assert_eq!(data, [4; 10]);
     });
 }
