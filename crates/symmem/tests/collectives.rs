@@ -7,7 +7,7 @@ use std::time::Duration;
 use half::{bf16, f16};
 use proptest::prelude::*;
 use symmem::{Algorithm, Element, Error, GroupOptions, ReduceOp, Symmetric, World, WorldOptions};
-use symmem_testing::{Random, Ranks, assert_nothing_is_held, die, test_name};
+use symmem_testing::{Random, Ranks, assert_nothing_is_held, conformance, die, test_name};
 
 /// A float that can be compared with the exact result.
 trait Float: Element + Default {
@@ -238,6 +238,15 @@ fn every_misalignment_gives_the_same_bytes() {
             assert!(before.iter().chain(after.iter()).all(|v| *v == 0xee), "beyond the slice");
         }
     });
+}
+
+#[test]
+fn rows_find_their_way_among_any_number_of_ranks() {
+    for ranks in 1..=5 {
+        threads(ranks, conformance::rows_go_to_the_ranks_they_are_for);
+        threads(ranks, conformance::experts_get_their_rows_and_give_them_back);
+        threads(ranks, conformance::puts_and_gets_reach_every_rank);
+    }
 }
 
 #[test]
