@@ -105,3 +105,33 @@ fn the_survivors_of_a_lost_rank_finish() {
         assert!(lines.contains(&done), "{lines:?}");
     }
 }
+
+#[test]
+fn every_rank_has_the_sum_of_all() {
+    let name = "05_all_reduce";
+    assert_eq!(alone(name), ["rank 0 of 1: 1000000 sums, the last is 999.0"]);
+    let line = |rank| format!("rank {rank} of 3: 1000000 sums, the last is 2997.3");
+    assert_eq!(together(name), for_each_of_three(line));
+}
+
+#[test]
+fn every_token_comes_back_from_its_expert() {
+    let name = "06_all_to_all";
+    let alone = alone(name);
+    assert_eq!(alone, ["rank 0 of 1: 50 tokens came back, 50 were worked on here"]);
+    let lines = together(name);
+    assert_eq!(lines.len(), 3);
+    for (rank, line) in lines.iter().enumerate() {
+        let begin = format!("[{rank}] rank {rank} of 3: 50 tokens came back, ");
+        assert!(line.starts_with(&begin), "{line}");
+    }
+}
+
+#[test]
+fn a_network_in_pieces_gives_what_it_gives_in_one() {
+    let name = "07_tensor_parallel";
+    let same = "of 100 hidden units, same result as in one piece";
+    assert_eq!(alone(name), [format!("rank 0 of 1: 100 {same}")]);
+    let line = |rank: usize| format!("rank {rank} of 3: {} {same}", [33, 33, 34][rank]);
+    assert_eq!(together(name), for_each_of_three(line));
+}

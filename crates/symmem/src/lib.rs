@@ -41,7 +41,7 @@ pub mod model {
     pub use crate::signal::{Layout, Pads, Signals, Stop};
 }
 
-pub use collectives::Algorithm;
+pub use collectives::{Algorithm, Open};
 pub use dtype::{DType, Element, F8E4M3, F8E5M2, ReduceOp};
 pub use error::{Error, Result};
 pub use group::{

@@ -387,7 +387,7 @@ impl<P: Pads> Signals<P> {
         Ok(())
     }
 
-    fn wait_for(
+    pub(crate) fn wait_for(
         &self,
         peer: usize,
         deadline: Deadline,

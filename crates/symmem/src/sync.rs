@@ -28,6 +28,11 @@ pub(crate) fn yield_now() {
     std::thread::yield_now();
 }
 
+/// Elements in memory that several processes share, by size. Always std's, because they lie in a mapping.
+pub(crate) mod shared {
+    pub(crate) use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
+}
+
 /// A setting of the whole process. Always std's, because it is a static, and orders nothing.
 pub(crate) type Setting = std::sync::atomic::AtomicUsize;
 

@@ -70,4 +70,16 @@ conforms! {
     blocks_go_where_they_belong(4);
     bad_collective_calls_are_named(2);
     different_collective_calls_are_told_to_every_rank(3);
+    slices_give_the_bits_of_symmetric_memory(3);
+    slices_of_different_groups_do_not_meet(3);
+    bad_calls_with_slices_are_named(2);
+    rows_go_to_the_ranks_they_are_for(3);
+    puts_and_gets_reach_every_rank(3);
+    a_put_with_a_signal_shows_its_data(3);
+    values_in_the_pad_are_set_and_awaited(3);
+    elements_are_never_torn(3);
+    words_are_filled_and_written_at_peers(3);
+    bad_one_sided_calls_are_named(2);
+    experts_get_their_rows_and_give_them_back(3);
+    rows_that_do_not_fit_are_refused_by_every_rank(3);
 }

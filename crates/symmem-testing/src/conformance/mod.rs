@@ -1,20 +1,26 @@
 //! What every backend must do, as functions of one rank. Each is run by several ranks at once.
 
+mod all_to_all_v;
 mod collectives;
 mod groups;
 mod memory;
+mod one_sided;
 mod phases;
 mod signals;
+mod slices;
 
 use std::time::Duration;
 
 use symmem::{Deadline, World};
 
+pub use all_to_all_v::*;
 pub use collectives::*;
 pub use groups::*;
 pub use memory::*;
+pub use one_sided::*;
 pub use phases::*;
 pub use signals::*;
+pub use slices::*;
 
 const SOON: Deadline = Deadline::within(Duration::from_secs(30));
 const SHORT: Deadline = Deadline::within(Duration::from_millis(50));

@@ -8,15 +8,21 @@
 mod all_gather;
 mod all_reduce;
 mod all_to_all;
+mod all_to_all_v;
 mod broadcast;
 mod host;
+mod one_sided;
 mod reduce_scatter;
 mod rooted;
+mod slices;
+mod words;
 
 use std::ops::Range;
 use std::ptr::NonNull;
 
 pub use all_reduce::Algorithm;
+pub use one_sided::Open;
+pub use words::{memset32, write_value32};
 
 use crate::dtype::{Element, ReduceOp};
 use crate::error::{Error, Result};

@@ -151,6 +151,7 @@ impl Group {
             }),
             rendezvous: Mutex::new(()),
             awaited: Mutex::new(None),
+            workspace: Mutex::new(None),
         });
         let mourner: Weak<Health> = Arc::downgrade(&inner.health);
         context.mesh.watch(mourner);

@@ -7,9 +7,10 @@ mod form;
 mod health;
 mod loss;
 mod shrink;
+mod values;
 mod world;
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 pub use world::{World, WorldOptions};
@@ -18,6 +19,7 @@ pub(crate) use context::Context;
 pub(crate) use conversation::Conversation;
 
 use crate::backend::Backend;
+use crate::block::Block;
 use crate::error::{Error, Result};
 use crate::mesh::Scope;
 use crate::signal::Stop;
@@ -94,6 +96,8 @@ struct Inner {
     rendezvous: Mutex<()>,
     /// The group of survivors of which some had not come when the last `shrink` gave up waiting.
     awaited: Mutex<Option<Group>>,
+    /// What collectives on slices go through, once there was one.
+    workspace: Mutex<Option<Arc<Block>>>,
 }
 
 impl Group {
@@ -149,6 +153,11 @@ impl Group {
     /// Where this rank's symmetric memory comes from: chosen when the world was joined, and the same ever after.
     pub fn backend(&self) -> &Arc<dyn Backend> {
         &self.0.context.backend
+    }
+
+    /// Held for as long as a collective on slices lasts: one at a time.
+    pub(crate) fn workspace(&self) -> MutexGuard<'_, Option<Arc<Block>>> {
+        self.0.workspace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn downgrade(&self) -> Weak<dyn Send + Sync> {

@@ -45,6 +45,27 @@ impl<'a> SignalPad<'a> {
         self.group.take_in(slot, from, deadline.into())
     }
 
+    /// Release: sets our word of `channel` in rank `to`'s pad to `value`, whatever it was, without waiting. A word is
+    /// used for values or for [`SignalPad::put`], not for both at once.
+    pub fn set(&self, to: usize, channel: usize, value: u32) -> Result<()> {
+        let slot = self.slot("signal_pad.set", to, channel, self.group.rank())?;
+        self.group.set_in(slot, to, value)
+    }
+
+    /// Acquire: waits until rank `from` has set its word of `channel` in our pad to `value`, and leaves it so.
+    pub fn wait_value(
+        &self,
+        from: usize,
+        channel: usize,
+        value: u32,
+        deadline: impl Into<Deadline>,
+    ) -> Result<()> {
+        const OP: &str = "signal_pad.wait_value";
+        self.group.check_rank(OP, from)?;
+        let slot = self.slot(OP, self.group.rank(), channel, from)?;
+        self.group.await_in(slot, from, value, deadline.into())
+    }
+
     fn slot(
         &self,
         op: &'static str,

@@ -1,0 +1,136 @@
+//! What the phase of one-sided access promises.
+
+use half::bf16;
+use symmem::{Element, Error, Symmetric, World};
+
+use super::{SHORT, SOON, next, previous};
+
+fn zeros<T: Element>(world: &World, len: usize) -> Symmetric<T> {
+    world.alloc::<T>(len).unwrap().rendezvous(world).unwrap()
+}
+
+/// What is put is there after the phase, and what is there can be got in it.
+pub fn puts_and_gets_reach_every_rank(world: World) {
+    let (n, own) = (world.size(), world.rank());
+    let tag = |from: usize, to: usize| (from * 100 + to) as u64;
+    let open = zeros::<u64>(&world, 3 * n).open().unwrap();
+    for rank in 0..n {
+        open.put(rank, 3 * own, &[tag(own, rank); 3]).unwrap();
+        open.put(rank, 3 * n, &[]).unwrap();
+    }
+    let x = open.close().unwrap();
+    assert!(x.local().iter().enumerate().all(|(i, v)| *v == tag(i / 3, own)));
+    let open = x.open().unwrap();
+    for rank in 0..n {
+        let mut got = [0; 2];
+        open.get(rank, 3 * own + 1, &mut got).unwrap();
+        assert_eq!(got, [tag(own, rank); 2]);
+    }
+    open.close().unwrap();
+}
+
+/// Whoever takes the signal sees the data that it came with.
+pub fn a_put_with_a_signal_shows_its_data(world: World) {
+    let open = zeros::<bf16>(&world, 1000).open().unwrap();
+    let mut got = vec![bf16::ZERO; 999];
+    for round in 1..50_u8 {
+        let data = vec![bf16::from(round); 999];
+        open.put_signal(next(&world), 1, &data, 0, SOON).unwrap();
+        open.wait_signal(previous(&world), 0, SOON).unwrap();
+        open.get(world.rank(), 1, &mut got).unwrap();
+        assert_eq!(got, data);
+        // Read: the next may come.
+        world.put_signal(previous(&world), 1, SOON).unwrap();
+        world.wait_signal(next(&world), 1, SOON).unwrap();
+    }
+    assert_eq!(open.close().unwrap().local()[0], bf16::ZERO);
+}
+
+/// A value in the pad shows the data that it was set after, and stays until the next is set.
+pub fn values_in_the_pad_are_set_and_awaited(world: World) {
+    let open = zeros::<u64>(&world, 100).open().unwrap();
+    let own = world.rank();
+    let mut got = vec![0; 100];
+    for round in 1..50_u32 {
+        open.put_value(next(&world), 0, &[u64::from(round); 100], 2, round).unwrap();
+        for _ in 0..2 {
+            open.wait_value(previous(&world), 2, round, SOON).unwrap();
+        }
+        open.get(own, 0, &mut got).unwrap();
+        assert!(got.iter().all(|v| *v == u64::from(round)));
+        // Read: the next may come. Values may skip and repeat.
+        open.handle().signal_pad().set(previous(&world), 3, 1000 * round).unwrap();
+        open.wait_value(next(&world), 3, 1000 * round, SOON).unwrap();
+    }
+    let e = open.wait_value(previous(&world), 2, 50, SHORT).unwrap_err();
+    assert!(matches!(e, Error::Timeout { op: "wait_value", .. }), "{e}");
+    let e = open.put_value(world.size(), 0, &[], 2, 1).unwrap_err().to_string();
+    assert!(e.contains("a rank in [0"), "{e}");
+    open.close().unwrap();
+}
+
+/// Puts that meet leave whole elements, of every size.
+pub fn elements_are_never_torn(world: World) {
+    fn race<T: Element>(world: &World, value: impl Fn(usize) -> T) {
+        let open = zeros::<T>(world, 500).open().unwrap();
+        let whole =
+            |v: &T| (0..world.size()).any(|r| format!("{v:?}") == format!("{:?}", value(r)));
+        let data = vec![value(world.rank()); 500];
+        let mut got = data.clone();
+        for _ in 0..20 {
+            open.put(0, 0, &data).unwrap();
+            open.get(0, 0, &mut got).unwrap();
+            assert!(got.iter().all(whole));
+        }
+        let x = open.close().unwrap();
+        assert!(world.rank() != 0 || x.local().iter().all(whole));
+    }
+    race::<u8>(&world, |r| [0x00, 0xff, 0x55][r % 3]);
+    race::<i16>(&world, |r| [0, -1, 0x5555][r % 3]);
+    race::<u32>(&world, |r| [0, u32::MAX, 0x5555_5555][r % 3]);
+    race::<i64>(&world, |r| [0, -1, 0x5555_5555_5555_5555][r % 3]);
+}
+
+/// A released word shows what was put before it; fills reach peers; both are checked.
+pub fn words_are_filled_and_written_at_peers(world: World) {
+    let open = zeros::<u32>(&world, 64).open().unwrap();
+    let (to, own) = (next(&world), world.rank());
+    open.memset32(to, 32, 7, 16).unwrap();
+    open.write_value32(to, 0, 1).unwrap();
+    while open.read_value32(own, 0).unwrap() == 0 {
+        world.check().unwrap();
+        std::thread::yield_now();
+    }
+    let mut got = [0; 18];
+    open.get(own, 31, &mut got).unwrap();
+    assert!(got[0] == 0 && got[1..17].iter().all(|w| *w == 7) && got[17] == 0);
+    let e = open.memset32(to, 60, 1, 5).unwrap_err().to_string();
+    assert!(e.contains("offset + count (65) exceeded the numel of the input (64)"), "{e}");
+    let e = open.write_value32(to, 64, 1).unwrap_err().to_string();
+    assert!(e.contains("exceeded the numel of the input (64)"), "{e}");
+    open.close().unwrap();
+}
+
+/// What lies outside is refused, and ranks that close different memory stay in the phase.
+pub fn bad_one_sided_calls_are_named(world: World) {
+    let text = |r: symmem::Result<()>| r.unwrap_err().to_string();
+    let (x, y) = (zeros::<f32>(&world, 10), zeros::<f32>(&world, 10));
+    let (x, y) = (x.open().unwrap(), y.open().unwrap());
+    assert!(text(x.put(0, 8, &[1.0; 3])).contains("elements within the 10 of rank 0, got 3 at 8"));
+    assert!(text(x.get(0, usize::MAX, &mut [1.0; 3])).contains("elements within the 10"));
+    assert!(text(x.put(world.size(), 0, &[1.0])).contains("a rank in [0"));
+    assert!(text(x.put_signal(0, 0, &[1.0], usize::MAX, SOON)).contains("a channel up to"));
+    world.barrier().unwrap();
+    let (first, second) = if world.rank() == 0 { (x, y) } else { (y, x) };
+    let failed = first.close().err().unwrap();
+    assert!(matches!(failed.error, Error::Mismatch { op: "close", .. }), "{}", failed.error);
+    let first = failed.kept;
+    first.put(next(&world), 5, &[2.0]).unwrap();
+    let (x, y) = if world.rank() == 0 { (first, second) } else { (second, first) };
+    x.close().unwrap();
+    y.put(world.rank(), 6, &[3.0]).unwrap();
+    let own = y.give_up();
+    assert_eq!(own.local()[6], 3.0);
+    let own = own.rendezvous(&world).unwrap();
+    assert_eq!(own.local()[6], 3.0);
+}

@@ -1,0 +1,294 @@
+//! All-to-all of rows, with a number of rows for each rank or each expert that only its sender knows.
+//!
+//! All ranks first read all ranks' splits, and so come to the same verdict: whether everything fits everywhere. Only then
+//! does each fetch its rows. There is no limit to the numbers of ranks and experts.
+
+use super::{block_len, check_len, copy_elements};
+use crate::dtype::Element;
+use crate::error::Result;
+use crate::symmetric::Symmetric;
+
+/// Rows that lie together at their source and at their destination.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Piece {
+    source: usize,
+    from: usize,
+    rows: usize,
+    to: usize,
+}
+
+/// All ranks' splits: what each sends to each expert of each rank.
+struct Sent {
+    ranks: usize,
+    experts: usize,
+    /// Number of rows and first row, by source, destination and expert.
+    rows: Vec<(usize, usize)>,
+}
+
+impl Sent {
+    fn piece(&self, source: usize, to_rank: usize, expert: usize, to: usize) -> Piece {
+        let at = (source * self.ranks + to_rank) * self.experts + expert;
+        let (rows, from) = self.rows.get(at).copied().unwrap_or_default();
+        Piece { source, from, rows, to }
+    }
+
+    /// What `rank` gets, expert by expert, each beginning at a multiple of `align`.
+    fn by_expert(&self, rank: usize, align: usize) -> Vec<Piece> {
+        let mut begin = 0_usize;
+        let mut pieces = Vec::with_capacity(self.ranks * self.experts);
+        for expert in 0..self.experts {
+            let mut at = begin;
+            for source in 0..self.ranks {
+                let piece = self.piece(source, rank, expert, at);
+                at = at.saturating_add(piece.rows);
+                pieces.push(piece);
+            }
+            // An expert without rows has room all the same: matrix products over groups of rows have no empty ones.
+            let end = at.max(begin.saturating_add(1));
+            begin = end.checked_next_multiple_of(align).unwrap_or(usize::MAX);
+        }
+        pieces
+    }
+
+    /// What `rank` gets, source by source, without gaps.
+    fn by_source(&self, rank: usize) -> Vec<Piece> {
+        let mut at = 0_usize;
+        let mut pieces = Vec::with_capacity(self.ranks * self.experts);
+        for source in 0..self.ranks {
+            for expert in 0..self.experts {
+                let piece = self.piece(source, rank, expert, at);
+                at = at.saturating_add(piece.rows);
+                pieces.push(piece);
+            }
+        }
+        pieces
+    }
+}
+
+/// One call: its name and what of its arguments must be the same on all ranks.
+struct Exchange {
+    name: &'static str,
+    row_len: usize,
+    align: usize,
+    /// In rows.
+    out: usize,
+}
+
+impl<T: Element> Symmetric<T> {
+    /// Rows of `row_len` elements, `splits[r]` of them for rank r, one rank's after the other's. `out` becomes the
+    /// rows for this rank, by source; `received` the number of rows from each rank, and then the first row of each.
+    /// Collective.
+    ///
+    /// `out` is equally long on all ranks. If any rank's does not hold all it would get, every rank gets an error and
+    /// nothing is written.
+    pub fn all_to_all_v(
+        &mut self,
+        row_len: usize,
+        splits: &mut Symmetric<i64>,
+        out: &mut [T],
+        received: &mut [i64],
+    ) -> Result<()> {
+        const NAME: &str = "all_to_all_v";
+        check_len(self.group(), NAME, "splits", self.group().size(), splits.len())?;
+        self.dispatch(NAME, row_len, splits, 1, out, received)
+    }
+
+    /// As [`Symmetric::all_to_all_v`], to experts. `splits` has an entry for each expert of each rank, rank by rank. `out`
+    /// becomes the rows for this rank's experts, expert by expert and for each by source; `received` the number of
+    /// rows and then the first row of each of these. Collective.
+    ///
+    /// Each expert's rows begin at a multiple of `major_align` rows, and one without rows takes up `major_align`.
+    pub fn all_to_all_v_2d(
+        &mut self,
+        row_len: usize,
+        splits: &mut Symmetric<i64>,
+        major_align: usize,
+        out: &mut [T],
+        received: &mut [i64],
+    ) -> Result<()> {
+        self.dispatch("all_to_all_v_2d", row_len, splits, major_align, out, received)
+    }
+
+    /// The way back from experts. `splits_offsets` is what [`Symmetric::all_to_all_v_2d`] gave as `received`, or the
+    /// like: the number of rows for each rank from each expert, expert by expert, and then the first row of each;
+    /// there may be gaps. `out` becomes the rows for this rank, by source and for each by expert, without gaps;
+    /// `received` the number of rows and then the first row of each of these. Collective.
+    pub fn all_to_all_v_2d_offset(
+        &mut self,
+        row_len: usize,
+        splits_offsets: &mut Symmetric<i64>,
+        out: &mut [T],
+        received: &mut [i64],
+    ) -> Result<()> {
+        const NAME: &str = "all_to_all_v_2d_offset";
+        let (ranks, words) = (self.group().size(), splits_offsets.len());
+        let experts = words / (2 * ranks);
+        check_len(self.group(), NAME, "splits and offsets", 2 * ranks * experts, words)?;
+        let call = self.exchange(NAME, row_len, 1, out.len())?;
+        check_len(self.group(), NAME, "splits and offsets received", words, received.len())?;
+        let table = self.gather_splits(&call, splits_offsets)?;
+        let mut sent = vec![(0, 0); ranks * ranks * experts];
+        for (source, table) in table.chunks_exact(words.max(1)).enumerate() {
+            let (splits, offsets) = table.split_at(words / 2);
+            for (at, (rows, from)) in splits.iter().zip(offsets).enumerate() {
+                let (expert, to) = (at / ranks, at % ranks);
+                let entry = sent.get_mut((source * ranks + to) * experts + expert);
+                let rows = (self.whole(&call, source, *rows)?, self.whole(&call, source, *from)?);
+                entry.into_iter().for_each(|entry| *entry = rows);
+            }
+        }
+        let sent = Sent { ranks, experts, rows: sent };
+        self.fetch(&call, |rank| sent.by_source(rank), out, received)
+    }
+
+    fn dispatch(
+        &mut self,
+        name: &'static str,
+        row_len: usize,
+        splits: &mut Symmetric<i64>,
+        align: usize,
+        out: &mut [T],
+        received: &mut [i64],
+    ) -> Result<()> {
+        let experts = block_len(self.group(), name, splits.len())?;
+        let (ranks, words) = (self.group().size(), splits.len());
+        let call = self.exchange(name, row_len, align, out.len())?;
+        check_len(self.group(), name, "splits and offsets received", 2 * words, received.len())?;
+        let table = self.gather_splits(&call, splits)?;
+        let mut sent = Vec::with_capacity(table.len());
+        for (source, splits) in table.chunks_exact(words.max(1)).enumerate() {
+            let mut from = 0_usize;
+            for rows in splits {
+                let rows = self.whole(&call, source, *rows)?;
+                sent.push((rows, from));
+                from = from.saturating_add(rows);
+            }
+        }
+        let sent = Sent { ranks, experts, rows: sent };
+        self.fetch(&call, |rank| sent.by_expert(rank, align), out, received)
+    }
+
+    fn exchange(
+        &self,
+        name: &'static str,
+        row_len: usize,
+        align: usize,
+        out: usize,
+    ) -> Result<Exchange> {
+        self.check_whole(name)?;
+        let refused = |what: &str| {
+            let expected = format!("{what} of at least 1");
+            Err(self.group().usage(name, expected, "0".to_owned()))
+        };
+        match (row_len, align) {
+            (0, _) => refused("a row length"),
+            (_, 0) => refused("an alignment"),
+            _ => Ok(Exchange { name, row_len, align, out: out / row_len }),
+        }
+    }
+
+    /// All ranks' splits, by rank; all ranks agree on the call once they have them.
+    fn gather_splits(&self, call: &Exchange, splits: &mut Symmetric<i64>) -> Result<Vec<i64>> {
+        if self.group().id()? != splits.group().id()? {
+            let (expected, got) = ("splits in the memory's group", format!("{:?}", splits.group()));
+            return Err(self.group().usage(call.name, expected.into(), got));
+        }
+        let words = splits.len();
+        let mut table = vec![0; words * self.group().size()];
+        let memory = [self.handle().number() as usize, self.len(), T::DTYPE as usize];
+        let agreed = [call.row_len, call.align, call.out];
+        let agreed: Vec<usize> = agreed.into_iter().chain(memory).collect();
+        splits.collective(call.name, &agreed, |session| {
+            for rank in 0..session.size() {
+                let to = table.as_mut_ptr().wrapping_add(rank * words);
+                // SAFETY: each part has `words` elements, which nobody writes; the table has as many for each rank.
+                unsafe { copy_elements(session.part(rank, 0).cast_const(), to, words) };
+            }
+            Ok(())
+        })?;
+        Ok(table)
+    }
+
+    /// A number of rows as rank `source` gave it.
+    fn whole(&self, call: &Exchange, source: usize, rows: i64) -> Result<usize> {
+        usize::try_from(rows).map_err(|_| {
+            let expected = format!("splits of rank {source} that are not negative");
+            self.group().usage(call.name, expected, rows.to_string())
+        })
+    }
+
+    /// Fetches this rank's rows, if all that every rank would fetch is there and fits: all ranks find the same.
+    fn fetch(
+        &mut self,
+        call: &Exchange,
+        pieces: impl Fn(usize) -> Vec<Piece>,
+        out: &mut [T],
+        received: &mut [i64],
+    ) -> Result<()> {
+        for rank in 0..self.group().size() {
+            self.check_pieces(call, rank, &pieces(rank))?;
+        }
+        let pieces = pieces(self.group().rank());
+        let row = call.row_len;
+        self.collective(call.name, &[row, call.align, call.out], |session| {
+            for piece in &pieces {
+                let from = session.part(piece.source, piece.from * row).cast_const();
+                let to = out.as_mut_ptr().wrapping_add(piece.to * row);
+                // SAFETY: both lie within the part, which nobody writes, and within `out`: `check_pieces` saw to it.
+                unsafe { copy_elements(from, to, piece.rows * row) };
+            }
+            Ok(())
+        })?;
+        let (splits, offsets) = received.split_at_mut(pieces.len());
+        for ((piece, split), offset) in pieces.iter().zip(splits).zip(offsets) {
+            (*split, *offset) = (piece.rows as i64, piece.to as i64);
+        }
+        Ok(())
+    }
+
+    fn check_pieces(&self, call: &Exchange, rank: usize, pieces: &[Piece]) -> Result<()> {
+        let rows = self.len() / call.row_len;
+        let refused =
+            |what: String, got: usize| Err(self.group().usage(call.name, what, got.to_string()));
+        for piece in pieces.iter().filter(|piece| piece.rows != 0) {
+            let (from, to) =
+                (piece.from.saturating_add(piece.rows), piece.to.saturating_add(piece.rows));
+            if from > rows {
+                return refused(
+                    format!("splits of rank {} within its {rows} rows", piece.source),
+                    from,
+                );
+            }
+            if to > call.out {
+                return refused(
+                    format!("an output that holds the rows for rank {rank}, not only {}", call.out),
+                    to,
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_expert_without_rows_takes_up_one_alignment() {
+        let sent = Sent { ranks: 1, experts: 4, rows: vec![(3, 0), (0, 3), (4, 3), (1, 7)] };
+        let begins = |align| -> Vec<usize> {
+            sent.by_expert(0, align).into_iter().map(|piece| piece.to).collect()
+        };
+        assert_eq!(begins(4), [0, 4, 8, 12]);
+        assert_eq!(begins(1), [0, 3, 4, 8]);
+        assert_eq!(begins(2), [0, 4, 6, 10]);
+    }
+
+    #[test]
+    fn sums_beyond_the_address_space_are_no_smaller_numbers() {
+        let sent = Sent { ranks: 1, experts: 2, rows: vec![(usize::MAX, 0), (usize::MAX, 1)] };
+        assert_eq!(sent.by_source(0)[1].to, usize::MAX);
+        assert_eq!(sent.by_expert(0, 8)[1].to, usize::MAX);
+    }
+}

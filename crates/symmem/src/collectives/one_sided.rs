@@ -1,0 +1,238 @@
+//! One-sided access: a phase in which everyone may read and write everyone's memory, and nobody has slices of it.
+//!
+//! Elements are read and written as relaxed atomics of their size, so a read that meets a write gets the old or the new
+//! element and never half of each. What orders them are signals and barriers, as with any other memory.
+
+use crate::dtype::Element;
+use crate::error::Result;
+use crate::group::Group;
+use crate::symmetric::{Failed, Handle, Symmetric};
+use crate::sync::shared::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
+use crate::sync::{Deadline, Ordering};
+
+use super::words::{fill_range, write_place};
+
+/// Memory that all ranks of a group have mapped, in the phase in which everyone may put into and get from everyone's.
+///
+/// Dropping it is local and safe at any time, even while peers still put.
+///
+/// ```compile_fail,E0599
+/// # use symmem::Open;
+/// fn first(x: &Open<f32>) -> f32 {
+///     x.local()[0] // a peer may be writing
+/// }
+/// ```
+pub struct Open<T: Element>(Symmetric<T>);
+
+impl<T: Element> Symmetric<T> {
+    /// A barrier, after which everyone may put and get. Collective.
+    pub fn open(mut self) -> Result<Open<T>, Failed<Self>> {
+        match self.collective("open", &[], |_| Ok(())) {
+            Ok(()) => {
+                self.handle().block().set_open(true);
+                Ok(Open(self))
+            }
+            Err(error) => Err(Failed { error, kept: self }),
+        }
+    }
+}
+
+impl<T: Element> Open<T> {
+    /// How many elements each rank has.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The group that mapped it.
+    pub fn group(&self) -> &Group {
+        self.0.group()
+    }
+
+    /// The handle: raw pointers, signal pad, sizes.
+    pub fn handle(&self) -> &Handle {
+        self.0.handle()
+    }
+
+    /// Relaxed: writes `data` to rank `rank`'s part, from its element `at` on. A later signal or barrier of this rank
+    /// shows it to whoever takes that.
+    pub fn put(&self, rank: usize, at: usize, data: &[T]) -> Result<()> {
+        let to = self.place("put", rank, at, data.len())?;
+        // SAFETY: within the part; in this phase everyone touches it by atomics of the elements' size only.
+        unsafe { store(data, to) };
+        Ok(())
+    }
+
+    /// Relaxed: reads rank `rank`'s part into `out`, from its element `at` on. Sees what was put before a signal or
+    /// barrier that this rank has taken.
+    pub fn get(&self, rank: usize, at: usize, out: &mut [T]) -> Result<()> {
+        let from = self.place("get", rank, at, out.len())?;
+        // SAFETY: as in `put`.
+        unsafe { load(from, out) };
+        Ok(())
+    }
+
+    /// Release: as [`Open::put`], and then a signal: the [`Open::wait_signal`] that takes it sees the data, and all
+    /// that this rank wrote before.
+    pub fn put_signal(
+        &self,
+        rank: usize,
+        at: usize,
+        data: &[T],
+        channel: usize,
+        deadline: impl Into<Deadline>,
+    ) -> Result<()> {
+        self.put(rank, at, data)?;
+        self.group().put_signal(rank, channel, deadline)
+    }
+
+    /// Acquire: waits for the signal of a [`Open::put_signal`] of rank `from` and takes it.
+    pub fn wait_signal(
+        &self,
+        from: usize,
+        channel: usize,
+        deadline: impl Into<Deadline>,
+    ) -> Result<()> {
+        self.group().wait_signal(from, channel, deadline)
+    }
+
+    /// Release: as [`Open::put`], and then sets our word of `channel` in `rank`'s pad of this memory to `value`: the
+    /// [`Open::wait_value`] that finds it there sees the data, and all that this rank wrote before.
+    pub fn put_value(
+        &self,
+        rank: usize,
+        at: usize,
+        data: &[T],
+        channel: usize,
+        value: u32,
+    ) -> Result<()> {
+        self.put(rank, at, data)?;
+        self.handle().signal_pad().set(rank, channel, value)
+    }
+
+    /// Acquire: waits until a [`Open::put_value`] of rank `from` on `channel` has left `value`, which stays.
+    pub fn wait_value(
+        &self,
+        from: usize,
+        channel: usize,
+        value: u32,
+        deadline: impl Into<Deadline>,
+    ) -> Result<()> {
+        self.handle().signal_pad().wait_value(from, channel, value, deadline)
+    }
+
+    /// A barrier, after which each rank owns its part again, with all that was put into it. Collective.
+    ///
+    /// Ranks that call different things all stay in this phase. After any other failure peers may still put: what is
+    /// kept can no longer be used for that, but [`Open::give_up`] has a copy of this rank's part.
+    pub fn close(mut self) -> Result<Symmetric<T>, Failed<Self>> {
+        match self.0.collective("close", &[], |_| Ok(())) {
+            Ok(()) => Ok(self.0),
+            Err(error) => {
+                self.handle().block().set_open(true); // whatever went wrong, peers may still put
+                Err(Failed { error, kept: self })
+            }
+        }
+    }
+
+    /// A copy of this rank's part, to go on with in another group after a [`Symmetric::rendezvous`]. Not collective:
+    /// peers may still put into the memory itself.
+    pub fn give_up(mut self) -> Symmetric<T> {
+        if self.0.check_whole("give_up").is_ok() {
+            self.0.sever();
+        }
+        self.0
+    }
+
+    /// `len` elements of rank `rank`'s part.
+    fn place(&self, op: &'static str, rank: usize, at: usize, len: usize) -> Result<*mut T> {
+        self.0.check_whole(op)?;
+        let first = self.0.peer_ptr(rank)?;
+        if at.checked_add(len).is_none_or(|end| end > self.len()) {
+            let expected = format!("elements within the {} of rank {rank}", self.len());
+            return Err(self.group().usage(op, expected, format!("{len} at {at}")));
+        }
+        Ok(first.wrapping_add(at))
+    }
+}
+
+impl Open<u32> {
+    /// Relaxed: sets `count` words of rank `rank`'s part, from word `offset` on, to `value`.
+    pub fn memset32(&self, rank: usize, offset: i64, value: i64, count: i64) -> Result<()> {
+        let (range, value) = fill_range(self.len(), offset, value, count)?;
+        for at in range {
+            self.word("memset32", rank, at)?.store(value, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Release: sets word `offset` of rank `rank`'s part to `value`. Whoever reads that by [`Open::read_value32`] sees
+    /// all that this rank wrote before.
+    pub fn write_value32(&self, rank: usize, offset: i64, value: i64) -> Result<()> {
+        let (at, value) = write_place(self.len(), offset, value)?;
+        // Release: pairs with the acquire in `read_value32`.
+        self.word("write_value32", rank, at)?.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    /// Acquire: word `at` of rank `rank`'s part.
+    pub fn read_value32(&self, rank: usize, at: usize) -> Result<u32> {
+        // Acquire: pairs with the release in `write_value32`.
+        Ok(self.word("read_value32", rank, at)?.load(Ordering::Acquire))
+    }
+
+    fn word(&self, op: &'static str, rank: usize, at: usize) -> Result<&AtomicU32> {
+        let word = self.place(op, rank, at, 1)?;
+        // SAFETY: S1 by the memory that `self` holds, S3 by `place`; in this phase it is touched by atomics only.
+        Ok(unsafe { AtomicU32::from_ptr(word) })
+    }
+}
+
+macro_rules! by_size {
+    ($($size:literal => $atomic:ty, $bits:ty;)*) => {
+        /// Stores all of `data`, from `to` on.
+        ///
+        /// # Safety
+        /// There are as many elements, aligned, and while this runs they are touched by atomics of their size only.
+        unsafe fn store<T: Element>(data: &[T], to: *mut T) {
+            match size_of::<T>() {
+                $($size => for (i, value) in data.iter().enumerate() {
+                    // SAFETY: an element has the size of these bits, and none of its bits are undefined.
+                    let bits = unsafe { std::ptr::from_ref(value).cast::<$bits>().read_unaligned() };
+                    // SAFETY: as the caller promises.
+                    let word = unsafe { <$atomic>::from_ptr(to.cast::<$bits>().wrapping_add(i)) };
+                    word.store(bits, Ordering::Relaxed);
+                },)*
+                _ => {} // no element has another size
+            }
+        }
+
+        /// Loads all of `out`, from `from` on.
+        ///
+        /// # Safety
+        /// As for `store`.
+        unsafe fn load<T: Element>(from: *mut T, out: &mut [T]) {
+            match size_of::<T>() {
+                $($size => for (i, value) in out.iter_mut().enumerate() {
+                    // SAFETY: as the caller promises.
+                    let word = unsafe { <$atomic>::from_ptr(from.cast::<$bits>().wrapping_add(i)) };
+                    let bits = word.load(Ordering::Relaxed);
+                    // SAFETY: an element has the size of these bits, and every pattern of them is one.
+                    unsafe { std::ptr::from_mut(value).cast::<$bits>().write_unaligned(bits) };
+                },)*
+                _ => {}
+            }
+        }
+    };
+}
+
+by_size! {
+    1 => AtomicU8, u8;
+    2 => AtomicU16, u16;
+    4 => AtomicU32, u32;
+    8 => AtomicU64, u64;
+}
