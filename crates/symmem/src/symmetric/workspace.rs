@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::handle::Handle;
+use super::handle::{Bringing, Handle};
 use super::{Memory, Symmetric};
 use crate::block::Block;
 use crate::dtype::Element;
@@ -34,7 +34,7 @@ impl Group {
             let got = "one in which one has; shrink it, or make another".to_owned();
             return Err(self.usage(op, expected, got));
         }
-        let handle = Handle::rendezvous(&block, self, T::DTYPE, 0)?;
+        let handle = Handle::rendezvous(&block, self, T::DTYPE, 0, Bringing::Owned)?;
         let len = block.shape().bytes / size_of::<T>();
         work(&mut Symmetric(Memory::new(handle, len)?))
     }
