@@ -40,7 +40,7 @@ fn reduces<T: Element>(
 ) {
     let expected: Vec<T> = (0..len).map(|i| defined(&|rank| value(rank, i))).collect();
     let expected = bytes(&expected);
-    for algorithm in [Algorithm::Auto, Algorithm::OneShot, Algorithm::TwoShot] {
+    for algorithm in [Algorithm::Auto, Algorithm::Staged, Algorithm::OneShot, Algorithm::TwoShot] {
         let mut x = filled(world, len, &value);
         x.all_reduce_with(op, algorithm).unwrap();
         assert_eq!(bytes(x.local()), expected, "{op} of {len} {} by {algorithm:?}", T::DTYPE);

@@ -10,6 +10,7 @@ mod all_reduce;
 mod all_to_all;
 mod broadcast;
 mod host;
+pub mod plan;
 mod reduce_scatter;
 mod rooted;
 
@@ -20,7 +21,7 @@ pub use all_reduce::Algorithm;
 
 use crate::dtype::{Element, ReduceOp};
 use crate::error::{Error, Result};
-use crate::group::{Call, Group};
+use crate::group::{Call, Desk, Group};
 use crate::symmetric::Symmetric;
 use host::copy::{Stores, copy};
 use host::reduce::{Loop, reduce_loop};
@@ -59,10 +60,9 @@ impl<T: Element> Session<'_, T> {
     /// # Safety
     /// The range lies within the parts and, shifted to `at`, within every destination, and nobody else writes there.
     unsafe fn reduce(&self, looped: Loop<T>, range: Range<usize>, to: &[*mut T]) {
-        let from: Vec<*const T> =
-            (0..self.size()).map(|r| self.part(r, range.start).cast_const()).collect();
+        let part = |rank| self.part(rank, range.start).cast_const();
         // SAFETY: as the caller promises.
-        unsafe { looped(&from, to, range.len()) };
+        by_rank(self.size(), part, |from| unsafe { looped(from, to, range.len()) });
     }
 }
 
@@ -78,9 +78,7 @@ impl<T: Element> Symmetric<T> {
         work: impl FnOnce(&Session<'_, T>) -> Result<R>,
     ) -> Result<R> {
         self.check_whole(name)?;
-        let number = self.handle().number() as usize;
-        let call =
-            Call::Collective(name, digest(name, T::DTYPE as usize, number, self.len(), agreed));
+        let call = self.call(name, agreed);
         let session = Session { group: self.group(), parts: self.parts(), call };
         let block = self.handle().block();
         block.set_open(true);
@@ -93,12 +91,80 @@ impl<T: Element> Symmetric<T> {
         }
         done
     }
+
+    fn call(&self, name: &'static str, agreed: &[usize]) -> Call {
+        let number = self.handle().number() as usize;
+        Call::Collective(name, digest(name, T::DTYPE as usize, number, self.len(), agreed))
+    }
+
+    /// The way of small messages: every rank that `lays` lays out the elements of `range` of its part beside its flag,
+    /// and `work` gets what each has laid out, by rank, and where its own part has these elements.
+    ///
+    /// Nobody touches a peer's part, so a failure leaves all memory to its owner. One barrier is all: what is laid out
+    /// stays as it is until all have passed the next.
+    fn staged<R>(
+        &mut self,
+        name: &'static str,
+        agreed: &[usize],
+        range: Range<usize>,
+        lays: bool,
+        work: impl FnOnce(&[*const T], *mut T) -> R,
+    ) -> Result<R> {
+        self.check_whole(name)?;
+        let call = self.call(name, agreed);
+        let (group, bytes) = (self.group(), range.len() * size_of::<T>());
+        let own = self.parts().get(group.rank()).map_or(std::ptr::null_mut(), |part| part.as_ptr());
+        let own = own.wrapping_add(range.start);
+        if bytes > Desk::TINY {
+            let write = |desk: &Desk<'_>, to: usize| {
+                if lays && to == group.rank() {
+                    // SAFETY: our own part, and our own desk, which nobody reads at this epoch before our flag.
+                    unsafe { copy(own.cast(), desk.stage(to), bytes, Stores::Cached) };
+                }
+            };
+            let read = |desk: &Desk<'_>| {
+                by_rank(group.size(), |r| desk.stage(r).cast_const().cast(), |from| work(from, own))
+            };
+            return group.exchange(call, write, read);
+        }
+        let mut tiny = [0_u64; Desk::TINY / size_of::<u64>()];
+        // SAFETY: our own part, and no more bytes than there are.
+        unsafe { std::ptr::copy_nonoverlapping(own.cast::<u8>(), tiny.as_mut_ptr().cast(), bytes) };
+        let write = |desk: &Desk<'_>, to: usize| {
+            if lays {
+                // SAFETY: as many bytes as there are, aligned; `to` does not read them before our flag.
+                unsafe { desk.tiny_for(to).cast::<[u64; 3]>().write(tiny) };
+            }
+        };
+        let read = |desk: &Desk<'_>| {
+            by_rank(group.size(), |r| desk.tiny_from(r).cast(), |from| work(from, own))
+        };
+        group.exchange(call, write, read)
+    }
+}
+
+/// Calls `f` with a pointer for each rank, made by `of`; without an allocation where the ranks are few.
+#[inline]
+fn by_rank<P: Copy, R>(ranks: usize, of: impl Fn(usize) -> P, f: impl FnOnce(&[P]) -> R) -> R {
+    let mut few = [of(0); 16];
+    match few.get_mut(..ranks) {
+        Some(few) => {
+            few.iter_mut().enumerate().for_each(|(rank, pointer)| *pointer = of(rank));
+            f(few)
+        }
+        None => f(&(0..ranks).map(of).collect::<Vec<_>>()),
+    }
 }
 
 /// A number that differs between calls that do not fit together.
+#[inline]
 fn digest(name: &str, dtype: usize, number: usize, len: usize, agreed: &[usize]) -> u32 {
-    let bytes = name.bytes().map(usize::from);
-    let words = bytes.chain([dtype, number, len]).chain(agreed.iter().copied());
+    // Eight letters at once: the steps wait for each other.
+    let letters = name
+        .as_bytes()
+        .chunks(8)
+        .map(|chunk| chunk.iter().fold(0, |word, &letter| word << 8 | usize::from(letter)));
+    let words = letters.chain([dtype, number, len]).chain(agreed.iter().copied());
     let hash = words.fold(0xcbf2_9ce4_8422_2325_u64, |hash, word| {
         (hash ^ word as u64).wrapping_mul(0x0000_0100_0000_01b3)
     });

@@ -2,6 +2,7 @@
 
 mod context;
 mod conversation;
+mod desk;
 mod environment;
 mod form;
 mod health;
@@ -16,6 +17,7 @@ pub use world::{World, WorldOptions};
 
 pub(crate) use context::Context;
 pub(crate) use conversation::Conversation;
+pub(crate) use desk::{DESK, Desk};
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
@@ -198,22 +200,51 @@ impl Group {
     /// goes on waiting for the same barrier.
     pub fn barrier_on(&self, channel: usize, deadline: impl Into<Deadline>) -> Result<()> {
         self.check_channel("barrier", channel)?;
-        self.meet("barrier", channel, BARRIER, deadline.into())
+        self.meet("barrier", channel, BARRIER, deadline.into(), |_, _| (), |_| ())
     }
 
     /// A barrier of the library's own, on its own channel.
     pub(crate) fn meet_for(&self, call: Call, deadline: Deadline) -> Result<()> {
-        self.meet(call.name(), self.channels(), call.code(), deadline)
+        self.meet(call.name(), self.channels(), call.code(), deadline, |_, _| (), |_| ())
+    }
+
+    /// As `meet_for`, with data: see [`Signals::exchange`](crate::signal::Signals::exchange).
+    #[inline]
+    pub(crate) fn exchange<R>(
+        &self,
+        call: Call,
+        mut write: impl FnMut(&Desk<'_>, usize),
+        read: impl FnOnce(&Desk<'_>) -> R,
+    ) -> Result<R> {
+        let (pads, layout) = self.formed()?.signals.pads();
+        let rank = self.rank();
+        let desk = |epoch| Desk { pads, layout, rank, epoch };
+        self.meet(
+            call.name(),
+            self.channels(),
+            call.code(),
+            self.deadline(),
+            |to, epoch| write(&desk(epoch), to),
+            |epoch| read(&desk(epoch)),
+        )
     }
 
     #[inline]
-    fn meet(&self, op: &'static str, channel: usize, code: u32, deadline: Deadline) -> Result<()> {
+    fn meet<R>(
+        &self,
+        op: &'static str,
+        channel: usize,
+        code: u32,
+        deadline: Deadline,
+        write: impl FnMut(usize, u32),
+        read: impl FnOnce(u32) -> R,
+    ) -> Result<R> {
         let health = &*self.0.health;
         let signals = &self.formed()?.signals;
         tracing::trace!(op, channel, group = self.name());
         self.check_whole(op)?;
         let broken = || health.hurts(|_| true);
-        signals.barrier(channel, code, deadline, broken).map_err(|stop| match stop {
+        signals.exchange(channel, code, deadline, broken, write, read).map_err(|stop| match stop {
             Stop::Differs { rank, theirs } => Error::Mismatch {
                 op,
                 what: "operation",
