@@ -562,7 +562,7 @@ mod tests {
             assert_eq!((first + WORDS - 1) / (SLOT / 2), flag / (SLOT / 2));
             assert!((first..first + WORDS).all(|word| !used.contains(&word)));
             let other = layout.payload(source, epoch + 1);
-            assert!(first.abs_diff(other) >= WORDS && first % 2 == 0);
+            assert!(first.abs_diff(other) >= WORDS && first.is_multiple_of(2));
         }
     }
 

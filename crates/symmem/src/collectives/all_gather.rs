@@ -1,6 +1,6 @@
 //! All-gather: every rank gets all ranks' elements.
 
-use super::{check_len, copy_elements, plan};
+use super::{check_len, copy_elements};
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::symmetric::Symmetric;
@@ -12,7 +12,7 @@ impl<T: Element> Symmetric<T> {
     pub fn all_gather(&mut self, out: &mut [T]) -> Result<()> {
         let len = self.len();
         check_len(self.group(), NAME, "an output", len * self.group().size(), out.len())?;
-        if plan::is_small::<T>(len, self.group().size()) {
+        if self.is_small() {
             return self.staged(NAME, &[], 0..len, true, |from, _| {
                 for (rank, &from) in from.iter().enumerate() {
                     let to = out.as_mut_ptr().wrapping_add(rank * len);

@@ -35,11 +35,15 @@ impl<T: Element> Symmetric<T> {
     pub fn all_reduce_with(&mut self, op: ReduceOp, algorithm: Algorithm) -> Result<()> {
         let looped = loop_for::<T>(self.group(), NAME, op)?;
         let len = self.len();
+        let (bytes, ranks) = (len * size_of::<T>(), self.group().size());
         let algorithm = match algorithm {
-            Algorithm::Auto => plan::choose(len * size_of::<T>(), self.group().size()),
-            chosen => chosen,
+            Algorithm::Auto => {
+                let chosen = plan::choose(bytes, ranks);
+                tracing::debug!(op = NAME, bytes, ranks, ?chosen, because = ?plan::all_reduce(bytes, ranks));
+                chosen
+            }
+            given => given,
         };
-        tracing::debug!(op = NAME, bytes = len * size_of::<T>(), ?algorithm);
         let agreed = [op as usize, algorithm as usize];
         if algorithm == Algorithm::Staged {
             return self.all_reduce_staged(op, looped);
@@ -92,7 +96,7 @@ impl<T: Element> Symmetric<T> {
         let len = self.len();
         super::check_len(self.group(), NAME, "an output", len, out.len())?;
         let agreed = [op as usize, usize::MAX];
-        if plan::is_small::<T>(len, self.group().size()) {
+        if self.is_small() {
             return self.staged(NAME, &agreed, 0..len, true, |from, _| {
                 // SAFETY: each rank has laid out `len` elements; `out` has as many and is ours alone.
                 unsafe { looped(from, &[out.as_mut_ptr()], len) };

@@ -1,6 +1,6 @@
 //! All-to-all: every rank gets one block from every rank.
 
-use super::{block_len, check_len, copy_elements, plan};
+use super::{block_len, check_len, copy_elements};
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::symmetric::Symmetric;
@@ -14,7 +14,7 @@ impl<T: Element> Symmetric<T> {
         let block = block_len(self.group(), NAME, self.len())?;
         check_len(self.group(), NAME, "an output", self.len(), out.len())?;
         let own = self.group().rank() * block;
-        if plan::is_small::<T>(self.len(), self.group().size()) {
+        if self.is_small() {
             return self.staged(NAME, &[], 0..self.len(), true, |from, _| {
                 for (rank, from) in from.iter().enumerate() {
                     let to = out.as_mut_ptr().wrapping_add(rank * block);

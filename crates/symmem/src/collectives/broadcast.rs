@@ -1,6 +1,6 @@
 //! Broadcast: every rank gets one rank's elements.
 
-use super::{copy_elements, plan};
+use super::copy_elements;
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::symmetric::Symmetric;
@@ -12,7 +12,7 @@ impl<T: Element> Symmetric<T> {
     pub fn broadcast(&mut self, root: usize) -> Result<()> {
         self.group().check_rank(NAME, root)?;
         let len = self.len();
-        if plan::is_small::<T>(len, self.group().size()) {
+        if self.is_small() {
             let is_root = self.group().rank() == root;
             return self.staged(NAME, &[root], 0..len, is_root, |from, own| {
                 if let Some(&from) = from.get(root).filter(|_| !is_root) {

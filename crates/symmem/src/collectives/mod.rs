@@ -92,6 +92,11 @@ impl<T: Element> Symmetric<T> {
         done
     }
 
+    /// Whether parts that are only read are laid out beside the flags; the same on all ranks.
+    fn is_small(&self) -> bool {
+        plan::is_small(self.len() * size_of::<T>(), self.group().size())
+    }
+
     fn call(&self, name: &'static str, agreed: &[usize]) -> Call {
         let number = self.handle().number() as usize;
         Call::Collective(name, digest(name, T::DTYPE as usize, number, self.len(), agreed))
@@ -123,7 +128,11 @@ impl<T: Element> Symmetric<T> {
                 }
             };
             let read = |desk: &Desk<'_>| {
-                by_rank(group.size(), |r| desk.stage(r).cast_const().cast(), |from| work(from, own))
+                let stage = |r| desk.stage(r).cast_const().cast();
+                let done = by_rank(group.size(), stage, |from| work(from, own));
+                // Peers have read what lies where we write next: their copies of it can go while the caller works.
+                fetch_to_write(desk.next_stage(), bytes.min(EAGER));
+                done
             };
             return group.exchange(call, write, read);
         }
@@ -143,6 +152,16 @@ impl<T: Element> Symmetric<T> {
     }
 }
 
+/// How much of the next desk is fetched ahead: about what a core can have under way at once.
+const EAGER: usize = 2048;
+
+/// Hints that `bytes` are about to be written.
+fn fetch_to_write(first: *const u8, bytes: usize) {
+    for at in (0..bytes).step_by(LINE) {
+        crate::sync::fetch_to_write(first.wrapping_add(at));
+    }
+}
+
 /// Calls `f` with a pointer for each rank, made by `of`; without an allocation where the ranks are few.
 #[inline]
 fn by_rank<P: Copy, R>(ranks: usize, of: impl Fn(usize) -> P, f: impl FnOnce(&[P]) -> R) -> R {
@@ -159,16 +178,18 @@ fn by_rank<P: Copy, R>(ranks: usize, of: impl Fn(usize) -> P, f: impl FnOnce(&[P
 /// A number that differs between calls that do not fit together.
 #[inline]
 fn digest(name: &str, dtype: usize, number: usize, len: usize, agreed: &[usize]) -> u32 {
-    // Eight letters at once: the steps wait for each other.
+    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+    // Eight letters at once, and products that do not wait for each other: this is part of every small message.
     let letters = name
         .as_bytes()
         .chunks(8)
         .map(|chunk| chunk.iter().fold(0, |word, &letter| word << 8 | usize::from(letter)));
     let words = letters.chain([dtype, number, len]).chain(agreed.iter().copied());
-    let hash = words.fold(0xcbf2_9ce4_8422_2325_u64, |hash, word| {
-        (hash ^ word as u64).wrapping_mul(0x0000_0100_0000_01b3)
+    let sum = words.fold(0_u64, |sum, word| {
+        sum.rotate_left(23).wrapping_add((word as u64 ^ FACTOR).wrapping_mul(FACTOR))
     });
-    (hash ^ (hash >> 32)) as u32
+    let mixed = (sum ^ (sum >> 29)).wrapping_mul(FACTOR);
+    (mixed >> 32) as u32
 }
 
 /// The elements that rank `rank` of `ranks` works on: equal shares, cut at cache lines.
@@ -191,7 +212,9 @@ fn loop_for<T: Element>(group: &Group, name: &'static str, op: ReduceOp) -> Resu
 /// Both may be touched for that many elements by nobody else, and they do not overlap.
 unsafe fn copy_elements<T>(from: *const T, to: *mut T, len: usize) {
     // SAFETY: as the caller promises.
-    unsafe { copy(from.cast(), to.cast(), len * size_of::<T>(), Stores::Cached) };
+    unsafe {
+        copy(from.cast(), to.cast(), len * size_of::<T>(), plan::stores(len * size_of::<T>()))
+    };
 }
 
 fn check_len(

@@ -1,6 +1,6 @@
 //! Reduce-scatter: rank r gets block r of the reduction of all ranks' elements.
 
-use super::{block_len, by_rank, check_len, loop_for, plan};
+use super::{block_len, by_rank, check_len, loop_for};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
 use crate::symmetric::Symmetric;
@@ -36,7 +36,7 @@ impl<T: Element> Symmetric<T> {
         check_len(self.group(), NAME, "an output", rows * block, out.len())?;
         let first = self.group().rank() * block;
         let agreed = [op as usize, rows, columns];
-        if plan::is_small::<T>(self.len(), self.group().size()) {
+        if self.is_small() {
             return self.staged(NAME, &agreed, 0..self.len(), true, |from, _| {
                 for (row, out) in out.chunks_exact_mut(block.max(1)).enumerate() {
                     let begin = row * columns + first;

@@ -1,6 +1,6 @@
 //! Collectives with one rank at their root: reduce, gather, scatter.
 
-use super::{block_len, check_len, copy_elements, loop_for, plan};
+use super::{block_len, check_len, copy_elements, loop_for};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
 use crate::symmetric::Symmetric;
@@ -15,7 +15,7 @@ impl<T: Element> Symmetric<T> {
         if is_root {
             check_len(self.group(), NAME, "an output", len, out.len())?;
         }
-        if plan::is_small::<T>(len, self.group().size()) {
+        if self.is_small() {
             return self.staged(NAME, &[op as usize, root], 0..len, true, |from, _| {
                 if is_root {
                     // SAFETY: each rank has laid out `len` elements; `out` has as many and is ours alone.
@@ -40,7 +40,7 @@ impl<T: Element> Symmetric<T> {
         if is_root {
             check_len(self.group(), NAME, "an output", len * self.group().size(), out.len())?;
         }
-        if plan::is_small::<T>(len, self.group().size()) {
+        if self.is_small() {
             return self.staged(NAME, &[root], 0..len, true, |from, _| {
                 for (rank, &from) in from.iter().enumerate().filter(|_| is_root) {
                     let to = out.as_mut_ptr().wrapping_add(rank * len);
@@ -66,7 +66,7 @@ impl<T: Element> Symmetric<T> {
         let is_root = self.is_root(NAME, root)?;
         check_len(self.group(), NAME, "an output", block, out.len())?;
         let own = self.group().rank() * block;
-        if plan::is_small::<T>(self.len(), self.group().size()) {
+        if self.is_small() {
             return self.staged(NAME, &[root], 0..self.len(), is_root, |from, _| {
                 if let Some(from) = from.get(root) {
                     // SAFETY: the root has laid out a block for each rank, and `out` is one long.
