@@ -29,6 +29,13 @@ use host::reduce::{Loop, reduce_loop};
 /// Work is divided at multiples of this many bytes, so that no two ranks write one cache line.
 const LINE: usize = 64;
 
+/// Whether peers touch each other's parts. Told to them: ranks that chose differently must not go on together.
+#[derive(Clone, Copy)]
+enum Way {
+    Direct,
+    Staged,
+}
+
 /// One call of a collective, as its work sees it: all ranks are in it, and nobody else touches any part.
 struct Session<'a, T> {
     group: &'a Group,
@@ -78,7 +85,7 @@ impl<T: Element> Symmetric<T> {
         work: impl FnOnce(&Session<'_, T>) -> Result<R>,
     ) -> Result<R> {
         self.check_whole(name)?;
-        let call = self.call(name, agreed);
+        let call = self.call(name, Way::Direct, agreed);
         let session = Session { group: self.group(), parts: self.parts(), call };
         let block = self.handle().block();
         block.set_open(true);
@@ -97,9 +104,10 @@ impl<T: Element> Symmetric<T> {
         plan::is_small(self.len() * size_of::<T>(), self.group().size())
     }
 
-    fn call(&self, name: &'static str, agreed: &[usize]) -> Call {
-        let number = self.handle().number() as usize;
-        Call::Collective(name, digest(name, T::DTYPE as usize, number, self.len(), agreed))
+    fn call(&self, name: &'static str, way: Way, agreed: &[usize]) -> Call {
+        let (number, kind) =
+            (self.handle().number() as usize, T::DTYPE as usize * 2 + way as usize);
+        Call::Collective(name, digest(name, kind, number, self.len(), agreed))
     }
 
     /// The way of small messages: every rank that `lays` lays out the elements of `range` of its part beside its flag,
@@ -116,7 +124,7 @@ impl<T: Element> Symmetric<T> {
         work: impl FnOnce(&[*const T], *mut T) -> R,
     ) -> Result<R> {
         self.check_whole(name)?;
-        let call = self.call(name, agreed);
+        let call = self.call(name, Way::Staged, agreed);
         let (group, bytes) = (self.group(), range.len() * size_of::<T>());
         let own = self.parts().get(group.rank()).map_or(std::ptr::null_mut(), |part| part.as_ptr());
         let own = own.wrapping_add(range.start);
@@ -177,14 +185,14 @@ fn by_rank<P: Copy, R>(ranks: usize, of: impl Fn(usize) -> P, f: impl FnOnce(&[P
 
 /// A number that differs between calls that do not fit together.
 #[inline]
-fn digest(name: &str, dtype: usize, number: usize, len: usize, agreed: &[usize]) -> u32 {
+fn digest(name: &str, kind: usize, number: usize, len: usize, agreed: &[usize]) -> u32 {
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
     // Eight letters at once, and products that do not wait for each other: this is part of every small message.
     let letters = name
         .as_bytes()
         .chunks(8)
         .map(|chunk| chunk.iter().fold(0, |word, &letter| word << 8 | usize::from(letter)));
-    let words = letters.chain([dtype, number, len]).chain(agreed.iter().copied());
+    let words = letters.chain([kind, number, len]).chain(agreed.iter().copied());
     let sum = words.fold(0_u64, |sum, word| {
         sum.rotate_left(23).wrapping_add((word as u64 ^ FACTOR).wrapping_mul(FACTOR))
     });

@@ -13,9 +13,6 @@ const LANES: usize = 64;
 /// Those left over go so many at once, and only the last of them one by one.
 const FEW: usize = 8;
 
-/// How far ahead lines are asked for, in bytes.
-const AHEAD: usize = 16 * 64;
-
 /// An operator as a type, so that the loop is made for it.
 trait Operator {
     fn apply<N: Number>(a: N::Wide, b: N::Wide) -> N::Wide;
@@ -140,7 +137,6 @@ unsafe fn body<N: Number, O: Operator, const H: bool>(
 unsafe fn run<N: Number, O: Operator, const H: bool>(from: &[*const N], to: &[*mut N], len: usize) {
     let whole = len / LANES * LANES;
     for at in (0..whole).step_by(LANES) {
-        from.iter().for_each(|source| fetch::<N>(source.wrapping_add(at)));
         // SAFETY: as the caller promises; `at + LANES` is within `len`.
         unsafe { block::<N, O, H, LANES>(from, to, at) };
     }
@@ -153,19 +149,6 @@ unsafe fn run<N: Number, O: Operator, const H: bool>(from: &[*const N], to: &[*m
         // SAFETY: as above, with one element.
         unsafe { block::<N, O, false, 1>(from, to, at) };
     }
-}
-
-/// Asks for the lines that the loop will read in a while: a peer's are slow to come.
-#[inline(always)]
-fn fetch<N>(source: *const N) {
-    #[cfg(target_arch = "x86_64")]
-    for line in 0..(LANES * size_of::<N>()).div_ceil(64) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        let ahead = source.cast::<i8>().wrapping_add(AHEAD + line * 64);
-        // SAFETY: a prefetch reads nothing and cannot fault.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead) };
-    }
-    let _ = source;
 }
 
 /// # Safety
