@@ -3,6 +3,7 @@
 
 mod bench;
 mod doctor;
+mod explain;
 mod guard;
 mod run;
 
@@ -25,6 +26,7 @@ struct Cli {
 enum Command {
     Run(run::Args),
     Bench(bench::Args),
+    Explain(explain::Args),
     /// Says what works on this machine, and what is missing for the rest
     Doctor,
     #[command(name = guard::SUBCOMMAND, hide = true)]
@@ -48,6 +50,7 @@ fn execute(command: Command) -> Result<ExitCode> {
     match command {
         Command::Run(args) => args.run(),
         Command::Bench(args) => args.run(),
+        Command::Explain(args) => args.run(),
         Command::BenchRank(args) => args.run(),
         Command::Doctor => doctor::run(),
         Command::Guard => guard::watch(),

@@ -10,6 +10,7 @@
 //! | `poison`               | any rank   | 0: fine; n+1: rank n of the group is lost; never reset |
 //! | `epoch(c, s)`          | rank s     | number of barriers on channel c that s has reached; only grows (modulo 2³²) |
 //! | `call(c, s, e & 1)`    | rank s     | what s called when it reached epoch e; rewritten only once r has reached e + 1 |
+//! | `payload(c, s, e & 1)` | rank s     | what s carries along to epoch e, in the line of its flag; rewritten as `call` is |
 //! | `signal(c, s)`         | s: 0 → 1 (release), r: 1 → 0 (acquire) | zero at rest |
 //! | `decision(g)`          | first of all, in rank 0's pad | 0: open; n+1: rank n's proposal for generation g won |
 //! | `proposal(g, i)`       | rank r     | bit b of word i: rank 32·i+b takes part in generation g |
@@ -75,6 +76,14 @@ impl Layout {
 
     const fn call(&self, channel: usize, source: usize, epoch: u32) -> usize {
         self.slot(channel, source) + 1 + (epoch & 1) as usize
+    }
+
+    /// Bytes that fit into the line of a flag, for each of two epochs in turn.
+    pub(crate) const PAYLOAD: usize = 24;
+
+    /// The first of the words that carry [`Layout::PAYLOAD`] bytes of the library's own channel.
+    pub(crate) const fn payload(&self, source: usize, epoch: u32) -> usize {
+        self.slot(self.channels, source) + 4 + (epoch & 1) as usize * (Self::PAYLOAD / 4)
     }
 
     const fn signal(&self, channel: usize, source: usize) -> usize {
@@ -194,14 +203,33 @@ impl<P: Pads> Signals<P> {
     ///
     /// `call` says what the caller is about; ranks that call different things are told so, all of them.
     /// After `Expired` the same call goes on waiting for the same barrier; another one waits for it first.
-    #[inline]
+    #[cfg(any(test, loom))]
     pub fn barrier(
         &self,
         channel: usize,
         call: u32,
         deadline: Deadline,
-        mut interrupted: impl FnMut() -> bool,
+        interrupted: impl FnMut() -> bool,
     ) -> Result<(), Stop> {
+        self.exchange(channel, call, deadline, interrupted, |_, _| (), |_| ())
+    }
+
+    /// As `barrier`, with data: `write(r, e)` lays out what rank r shall find at epoch e, for ourselves first and for
+    /// each peer just before its flag; `read(e)` takes up what all have laid out.
+    ///
+    /// What was laid out for e may be overwritten for e + 2 and not before: whoever writes for e + 2 has passed e + 1,
+    /// which all ranks reach only when they have read e. A call that goes on with an expired one writes nothing: what
+    /// it had laid out then still counts, for all ranks.
+    #[inline]
+    pub fn exchange<R>(
+        &self,
+        channel: usize,
+        call: u32,
+        deadline: Deadline,
+        mut interrupted: impl FnMut() -> bool,
+        write: impl FnMut(usize, u32),
+        read: impl FnOnce(u32) -> R,
+    ) -> Result<R, Stop> {
         let state = &self.channels[channel];
         let _turn = self.take_turn(state, deadline)?;
         if state.unfinished.load(Ordering::Relaxed) && state.call.load(Ordering::Relaxed) != call {
@@ -213,9 +241,14 @@ impl<P: Pads> Signals<P> {
                 &mut interrupted,
             )?;
         }
-        let epoch = self.arrive(channel, call);
+        let epoch = self.arrive(channel, call, write);
         self.await_all(channel, epoch, deadline, &mut interrupted)?;
-        self.same_call(channel, call, epoch)
+        self.same_call(channel, call, epoch)?;
+        Ok(read(epoch)) // while it is our turn: another thread of ours would let peers go on and overwrite it
+    }
+
+    pub(crate) fn pads(&self) -> (&P, Layout) {
+        (&self.pads, self.layout)
     }
 
     /// Waits until all have reached the epoch that we have reached.
@@ -266,7 +299,7 @@ impl<P: Pads> Signals<P> {
 
     /// Publishes our arrival, or finds that we have arrived already in an earlier, expired call.
     #[inline]
-    fn arrive(&self, channel: usize, call: u32) -> u32 {
+    fn arrive(&self, channel: usize, call: u32, mut write: impl FnMut(usize, u32)) -> u32 {
         let state = &self.channels[channel];
         let epoch = state.epoch.load(Ordering::Relaxed);
         if state.unfinished.load(Ordering::Relaxed) {
@@ -277,10 +310,12 @@ impl<P: Pads> Signals<P> {
         state.call.store(call, Ordering::Relaxed);
         state.unfinished.store(true, Ordering::Relaxed);
         let peers = || (0..self.layout.ranks).filter(|&r| r != self.rank);
+        write(self.rank, epoch);
         for peer in peers() {
+            write(peer, epoch);
             let call_word = self.pads.word(peer, self.layout.call(channel, self.rank, epoch));
             call_word.store(call, Ordering::Relaxed);
-            // Release: pairs with the acquire in `has_reached` and publishes `call` and all data.
+            // Release: pairs with the acquire in `has_reached` and publishes `call`, the payload and all data.
             let slot = self.pads.word(peer, self.layout.epoch(channel, self.rank));
             slot.store(epoch, Ordering::Release);
         }
@@ -514,6 +549,44 @@ mod tests {
             assert!(sources().all(within));
             assert!(lines.iter().all(|&line| line * SLOT > layout.proposal(ranks - 1, 0)));
         }
+    }
+
+    #[test]
+    fn a_flag_and_its_payload_lie_in_one_line_and_nothing_else_lies_there() {
+        const WORDS: usize = Layout::PAYLOAD / 4;
+        let layout = Layout::new(3, 2);
+        let used = layout.used();
+        for (source, epoch) in (0..3).flat_map(|s| [0, 1].map(|e| (s, e))) {
+            let first = layout.payload(source, epoch);
+            let flag = layout.epoch(2, source);
+            assert_eq!((first + WORDS - 1) / (SLOT / 2), flag / (SLOT / 2));
+            assert!((first..first + WORDS).all(|word| !used.contains(&word)));
+            let other = layout.payload(source, epoch + 1);
+            assert!(first.abs_diff(other) >= WORDS && first.is_multiple_of(2));
+        }
+    }
+
+    #[test]
+    fn what_is_laid_out_counts_though_the_call_expired() {
+        let group = group(2, 0);
+        let desk = [SharedWord::new(0), SharedWord::new(0)];
+        let exchange = |rank: usize, value: u32, limit: Duration| {
+            group[rank].exchange(
+                0,
+                7,
+                limit.into(),
+                || false,
+                |to, _| {
+                    if to == rank {
+                        desk[rank].store(value, Ordering::Relaxed);
+                    }
+                },
+                |_| desk.each_ref().map(|word| word.load(Ordering::Relaxed)),
+            )
+        };
+        assert!(matches!(exchange(0, 1, Duration::from_millis(5)), Err(Stop::Expired { .. })));
+        assert_eq!(exchange(1, 2, LONG), Ok([1, 2]));
+        assert_eq!(exchange(0, 3, LONG), Ok([1, 2]));
     }
 
     #[test]

@@ -179,12 +179,20 @@ impl Word for SharedWord {
 
     #[inline(always)]
     fn fetch_to_write(&self) {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a prefetch reads and writes nothing and cannot fault; on processors without it, it is a no-op.
-        unsafe {
-            core::arch::asm!("prefetchw [{}]", in(reg) self, options(nostack, preserves_flags, readonly));
-        }
+        fetch_to_write(std::ptr::from_ref(self).cast());
     }
+}
+
+/// A hint that this core is about to write the line of `address`; any address will do.
+#[inline(always)]
+pub(crate) fn fetch_to_write(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch reads and writes nothing and cannot fault; on processors without it, it is a no-op.
+    unsafe {
+        core::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
 }
 
 /// The fence between a successful `replace` (`SeqCst`) and `ring_if_asleep`. Where an exchange is a full fence by
@@ -224,14 +232,17 @@ impl Patience {
 }
 
 /// Cores of the machine, not of this process: launchers like to bind each rank to one.
-fn cores() -> usize {
-    let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
-    let count = |range: &str| {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        Some(last.parse::<usize>().ok()?.checked_sub(first.parse().ok()?)? + 1)
-    };
-    let counted: Option<usize> = online.trim().split(',').map(count).sum();
-    counted.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+pub(crate) fn cores() -> usize {
+    static CORES: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
+    *CORES.get_or_init(|| {
+        let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+        let count = |range: &str| {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            Some(last.parse::<usize>().ok()?.checked_sub(first.parse().ok()?)? + 1)
+        };
+        let counted: Option<usize> = online.trim().split(',').map(count).sum();
+        counted.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+    })
 }
 
 /// How a wait ended.

@@ -259,6 +259,31 @@ fn barriers_follow_each_other_in_the_same_slots() {
     assert!(TWO.explore(three_times));
 }
 
+/// Each rank has one place for even and one for odd epochs, and no barrier but the exchanges themselves.
+fn exchanged(rank: &Rank) {
+    let place = |of: usize, epoch: u32| 2 * of + (epoch & 1) as usize;
+    for _ in 0..3 {
+        let met = rank.signals.exchange(
+            0,
+            0,
+            NEVER,
+            || false,
+            |to, epoch| {
+                if to == rank.rank {
+                    rank.data.write(place(to, epoch), 10 * epoch);
+                }
+            },
+            |epoch| (epoch, rank.data.read(place(1 - rank.rank, epoch))),
+        );
+        assert!(matches!(met, Ok((epoch, seen)) if seen == 10 * epoch), "{met:?}");
+    }
+}
+
+#[test]
+fn what_is_laid_out_is_seen_and_stays_until_all_have_read_it() {
+    assert!(Model { preemptions: 2, ..TWO }.explore(exchanged));
+}
+
 #[test]
 fn barriers_go_on_when_the_epochs_wrap_around() {
     for epoch in [u32::MAX - 1, u32::MAX, i32::MAX as u32 - 1] {

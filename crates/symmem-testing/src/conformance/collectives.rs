@@ -40,7 +40,7 @@ fn reduces<T: Element>(
 ) {
     let expected: Vec<T> = (0..len).map(|i| defined(&|rank| value(rank, i))).collect();
     let expected = bytes(&expected);
-    for algorithm in [Algorithm::Auto, Algorithm::OneShot, Algorithm::TwoShot] {
+    for algorithm in [Algorithm::Auto, Algorithm::Staged, Algorithm::OneShot, Algorithm::TwoShot] {
         let mut x = filled(world, len, &value);
         x.all_reduce_with(op, algorithm).unwrap();
         assert_eq!(bytes(x.local()), expected, "{op} of {len} {} by {algorithm:?}", T::DTYPE);
@@ -95,11 +95,46 @@ pub fn reductions_give_the_bits_of_their_definition(world: World) {
     }
 }
 
+/// Around the sizes at which the way changes: the line of the flag, the desk beside it and its end.
+pub fn every_way_gives_the_same_bits_around_its_limits(world: World) {
+    let sum = sum(&world);
+    for len in [5, 6, 7, 127, 128, 160, 192, 193, 256, 320, 2047, 4095, 4096, 4097, 9000] {
+        reduces(&world, len, ReduceOp::Sum, float, &sum);
+        let byte = |r: usize, i: usize| seed(r, i) as u8;
+        reduces(&world, len, ReduceOp::Max, byte, |of| {
+            (0..world.size()).map(of).fold(0, |a, b| a.max(b))
+        });
+    }
+}
+
+/// Small collectives follow each other without a closing barrier: none sees what belongs to the next.
+pub fn small_collectives_follow_each_other(world: World) {
+    let n = world.size();
+    for len in [2, 40] {
+        let mut x = world.alloc::<u32>(len * n).unwrap().rendezvous(&world).unwrap();
+        let mut out = vec![0; len * n * n];
+        for round in 0..300_u32 {
+            let rank = world.rank() as u32;
+            x.local_mut().fill(round + rank);
+            x.all_reduce(ReduceOp::Max).unwrap();
+            assert!(x.local().iter().all(|v| *v == round + n as u32 - 1), "round {round}");
+            x.local_mut().fill(1000 * round + rank);
+            x.all_gather(&mut out).unwrap();
+            let told = |(i, v): (usize, &u32)| *v == 1000 * round + (i / (len * n)) as u32;
+            assert!(out.iter().enumerate().all(told), "round {round}");
+            x.local_mut().fill(7 * round + rank);
+            let root = round as usize % n;
+            x.broadcast(root).unwrap();
+            assert!(x.local().iter().all(|v| *v == 7 * round + root as u32), "round {round}");
+        }
+    }
+}
+
 /// Blocks go where they belong: reduce-scatter (flat and by rows), all-gather, all-to-all, gather, scatter, broadcast.
 pub fn blocks_go_where_they_belong(world: World) {
     let (n, own) = (world.size(), world.rank());
     let tag = |rank: usize, i: usize| (rank * 100_000 + i) as u64;
-    for block in [0, 1, 33, 500] {
+    for block in [0, 1, 3, 33, 96, 500] {
         let mut x = filled(&world, n * block, tag);
         let mut out = vec![0; block];
         x.reduce_scatter(ReduceOp::Sum, &mut out).unwrap();

@@ -1,8 +1,10 @@
 //! All-reduce: every rank gets the reduction of all ranks' elements.
 
-use super::{Session, loop_for, share};
+use super::host::reduce::Loop;
+use super::{Session, by_rank, loop_for, plan, share};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
+use crate::group::DESK;
 use crate::symmetric::Symmetric;
 
 const NAME: &str = "all_reduce";
@@ -14,6 +16,9 @@ pub enum Algorithm {
     /// Whichever should be the fastest.
     #[default]
     Auto,
+    /// Every rank lays out its elements beside its flag, and reduces what all have laid out: one barrier. Longer parts
+    /// go piece by piece.
+    Staged,
     /// Every rank reduces all elements for itself.
     OneShot,
     /// Every rank reduces its share of the elements and stores it with all: each byte crosses once each way.
@@ -30,7 +35,19 @@ impl<T: Element> Symmetric<T> {
     pub fn all_reduce_with(&mut self, op: ReduceOp, algorithm: Algorithm) -> Result<()> {
         let looped = loop_for::<T>(self.group(), NAME, op)?;
         let len = self.len();
+        let (bytes, ranks) = (len * size_of::<T>(), self.group().size());
+        let algorithm = match algorithm {
+            Algorithm::Auto => {
+                let chosen = plan::choose(bytes, ranks);
+                tracing::debug!(op = NAME, bytes, ranks, ?chosen, because = ?plan::all_reduce(bytes, ranks));
+                chosen
+            }
+            given => given,
+        };
         let agreed = [op as usize, algorithm as usize];
+        if algorithm == Algorithm::Staged {
+            return self.all_reduce_staged(op, looped);
+        }
         self.collective(NAME, &agreed, |session| match algorithm {
             Algorithm::OneShot => {
                 let mut whole = Vec::with_capacity(len);
@@ -43,15 +60,34 @@ impl<T: Element> Symmetric<T> {
                 };
                 Ok(())
             }
-            Algorithm::Auto | Algorithm::TwoShot => {
+            _ => {
                 let own = share::<T>(len, session.rank(), session.size());
-                let to: Vec<*mut T> =
-                    (0..session.size()).map(|r| session.part(r, own.start)).collect();
-                // SAFETY: within all parts; no other rank touches the elements of our share.
-                unsafe { session.reduce(looped, own, &to) };
+                let part = |rank| session.part(rank, own.start);
+                by_rank(session.size(), part, |parts| {
+                    // SAFETY: within all parts; no other rank touches the elements of our share.
+                    unsafe { session.reduce(looped, own.clone(), parts) };
+                });
                 Ok(())
             }
         })
+    }
+
+    fn all_reduce_staged(&mut self, op: ReduceOp, looped: Loop<T>) -> Result<()> {
+        let (len, piece) = (self.len(), DESK / size_of::<T>());
+        let mut begin = 0;
+        loop {
+            let end = (begin + piece).min(len);
+            // With the place in it: a rank that gave up and began anew must not meet others halfway.
+            let agreed = [op as usize, Algorithm::Staged as usize, begin];
+            self.staged(NAME, &agreed, begin..end, true, |from, own| {
+                // SAFETY: each rank has laid out that many elements; our part has them too, and is ours alone.
+                unsafe { looped(from, &[own], end - begin) };
+            })?;
+            begin = end;
+            if begin == len {
+                return Ok(());
+            }
+        }
     }
 
     /// Into `out`, leaving this memory as it is. Collective.
@@ -59,7 +95,14 @@ impl<T: Element> Symmetric<T> {
         let looped = loop_for::<T>(self.group(), NAME, op)?;
         let len = self.len();
         super::check_len(self.group(), NAME, "an output", len, out.len())?;
-        self.collective(NAME, &[op as usize, usize::MAX], |session: &Session<'_, T>| {
+        let agreed = [op as usize, usize::MAX];
+        if self.is_small() {
+            return self.staged(NAME, &agreed, 0..len, true, |from, _| {
+                // SAFETY: each rank has laid out `len` elements; `out` has as many and is ours alone.
+                unsafe { looped(from, &[out.as_mut_ptr()], len) };
+            });
+        }
+        self.collective(NAME, &agreed, |session: &Session<'_, T>| {
             // SAFETY: all have `len` elements; `out` is ours alone, and nobody writes any part.
             unsafe { session.reduce(looped, 0..len, &[out.as_mut_ptr()]) };
             Ok(())

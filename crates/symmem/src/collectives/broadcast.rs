@@ -12,6 +12,15 @@ impl<T: Element> Symmetric<T> {
     pub fn broadcast(&mut self, root: usize) -> Result<()> {
         self.group().check_rank(NAME, root)?;
         let len = self.len();
+        if self.is_small() {
+            let is_root = self.group().rank() == root;
+            return self.staged(NAME, &[root], 0..len, is_root, |from, own| {
+                if let Some(&from) = from.get(root).filter(|_| !is_root) {
+                    // SAFETY: the root has laid out `len` elements, and our part has as many.
+                    unsafe { copy_elements(from, own, len) };
+                }
+            });
+        }
         self.collective(NAME, &[root], |session| {
             if session.rank() != root {
                 let own = session.part(session.rank(), 0);

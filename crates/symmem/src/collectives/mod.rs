@@ -12,6 +12,7 @@ mod all_to_all_v;
 mod broadcast;
 mod host;
 mod one_sided;
+pub mod plan;
 mod reduce_scatter;
 mod rooted;
 mod slices;
@@ -26,13 +27,20 @@ pub use words::{memset32, write_value32};
 
 use crate::dtype::{Element, ReduceOp};
 use crate::error::{Error, Result};
-use crate::group::{Call, Group};
+use crate::group::{Call, Desk, Group};
 use crate::symmetric::Symmetric;
 use host::copy::{Stores, copy};
 use host::reduce::{Loop, reduce_loop};
 
 /// Work is divided at multiples of this many bytes, so that no two ranks write one cache line.
 const LINE: usize = 64;
+
+/// Whether peers touch each other's parts. Told to them: ranks that chose differently must not go on together.
+#[derive(Clone, Copy)]
+enum Way {
+    Direct,
+    Staged,
+}
 
 /// One call of a collective, as its work sees it: all ranks are in it, and nobody else touches any part.
 struct Session<'a, T> {
@@ -65,10 +73,9 @@ impl<T: Element> Session<'_, T> {
     /// # Safety
     /// The range lies within the parts and, shifted to `at`, within every destination, and nobody else writes there.
     unsafe fn reduce(&self, looped: Loop<T>, range: Range<usize>, to: &[*mut T]) {
-        let from: Vec<*const T> =
-            (0..self.size()).map(|r| self.part(r, range.start).cast_const()).collect();
+        let part = |rank| self.part(rank, range.start).cast_const();
         // SAFETY: as the caller promises.
-        unsafe { looped(&from, to, range.len()) };
+        by_rank(self.size(), part, |from| unsafe { looped(from, to, range.len()) });
     }
 }
 
@@ -84,31 +91,122 @@ impl<T: Element> Symmetric<T> {
         work: impl FnOnce(&Session<'_, T>) -> Result<R>,
     ) -> Result<R> {
         self.check_whole(name)?;
-        let number = self.handle().number() as usize;
-        let call =
-            Call::Collective(name, digest(name, T::DTYPE as usize, number, self.len(), agreed));
+        let call = self.call(name, Way::Direct, agreed);
         let session = Session { group: self.group(), parts: self.parts(), call };
         let block = self.handle().block();
         block.set_open(true);
         let met = session.meet();
+        let agreed = !matches!(met, Err(Error::Mismatch { .. }));
         let done =
             met.and_then(|()| work(&session)).and_then(|result| session.meet().map(|()| result));
-        match &done {
-            Ok(_) | Err(Error::Mismatch { .. } | Error::Usage { .. }) => block.set_open(false),
-            Err(_) => self.sever(),
+        // Whoever disagrees before the work has everyone know it; later on, peers may be in the middle of it.
+        if done.is_ok() || !agreed {
+            block.set_open(false);
+        } else {
+            self.sever();
         }
         done
+    }
+
+    /// Whether parts that are only read are laid out beside the flags; the same on all ranks.
+    fn is_small(&self) -> bool {
+        plan::is_small(self.len() * size_of::<T>(), self.group().size())
+    }
+
+    fn call(&self, name: &'static str, way: Way, agreed: &[usize]) -> Call {
+        let (number, kind) =
+            (self.handle().number() as usize, T::DTYPE as usize * 2 + way as usize);
+        Call::Collective(name, digest(name, kind, number, self.len(), agreed))
+    }
+
+    /// The way of small messages: every rank that `lays` lays out the elements of `range` of its part beside its flag,
+    /// and `work` gets what each has laid out, by rank, and where its own part has these elements.
+    ///
+    /// Nobody touches a peer's part, so a failure leaves all memory to its owner. One barrier is all: what is laid out
+    /// stays as it is until all have passed the next.
+    fn staged<R>(
+        &mut self,
+        name: &'static str,
+        agreed: &[usize],
+        range: Range<usize>,
+        lays: bool,
+        work: impl FnOnce(&[*const T], *mut T) -> R,
+    ) -> Result<R> {
+        self.check_whole(name)?;
+        let call = self.call(name, Way::Staged, agreed);
+        let (group, bytes) = (self.group(), range.len() * size_of::<T>());
+        let own = self.parts().get(group.rank()).map_or(std::ptr::null_mut(), |part| part.as_ptr());
+        let own = own.wrapping_add(range.start);
+        if bytes > Desk::TINY {
+            let write = |desk: &Desk<'_>, to: usize| {
+                if lays && to == group.rank() {
+                    // SAFETY: our own part, and our own desk, which nobody reads at this epoch before our flag.
+                    unsafe { copy(own.cast(), desk.stage(to), bytes, Stores::Cached) };
+                }
+            };
+            let read = |desk: &Desk<'_>| {
+                let stage = |r| desk.stage(r).cast_const().cast();
+                let done = by_rank(group.size(), stage, |from| work(from, own));
+                // Peers have read what lies where we write next: their copies of it can go while the caller works.
+                fetch_to_write(desk.next_stage(), bytes.min(EAGER));
+                done
+            };
+            return group.exchange(call, write, read);
+        }
+        let mut tiny = [0_u64; Desk::TINY / size_of::<u64>()];
+        // SAFETY: our own part, and no more bytes than there are.
+        unsafe { std::ptr::copy_nonoverlapping(own.cast::<u8>(), tiny.as_mut_ptr().cast(), bytes) };
+        let write = |desk: &Desk<'_>, to: usize| {
+            if lays {
+                // SAFETY: as many bytes as there are, aligned; `to` does not read them before our flag.
+                unsafe { desk.tiny_for(to).cast::<[u64; 3]>().write(tiny) };
+            }
+        };
+        let read = |desk: &Desk<'_>| {
+            by_rank(group.size(), |r| desk.tiny_from(r).cast(), |from| work(from, own))
+        };
+        group.exchange(call, write, read)
+    }
+}
+
+/// How much of the next desk is fetched ahead: about what a core can have under way at once.
+const EAGER: usize = 2048;
+
+/// Hints that `bytes` are about to be written.
+fn fetch_to_write(first: *const u8, bytes: usize) {
+    for at in (0..bytes).step_by(LINE) {
+        crate::sync::fetch_to_write(first.wrapping_add(at));
+    }
+}
+
+/// Calls `f` with a pointer for each rank, made by `of`; without an allocation where the ranks are few.
+#[inline]
+fn by_rank<P: Copy, R>(ranks: usize, of: impl Fn(usize) -> P, f: impl FnOnce(&[P]) -> R) -> R {
+    let mut few = [of(0); 16];
+    match few.get_mut(..ranks) {
+        Some(few) => {
+            few.iter_mut().enumerate().for_each(|(rank, pointer)| *pointer = of(rank));
+            f(few)
+        }
+        None => f(&(0..ranks).map(of).collect::<Vec<_>>()),
     }
 }
 
 /// A number that differs between calls that do not fit together.
-fn digest(name: &str, dtype: usize, number: usize, len: usize, agreed: &[usize]) -> u32 {
-    let bytes = name.bytes().map(usize::from);
-    let words = bytes.chain([dtype, number, len]).chain(agreed.iter().copied());
-    let hash = words.fold(0xcbf2_9ce4_8422_2325_u64, |hash, word| {
-        (hash ^ word as u64).wrapping_mul(0x0000_0100_0000_01b3)
+#[inline]
+fn digest(name: &str, kind: usize, number: usize, len: usize, agreed: &[usize]) -> u32 {
+    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+    // Eight letters at once, and products that do not wait for each other: this is part of every small message.
+    let letters = name
+        .as_bytes()
+        .chunks(8)
+        .map(|chunk| chunk.iter().fold(0, |word, &letter| word << 8 | usize::from(letter)));
+    let words = letters.chain([kind, number, len]).chain(agreed.iter().copied());
+    let sum = words.fold(0_u64, |sum, word| {
+        sum.rotate_left(23).wrapping_add((word as u64 ^ FACTOR).wrapping_mul(FACTOR))
     });
-    (hash ^ (hash >> 32)) as u32
+    let mixed = (sum ^ (sum >> 29)).wrapping_mul(FACTOR);
+    (mixed >> 32) as u32
 }
 
 /// The elements that rank `rank` of `ranks` works on: equal shares, cut at cache lines.
@@ -131,7 +229,9 @@ fn loop_for<T: Element>(group: &Group, name: &'static str, op: ReduceOp) -> Resu
 /// Both may be touched for that many elements by nobody else, and they do not overlap.
 unsafe fn copy_elements<T>(from: *const T, to: *mut T, len: usize) {
     // SAFETY: as the caller promises.
-    unsafe { copy(from.cast(), to.cast(), len * size_of::<T>(), Stores::Cached) };
+    unsafe {
+        copy(from.cast(), to.cast(), len * size_of::<T>(), plan::stores(len * size_of::<T>()))
+    };
 }
 
 fn check_len(

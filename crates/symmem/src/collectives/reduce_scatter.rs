@@ -1,6 +1,6 @@
 //! Reduce-scatter: rank r gets block r of the reduction of all ranks' elements.
 
-use super::{block_len, check_len, loop_for};
+use super::{block_len, by_rank, check_len, loop_for};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
 use crate::symmetric::Symmetric;
@@ -34,8 +34,23 @@ impl<T: Element> Symmetric<T> {
         )?;
         let block = block_len(self.group(), NAME, columns)?;
         check_len(self.group(), NAME, "an output", rows * block, out.len())?;
-        self.collective(NAME, &[op as usize, rows, columns], |session| {
-            let first = session.rank() * block;
+        let first = self.group().rank() * block;
+        let agreed = [op as usize, rows, columns];
+        if self.is_small() {
+            return self.staged(NAME, &agreed, 0..self.len(), true, |from, _| {
+                for (row, out) in out.chunks_exact_mut(block.max(1)).enumerate() {
+                    let begin = row * columns + first;
+                    let source = |rank: usize| {
+                        from.get(rank).map_or(std::ptr::null(), |p| p.wrapping_add(begin))
+                    };
+                    // SAFETY: within what each rank has laid out; `out` has a block's length and is ours alone.
+                    by_rank(from.len(), source, |from| unsafe {
+                        looped(from, &[out.as_mut_ptr()], block)
+                    });
+                }
+            });
+        }
+        self.collective(NAME, &agreed, |session| {
             for (row, out) in out.chunks_exact_mut(block.max(1)).enumerate() {
                 let begin = row * columns + first;
                 // SAFETY: within all parts; `out` has a block's length and is ours alone, and nobody writes any part.

@@ -11,8 +11,17 @@ impl<T: Element> Symmetric<T> {
         const NAME: &str = "reduce";
         let looped = loop_for::<T>(self.group(), NAME, op)?;
         let len = self.len();
-        if self.is_root(NAME, root)? {
+        let is_root = self.is_root(NAME, root)?;
+        if is_root {
             check_len(self.group(), NAME, "an output", len, out.len())?;
+        }
+        if self.is_small() {
+            return self.staged(NAME, &[op as usize, root], 0..len, true, |from, _| {
+                if is_root {
+                    // SAFETY: each rank has laid out `len` elements; `out` has as many and is ours alone.
+                    unsafe { looped(from, &[out.as_mut_ptr()], len) };
+                }
+            });
         }
         self.collective(NAME, &[op as usize, root], |session| {
             if session.rank() == root {
@@ -27,8 +36,18 @@ impl<T: Element> Symmetric<T> {
     pub fn gather(&mut self, root: usize, out: &mut [T]) -> Result<()> {
         const NAME: &str = "gather";
         let len = self.len();
-        if self.is_root(NAME, root)? {
+        let is_root = self.is_root(NAME, root)?;
+        if is_root {
             check_len(self.group(), NAME, "an output", len * self.group().size(), out.len())?;
+        }
+        if self.is_small() {
+            return self.staged(NAME, &[root], 0..len, true, |from, _| {
+                for (rank, &from) in from.iter().enumerate().filter(|_| is_root) {
+                    let to = out.as_mut_ptr().wrapping_add(rank * len);
+                    // SAFETY: each rank has laid out `len` elements; `out` has as many for each.
+                    unsafe { copy_elements(from, to, len) };
+                }
+            });
         }
         self.collective(NAME, &[root], |session| {
             for rank in (0..session.size()).filter(|_| session.rank() == root) {
@@ -44,10 +63,19 @@ impl<T: Element> Symmetric<T> {
     pub fn scatter(&mut self, root: usize, out: &mut [T]) -> Result<()> {
         const NAME: &str = "scatter";
         let block = block_len(self.group(), NAME, self.len())?;
-        self.is_root(NAME, root)?;
+        let is_root = self.is_root(NAME, root)?;
         check_len(self.group(), NAME, "an output", block, out.len())?;
+        let own = self.group().rank() * block;
+        if self.is_small() {
+            return self.staged(NAME, &[root], 0..self.len(), is_root, |from, _| {
+                if let Some(from) = from.get(root) {
+                    // SAFETY: the root has laid out a block for each rank, and `out` is one long.
+                    unsafe { copy_elements(from.wrapping_add(own), out.as_mut_ptr(), block) };
+                }
+            });
+        }
         self.collective(NAME, &[root], |session| {
-            let from = session.part(root, session.rank() * block).cast_const();
+            let from = session.part(root, own).cast_const();
             // SAFETY: the root's part has a block for each rank, and `out` is one long; nobody writes any part.
             unsafe { copy_elements(from, out.as_mut_ptr(), block) };
             Ok(())

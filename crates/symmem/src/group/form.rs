@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::context::{Context, Name};
 use super::conversation::{Card, Conversation};
+use super::desk::{DESK, desk_offset};
 use super::health::{Health, Parting};
 use super::{Group, Inner, check_pad_size, no_descriptor};
 use crate::backend::{Allocation, Exported};
 use crate::error::{Error, Result};
 use crate::mesh::{Gone, Phase, Scope, Subject};
-use crate::region::Words;
+use crate::region::{Region, Words};
 use crate::signal::{Layout, Pads, Signals};
 use crate::sync::atomic::AtomicU32;
 use crate::sync::{Deadline, Patience, SharedWord};
@@ -40,12 +41,17 @@ impl Plan {
         Layout::new(self.members.len(), self.channels())
     }
 
+    /// Words, and behind them the desk.
+    fn pad_bytes(&self) -> usize {
+        desk_offset(self.layout()) + 2 * DESK
+    }
+
     fn terms(&self) -> [(&'static str, String); 1] {
         [("signal pad size", format!("{} bytes", self.pad_size))]
     }
 
     fn make_pad(&self, context: &Context) -> Result<(Arc<dyn Allocation>, Card)> {
-        let pad = context.pad_backend.allocate(self.layout().words() * 4)?;
+        let pad = context.pad_backend.allocate(self.pad_bytes())?;
         let id = crate::mesh::endpoint::random()?.to_le_bytes().to_vec();
         Ok((pad, Card::new(&self.terms(), id)))
     }
@@ -114,14 +120,18 @@ pub(super) struct Root {
 }
 
 /// The group's pads in mapped memory.
-pub(super) struct RegionPads(Vec<Words>);
+pub(super) struct RegionPads {
+    pub(super) words: Vec<Words>,
+    /// Twice [`DESK`] bytes each.
+    pub(super) desks: Vec<Region>,
+}
 
 impl Pads for RegionPads {
     type Word = SharedWord;
 
     #[inline]
     fn word(&self, owner: usize, index: usize) -> &SharedWord {
-        &self.0[owner][index]
+        &self.words[owner][index]
     }
 }
 
@@ -170,10 +180,15 @@ impl Group {
 
     #[inline]
     pub(super) fn formed(&self) -> Result<&Arc<Formed>> {
+        self.formed_by(self.deadline())
+    }
+
+    #[inline]
+    pub(super) fn formed_by(&self, deadline: Deadline) -> Result<&Arc<Formed>> {
         match self.0.health.formed.get() {
             Some(formed) => Ok(formed),
             None => {
-                self.ready()?;
+                self.ready_by(deadline)?;
                 self.0.health.formed.get().ok_or_else(no_descriptor)
             }
         }
@@ -194,7 +209,10 @@ impl Inner {
         }
         let conversation = self.conversation(deadline);
         if let Some(cards) = &forming.cards {
-            return conversation.agree(&self.plan.terms(), cards);
+            conversation.agree(&self.plan.terms(), cards)?;
+            // They agree, and yet nothing was formed of it: this rank could not do its part.
+            let (rank, how) = self.health.missed(|_| true).unwrap_or_default();
+            return Err(Error::PeerLost { rank, during: self.plan.op, how });
         }
         if let Some((rank, how)) = self.health.missed(|_| true).filter(|_| forming.over) {
             return Err(Error::PeerLost { rank, during: self.plan.op, how });
@@ -216,8 +234,7 @@ impl Inner {
             self.tell_all(&how);
         })?;
         let patience = Patience::among(self.plan.members.len());
-        let signals =
-            Signals::new(RegionPads(pads), self.health.rank, self.plan.layout(), patience);
+        let signals = Signals::new(pads, self.health.rank, self.plan.layout(), patience);
         let id = id.map_or(0, u128::from_le_bytes);
         let formed = Arc::new(Formed { id, signals, generations: AtomicU32::new(0) });
         self.health.formed.get_or_init(|| formed);
@@ -231,14 +248,24 @@ impl Inner {
         &self,
         own: &Arc<dyn Allocation>,
         memories: Vec<Option<Exported>>,
-    ) -> Result<Vec<Words>> {
-        let bytes = self.plan.layout().words() * 4;
+    ) -> Result<RegionPads> {
+        let bytes = self.plan.pad_bytes();
         let map = |(rank, memory): (usize, Option<Exported>)| match memory {
             Some(memory) => self.context.pad_backend.import(memory, bytes),
             None if rank == self.health.rank => own.region().part(0, bytes),
             None => Err(no_descriptor()),
         };
-        memories.into_iter().enumerate().map(|m| map(m).and_then(Words::new)).collect()
+        let whole: Vec<Region> =
+            memories.into_iter().enumerate().map(map).collect::<Result<_>>()?;
+        let words = self.plan.layout().words() * 4;
+        let desk = desk_offset(self.plan.layout());
+        Ok(RegionPads {
+            words: whole
+                .iter()
+                .map(|r| r.part(0, words).and_then(Words::new))
+                .collect::<Result<_>>()?,
+            desks: whole.iter().map(|r| r.part(desk, 2 * DESK)).collect::<Result<_>>()?,
+        })
     }
 
     /// Whether the members' verdict on the group is known to all: it stands, they disagree, or one is missing.

@@ -2,6 +2,7 @@
 
 mod context;
 mod conversation;
+mod desk;
 mod environment;
 mod form;
 mod health;
@@ -17,6 +18,7 @@ pub use world::{World, WorldOptions};
 
 pub(crate) use context::Context;
 pub(crate) use conversation::Conversation;
+pub(crate) use desk::{DESK, Desk};
 
 use crate::backend::Backend;
 use crate::block::Block;
@@ -207,22 +209,51 @@ impl Group {
     /// goes on waiting for the same barrier.
     pub fn barrier_on(&self, channel: usize, deadline: impl Into<Deadline>) -> Result<()> {
         self.check_channel("barrier", channel)?;
-        self.meet("barrier", channel, BARRIER, deadline.into())
+        self.meet("barrier", channel, BARRIER, deadline.into(), |_, _| (), |_| ())
     }
 
     /// A barrier of the library's own, on its own channel.
     pub(crate) fn meet_for(&self, call: Call, deadline: Deadline) -> Result<()> {
-        self.meet(call.name(), self.channels(), call.code(), deadline)
+        self.meet(call.name(), self.channels(), call.code(), deadline, |_, _| (), |_| ())
+    }
+
+    /// As `meet_for`, with data: see [`Signals::exchange`](crate::signal::Signals::exchange).
+    #[inline]
+    pub(crate) fn exchange<R>(
+        &self,
+        call: Call,
+        mut write: impl FnMut(&Desk<'_>, usize),
+        read: impl FnOnce(&Desk<'_>) -> R,
+    ) -> Result<R> {
+        let (pads, layout) = self.formed()?.signals.pads();
+        let rank = self.rank();
+        let desk = |epoch| Desk { pads, layout, rank, epoch };
+        self.meet(
+            call.name(),
+            self.channels(),
+            call.code(),
+            self.deadline(),
+            |to, epoch| write(&desk(epoch), to),
+            |epoch| read(&desk(epoch)),
+        )
     }
 
     #[inline]
-    fn meet(&self, op: &'static str, channel: usize, code: u32, deadline: Deadline) -> Result<()> {
+    fn meet<R>(
+        &self,
+        op: &'static str,
+        channel: usize,
+        code: u32,
+        deadline: Deadline,
+        write: impl FnMut(usize, u32),
+        read: impl FnOnce(u32) -> R,
+    ) -> Result<R> {
         let health = &*self.0.health;
-        let signals = &self.formed()?.signals;
+        let signals = &self.formed_by(deadline)?.signals;
         tracing::trace!(op, channel, group = self.name());
         self.check_whole(op)?;
         let broken = || health.hurts(|_| true);
-        signals.barrier(channel, code, deadline, broken).map_err(|stop| match stop {
+        signals.exchange(channel, code, deadline, broken, write, read).map_err(|stop| match stop {
             Stop::Differs { rank, theirs } => Error::Mismatch {
                 op,
                 what: "operation",
@@ -247,9 +278,11 @@ impl Group {
     ) -> Result<()> {
         const OP: &str = "put_signal";
         self.check_peer(OP, to, channel)?;
-        let health = &*self.0.health;
-        let stopped =
-            self.formed()?.signals.put(to, channel, deadline.into(), || health.hurts(|r| r == to));
+        let (health, deadline) = (&*self.0.health, deadline.into());
+        let stopped = self
+            .formed_by(deadline)?
+            .signals
+            .put(to, channel, deadline, || health.hurts(|r| r == to));
         stopped.map_err(|stop| health.error(stop, OP, Some(channel), |r| r == to))
     }
 
@@ -263,11 +296,9 @@ impl Group {
     ) -> Result<()> {
         const OP: &str = "wait_signal";
         self.check_peer(OP, from, channel)?;
-        let health = &*self.0.health;
-        let stopped = self
-            .formed()?
-            .signals
-            .wait(from, channel, deadline.into(), || health.hurts(|r| r == from));
+        let (health, deadline) = (&*self.0.health, deadline.into());
+        let signals = &self.formed_by(deadline)?.signals;
+        let stopped = signals.wait(from, channel, deadline, || health.hurts(|r| r == from));
         stopped.map_err(|stop| health.error(stop, OP, Some(channel), |r| r == from))
     }
 
@@ -275,8 +306,10 @@ impl Group {
     pub(crate) fn put_in(&self, slot: &SharedWord, to: usize, deadline: Deadline) -> Result<()> {
         let health = &*self.0.health;
         self.check_whole("put")?;
-        let stopped =
-            self.formed()?.signals.put_in(slot, to, deadline, || health.hurts(|r| r == to));
+        let stopped = self
+            .formed_by(deadline)?
+            .signals
+            .put_in(slot, to, deadline, || health.hurts(|r| r == to));
         stopped.map_err(|stop| health.error(stop, "put", None, |r| r == to))
     }
 
@@ -284,8 +317,10 @@ impl Group {
     pub(crate) fn take_in(&self, slot: &SharedWord, from: usize, deadline: Deadline) -> Result<()> {
         let health = &*self.0.health;
         self.check_whole("wait")?;
-        let stopped =
-            self.formed()?.signals.take_from(slot, from, deadline, || health.hurts(|r| r == from));
+        let stopped = self
+            .formed_by(deadline)?
+            .signals
+            .take_from(slot, from, deadline, || health.hurts(|r| r == from));
         stopped.map_err(|stop| health.error(stop, "wait", None, |r| r == from))
     }
 

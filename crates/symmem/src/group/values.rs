@@ -31,7 +31,7 @@ impl Group {
         // Acquire: pairs with the release in `set_in`.
         let reached = || slot.load(Ordering::Acquire) == value;
         let lost = || health.hurts(|r| r == from);
-        let stopped = self.formed()?.signals.wait_for(from, deadline, reached, lost);
+        let stopped = self.formed_by(deadline)?.signals.wait_for(from, deadline, reached, lost);
         stopped.map_err(|stop| health.error(stop, OP, None, |r| r == from))
     }
 }

@@ -10,6 +10,9 @@ use crate::dtype::number::Number;
 /// Elements that are worked on at once: a few registers full, whatever the registers.
 const LANES: usize = 64;
 
+/// Those left over go so many at once, and only the last of them one by one.
+const FEW: usize = 8;
+
 /// An operator as a type, so that the loop is made for it.
 trait Operator {
     fn apply<N: Number>(a: N::Wide, b: N::Wide) -> N::Wide;
@@ -120,12 +123,29 @@ unsafe fn body<N: Number, O: Operator, const H: bool>(
     to: &[*mut N],
     len: usize,
 ) {
+    match (from, to) {
+        // Two ranks are worth a loop of their own, without loops in it. SAFETY: as the caller promises.
+        (&[a, b], &[c, d]) => unsafe { run::<N, O, H>(&[a, b], &[c, d], len) },
+        // SAFETY: as the caller promises.
+        _ => unsafe { run::<N, O, H>(from, to, len) },
+    }
+}
+
+/// # Safety
+/// See [`body`].
+#[inline(always)]
+unsafe fn run<N: Number, O: Operator, const H: bool>(from: &[*const N], to: &[*mut N], len: usize) {
     let whole = len / LANES * LANES;
     for at in (0..whole).step_by(LANES) {
         // SAFETY: as the caller promises; `at + LANES` is within `len`.
         unsafe { block::<N, O, H, LANES>(from, to, at) };
     }
-    for at in whole..len {
+    let most = len / FEW * FEW;
+    for at in (whole..most).step_by(FEW) {
+        // SAFETY: as above, with fewer elements.
+        unsafe { block::<N, O, H, FEW>(from, to, at) };
+    }
+    for at in most..len {
         // SAFETY: as above, with one element.
         unsafe { block::<N, O, false, 1>(from, to, at) };
     }

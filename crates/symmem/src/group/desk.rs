@@ -1,0 +1,68 @@
+//! The desk: where a rank lays out what small collectives carry along with their flag.
+//!
+//! A few bytes lie in the line of the flag itself, in the pad of each rank that shall read them. More lie behind the
+//! words of the writer's own pad, once for all readers. Each place is there twice, for even and odd epochs:
+//! see `Signals::exchange`.
+
+use super::form::RegionPads;
+use crate::signal::Layout;
+
+/// Bytes of a desk, for each of two epochs in turn.
+pub(crate) const DESK: usize = 16 << 10;
+
+/// Where the desks begin in a pad: on a page of their own.
+pub(super) const fn desk_offset(layout: Layout) -> usize {
+    (layout.words() * 4).next_multiple_of(4096)
+}
+
+/// All desks, at one epoch, as one rank sees them.
+pub(crate) struct Desk<'a> {
+    pub(super) pads: &'a RegionPads,
+    pub(super) layout: Layout,
+    pub(super) rank: usize,
+    pub(super) epoch: u32,
+}
+
+impl Desk<'_> {
+    /// Bytes that fit into the line of a flag.
+    pub(crate) const TINY: usize = Layout::PAYLOAD;
+
+    /// The [`Desk::TINY`] bytes that this rank has for rank `to`; null for a rank that is not in the group.
+    #[inline]
+    pub(crate) fn tiny_for(&self, to: usize) -> *mut u64 {
+        self.tiny(to, self.rank)
+    }
+
+    /// Those that rank `from` has for this rank.
+    #[inline]
+    pub(crate) fn tiny_from(&self, from: usize) -> *const u64 {
+        self.tiny(self.rank, from).cast_const()
+    }
+
+    #[inline]
+    fn tiny(&self, owner: usize, source: usize) -> *mut u64 {
+        let first = self.layout.payload(source, self.epoch);
+        let words = self.pads.words.get(owner).and_then(|w| w.get(first..first + Self::TINY / 4));
+        // Not through the first word alone: a pointer to one element reaches no further.
+        words.map_or(std::ptr::null_mut(), |words| words.as_ptr().cast_mut().cast())
+    }
+
+    /// The [`DESK`] bytes that rank `rank` has for all; null for a rank that is not in the group.
+    #[inline]
+    pub(crate) fn stage(&self, rank: usize) -> *mut u8 {
+        self.stage_at(rank, self.epoch)
+    }
+
+    /// Where this rank writes at the next epoch. Nobody reads there any more: all have reached this one.
+    #[inline]
+    pub(crate) fn next_stage(&self) -> *const u8 {
+        self.stage_at(self.rank, self.epoch.wrapping_add(1)).cast_const()
+    }
+
+    #[inline]
+    fn stage_at(&self, rank: usize, epoch: u32) -> *mut u8 {
+        let offset = (epoch & 1) as usize * DESK;
+        let stage = self.pads.desks.get(rank).and_then(|desk| desk.at::<u8>(offset, DESK).ok());
+        stage.map_or(std::ptr::null_mut(), std::ptr::NonNull::as_ptr)
+    }
+}
