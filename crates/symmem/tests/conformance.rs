@@ -69,6 +69,7 @@ conforms! {
     reductions_give_the_bits_of_their_definition(3);
     every_way_gives_the_same_bits_around_its_limits(3);
     small_collectives_follow_each_other(3);
+    a_small_collective_that_expired_is_resumed(3);
     blocks_go_where_they_belong(4);
     bad_collective_calls_are_named(2);
     different_collective_calls_are_told_to_every_rank(3);

@@ -1,7 +1,7 @@
 //! What the collectives promise.
 
 use half::{bf16, f16};
-use symmem::{Algorithm, Element, Error, F8E4M3, F8E5M2, ReduceOp, Symmetric, World};
+use symmem::{Algorithm, Element, Error, F8E4M3, F8E5M2, GroupOptions, ReduceOp, Symmetric, World};
 
 /// Numbers that tell every mistake, different for each rank and element.
 fn seed(rank: usize, i: usize) -> u32 {
@@ -127,6 +127,29 @@ pub fn small_collectives_follow_each_other(world: World) {
             x.broadcast(root).unwrap();
             assert!(x.local().iter().all(|v| *v == 7 * round + root as u32), "round {round}");
         }
+    }
+}
+
+/// A small collective that expires leaves the memory as it was, and goes on with what it had told its peers.
+pub fn a_small_collective_that_expired_is_resumed(world: World) {
+    let all: Vec<usize> = (0..world.size()).collect();
+    let timeout = Some(std::time::Duration::from_secs(1));
+    let group = world.subgroup_with(&all, GroupOptions { timeout, ..Default::default() }).unwrap();
+    group.ready().unwrap();
+    for len in [2, 40] {
+        let mut x = group.alloc::<u32>(len).unwrap().rendezvous(&group).unwrap();
+        world.barrier().unwrap();
+        x.local_mut().fill(1);
+        if world.rank() == 0 {
+            let e = x.all_reduce(ReduceOp::Sum).unwrap_err();
+            assert!(matches!(e, Error::Timeout { .. }), "{e}");
+            assert!(x.local().iter().all(|v| *v == 1));
+            x.local_mut().fill(1000);
+        }
+        world.barrier().unwrap();
+        x.all_reduce(ReduceOp::Sum).unwrap();
+        assert!(x.local().iter().all(|v| *v == world.size() as u32), "{:?}", x.local());
+        world.barrier().unwrap();
     }
 }
 

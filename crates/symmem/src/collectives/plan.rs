@@ -57,7 +57,7 @@ fn estimate(bytes: usize, ranks: usize, cores: usize) -> [Estimate; 3] {
         let pieces = bytes.div_ceil(DESK) as u64;
         pieces * costs.exchange + lines * (costs.laid + peers * costs.fresh)
     };
-    let one_shot = 2 * costs.exchange + lines * (peers * costs.fresh + costs.laid);
+    let one_shot = 3 * costs.exchange + lines * (peers * costs.fresh + costs.laid);
     let two_shot = 2 * costs.exchange + lines.div_ceil(ranks.max(1)) * peers * costs.moved;
     [
         Estimate { algorithm: Algorithm::Staged, nanoseconds: staged },
@@ -68,7 +68,8 @@ fn estimate(bytes: usize, ranks: usize, cores: usize) -> [Estimate; 3] {
 
 /// The algorithm for an all-reduce in place of `bytes` between `ranks` of this machine; never `Auto`.
 pub fn choose(bytes: usize, ranks: usize) -> Algorithm {
-    quickest(all_reduce(bytes, ranks))
+    // What travels in the line of the flag needs no thought, and has no time for any.
+    if bytes <= Desk::TINY { Algorithm::Staged } else { quickest(all_reduce(bytes, ranks)) }
 }
 
 /// The first among equals.
@@ -79,14 +80,14 @@ fn quickest(estimates: [Estimate; 3]) -> Algorithm {
 /// Whether parts of `bytes` that are only read are better laid out beside the flags, which saves the closing barrier,
 /// than read where they are, which saves laying them out.
 pub fn is_small(bytes: usize, ranks: usize) -> bool {
-    small(bytes, ranks, cores())
+    bytes <= Desk::TINY || small(bytes, ranks, cores())
 }
 
 fn small(bytes: usize, ranks: usize, cores: usize) -> bool {
     let costs = Costs::among(ranks, cores);
     let (lines, peers) = (bytes.div_ceil(super::LINE) as u64, ranks.saturating_sub(1) as u64);
     let laid = lines * (costs.laid + peers * (costs.fresh - costs.settled));
-    bytes <= Desk::TINY || bytes <= DESK && laid <= costs.exchange
+    bytes <= DESK && laid <= costs.exchange
 }
 
 /// How a block of `bytes` is written: around the caches where it would not stay in them until it is read. The other
@@ -121,7 +122,7 @@ mod tests {
             assert_eq!(chosen(0, ranks, 64), Algorithm::Staged);
             assert_eq!(chosen(16 << 10, ranks, 64), Algorithm::TwoShot);
             assert_eq!(chosen(1 << 30, ranks, 64), Algorithm::TwoShot);
-            assert!(small(24, ranks, 64) && !small(8 << 10, ranks, 64));
+            assert!(is_small(24, ranks) && !small(8 << 10, ranks, 64));
         }
     }
 
@@ -133,7 +134,7 @@ mod tests {
             assert_eq!(sizes.iter().rposition(staged).map(|p| p + 1), {
                 Some(sizes.iter().take_while(|b| staged(b)).count())
             });
-            let small = |bytes: &&usize| small(**bytes, ranks, cores);
+            let small = |bytes: &&usize| **bytes <= Desk::TINY || small(**bytes, ranks, cores);
             assert_eq!(sizes.iter().filter(small).count(), sizes.iter().take_while(small).count());
         }
     }
