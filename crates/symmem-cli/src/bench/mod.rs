@@ -14,7 +14,9 @@ mod raw;
 mod record;
 mod report;
 mod rows;
+mod settings;
 mod startup;
+mod value;
 
 use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
@@ -29,12 +31,13 @@ use plan::Plan;
 use progress::Progress;
 use record::Record;
 use rows::ROWS;
+use settings::{Backend, Settings};
 
 /// Measures the library on this machine and checks its results
 #[derive(clap::Args, Debug)]
 #[command(after_help = rows::help())]
 pub struct Args {
-    /// What to measure: floor, barrier, put_signal, rendezvous, startup [default: all]
+    /// What to measure: a collective such as all_reduce, or another row of the list below [default: all]
     #[arg(value_name = "ROW")]
     rows: Vec<String>,
 
@@ -54,15 +57,19 @@ pub struct Args {
     #[arg(long)]
     no_pin: bool,
 
-    /// A few samples of each: checks the results, measures nothing worth telling
-    #[arg(long, hide = true)]
-    quick: bool,
+    #[command(flatten)]
+    settings: Settings,
 }
 
 impl Args {
     /// Measures and prints.
-    pub fn run(self) -> Result<ExitCode> {
-        let plan = Plan::new(&self.rows, self.ranks.map(usize::from), self.rounds.into())?;
+    pub fn run(mut self) -> Result<ExitCode> {
+        if self.rows.is_empty() {
+            self.settings.hurry();
+        }
+        self.settings.check()?;
+        let ranks = self.ranks.map(usize::from);
+        let plan = Plan::new(&self.rows, ranks, self.rounds.into(), &self.settings)?;
         // Before the work, so that a file that cannot be written costs nobody half a minute.
         let mut json = self.json.as_ref().map(create).transpose()?;
         let mut session = Session {
@@ -95,15 +102,20 @@ impl Args {
                 return Ok(interrupted);
             }
         }
-        plan.startup().map_or(Ok(None), |ranks| startup::measure(ranks, self.quick, session))
+        let quick = self.settings.quick;
+        plan.startup().map_or(Ok(None), |ranks| startup::measure(ranks, quick, session))
     }
 
     fn job(&self, ranks: usize, rows: &[&str]) -> Job {
         let mut options = vec!["--rounds".to_owned(), self.rounds.to_string()];
         options.extend(self.no_pin.then(|| "--no-pin".to_owned()));
-        options.extend(self.quick.then(|| "--quick".to_owned()));
+        options.extend(self.settings.options());
         options.extend(rows.iter().map(|&row| row.to_owned()));
-        rank::job(ranks, options)
+        if self.settings.backend == Backend::Host {
+            return rank::job(ranks, options);
+        }
+        options.push(format!("--threads={ranks}"));
+        rank::job(1, options)
     }
 }
 
