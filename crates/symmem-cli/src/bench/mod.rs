@@ -7,6 +7,7 @@
 mod board;
 mod clock;
 mod measure;
+mod peers;
 mod plan;
 mod progress;
 mod rank;
@@ -27,6 +28,7 @@ use anyhow::{Context, Result, bail, ensure};
 pub use rank::{Args as RankArgs, SUBCOMMAND as RANK};
 
 use crate::run::{Job, Outcome, Signals, launch_watched};
+use peers::Peers;
 use plan::Plan;
 use progress::Progress;
 use record::Record;
@@ -57,6 +59,10 @@ pub struct Args {
     #[arg(long)]
     no_pin: bool,
 
+    /// Also measures other systems in the same rounds, those that benches/peers has installed
+    #[arg(long)]
+    peers: bool,
+
     #[command(flatten)]
     settings: Settings,
 }
@@ -72,12 +78,14 @@ impl Args {
         let plan = Plan::new(&self.rows, ranks, self.rounds.into(), &self.settings)?;
         // Before the work, so that a file that cannot be written costs nobody half a minute.
         let mut json = self.json.as_ref().map(create).transpose()?;
+        let mut peers = self.peers.then(Peers::find).transpose()?;
+        let steps = plan.steps(peers.as_ref().map_or(0, Peers::count));
         let mut session = Session {
             signals: Signals::catch()?,
-            progress: Progress::start(plan.steps()),
+            progress: Progress::start(steps),
             records: Vec::new(),
         };
-        if let Some(interrupted) = self.measure(&plan, &mut session)? {
+        if let Some(interrupted) = self.measure(&plan, &mut peers, &mut session)? {
             session.progress.clear();
             return Ok(ExitCode::from(128 | interrupted as u8));
         }
@@ -86,28 +94,43 @@ impl Args {
             let text: String = session.records.iter().map(Record::line).collect::<Result<_>>()?;
             file.write_all(text.as_bytes()).context("cannot write the JSON lines")?;
         }
-        print(&report::text(&session.records))?;
+        let about_peers = peers.as_ref().map_or_else(String::new, Peers::text);
+        print(&(report::text(&session.records) + &about_peers))?;
         let wrong = session.records.iter().find(|record| !record.verified);
-        if let Some(Record { collective, ranks, round, .. }) = wrong {
-            bail!("{collective} of {ranks} ranks gave a wrong result in round {round}");
+        if let Some(Record { system, collective, ranks, round, .. }) = wrong {
+            bail!("{system}: {collective} of {ranks} ranks gave a wrong result in round {round}");
         }
         Ok(ExitCode::SUCCESS)
     }
 
     /// Goes through the plan; stops early at a signal, which it returns.
-    fn measure(&self, plan: &Plan, session: &mut Session) -> Result<Option<i32>> {
-        for (ranks, rows) in plan.jobs() {
-            let interrupted = session.run(&self.job(ranks, &rows), plan.rounds)?;
-            if interrupted.is_some() {
-                return Ok(interrupted);
+    fn measure(
+        &self,
+        plan: &Plan,
+        peers: &mut Option<Peers>,
+        session: &mut Session,
+    ) -> Result<Option<i32>> {
+        // Beside peers the ranks start anew in every round, so that all take turns.
+        let firsts = if peers.is_some() { 1..=plan.rounds } else { 1..=1 };
+        let rounds = if peers.is_some() { 1 } else { plan.rounds };
+        for first in firsts {
+            for (ranks, rows) in plan.jobs() {
+                let job = self.job(ranks, &rows, first, rounds);
+                let mut interrupted = session.run(&job, plan.rounds)?;
+                if let (Some(peers), None) = (peers.as_mut(), interrupted) {
+                    interrupted = peers.round(&rows, ranks, &self.settings, first, session)?;
+                }
+                if interrupted.is_some() {
+                    return Ok(interrupted);
+                }
             }
         }
         let quick = self.settings.quick;
         plan.startup().map_or(Ok(None), |ranks| startup::measure(ranks, quick, session))
     }
 
-    fn job(&self, ranks: usize, rows: &[&str]) -> Job {
-        let mut options = vec!["--rounds".to_owned(), self.rounds.to_string()];
+    fn job(&self, ranks: usize, rows: &[&str], first: usize, rounds: usize) -> Job {
+        let mut options = vec![format!("--first={first}"), format!("--rounds={rounds}")];
         options.extend(self.no_pin.then(|| "--no-pin".to_owned()));
         options.extend(self.settings.options());
         options.extend(rows.iter().map(|&row| row.to_owned()));

@@ -63,12 +63,12 @@ impl Plan {
         self.rows.iter().find(outside).map(|row| self.ranks(row))
     }
 
-    /// How many records there will be, for the progress bar.
-    pub(super) fn steps(&self) -> usize {
+    /// How many steps there will be with so many peers, for the progress bar.
+    pub(super) fn steps(&self, peers: usize) -> usize {
         let inside = self.rows.iter().filter(|row| row.how == How::InRanks);
         let measures = inside.flat_map(|row| row.measures(&self.settings));
         let figures: usize = measures.map(|measure| 1 + usize::from(measure.read)).sum();
-        figures * self.rounds + self.startup().map_or(0, |_| startup::TIMES)
+        (figures + peers) * self.rounds + self.startup().map_or(0, |_| startup::TIMES)
     }
 }
 

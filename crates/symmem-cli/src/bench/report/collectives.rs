@@ -36,8 +36,13 @@ pub(in super::super) fn entries<'a>(
     let entry = |line: &'a Line<'a>| {
         let of = line.first().filter(|record| record.system == "symmem")?;
         let compare = |system: &str, invert: bool| {
-            let pairs: Vec<_> =
-                line.rounds.iter().filter_map(|r| pair(r, system, records)).collect();
+            let of_rounds = |same_round: bool| -> Vec<_> {
+                let pair = |r: &&Record| pair(r, system, records, same_round);
+                line.rounds.iter().filter_map(pair).collect()
+            };
+            let within = of_rounds(true);
+            // The host may have changed the conditions between the two in every round.
+            let pairs = if within.is_empty() { of_rounds(false) } else { within };
             let ratio = |(ours, theirs): &(f64, f64)| {
                 if invert { theirs / ours } else { ours / theirs }
             };
@@ -51,24 +56,27 @@ pub(in super::super) fn entries<'a>(
         peers.sort_unstable();
         peers.dedup();
         let peers = peers.into_iter().filter_map(|name| Some((name, compare(name, true)?)));
-        Some(Entry {
+        let peer = peers.min_by(|a, b| a.1.median.total_cmp(&b.1.median));
+        // Of the other rows those that somebody else has too.
+        (of.is_sized() || peer.is_some()).then(|| Entry {
             of,
             median: line.over_rounds(|r| r.median_us),
             p10: line.over_rounds(|r| r.p10_us),
             p90: line.over_rounds(|r| r.p90_us),
             floor: compare("limits", false),
-            peer: peers.min_by(|a, b| a.1.median.total_cmp(&b.1.median)),
+            peer,
         })
     };
     lines.iter().filter_map(entry).collect()
 }
 
-/// This round's time and that of another system in the same round, under the same conditions.
-fn pair(of: &Record, system: &str, records: &[Record]) -> Option<(f64, f64)> {
+/// This round's time and that of another system under the same conditions, in the same round or in any.
+fn pair(of: &Record, system: &str, records: &[Record], same_round: bool) -> Option<(f64, f64)> {
     let alike = |r: &&Record| {
         r.system == system
             && r.is_peer_of(of)
-            && (r.round, r.as_siblings) == (of.round, of.as_siblings)
+            && (r.round == of.round || !same_round)
+            && r.as_siblings == of.as_siblings
     };
     Some((of.median_us, records.iter().find(alike)?.median_us))
 }
@@ -106,7 +114,7 @@ pub(in super::super) fn cells(entry: &Entry<'_>) -> Vec<String> {
     vec![
         entry.of.collective.clone(),
         entry.of.dtype.clone(),
-        human(entry.of.bytes),
+        if entry.of.is_sized() { human(entry.of.bytes) } else { dash() },
         entry.of.ranks.to_string(),
         time(entry.median),
         time(entry.p10),

@@ -28,7 +28,7 @@ pub(super) fn text(records: &[Record]) -> String {
         }
     }
     let mut text = if fixed.is_empty() { String::new() } else { format!("{table}\n") };
-    text += &collectives::text(&sized, records);
+    text += &collectives::text(&[fixed, sized].concat(), records);
     let siblings = records.iter().filter(|record| record.as_siblings).count();
     if siblings > 0 {
         let all = records.len();
@@ -41,6 +41,7 @@ pub(super) fn text(records: &[Record]) -> String {
 }
 
 /// All rounds of one measure.
+#[derive(Clone)]
 pub(super) struct Line<'a> {
     measure: Option<&'static Measure>,
     pub(super) rounds: Vec<&'a Record>,
