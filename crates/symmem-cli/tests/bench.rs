@@ -131,6 +131,36 @@ fn every_collective_has_its_floor_and_its_reading() {
 }
 
 #[test]
+fn the_page_has_its_parts_and_needs_no_others() {
+    let path = json_file("page");
+    let args = ["all_reduce", "barrier", "--bytes", "8,16K", "--quick", "--rounds", "1", "--html"];
+    let (output, out, err) = run(&[&args[..], &[path.to_str().unwrap()]].concat());
+    assert!(output.status.success(), "{out}{err}");
+    let page = std::fs::read_to_string(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    for part in [
+        "<!doctype html>",
+        "name=\"viewport\"",
+        "prefers-color-scheme: dark",
+        "symmem bench all_reduce barrier --bytes 8,16K",
+        "id=\"machine\"",
+        "<th>× floor</th>",
+        "all_reduce of f32, 2 ranks: time",
+        "all_reduce of f32, 2 ranks: bandwidth",
+        "class=\"floor\"",
+        "class=\"system\"",
+        "</html>",
+    ] {
+        assert!(page.contains(part), "no {part}");
+    }
+    // Time and bandwidth, without the reading of the result and with it.
+    assert_eq!(page.matches("<svg").count(), 4);
+    for outside in ["http:", "https:", "<script", "<link", "<img", "NaN"] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+}
+
+#[test]
 fn every_type_and_algorithm_is_right_between_threads_too() {
     for dtype in ["f64", "bf16", "f16", "i32", "i64", "u32", "u8"] {
         let path = json_file(dtype);

@@ -6,6 +6,7 @@
 
 mod board;
 mod clock;
+mod html;
 mod measure;
 mod peers;
 mod plan;
@@ -55,6 +56,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
+    /// Also writes a page with charts and tables to this file
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
     /// Leaves it to the kernel on which core a rank runs
     #[arg(long)]
     no_pin: bool,
@@ -78,6 +83,7 @@ impl Args {
         let plan = Plan::new(&self.rows, ranks, self.rounds.into(), &self.settings)?;
         // Before the work, so that a file that cannot be written costs nobody half a minute.
         let mut json = self.json.as_ref().map(create).transpose()?;
+        let mut page = self.html.as_ref().map(create).transpose()?;
         let mut peers = self.peers.then(Peers::find).transpose()?;
         let steps = plan.steps(peers.as_ref().map_or(0, Peers::count));
         let mut session = Session {
@@ -93,6 +99,10 @@ impl Args {
         if let Some(file) = &mut json {
             let text: String = session.records.iter().map(Record::line).collect::<Result<_>>()?;
             file.write_all(text.as_bytes()).context("cannot write the JSON lines")?;
+        }
+        if let Some(file) = &mut page {
+            let page = html::page(&session.records, &command(), &html::machine());
+            file.write_all(page.as_bytes()).context("cannot write the page")?;
         }
         let about_peers = peers.as_ref().map_or_else(String::new, Peers::text);
         print(&(report::text(&session.records) + &about_peers))?;
@@ -179,6 +189,12 @@ fn ended(outcome: &Outcome) -> Result<Option<i32>> {
 
 fn create(path: &PathBuf) -> Result<std::fs::File> {
     std::fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// The command as it was given, with the program's name alone.
+fn command() -> String {
+    let rest = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+    std::iter::once("symmem".to_owned()).chain(rest).collect::<Vec<_>>().join(" ")
 }
 
 fn print(text: &str) -> Result<()> {

@@ -127,3 +127,8 @@ pub(in super::super) fn cells(entry: &Entry<'_>) -> Vec<String> {
         entry.peer.map_or_else(dash, |(_, peer)| ratio(peer)),
     ]
 }
+
+/// The names of the columns, with those about peers.
+pub(in super::super) fn header() -> impl Iterator<Item = &'static str> {
+    HEADER.into_iter().chain(PEER_HEADER)
+}
