@@ -13,7 +13,7 @@ P=$(cd "$P" && pwd) B=$P/build
 ALL="ompi4 ompi5-ucx ompi5 mpich4 mpich5 impi gloo deepspeed-shm"
 torch=$P/torch/bin/python
 [ -x "$torch" ] || torch=${PEERS_PYTHON:-python3}
-unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_PORT # the peers' launchers set their own
+for name in $(compgen -e | grep -E "^(TORCH(ELASTIC)?_|SYMMEM_|GROUP_|ROLE_|(LOCAL_)?(RANK|WORLD_SIZE)$|MASTER_PORT$)"); do unset "$name"; done # their launchers set their own
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 I_MPI_ROOT=$P/intel PEERS_BUILD=$B
 export TORCH_EXTENSIONS_DIR=$P/torchext DS_ACCELERATOR=cpu GLOO_SOCKET_IFNAME=lo OMP_NUM_THREADS=1 MASTER_ADDR=127.0.0.1
 
