@@ -128,7 +128,8 @@ impl Args {
                 let job = self.job(ranks, &rows, first, rounds);
                 let mut interrupted = session.run(&job, plan.rounds)?;
                 if let (Some(peers), None) = (peers.as_mut(), interrupted) {
-                    interrupted = peers.round(&rows, ranks, &self.settings, first, session)?;
+                    interrupted =
+                        peers.round(&rows, ranks, &self.settings, (first, plan.rounds), session)?;
                 }
                 if interrupted.is_some() {
                     return Ok(interrupted);

@@ -46,7 +46,7 @@ impl Peers {
         rows: &[&str],
         ranks: usize,
         settings: &Settings,
-        round: usize,
+        (round, rounds): (usize, usize),
         session: &mut Session,
     ) -> Result<Option<i32>> {
         let known: Vec<_> = rows.iter().copied().filter(|row| KNOWN.contains(row)).collect();
@@ -79,7 +79,7 @@ impl Peers {
             if session.records.len() == before && !self.failed.contains(name) {
                 self.failed.push(name.clone());
             }
-            session.progress.step(name, round, round);
+            session.progress.step(name, round, rounds);
         }
         Ok(None)
     }
