@@ -32,7 +32,7 @@ pub(super) struct Chart<'a> {
 const WIDTH: f64 = 420.0;
 const HEIGHT: f64 = 260.0;
 const LEFT: f64 = 52.0;
-const RIGHT: f64 = 12.0;
+const RIGHT: f64 = 26.0;
 const TOP: f64 = 20.0;
 const BOTTOM: f64 = 34.0;
 
