@@ -104,13 +104,84 @@ fn a_row_can_be_measured_with_more_ranks_than_cores() {
     assert!(records.iter().any(|record| record["collective"] == "barrier"));
 }
 
+const COLLECTIVES: [&str; 5] =
+    ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"];
+
+#[test]
+fn every_collective_has_its_floor_and_its_reading() {
+    let path = json_file("collectives");
+    let args = ["--bytes", "8,16K", "--quick", "--rounds", "1", "--json", path.to_str().unwrap()];
+    let (output, out, err) = run(&[&COLLECTIVES[..], &args].concat());
+    assert!(output.status.success(), "{out}{err}");
+    let records = records(&path);
+    for collective in COLLECTIVES {
+        assert!(out.contains(collective), "{out}");
+        for (name, bytes) in [("", 8), ("", 16384), ("+read", 16384)] {
+            for system in ["symmem", "limits"] {
+                let is = |r: &&serde_json::Value| {
+                    r["collective"] == format!("{collective}{name}")
+                        && (&r["system"], &r["bytes"]) == (&system.into(), &bytes.into())
+                };
+                let found: Vec<_> = records.iter().filter(is).collect();
+                assert_eq!(found.len(), 1, "{system} {collective}{name} {bytes}");
+                assert!(found[0]["verified"] == true && found[0]["dtype"] == "f32");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_page_has_its_parts_and_needs_no_others() {
+    let path = json_file("page");
+    let args = ["all_reduce", "barrier", "--bytes", "8,16K", "--quick", "--rounds", "1", "--html"];
+    let (output, out, err) = run(&[&args[..], &[path.to_str().unwrap()]].concat());
+    assert!(output.status.success(), "{out}{err}");
+    let page = std::fs::read_to_string(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    for part in [
+        "<!doctype html>",
+        "name=\"viewport\"",
+        "prefers-color-scheme: dark",
+        "symmem bench all_reduce barrier --bytes 8,16K",
+        "id=\"machine\"",
+        "<th>× floor</th>",
+        "all_reduce of f32, 2 ranks: time",
+        "all_reduce of f32, 2 ranks: bandwidth",
+        "class=\"floor\"",
+        "class=\"system\"",
+        "</html>",
+    ] {
+        assert!(page.contains(part), "no {part}");
+    }
+    // Time and bandwidth, without the reading of the result and with it.
+    assert_eq!(page.matches("<svg").count(), 4);
+    for outside in ["http:", "https:", "<script", "<link", "<img", "NaN"] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+}
+
+#[test]
+fn every_type_and_algorithm_is_right_between_threads_too() {
+    for dtype in ["f64", "bf16", "f16", "i32", "i64", "u32", "u8"] {
+        let path = json_file(dtype);
+        let options = ["--dtype", dtype, "--bytes", "64,1000,4K", "--backend", "process"];
+        let few = ["--algorithm", "one-shot", "-n", "3", "--quick", "--rounds", "1", "--json"];
+        let args = [&COLLECTIVES[..], &options, &few, &[path.to_str().unwrap()]].concat();
+        let (output, out, err) = run(&args);
+        assert!(output.status.success(), "{out}{err}");
+        let records = records(&path);
+        assert!(records.iter().all(|r| r["dtype"] == dtype && r["backend"] == "process"));
+        assert!(records.iter().any(|r| r["algorithm"] == "one-shot"));
+    }
+}
+
 #[test]
 fn a_bad_row_is_answered_with_the_rows() {
     let (output, out, err) = run(&["barier"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(out.is_empty(), "{out}");
     assert!(err.contains("\"barier\""), "{err}");
-    assert!(err.contains("floor, barrier, put_signal, rendezvous, startup"), "{err}");
+    assert!(err.contains("floor, barrier, put_signal, all_reduce, "), "{err}");
 }
 
 #[test]
@@ -118,6 +189,10 @@ fn bad_arguments_are_refused_before_anything_starts() {
     for (args, said) in [
         (&["-n", "1"][..], "2.."),
         (&["--rounds", "0"], "1.."),
+        (&["--bytes", "1T"], "the units are K, M and G"),
+        (&["--bytes", "6"], "6 bytes are not whole elements of f32"),
+        (&["--dtype", "f31"], "bf16"),
+        (&["--algorithm", "three-shot"], "two-shot"),
         (&["--json", "/nowhere/at/all"], "cannot write /nowhere/at/all"),
     ] {
         let (output, out, err) = run(args);

@@ -23,6 +23,9 @@ pub(super) trait Case {
     /// What is timed.
     fn call(&mut self) -> Result<()>;
 
+    /// Reads the result as its owner would; timed apart.
+    fn read(&mut self) {}
+
     /// After each sample, whether the results were right; not timed.
     fn check(&mut self) -> Result<bool>;
 
@@ -32,14 +35,23 @@ pub(super) trait Case {
     }
 }
 
-/// How long one measure may take in one round.
-const CAP: Duration = Duration::from_millis(700);
 /// How long all measures together may wait for the host to part siblings.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long one of them may.
 const PATIENCE_EACH: Duration = Duration::from_secs(1);
-/// What comes before it, to warm up.
-const WARM: Duration = Duration::from_millis(20);
+
+/// What one round gave.
+pub(super) struct Taken {
+    /// Rank 0's to know.
+    pub(super) samples: Vec<Sample>,
+    /// The same to the end of reading the result, where that is timed.
+    pub(super) with_read: Option<Vec<Sample>>,
+    /// Whether this rank's results were right.
+    pub(super) verified: bool,
+}
+
+/// Without the reading of the result, and with it.
+type Samples = (Vec<Sample>, Vec<Sample>);
 
 /// One rank's part of all measuring.
 pub(super) struct Bench<'a> {
@@ -52,8 +64,8 @@ pub(super) struct Bench<'a> {
     quick: bool,
 }
 
-/// The readings of one sample: start, end, whether as siblings.
-const READINGS: usize = 3;
+/// The readings of one sample: start, end, end of the reading, whether as siblings.
+const READINGS: usize = 4;
 /// No measure takes more samples in a round.
 const MOST: usize = 1000;
 
@@ -64,12 +76,8 @@ impl<'a> Bench<'a> {
         Ok(Self { group, board, readings: Some(readings), patience, quick })
     }
 
-    /// Takes the samples of one round. The samples are rank 0's to know; whether the results were right is each rank's.
-    pub(super) fn measure(
-        &mut self,
-        measure: &Measure,
-        case: &mut dyn Case,
-    ) -> Result<(Vec<Sample>, bool)> {
+    /// Takes the samples of one round.
+    pub(super) fn measure(&mut self, measure: &Measure, case: &mut dyn Case) -> Result<Taken> {
         let count = self.warm_up(measure, case)?;
         self.settle();
         let mut verified = true;
@@ -80,11 +88,17 @@ impl<'a> Bench<'a> {
             let start = clock::now();
             case.calls(measure.batch)?;
             let end = clock::now();
+            let mut end_of_read = end;
+            if measure.read {
+                case.read();
+                end_of_read = clock::now();
+            }
             self.board.meet();
             verified &= case.check()?;
-            readings.extend([start, end, u64::from(siblings)]);
+            readings.extend([start, end, end_of_read, u64::from(siblings)]);
         }
-        Ok((self.gather(&readings, measure.batch)?, verified))
+        let (samples, with_read) = self.gather(&readings, measure.batch)?;
+        Ok(Taken { samples, with_read: measure.read.then_some(with_read), verified })
     }
 
     /// Makes calls until the caches know them; returns how many samples there is time for, the same on all ranks.
@@ -107,10 +121,10 @@ impl<'a> Bench<'a> {
         if self.quick {
             return Ok(5);
         }
-        let warm = self.board.agree(fitting(WARM, one, 200).max(2));
+        let warm = self.board.agree(fitting(measure.warm, one, 200).max(2));
         let one = samples(warm)?;
-        let count = fitting(CAP, one, measure.samples.min(MOST) as u32);
-        Ok(self.board.agree(count.max(20)) as usize)
+        let count = fitting(measure.time, one, measure.samples.min(MOST) as u32);
+        Ok(self.board.agree(count.max(measure.least as u32)) as usize)
     }
 
     /// A core that slept is often placed anew: gives the host some time to part siblings.
@@ -125,22 +139,23 @@ impl<'a> Bench<'a> {
     }
 
     /// Puts all ranks' readings together: a sample ends with the last rank, and begins when the last one does.
-    fn gather(&mut self, readings: &[u64], batch: usize) -> Result<Vec<Sample>> {
+    fn gather(&mut self, readings: &[u64], batch: usize) -> Result<Samples> {
         let mut own = self.readings.take().context("an earlier round failed")?;
         let part = own.local_mut().get_mut(..readings.len());
         part.context("too many samples")?.copy_from_slice(readings);
         let shared = own.share()?;
         let ranks: Vec<_> =
             (0..self.board.ranks()).map(|rank| shared.peer(rank)).collect::<Result<_, _>>()?;
-        let sample = |index: usize| {
+        let sample = |index: usize, end: usize| {
             let latest = |what: usize| {
                 ranks.iter().filter_map(|part| part.get(READINGS * index + what)).max().copied()
             };
-            let time = latest(1).unwrap_or(0).saturating_sub(latest(0).unwrap_or(0));
-            let siblings = ranks.first().and_then(|part| part.get(READINGS * index + 2));
+            let time = latest(end).unwrap_or(0).saturating_sub(latest(0).unwrap_or(0));
+            let siblings = ranks.first().and_then(|part| part.get(READINGS * index + 3));
             Sample { ns: time as f64 / batch as f64, as_siblings: siblings == Some(&1) }
         };
-        let samples = (0..readings.len() / READINGS).map(sample).collect();
+        let all = |end| (0..readings.len() / READINGS).map(|index| sample(index, end)).collect();
+        let samples = (all(1), all(2));
         self.readings = Some(shared.release()?);
         Ok(samples)
     }

@@ -6,7 +6,9 @@
 
 mod board;
 mod clock;
+mod html;
 mod measure;
+mod peers;
 mod plan;
 mod progress;
 mod rank;
@@ -14,7 +16,9 @@ mod raw;
 mod record;
 mod report;
 mod rows;
+mod settings;
 mod startup;
+mod value;
 
 use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
@@ -25,16 +29,18 @@ use anyhow::{Context, Result, bail, ensure};
 pub use rank::{Args as RankArgs, SUBCOMMAND as RANK};
 
 use crate::run::{Job, Outcome, Signals, launch_watched};
+use peers::Peers;
 use plan::Plan;
 use progress::Progress;
 use record::Record;
 use rows::ROWS;
+use settings::{Backend, Settings};
 
 /// Measures the library on this machine and checks its results
 #[derive(clap::Args, Debug)]
 #[command(after_help = rows::help())]
 pub struct Args {
-    /// What to measure: floor, barrier, put_signal, rendezvous, startup [default: all]
+    /// What to measure: a collective such as all_reduce, or another row of the list below [default: all]
     #[arg(value_name = "ROW")]
     rows: Vec<String>,
 
@@ -50,27 +56,42 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
+    /// Also writes a page with charts and tables to this file
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
     /// Leaves it to the kernel on which core a rank runs
     #[arg(long)]
     no_pin: bool,
 
-    /// A few samples of each: checks the results, measures nothing worth telling
-    #[arg(long, hide = true)]
-    quick: bool,
+    /// Also measures other systems in the same rounds, those that benches/peers has installed
+    #[arg(long)]
+    peers: bool,
+
+    #[command(flatten)]
+    settings: Settings,
 }
 
 impl Args {
     /// Measures and prints.
-    pub fn run(self) -> Result<ExitCode> {
-        let plan = Plan::new(&self.rows, self.ranks.map(usize::from), self.rounds.into())?;
+    pub fn run(mut self) -> Result<ExitCode> {
+        if self.rows.is_empty() {
+            self.settings.hurry();
+        }
+        self.settings.check()?;
+        let ranks = self.ranks.map(usize::from);
+        let plan = Plan::new(&self.rows, ranks, self.rounds.into(), &self.settings)?;
         // Before the work, so that a file that cannot be written costs nobody half a minute.
         let mut json = self.json.as_ref().map(create).transpose()?;
+        let mut page = self.html.as_ref().map(create).transpose()?;
+        let mut peers = self.peers.then(Peers::find).transpose()?;
+        let steps = plan.steps(peers.as_ref().map_or(0, Peers::count));
         let mut session = Session {
             signals: Signals::catch()?,
-            progress: Progress::start(plan.steps()),
+            progress: Progress::start(steps),
             records: Vec::new(),
         };
-        if let Some(interrupted) = self.measure(&plan, &mut session)? {
+        if let Some(interrupted) = self.measure(&plan, &mut peers, &mut session)? {
             session.progress.clear();
             return Ok(ExitCode::from(128 | interrupted as u8));
         }
@@ -79,31 +100,56 @@ impl Args {
             let text: String = session.records.iter().map(Record::line).collect::<Result<_>>()?;
             file.write_all(text.as_bytes()).context("cannot write the JSON lines")?;
         }
-        print(&report::text(&session.records))?;
+        if let Some(file) = &mut page {
+            let page = html::page(&session.records, &command(), &html::machine());
+            file.write_all(page.as_bytes()).context("cannot write the page")?;
+        }
+        let about_peers = peers.as_ref().map_or_else(String::new, Peers::text);
+        print(&(report::text(&session.records) + &about_peers))?;
         let wrong = session.records.iter().find(|record| !record.verified);
-        if let Some(Record { collective, ranks, round, .. }) = wrong {
-            bail!("{collective} of {ranks} ranks gave a wrong result in round {round}");
+        if let Some(Record { system, collective, ranks, round, .. }) = wrong {
+            bail!("{system}: {collective} of {ranks} ranks gave a wrong result in round {round}");
         }
         Ok(ExitCode::SUCCESS)
     }
 
     /// Goes through the plan; stops early at a signal, which it returns.
-    fn measure(&self, plan: &Plan, session: &mut Session) -> Result<Option<i32>> {
-        for (ranks, rows) in plan.jobs() {
-            let interrupted = session.run(&self.job(ranks, &rows), plan.rounds)?;
-            if interrupted.is_some() {
-                return Ok(interrupted);
+    fn measure(
+        &self,
+        plan: &Plan,
+        peers: &mut Option<Peers>,
+        session: &mut Session,
+    ) -> Result<Option<i32>> {
+        // Beside peers the ranks start anew in every round, so that all take turns.
+        let firsts = if peers.is_some() { 1..=plan.rounds } else { 1..=1 };
+        let rounds = if peers.is_some() { 1 } else { plan.rounds };
+        for first in firsts {
+            for (ranks, rows) in plan.jobs() {
+                let job = self.job(ranks, &rows, first, rounds);
+                let mut interrupted = session.run(&job, plan.rounds)?;
+                if let (Some(peers), None) = (peers.as_mut(), interrupted) {
+                    interrupted =
+                        peers.round(&rows, ranks, &self.settings, (first, plan.rounds), session)?;
+                }
+                if interrupted.is_some() {
+                    return Ok(interrupted);
+                }
             }
         }
-        plan.startup().map_or(Ok(None), |ranks| startup::measure(ranks, self.quick, session))
+        let quick = self.settings.quick;
+        plan.startup().map_or(Ok(None), |ranks| startup::measure(ranks, quick, session))
     }
 
-    fn job(&self, ranks: usize, rows: &[&str]) -> Job {
-        let mut options = vec!["--rounds".to_owned(), self.rounds.to_string()];
+    fn job(&self, ranks: usize, rows: &[&str], first: usize, rounds: usize) -> Job {
+        let mut options = vec![format!("--first={first}"), format!("--rounds={rounds}")];
         options.extend(self.no_pin.then(|| "--no-pin".to_owned()));
-        options.extend(self.quick.then(|| "--quick".to_owned()));
+        options.extend(self.settings.options());
         options.extend(rows.iter().map(|&row| row.to_owned()));
-        rank::job(ranks, options)
+        if self.settings.backend == Backend::Host {
+            return rank::job(ranks, options);
+        }
+        options.push(format!("--threads={ranks}"));
+        rank::job(1, options)
     }
 }
 
@@ -144,6 +190,12 @@ fn ended(outcome: &Outcome) -> Result<Option<i32>> {
 
 fn create(path: &PathBuf) -> Result<std::fs::File> {
     std::fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// The command as it was given, with the program's name alone.
+fn command() -> String {
+    let rest = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+    std::iter::once("symmem".to_owned()).chain(rest).collect::<Vec<_>>().join(" ")
 }
 
 fn print(text: &str) -> Result<()> {

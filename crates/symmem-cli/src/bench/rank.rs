@@ -10,9 +10,10 @@ use symmem::{World, WorldOptions};
 
 use super::board::Board;
 use super::clock;
-use super::measure::{Bench, Case};
+use super::measure::Bench;
 use super::record::Record;
 use super::rows::{How, Measure, ROWS};
+use super::settings::Settings;
 use crate::run::Job;
 
 /// The name of the hidden subcommand.
@@ -23,12 +24,18 @@ pub const SUBCOMMAND: &str = "bench-rank";
 pub struct Args {
     /// The rows, all of them within ranks; without any, only tells when the first barrier is done
     rows: Vec<String>,
+    #[command(flatten)]
+    settings: Settings,
     #[arg(long, default_value_t = 1)]
     rounds: usize,
+    /// The number of the first round
+    #[arg(long, default_value_t = 1)]
+    first: usize,
+    /// This process is so many ranks, as threads
+    #[arg(long)]
+    threads: Option<usize>,
     #[arg(long)]
     no_pin: bool,
-    #[arg(long)]
-    quick: bool,
 }
 
 /// A job of `ranks` ranks that run this subcommand.
@@ -45,19 +52,32 @@ impl Args {
         if self.rows.is_empty() {
             return self.start_only();
         }
-        let size = std::env::var("WORLD_SIZE").ok().and_then(|size| size.parse().ok()).unwrap_or(1);
-        let pad = Board::pad_size(size).max(symmem::signal_pad_size());
-        let options = WorldOptions { signal_pad_size: Some(pad), ..WorldOptions::default() };
-        let world = options.from_env()?;
-        let memory = world.alloc::<u64>(0)?.rendezvous(&world)?;
+        let size = std::env::var("WORLD_SIZE").ok().and_then(|size| size.parse().ok());
+        let size = self.threads.or(size).unwrap_or(1);
+        let options = WorldOptions {
+            signal_pad_size: Some(Board::pad_size(size).max(symmem::signal_pad_size())),
+            backend: Some(self.settings.backend.name().to_owned()),
+            ..WorldOptions::default()
+        };
+        match self.threads {
+            None => self.measure(&options.from_env()?)?,
+            Some(n) => {
+                let ranks = options.threads(n, |world| self.measure(&world))?;
+                ranks.into_iter().collect::<Result<Vec<()>>>()?;
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn measure(&self, world: &World) -> Result<()> {
+        let memory = world.alloc::<u64>(0)?.rendezvous(world)?;
         let board = Board::new(memory.handle())?;
         if !self.no_pin {
             clock::pin(world.rank(), world.size())?;
         }
-        let bench = Bench::new(&world, &board, self.quick)?;
+        let bench = Bench::new(world, &board, self.settings.quick)?;
         self.rounds(bench)?;
-        world.barrier()?;
-        Ok(ExitCode::SUCCESS)
+        Ok(world.barrier()?)
     }
 
     /// For who measures how long it takes to get here.
@@ -73,23 +93,33 @@ impl Args {
     fn rounds(&self, mut bench: Bench<'_>) -> Result<()> {
         let inside = ROWS.iter().filter(|row| row.how == How::InRanks);
         let wanted = inside.filter(|row| self.rows.iter().any(|name| name == row.name));
-        let (group, board) = (bench.group, bench.board);
-        let make = |measure: &'static Measure| -> Result<(&'static Measure, Box<dyn Case + '_>)> {
-            let make = measure.make.context("this row is not measured within ranks")?;
-            Ok((measure, make(group, board)?))
-        };
-        let cases: Result<Vec<_>> = wanted.flat_map(|row| row.measures).map(make).collect();
-        let mut cases = cases?;
-        for round in 1..=self.rounds {
-            for (measure, case) in &mut cases {
-                let (samples, verified) = bench.measure(measure, case.as_mut())?;
-                let verified = all(board, verified);
-                if board.rank() == 0 {
-                    let record = Record::new(measure, board.ranks(), round, &samples, verified);
-                    let line = record.line()?;
-                    std::io::stdout().write_all(line.as_bytes()).context("cannot report")?;
-                }
+        let measures: Vec<_> = wanted.flat_map(|row| row.measures(&self.settings)).collect();
+        for round in self.first..self.first + self.rounds {
+            for measure in &measures {
+                self.figure(&mut bench, measure, round)?;
             }
+        }
+        Ok(())
+    }
+
+    /// One figure of one round, or two where the reading of the result is timed too.
+    fn figure(&self, bench: &mut Bench<'_>, measure: &Measure, round: usize) -> Result<()> {
+        let (group, board) = (bench.group, bench.board);
+        let make = measure.make.context("this row is not measured within ranks")?;
+        // Made anew in every round: all of them together would take too much memory.
+        let mut case = make(measure, group, board)?;
+        let taken = bench.measure(measure, case.as_mut())?;
+        let verified = all(board, taken.verified);
+        if board.rank() != 0 {
+            return Ok(());
+        }
+        for (samples, ending) in [(Some(taken.samples), ""), (taken.with_read, "+read")] {
+            let Some(samples) = samples else { continue };
+            let mut record = Record::new(measure, board.ranks(), round, &samples, verified);
+            record.collective += ending;
+            self.settings.backend.name().clone_into(&mut record.backend);
+            let line = record.line()?;
+            std::io::stdout().write_all(line.as_bytes()).context("cannot report")?;
         }
         Ok(())
     }

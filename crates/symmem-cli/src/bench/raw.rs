@@ -1,9 +1,13 @@
-//! Writing and reading eight bytes of symmetric memory through a pointer, as a user's own protocol does;
-//! and the fence that the clock needs.
+//! Writing and reading symmetric memory through pointers, as a user's own protocol does: eight bytes, and the bare data
+//! movement of the collectives; and the fence that the clock needs.
 #![allow(unsafe_code)] // S1 (the memory is borrowed with the pointers), S2 (volatile access, ordered by signals)
 
-use anyhow::Result;
+use std::ops::Range;
+
+use anyhow::{Result, ensure};
 use symmem::Symmetric;
+
+use super::value::{Lane, Value};
 
 /// What follows does not begin before what precedes has ended.
 pub(super) fn load_fence() {
@@ -24,7 +28,7 @@ pub(super) struct Words<'a> {
 impl<'a> Words<'a> {
     /// Of this rank and of `peer`.
     pub(super) fn new(memory: &'a Symmetric<u64>, peer: usize) -> Result<Self> {
-        anyhow::ensure!(!memory.is_empty(), "there is no first word");
+        ensure!(!memory.is_empty(), "there is no first word");
         let own = memory.peer_ptr(memory.group().rank())?;
         Ok(Self { memory, peer: memory.peer_ptr(peer)?, own })
     }
@@ -40,5 +44,154 @@ impl<'a> Words<'a> {
     pub(super) fn read(&self) -> u64 {
         // SAFETY: as in `write`.
         unsafe { self.own.read_volatile() }
+    }
+}
+
+/// All ranks' parts of some memory, for the floor's own reading and writing between flags.
+pub(super) struct Parts<'a, T: Value>(&'a Symmetric<T>);
+
+impl<'a, T: Value> Parts<'a, T> {
+    pub(super) fn new(memory: &'a Symmetric<T>) -> Self {
+        Self(memory)
+    }
+
+    /// Copies elements `from` of rank `rank`'s part to `to`. Nobody writes them before the next exchange of flags.
+    pub(super) fn copy(&self, rank: usize, from: Range<usize>, to: &mut [T]) -> Result<()> {
+        ensure!(from.end <= self.0.len() && to.len() == from.len(), "the ranges do not fit");
+        let part = self.0.peer_ptr(rank)?.wrapping_add(from.start);
+        // SAFETY: S1: the memory is borrowed; the ranges were compared above; S2: flags part reading from writing.
+        unsafe { std::ptr::copy_nonoverlapping(part, to.as_mut_ptr(), to.len()) };
+        Ok(())
+    }
+
+    /// Copies all of rank `root`'s part into ours, as [`Parts::copy`].
+    pub(super) fn copy_all(&self, root: usize) -> Result<()> {
+        let rank = self.0.group().rank();
+        ensure!(rank != root, "the root has it");
+        let (from, to) = (self.0.peer_ptr(root)?, self.0.peer_ptr(rank)?);
+        // SAFETY: as in `copy`; two parts, both as long as the memory.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, self.0.len()) };
+        Ok(())
+    }
+
+    /// Adds up `range` of all parts into `out`, or without it into the same range of all parts, which is ours alone.
+    pub(super) fn add(&self, range: Range<usize>, out: Option<&mut [T]>) -> Result<()> {
+        const { assert!(size_of::<T>() == size_of::<T::Lane>()) }
+        let fits = out.as_ref().is_none_or(|out| out.len() == range.len());
+        ensure!(range.end <= self.0.len() && fits, "the ranges do not fit");
+        let part = |rank| -> Result<*mut T::Lane> {
+            Ok(self.0.peer_ptr(rank)?.wrapping_add(range.start).cast())
+        };
+        let (out, ranks) = (out.map(|out| out.as_mut_ptr().cast()), self.0.group().size());
+        if ranks == 2 {
+            let from = [part(0)?, part(1)?];
+            // SAFETY: S1, S2 as in `copy`; all are as long as `range`, and a lane is as large as an element.
+            out.map_or_else(
+                || unsafe { add(from, from, range.len()) },
+                |out| {
+                    // SAFETY: as above.
+                    unsafe { add(from, [out], range.len()) }
+                },
+            );
+            return Ok(());
+        }
+        let from = (0..ranks).map(part).collect::<Result<Vec<_>>>()?;
+        let to = out.map_or_else(|| from.clone(), |out| vec![out]);
+        // SAFETY: as above.
+        unsafe { add(&*from, &*to, range.len()) };
+        Ok(())
+    }
+}
+
+/// Some pointers: an array where their number is known, so that the loops over them are unrolled.
+trait Pointers<L>: AsRef<[*mut L]> {}
+impl<L, const N: usize> Pointers<L> for [*mut L; N] {}
+impl<L> Pointers<L> for &[*mut L] {}
+
+/// Stores the sums of all `from` in all `to`, by the widest vectors there are.
+///
+/// # Safety
+/// All are valid for `len` elements, and equal or apart.
+unsafe fn add<L: Lane>(from: impl Pointers<L>, to: impl Pointers<L>, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512bw") {
+        // SAFETY: the processor has it; the rest is the caller's promise.
+        return unsafe { add_avx512(from, to, len) };
+    } else if is_x86_feature_detected!("avx2") {
+        // SAFETY: as above.
+        return unsafe { add_avx2(from, to, len) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { add_lines(from, to, len) }
+}
+
+/// # Safety
+/// As [`add`], with AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn add_avx512<L: Lane>(from: impl Pointers<L>, to: impl Pointers<L>, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { add_lines(from, to, len) }
+}
+
+/// # Safety
+/// As [`add`], with AVX2.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn add_avx2<L: Lane>(from: impl Pointers<L>, to: impl Pointers<L>, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { add_lines(from, to, len) }
+}
+
+/// # Safety
+/// As [`add`].
+#[inline(always)]
+unsafe fn add_lines<L: Lane>(from: impl Pointers<L>, to: impl Pointers<L>, len: usize) {
+    const LINE: usize = 16;
+    let [first, rest @ ..] = from.as_ref() else { return };
+    let line = |part: &*mut L, at| part.wrapping_add(at).cast::<[L; LINE]>();
+    for at in (0..len / LINE).map(|index| index * LINE) {
+        // SAFETY: 16 elements from `at` on are below `len`; unaligned, as the caller's block may be.
+        let mut sum = unsafe { line(first, at).read_unaligned() };
+        for part in rest {
+            prefetch(part.wrapping_add(at + 16 * LINE));
+            // SAFETY: as above.
+            let more = unsafe { line(part, at).read_unaligned() };
+            for (sum, more) in sum.iter_mut().zip(more) {
+                *sum = sum.plus(more);
+            }
+        }
+        for part in to.as_ref() {
+            // SAFETY: as above.
+            unsafe { line(part, at).write_unaligned(sum) };
+        }
+    }
+    for at in len / LINE * LINE..len {
+        // SAFETY: `at` is below `len`.
+        let one = |part: &*mut L| unsafe { part.wrapping_add(at).read() };
+        let sum = rest.iter().fold(one(first), |sum, part| sum.plus(one(part)));
+        for part in to.as_ref() {
+            // SAFETY: as above.
+            unsafe { part.wrapping_add(at).write(sum) };
+        }
+    }
+}
+
+/// Has the processor fetch a line that is read soon. It may lie anywhere.
+#[inline(always)]
+fn prefetch<L>(_at: *const L) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch does nothing for an address that is not mapped.
+    unsafe {
+        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(_at.cast());
+    }
+}
+
+/// Reads something in every line, and nothing else: what whoever uses a result does at least.
+pub(super) fn read_lines<T: Copy>(slice: &[T]) {
+    let line = (64 / size_of::<T>()).max(1);
+    for element in slice.iter().step_by(line) {
+        // SAFETY: a reference is valid to read through; volatile, so that the reading is not left out.
+        unsafe { std::ptr::from_ref(element).read_volatile() };
     }
 }

@@ -4,6 +4,7 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use super::rows::Measure;
+use super::settings::human;
 
 /// One line of JSON. The same for this library, for the machine's limits and for other systems.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -63,9 +64,9 @@ impl Record {
             collective: measure.collective.to_owned(),
             ranks,
             bytes: measure.bytes,
-            dtype: "-".to_owned(),
+            dtype: measure.dtype.to_owned(),
             backend: "host".to_owned(),
-            algorithm: "-".to_owned(),
+            algorithm: measure.algorithm.to_owned(),
             samples: times.len(),
             median_us: at(5),
             p10_us: at(1),
@@ -79,8 +80,37 @@ impl Record {
 
     /// What it is, for people.
     pub(super) fn title(&self) -> String {
-        let words = self.collective.replace('_', " ");
-        if self.system == "limits" { format!("floor: {words}") } else { words }
+        let mut words = self.collective.replace('_', " ");
+        if self.is_sized() {
+            words += &format!(" {} {}", self.dtype, human(self.bytes));
+        }
+        match self.system.as_str() {
+            "symmem" => words,
+            "limits" => format!("floor: {words}"),
+            other => format!("{other}: {words}"),
+        }
+    }
+
+    /// Whether it is one of a collective over sizes.
+    pub(super) fn is_sized(&self) -> bool {
+        self.dtype != "-"
+    }
+
+    /// Whether it is ours or the floor's, rather than another system's.
+    pub(super) fn is_own(&self) -> bool {
+        matches!(self.system.as_str(), "symmem" | "limits")
+    }
+
+    /// Whether it is another round of the same.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.system == other.system && self.algorithm == other.algorithm && self.is_peer_of(other)
+    }
+
+    /// Whether it is the same work, whoever does it.
+    pub(super) fn is_peer_of(&self, other: &Self) -> bool {
+        (self.ranks, self.bytes) == (other.ranks, other.bytes)
+            && self.collective == other.collective
+            && self.dtype == other.dtype
     }
 
     /// The line of JSON, with its end.
@@ -97,7 +127,7 @@ mod tests {
     fn record(samples: &[(f64, bool)]) -> Record {
         let samples: Vec<_> =
             samples.iter().map(|&(ns, as_siblings)| Sample { ns, as_siblings }).collect();
-        Record::new(&ROWS[0].measures[0], 2, 1, &samples, true)
+        Record::new(&ROWS[0].fixed()[0], 2, 1, &samples, true)
     }
 
     #[test]

@@ -6,23 +6,20 @@ use symmem::sync::Ordering;
 
 use super::super::board::Board;
 use super::super::measure::Case;
-use super::{How, Measure, Row, Target};
+use super::{How, Measure, Measures, Row, Target};
 
 pub(super) const ROW: Row = Row {
     name: "barrier",
     about: "the barrier of a group",
     ranks: 2,
     how: How::InRanks,
-    measures: &[Measure {
-        system: "symmem",
+    measures: Measures::Fixed(&[Measure {
         collective: "barrier",
-        bytes: 0,
-        batch: 20,
-        samples: 300,
         floor: Some("flag_exchange"),
         target: Some(Target::TimesFloor(1.15)),
-        make: Some(|group, board| Ok(Box::new(Barrier { group, board, count: 0 }))),
-    }],
+        make: Some(|_, group, board| Ok(Box::new(Barrier { group, board, count: 0 }))),
+        ..Measure::TINY
+    }]),
 };
 
 struct Barrier<'a> {

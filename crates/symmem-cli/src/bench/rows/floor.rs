@@ -7,30 +7,26 @@ use symmem::sync::Ordering;
 use super::super::board::Board;
 use super::super::measure::Case;
 use super::super::raw::Words;
-use super::{How, Measure, Row};
+use super::{How, Measure, Measures, Row};
 
 pub(super) const ROW: Row = Row {
     name: "floor",
     about: "the machine's own: flags between processes, crosswise, there and back, and with 8 bytes",
     ranks: 2,
     how: How::InRanks,
-    measures: &[EXCHANGE, ROUND_TRIP, PUT_ROUND_TRIP],
+    measures: Measures::Fixed(&[EXCHANGE, ROUND_TRIP, PUT_ROUND_TRIP]),
 };
 
 const EXCHANGE: Measure = Measure {
     system: "limits",
     collective: "flag_exchange",
-    bytes: 0,
-    batch: 20,
-    samples: 300,
-    floor: None,
-    target: None,
-    make: Some(|_, board| Ok(Box::new(Exchange(Flags { board, epoch: 0 })))),
+    make: Some(|_, _, board| Ok(Box::new(Exchange(Flags::new(board))))),
+    ..Measure::TINY
 };
 
 const ROUND_TRIP: Measure = Measure {
     collective: "flag_round_trip",
-    make: Some(|_, board| Ok(Box::new(RoundTrip(Flags { board, epoch: 0 })))),
+    make: Some(|_, _, board| Ok(Box::new(RoundTrip(Flags::new(board))))),
     ..EXCHANGE
 };
 
@@ -38,22 +34,34 @@ const ROUND_TRIP: Measure = Measure {
 const PUT_ROUND_TRIP: Measure = Measure {
     collective: "put_flag_round_trip",
     bytes: 8,
-    make: Some(|group, board| {
+    make: Some(|_, group, board| {
         let memory = group.alloc(1)?.rendezvous(group)?;
-        Ok(Box::new(PutRoundTrip { flags: Flags { board, epoch: 0 }, memory, right: true }))
+        Ok(Box::new(PutRoundTrip { flags: Flags::new(board), memory, right: true }))
     }),
     ..EXCHANGE
 };
 
 /// They share their flags but not their counts, so the flags start anew before each sample.
-struct Flags<'a> {
+pub(super) struct Flags<'a> {
     board: &'a Board<'a>,
     epoch: u32,
 }
 
-impl Flags<'_> {
+impl<'a> Flags<'a> {
+    pub(super) fn new(board: &'a Board<'a>) -> Self {
+        Self { board, epoch: 0 }
+    }
+
+    /// Each stores a flag for each, and waits for all the others': the smallest barrier.
+    #[inline]
+    pub(super) fn exchange(&mut self) {
+        self.epoch += 1;
+        self.others().for_each(|peer| self.tell(peer));
+        self.others().for_each(|peer| self.hear(peer));
+    }
+
     /// Zero in our own pad; nobody touches them before the meeting that follows.
-    fn reset(&mut self) {
+    pub(super) fn reset(&mut self) {
         self.epoch = 0;
         for source in 0..self.board.ranks() {
             self.board.flag(self.board.rank(), source).store(0, Ordering::Relaxed);
@@ -79,7 +87,7 @@ impl Flags<'_> {
     }
 }
 
-/// Each stores a flag for each, and waits for all the others': the smallest barrier.
+/// The smallest barrier.
 struct Exchange<'a>(Flags<'a>);
 
 impl Case for Exchange<'_> {
@@ -89,9 +97,7 @@ impl Case for Exchange<'_> {
     }
 
     fn call(&mut self) -> Result<()> {
-        self.0.epoch += 1;
-        self.0.others().for_each(|peer| self.0.tell(peer));
-        self.0.others().for_each(|peer| self.0.hear(peer));
+        self.0.exchange();
         Ok(())
     }
 

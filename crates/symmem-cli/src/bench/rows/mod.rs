@@ -1,7 +1,9 @@
 //! The rows of the table: what there is to measure. A further one is a file here and its name in [`ROWS`].
 
 mod barrier;
+mod collectives;
 mod floor;
+mod limits;
 mod put_signal;
 mod rendezvous;
 mod startup;
@@ -13,10 +15,21 @@ use symmem::Group;
 
 use super::board::Board;
 use super::measure::Case;
+use super::settings::Settings;
 
 /// In the order in which they are measured, in every round anew.
-pub(super) const ROWS: &[Row] =
-    &[floor::ROW, barrier::ROW, put_signal::ROW, rendezvous::ROW, startup::ROW];
+pub(super) const ROWS: &[Row] = &[
+    floor::ROW,
+    barrier::ROW,
+    put_signal::ROW,
+    collectives::ALL_REDUCE,
+    collectives::REDUCE_SCATTER,
+    collectives::ALL_GATHER,
+    collectives::BROADCAST,
+    collectives::ALL_TO_ALL,
+    rendezvous::ROW,
+    startup::ROW,
+];
 
 /// What a user can ask for by name.
 #[derive(Debug)]
@@ -26,14 +39,38 @@ pub(super) struct Row {
     /// How many ranks measure it, unless the user says otherwise.
     pub(super) ranks: usize,
     pub(super) how: How,
-    pub(super) measures: &'static [Measure],
+    pub(super) measures: Measures,
 }
 
 impl Row {
     /// The measures that those of this row are compared with.
     pub(super) fn floors(&self) -> impl Iterator<Item = &'static str> {
-        self.measures.iter().filter_map(|measure| measure.floor)
+        self.fixed().iter().filter_map(|measure| measure.floor)
     }
+
+    /// The lines of the table that it always has.
+    pub(super) fn fixed(&self) -> &'static [Measure] {
+        match self.measures {
+            Measures::Fixed(measures) => measures,
+            Measures::BySize(_) => &[],
+        }
+    }
+
+    /// All that is to be measured.
+    pub(super) fn measures(&self, settings: &Settings) -> Vec<Measure> {
+        match self.measures {
+            Measures::Fixed(measures) => measures.to_vec(),
+            Measures::BySize(measures) => measures(self.name, settings),
+        }
+    }
+}
+
+/// The lines of a row.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Measures {
+    Fixed(&'static [Measure]),
+    /// By the name of the row and what the user has set.
+    BySize(fn(&'static str, &Settings) -> Vec<Measure>),
 }
 
 /// Who measures.
@@ -46,16 +83,26 @@ pub(super) enum How {
 }
 
 /// One line of the table.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Measure {
     /// `symmem`, or `limits` for what the machine itself allows.
     pub(super) system: &'static str,
     pub(super) collective: &'static str,
     pub(super) bytes: usize,
+    pub(super) dtype: &'static str,
+    pub(super) algorithm: &'static str,
     /// Calls in one sample.
     pub(super) batch: usize,
+    /// Whether the reading of the result is timed too, as a figure of its own.
+    pub(super) read: bool,
     /// Samples in one round, if there is time for so many.
     pub(super) samples: usize,
+    /// Samples in one round in any case.
+    pub(super) least: usize,
+    /// How long the samples of one round may take.
+    pub(super) time: Duration,
+    /// How long calls are made before, to warm up.
+    pub(super) warm: Duration,
     /// The measure that this one is compared with.
     pub(super) floor: Option<&'static str>,
     pub(super) target: Option<Target>,
@@ -63,8 +110,28 @@ pub(super) struct Measure {
     pub(super) make: Option<Make>,
 }
 
+impl Measure {
+    /// Twenty calls a sample, no data; what a measure does not say otherwise.
+    const TINY: Self = Self {
+        system: "symmem",
+        collective: "",
+        bytes: 0,
+        dtype: "-",
+        algorithm: "-",
+        batch: 20,
+        read: false,
+        samples: 300,
+        least: 20,
+        time: Duration::from_millis(700),
+        warm: Duration::from_millis(20),
+        floor: None,
+        target: None,
+        make: None,
+    };
+}
+
 /// Makes what one rank does.
-pub(super) type Make = for<'a> fn(&'a Group, &'a Board<'a>) -> Result<Box<dyn Case + 'a>>;
+pub(super) type Make = for<'a> fn(&Measure, &'a Group, &'a Board<'a>) -> Result<Box<dyn Case + 'a>>;
 
 /// What is good enough.
 #[derive(Clone, Copy, Debug)]
@@ -75,17 +142,17 @@ pub(super) enum Target {
 
 /// The measure of this name.
 pub(super) fn measure(collective: &str) -> Option<&'static Measure> {
-    ROWS.iter().flat_map(|row| row.measures).find(|measure| measure.collective == collective)
+    ROWS.iter().flat_map(Row::fixed).find(|measure| measure.collective == collective)
 }
 
 /// How many ranks a measure's target is for.
 pub(super) fn ranks_of(measure: &Measure) -> usize {
-    let has = |row: &&Row| row.measures.iter().any(|m| m.collective == measure.collective);
+    let has = |row: &&Row| row.fixed().iter().any(|m| m.collective == measure.collective);
     ROWS.iter().find(has).map_or(0, |row| row.ranks)
 }
 
 /// The list for `--help`.
 pub(super) fn help() -> String {
-    let line = |row: &Row| format!("  {:12} {}, {} ranks\n", row.name, row.about, row.ranks);
+    let line = |row: &Row| format!("  {:14} {}, {} ranks\n", row.name, row.about, row.ranks);
     format!("Rows:\n{}", ROWS.iter().map(line).collect::<String>())
 }

@@ -6,26 +6,24 @@ use symmem::{Group, Symmetric};
 use super::super::board::Board;
 use super::super::measure::Case;
 use super::super::raw::Words;
-use super::{How, Measure, Row, Target};
+use super::{How, Measure, Measures, Row, Target};
 
 pub(super) const ROW: Row = Row {
     name: "put_signal",
     about: "8 bytes and a signal from rank 0 to rank 1, and the same back",
     ranks: 2,
     how: How::InRanks,
-    measures: &[Measure {
-        system: "symmem",
+    measures: Measures::Fixed(&[Measure {
         collective: "put_signal",
         bytes: 8,
-        batch: 20,
-        samples: 300,
         floor: Some("flag_round_trip"),
         target: Some(Target::TimesFloor(1.15)),
         make: Some(make),
-    }],
+        ..Measure::TINY
+    }]),
 };
 
-fn make<'a>(group: &'a Group, _: &'a Board<'a>) -> Result<Box<dyn Case + 'a>> {
+fn make<'a>(_: &Measure, group: &'a Group, _: &'a Board<'a>) -> Result<Box<dyn Case + 'a>> {
     let memory = group.alloc(1)?.rendezvous(group)?;
     Ok(Box::new(PutSignal { group, memory, count: 0, right: true }))
 }

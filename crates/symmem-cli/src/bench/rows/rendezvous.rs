@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use symmem::{Buffer, Group, Symmetric};
 
 use super::super::measure::Case;
-use super::{How, Measure, Row, Target};
+use super::{How, Measure, Measures, Row, Target};
 
 const BYTES: usize = 1 << 20;
 
@@ -15,18 +15,17 @@ pub(super) const ROW: Row = Row {
     about: "a further allocation of 1 MiB in a group that exists",
     ranks: 4,
     how: How::InRanks,
-    measures: &[Measure {
-        system: "symmem",
+    measures: Measures::Fixed(&[Measure {
         collective: "rendezvous",
         bytes: BYTES,
         batch: 1,
         samples: 200,
-        floor: None,
         target: Some(Target::Within(Duration::from_millis(1))),
-        make: Some(|group, _| {
+        make: Some(|_, group, _| {
             Ok(Box::new(Rendezvous { group, count: 0, buffer: None, memory: None }))
         }),
-    }],
+        ..Measure::TINY
+    }]),
 };
 
 struct Rendezvous<'a> {

@@ -1,4 +1,6 @@
-//! The table at the end.
+//! The tables at the end.
+
+pub(super) mod collectives;
 
 use std::time::Duration;
 
@@ -15,7 +17,9 @@ pub(super) fn text(records: &[Record]) -> String {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED).set_header(HEADER);
     table.set_content_arrangement(ContentArrangement::Disabled);
-    for line in lines(records) {
+    let (sized, fixed): (Vec<_>, Vec<_>) =
+        lines(records).into_iter().partition(|line| line.is_sized());
+    for line in &fixed {
         table.add_row(line.cells(records));
     }
     for index in 1..=5 {
@@ -23,7 +27,8 @@ pub(super) fn text(records: &[Record]) -> String {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
-    let mut text = format!("{table}\n");
+    let mut text = if fixed.is_empty() { String::new() } else { format!("{table}\n") };
+    text += &collectives::text(&[fixed, sized].concat(), records);
     let siblings = records.iter().filter(|record| record.as_siblings).count();
     if siblings > 0 {
         let all = records.len();
@@ -36,19 +41,16 @@ pub(super) fn text(records: &[Record]) -> String {
 }
 
 /// All rounds of one measure.
-struct Line<'a> {
+#[derive(Clone)]
+pub(super) struct Line<'a> {
     measure: Option<&'static Measure>,
-    rounds: Vec<&'a Record>,
+    pub(super) rounds: Vec<&'a Record>,
 }
 
-fn same(a: &Record, b: &Record) -> bool {
-    (&a.collective, a.ranks, a.bytes) == (&b.collective, b.ranks, b.bytes)
-}
-
-fn lines(records: &[Record]) -> Vec<Line<'_>> {
+pub(super) fn lines(records: &[Record]) -> Vec<Line<'_>> {
     let mut lines: Vec<Line<'_>> = Vec::new();
     for record in records {
-        match lines.iter_mut().find(|line| line.rounds.first().is_some_and(|r| same(r, record))) {
+        match lines.iter_mut().find(|line| line.rounds.first().is_some_and(|r| r.is_same(record))) {
             Some(line) => line.rounds.push(record),
             None => lines
                 .push(Line { measure: rows::measure(&record.collective), rounds: vec![record] }),
@@ -66,12 +68,23 @@ impl Line<'_> {
         }
     }
 
+    /// What all rounds are of.
+    pub(super) fn first(&self) -> Option<&Record> {
+        self.rounds.first().copied()
+    }
+
+    fn is_sized(&self) -> bool {
+        self.first().is_some_and(|record| record.is_sized() || !record.is_own())
+    }
+
+    /// The median over the rounds of one of their figures.
+    pub(super) fn over_rounds(&self, figure: fn(&Record) -> f64) -> f64 {
+        median(self.rounds.iter().map(|record| figure(record)).collect()).unwrap_or(f64::NAN)
+    }
+
     fn cells(&self, records: &[Record]) -> Vec<String> {
         let Some(first) = self.rounds.first() else { return Vec::new() };
-        let over_rounds = |figure: fn(&Record) -> f64| {
-            median(self.rounds.iter().map(|record| figure(record)).collect()).unwrap_or(f64::NAN)
-        };
-        let median_us = over_rounds(|r| r.median_us);
+        let median_us = self.over_rounds(|r| r.median_us);
         let (unit, scale) = unit(median_us);
         let time = |us: f64| significant(us / scale);
         let ratio = self.times_floor(records);
@@ -82,8 +95,8 @@ impl Line<'_> {
             first.ranks.to_string(),
             samples.to_string(),
             time(median_us),
-            time(over_rounds(|r| r.p10_us)),
-            time(over_rounds(|r| r.p90_us)),
+            time(self.over_rounds(|r| r.p10_us)),
+            time(self.over_rounds(|r| r.p90_us)),
             unit.to_owned(),
             ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}")),
             target,
@@ -97,6 +110,7 @@ impl Line<'_> {
         let ratio = |of: &&Record| {
             let alike = |r: &&Record| {
                 r.collective == floor
+                    && r.system == "limits"
                     && (r.ranks, r.round, r.as_siblings) == (of.ranks, of.round, of.as_siblings)
             };
             Some(of.median_us / records.iter().find(alike)?.median_us)
@@ -124,13 +138,13 @@ impl Line<'_> {
     }
 }
 
-fn median(mut values: Vec<f64>) -> Option<f64> {
+pub(super) fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied()
 }
 
 /// The unit for a figure of so many microseconds, and how many of these it has.
-fn unit(us: f64) -> (&'static str, f64) {
+pub(super) fn unit(us: f64) -> (&'static str, f64) {
     match us {
         us if us < 1e3 => ("µs", 1.0),
         us if us < 1e6 => ("ms", 1e3),
@@ -139,7 +153,7 @@ fn unit(us: f64) -> (&'static str, f64) {
 }
 
 /// Three digits, or all before the point.
-fn significant(value: f64) -> String {
+pub(super) fn significant(value: f64) -> String {
     let digits = if value < 10.0 { 3 } else { 4 - value.log10().ceil().clamp(0.0, 4.0) as usize };
     format!("{value:.digits$}")
 }

@@ -1,0 +1,183 @@
+//! What the user may set about the collectives: the launcher takes it, and hands it on to its ranks.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
+use symmem::Algorithm;
+
+use super::value::DTYPES;
+
+/// The sizes that are measured unless the user names others; 128 MiB and more on request.
+const SIZES: &[usize] = &[8, 1 << 10, 16 << 10, 128 << 10, 1 << 20, 16 << 20];
+/// Those of a run that only checks.
+const FEW_SIZES: &[usize] = &[8, 16 << 10];
+
+/// Of the collectives alone; the other rows have nothing to choose.
+#[derive(clap::Args, Clone, Debug)]
+pub(super) struct Settings {
+    /// Sizes of one rank's block, such as 8,16K,1M [default: 8,1K,16K,128K,1M,16M]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = size)]
+    bytes: Vec<usize>,
+
+    /// The elements' type
+    #[arg(long, default_value = "f32", value_parser = clap::builder::PossibleValuesParser::new(DTYPES))]
+    pub(super) dtype: String,
+
+    /// Where the memory lies: between processes, or between threads of one
+    #[arg(long, value_enum, default_value_t = Backend::Host)]
+    pub(super) backend: Backend,
+
+    /// How an all-reduce is done
+    #[arg(long, value_enum, default_value_t = How::Auto)]
+    algorithm: How,
+
+    /// A few samples of each: checks the results, measures nothing worth telling
+    #[arg(long, hide = true)]
+    pub(super) quick: bool,
+
+    /// Milliseconds for the samples of one figure in one round
+    #[arg(long, value_name = "MS", hide = true, value_parser = clap::value_parser!(u16).range(1..))]
+    time: Option<u16>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Backend {
+    Host,
+    Process,
+}
+
+impl Backend {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Process => "process",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum How {
+    Auto,
+    OneShot,
+    TwoShot,
+}
+
+impl How {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::OneShot => "one-shot",
+            Self::TwoShot => "two-shot",
+        }
+    }
+}
+
+/// The algorithm of this name.
+pub(super) fn algorithm(name: &str) -> Algorithm {
+    match name {
+        "one-shot" => Algorithm::OneShot,
+        "two-shot" => Algorithm::TwoShot,
+        _ => Algorithm::Auto,
+    }
+}
+
+impl Settings {
+    /// The sizes, each at least one element.
+    pub(super) fn sizes(&self) -> Vec<usize> {
+        match (self.bytes.is_empty(), self.quick) {
+            (false, _) => self.bytes.clone(),
+            (true, true) => FEW_SIZES.to_vec(),
+            (true, false) => SIZES.to_vec(),
+        }
+    }
+
+    /// The type's name, as long as the program runs.
+    pub(super) fn dtype(&self) -> &'static str {
+        DTYPES.into_iter().find(|name| *name == self.dtype).unwrap_or("f32")
+    }
+
+    pub(super) fn algorithm(&self) -> &'static str {
+        self.algorithm.name()
+    }
+
+    /// How long the samples of one figure may take in one round.
+    pub(super) fn time(&self) -> Duration {
+        Duration::from_millis(self.time.unwrap_or(200).into())
+    }
+
+    /// For a run through everything, which nobody waits long for.
+    pub(super) fn hurry(&mut self) {
+        self.time.get_or_insert(50);
+    }
+
+    /// Whether the sizes are whole elements.
+    pub(super) fn check(&self) -> Result<()> {
+        let element = super::value::size_of(&self.dtype);
+        for &bytes in &self.bytes {
+            let whole = bytes >= element && bytes.is_multiple_of(element);
+            ensure!(whole, "{bytes} bytes are not whole elements of {}", self.dtype);
+        }
+        Ok(())
+    }
+
+    /// The same, as options of a rank.
+    pub(super) fn options(&self) -> Vec<String> {
+        let sizes: Vec<_> = self.sizes().iter().map(ToString::to_string).collect();
+        let mut options = vec![
+            format!("--bytes={}", sizes.join(",")),
+            format!("--dtype={}", self.dtype),
+            format!("--backend={}", self.backend.name()),
+            format!("--algorithm={}", self.algorithm.name()),
+            format!("--time={}", self.time().as_millis()),
+        ];
+        options.extend(self.quick.then(|| "--quick".to_owned()));
+        options
+    }
+}
+
+/// 16K, 1M, 2G or a plain number of bytes.
+fn size(text: &str) -> Result<usize> {
+    let text = text.trim();
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = text[digits.len()..].to_ascii_lowercase();
+    let unit = unit.trim_end_matches('b').trim_end_matches('i');
+    let shift = match unit {
+        "" => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        _ => anyhow::bail!("the units are K, M and G"),
+    };
+    let number: usize = digits.parse().context("a size is a number with K, M, G or nothing")?;
+    let bytes = number.checked_mul(1 << shift).filter(|&bytes| bytes > 0 && bytes <= 1 << 36);
+    bytes.context("a size is from 1 byte to 64 GiB")
+}
+
+/// Bytes for people: 8 B, 16 KiB, 1 MiB.
+pub(super) fn human(bytes: usize) -> String {
+    for (unit, shift) in [("GiB", 30), ("MiB", 20), ("KiB", 10)] {
+        if bytes >= 1 << shift && bytes.is_multiple_of(1 << shift) {
+            return format!("{} {unit}", bytes >> shift);
+        }
+    }
+    format!("{bytes} B")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_units() {
+        for (text, bytes) in [("8", 8), ("16K", 16 << 10), ("1m", 1 << 20), ("128 MiB", 128 << 20)]
+        {
+            let text: String = text.split(' ').collect();
+            assert_eq!(size(&text).unwrap(), bytes);
+        }
+        for bad in ["", "K", "0", "1T", "-1", "99999999999G"] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+        assert_eq!([8, 1 << 10, 3 << 20, 1025].map(human), ["8 B", "1 KiB", "3 MiB", "1025 B"]);
+    }
+}

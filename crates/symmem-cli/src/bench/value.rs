@@ -1,0 +1,98 @@
+//! The types of elements that can be measured, and small numbers of each that add up exactly.
+
+use half::{bf16, f16};
+use symmem::Element;
+
+/// Their names, for `--dtype`.
+pub(super) const DTYPES: [&str; 8] = ["f32", "f64", "bf16", "f16", "i32", "i64", "u32", "u8"];
+
+/// An element that stands for a small number.
+pub(super) trait Value: Element + PartialEq {
+    /// What the floor adds in its place: the same bytes, and whatever addition the processor has for them.
+    type Lane: Lane;
+    /// Whether that is the same as adding the values.
+    const EXACT: bool;
+
+    fn of(number: u8) -> Self;
+}
+
+/// What the processor adds without converting.
+pub(super) trait Lane: Copy {
+    fn plus(self, other: Self) -> Self;
+}
+
+macro_rules! lanes {
+    ($($type:ty: $plus:expr),*) => {
+        $(impl Lane for $type {
+            #[inline(always)]
+            fn plus(self, other: Self) -> Self {
+                let plus: fn(Self, Self) -> Self = $plus;
+                plus(self, other)
+            }
+        })*
+    };
+}
+
+lanes!(f32: |a, b| a + b, f64: |a, b| a + b, u8: u8::wrapping_add, u16: u16::wrapping_add);
+lanes!(u32: u32::wrapping_add, i32: i32::wrapping_add, i64: i64::wrapping_add);
+
+macro_rules! values {
+    ($($type:ty as $lane:ty, $exact:expr, $of:expr);*) => {
+        $(impl Value for $type {
+            type Lane = $lane;
+            const EXACT: bool = $exact;
+            fn of(number: u8) -> Self {
+                let of: fn(u8) -> Self = $of;
+                of(number)
+            }
+        })*
+    };
+}
+
+values!(f32 as f32, true, f32::from; f64 as f64, true, f64::from; i32 as i32, true, i32::from);
+values!(i64 as i64, true, i64::from; u32 as u32, true, u32::from; u8 as u8, true, |n| n);
+values!(bf16 as u16, false, |n| Self::from_f32(n.into()));
+values!(f16 as u16, false, |n| Self::from_f32(n.into()));
+
+/// Calls the function for the type of this name.
+macro_rules! with_dtype {
+    ($name:expr, $function:ident($($argument:expr),*)) => {
+        match $name {
+            "f32" => $function::<f32>($($argument),*),
+            "f64" => $function::<f64>($($argument),*),
+            "bf16" => $function::<half::bf16>($($argument),*),
+            "f16" => $function::<half::f16>($($argument),*),
+            "i32" => $function::<i32>($($argument),*),
+            "i64" => $function::<i64>($($argument),*),
+            "u32" => $function::<u32>($($argument),*),
+            _ => $function::<u8>($($argument),*),
+        }
+    };
+}
+pub(super) use with_dtype;
+
+/// Bytes of an element of the type of this name.
+pub(super) fn size_of(name: &str) -> usize {
+    fn bytes<T>() -> usize {
+        std::mem::size_of::<T>()
+    }
+    with_dtype!(name, bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn adds<T: Value + std::ops::Add<Output = T>>() {
+        assert!(T::of(3) + T::of(4) == T::of(7) && T::of(1) != T::of(2));
+    }
+
+    #[test]
+    fn small_numbers_add_up() {
+        adds::<f32>();
+        adds::<bf16>();
+        adds::<f16>();
+        adds::<u8>();
+        assert_eq!(DTYPES.map(size_of), [4, 8, 2, 2, 4, 8, 4, 1]);
+    }
+}
