@@ -77,6 +77,11 @@ impl Context {
         blocks.insert(block.region().address(), Arc::downgrade(block));
     }
 
+    /// Forgets an allocation that its owner has parted from for good.
+    pub(crate) fn unregister(&self, block: &Block) {
+        lock(&self.blocks).remove(&block.region().address());
+    }
+
     /// The living allocation whose data cover `address`, and how far into them it lies.
     pub(crate) fn find(&self, address: usize) -> Option<(Arc<Block>, usize)> {
         let blocks = lock(&self.blocks);

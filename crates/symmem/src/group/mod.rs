@@ -75,7 +75,8 @@ impl Call {
 /// How a group is set up; `Default` takes everything from the world.
 #[derive(Clone, Debug, Default)]
 pub struct GroupOptions {
-    /// A name, unique among this rank's living groups; free again once the group is gone.
+    /// A name, unique among this rank's living groups; free again once the group, and all that were shrunk from it, are
+    /// gone.
     pub name: Option<String>,
     /// Bytes of a signal pad with 4 bytes per channel and rank: decides how many channels there are.
     pub signal_pad_size: Option<usize>,
@@ -305,23 +306,23 @@ impl Group {
     /// As `put_signal`, in a word of the caller's choice that `to` takes by [`Group::take_in`].
     pub(crate) fn put_in(&self, slot: &SharedWord, to: usize, deadline: Deadline) -> Result<()> {
         let health = &*self.0.health;
-        self.check_whole("put")?;
+        self.check_whole("signal_pad.put")?;
         let stopped = self
             .formed_by(deadline)?
             .signals
             .put_in(slot, to, deadline, || health.hurts(|r| r == to));
-        stopped.map_err(|stop| health.error(stop, "put", None, |r| r == to))
+        stopped.map_err(|stop| health.error(stop, "signal_pad.put", None, |r| r == to))
     }
 
     /// As `wait_signal`, on a word of our own.
     pub(crate) fn take_in(&self, slot: &SharedWord, from: usize, deadline: Deadline) -> Result<()> {
         let health = &*self.0.health;
-        self.check_whole("wait")?;
+        self.check_whole("signal_pad.wait")?;
         let stopped = self
             .formed_by(deadline)?
             .signals
             .take_from(slot, from, deadline, || health.hurts(|r| r == from));
-        stopped.map_err(|stop| health.error(stop, "wait", None, |r| r == from))
+        stopped.map_err(|stop| health.error(stop, "signal_pad.wait", None, |r| r == from))
     }
 
     /// Fails with the loss that broke the group, if one did.

@@ -284,7 +284,11 @@ impl<T: Element> Symmetric<T> {
             copy
         });
         match own {
-            Ok(own) => self.0.severed = Severed::Copy(own),
+            Ok(own) => {
+                // From here on this rank reads nothing by right of its rendezvous.
+                self.group().context().unregister(self.0.handle.block());
+                self.0.severed = Severed::Copy(own);
+            }
             Err(e) => {
                 tracing::warn!("memory that peers may be writing is given up, without a copy: {e}");
                 self.0.severed = Severed::Lost;
