@@ -27,6 +27,7 @@ pub mod collectives;
 pub mod dtype;
 pub mod error;
 pub mod group;
+mod machine;
 mod mesh;
 pub mod region;
 mod signal;

@@ -15,6 +15,7 @@ pub(crate) use std::sync::Mutex;
 pub(crate) mod atomic {
     #[cfg(loom)]
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, fence};
+    pub(crate) use std::sync::atomic::AtomicUsize; // of `machine`, where all threads find the same: nothing to explore
     pub use std::sync::atomic::Ordering;
     #[cfg(not(loom))]
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, fence};
@@ -222,27 +223,13 @@ impl Patience {
         Self { looks, spin: Duration::ZERO, yielding: Duration::ZERO }
     }
 
-    /// For a rank among `ranks` on this machine: where they outnumber the cores, spinning only keeps
-    /// the awaited rank from running.
-    pub(crate) fn among(ranks: usize) -> Self {
+    /// For a rank among `ranks` on `cores`: where they outnumber them, spinning only keeps the awaited
+    /// rank from running.
+    pub(crate) fn among(ranks: usize, cores: usize) -> Self {
         let (looks, spin) =
-            if ranks <= cores() { (2000, Duration::from_micros(50)) } else { (1, Duration::ZERO) };
+            if ranks <= cores { (2000, Duration::from_micros(50)) } else { (1, Duration::ZERO) };
         Self { looks, spin, yielding: Duration::from_micros(500) }
     }
-}
-
-/// Cores of the machine, not of this process: launchers like to bind each rank to one.
-pub(crate) fn cores() -> usize {
-    static CORES: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
-    *CORES.get_or_init(|| {
-        let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
-        let count = |range: &str| {
-            let (first, last) = range.split_once('-').unwrap_or((range, range));
-            Some(last.parse::<usize>().ok()?.checked_sub(first.parse().ok()?)? + 1)
-        };
-        let counted: Option<usize> = online.trim().split(',').map(count).sum();
-        counted.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
-    })
 }
 
 /// How a wait ended.

@@ -1,12 +1,10 @@
 //! Which algorithm should be the fastest: a small cost model over whole numbers, so that all ranks of a group come to the
 //! same answer. The counts of bytes and barriers behind it are in `docs/algorithms.md`.
 
-use std::sync::OnceLock;
-
 use super::Algorithm;
 use super::host::copy::Stores;
 use crate::group::{DESK, Desk};
-use crate::sync::cores;
+use crate::machine::{cores, last_cache};
 
 /// What a rank pays, in nanoseconds. Measured on two cores that share no cache but the last; what counts is where the
 /// algorithms cross, and that moves little between machines because all costs scale with the way between two cores.
@@ -94,17 +92,6 @@ fn small(bytes: usize, ranks: usize, cores: usize) -> bool {
 /// ranks copy at the same time, and what is copied wants its place too.
 pub(super) fn stores(bytes: usize) -> Stores {
     if bytes >= 1 << 20 && bytes > last_cache() / 4 { Stores::Streaming } else { Stores::Cached }
-}
-
-/// Bytes of the last cache of this machine; what it does not tell is taken for a usual one.
-fn last_cache() -> usize {
-    static BYTES: OnceLock<usize> = OnceLock::new();
-    *BYTES.get_or_init(|| {
-        let size = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index3/size");
-        let size = size.unwrap_or_default();
-        let kibibytes = size.trim().strip_suffix('K').and_then(|k| k.parse::<usize>().ok());
-        kibibytes.map_or(32 << 20, |k| k << 10)
-    })
 }
 
 #[cfg(test)]

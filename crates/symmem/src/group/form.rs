@@ -10,6 +10,7 @@ use super::health::{Health, Parting};
 use super::{Group, Inner, check_pad_size, no_descriptor};
 use crate::backend::{Allocation, Exported};
 use crate::error::{Error, Result};
+use crate::machine;
 use crate::mesh::{Gone, Phase, Scope, Subject};
 use crate::region::{Region, Words};
 use crate::signal::{Layout, Pads, Signals};
@@ -233,7 +234,7 @@ impl Inner {
             self.health.note(self.health.rank, Parting { left: false, how: how.clone() });
             self.tell_all(&how);
         })?;
-        let patience = Patience::among(self.plan.members.len());
+        let patience = Patience::among(self.plan.members.len(), machine::cores());
         let signals = Signals::new(pads, self.health.rank, self.plan.layout(), patience);
         let id = id.map_or(0, u128::from_le_bytes);
         let formed = Arc::new(Formed { id, signals, generations: AtomicU32::new(0) });

@@ -1,0 +1,68 @@
+//! What this machine is like, as its kernel tells it.
+
+use crate::sync::atomic::{AtomicUsize, Ordering};
+
+/// Cores of the machine, not of this process: launchers like to bind each rank to one.
+pub(crate) fn cores() -> usize {
+    static CORES: Fact = Fact::unknown();
+    CORES.get(|| {
+        let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+        let cores = counted(online.trim());
+        cores.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+    })
+}
+
+/// How many numbers a list such as `0-3,8` has.
+fn counted(list: &str) -> Option<usize> {
+    let count = |range: &str| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some(last.parse::<usize>().ok()?.checked_sub(first.parse().ok()?)? + 1)
+    };
+    list.split(',').map(count).sum()
+}
+
+/// Bytes of the last cache; where the kernel does not tell, a usual one.
+pub(crate) fn last_cache() -> usize {
+    static BYTES: Fact = Fact::unknown();
+    BYTES.get(|| {
+        let size = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index3/size");
+        let size = size.unwrap_or_default();
+        let kibibytes = size.trim().strip_suffix('K').and_then(|k| k.parse::<usize>().ok());
+        kibibytes.map_or(32 << 20, |k| k << 10)
+    })
+}
+
+/// A number other than zero, found out when it is first asked for. Threads that ask at the same time each find out, and
+/// come to the same: nobody has to wait for anybody.
+struct Fact(AtomicUsize);
+
+impl Fact {
+    const fn unknown() -> Self {
+        Self(AtomicUsize::new(0))
+    }
+
+    fn get(&self, find: impl FnOnce() -> usize) -> usize {
+        match self.0.load(Ordering::Relaxed) {
+            0 => {
+                let found = find();
+                self.0.store(found, Ordering::Relaxed);
+                found
+            }
+            known => known,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cores_are_counted_from_ranges() {
+        assert_eq!(counted("0"), Some(1));
+        assert_eq!(counted("0-3,8,10-11"), Some(7));
+        assert_eq!(counted(""), None);
+        assert_eq!(counted("3-0"), None);
+        assert!(cores() >= 1 && last_cache() > 0);
+    }
+}
