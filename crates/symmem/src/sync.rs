@@ -214,22 +214,32 @@ pub(crate) struct Patience {
     /// From then on, how long to spin, and how long to yield after that.
     spin: Duration,
     yielding: Duration,
+    /// There are more ranks than cores: whoever spins may keep the awaited rank from running.
+    pub(crate) crowded: bool,
 }
 
 impl Patience {
     /// Sleeps after so many looks: for models, which explore every schedule and read no clock.
     #[cfg(any(test, loom))]
     pub(crate) const fn looks(looks: u32) -> Self {
-        Self { looks, spin: Duration::ZERO, yielding: Duration::ZERO }
+        Self { looks, spin: Duration::ZERO, yielding: Duration::ZERO, crowded: false }
     }
 
-    /// For a rank among `ranks` on `cores`: where they outnumber them, spinning only keeps the awaited
-    /// rank from running.
+    /// For a rank among `ranks` on `cores`.
     pub(crate) fn among(ranks: usize, cores: usize) -> Self {
-        let (looks, spin) =
-            if ranks <= cores { (2000, Duration::from_micros(50)) } else { (1, Duration::ZERO) };
-        Self { looks, spin, yielding: Duration::from_micros(500) }
+        let crowded = ranks > cores;
+        Self {
+            looks: if crowded { 1 } else { 2000 },
+            spin: Duration::from_micros(50),
+            yielding: Duration::from_micros(500),
+            crowded,
+        }
     }
+}
+
+/// The core that this thread runs on, counted from one. It may have moved when the caller reads this.
+pub(crate) fn current_core() -> u32 {
+    rustix::thread::sched_getcpu() as u32 + 1
 }
 
 /// How a wait ended.
@@ -275,7 +285,8 @@ impl<W: Word> Bell<'_, W> {
 
     /// Waits until `ready`, or `interrupted` while not ready, or the deadline.
     ///
-    /// What was stored before an interruption is still seen: `ready` has the last word.
+    /// What was stored before an interruption is still seen: `ready` has the last word. Where ranks outnumber the cores,
+    /// `in_the_way` says whether a rank that is awaited may want our core.
     #[inline]
     pub(crate) fn wait(
         &self,
@@ -283,6 +294,7 @@ impl<W: Word> Bell<'_, W> {
         deadline: Deadline,
         mut ready: impl FnMut() -> bool,
         mut interrupted: impl FnMut() -> bool,
+        mut in_the_way: impl FnMut() -> bool,
     ) -> Ended {
         for _ in 0..patience.looks {
             if ready() {
@@ -290,7 +302,7 @@ impl<W: Word> Bell<'_, W> {
             }
             std::hint::spin_loop();
         }
-        self.wait_long(patience, deadline, &mut ready, &mut interrupted)
+        self.wait_long(patience, deadline, &mut ready, &mut interrupted, &mut in_the_way)
     }
 
     #[cold]
@@ -300,6 +312,7 @@ impl<W: Word> Bell<'_, W> {
         deadline: Deadline,
         ready: &mut dyn FnMut() -> bool,
         interrupted: &mut dyn FnMut() -> bool,
+        in_the_way: &mut dyn FnMut() -> bool,
     ) -> Ended {
         let deadline = deadline.start();
         let mut verdict = || {
@@ -318,7 +331,7 @@ impl<W: Word> Bell<'_, W> {
             if let Some(end) = verdict() {
                 return end;
             }
-            if begin.elapsed() < patience.spin {
+            if begin.elapsed() < patience.spin && !(patience.crowded && in_the_way()) {
                 (0..64).for_each(|_| std::hint::spin_loop());
             } else {
                 yield_now();
@@ -384,7 +397,7 @@ mod tests {
     ) -> Ended {
         let (rings, sleepers) = (SharedWord::new(0), SharedWord::new(0));
         let bell = Bell { rings: &rings, sleepers: &sleepers };
-        let end = bell.wait(Patience::looks(0), deadline, ready, interrupted);
+        let end = bell.wait(Patience::looks(0), deadline, ready, interrupted, || true);
         assert_eq!(sleepers.load(Ordering::Relaxed), 0, "it left its bell as if asleep");
         end
     }

@@ -1,4 +1,4 @@
-//! Models of the signal protocol: loom runs the very code of `signal.rs` under every schedule and every outcome that
+//! Models of the signal protocol: loom runs the very code of `signal/mod.rs` under every schedule and every outcome that
 //! the memory orderings allow, up to a number of preemptions. Run by `cargo xtask loom`.
 //!
 //! Nothing here spins or looks at a clock: a wake-up that gets lost is a deadlock, which loom reports.

@@ -18,13 +18,14 @@ pub(super) fn has_core_each(ranks: usize) -> bool {
     std::thread::available_parallelism().is_ok_and(|cores| ranks <= cores.get())
 }
 
-/// Keeps this thread on the `rank`th of the cores that it may use, if there is one for each of `ranks` ranks.
+/// Keeps this thread on one of the cores that it may use, the ranks going around them: where there are more ranks than
+/// cores, some kernels would leave several ranks on one core and another idle.
 ///
 /// To be called once the world is joined: the library counts the cores then, to know how patiently to wait.
-pub(super) fn pin(rank: usize, ranks: usize) -> Result<()> {
+pub(super) fn pin(rank: usize) -> Result<()> {
     let allowed = sched_getaffinity(None).context("cannot ask for this process's cores")?;
     let cores: Vec<_> = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect();
-    let Some(&core) = cores.get(rank).filter(|_| cores.len() >= ranks) else { return Ok(()) };
+    let core = *cores.get(rank % cores.len().max(1)).context("this process may use no core")?;
     let mut one = CpuSet::new();
     one.set(core);
     sched_setaffinity(None, &one).with_context(|| format!("cannot stay on core {core}"))

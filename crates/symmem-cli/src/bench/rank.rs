@@ -73,7 +73,7 @@ impl Args {
         let memory = world.alloc::<u64>(0)?.rendezvous(world)?;
         let board = Board::new(memory.handle())?;
         if !self.no_pin {
-            clock::pin(world.rank(), world.size())?;
+            clock::pin(world.rank())?;
         }
         let bench = Bench::new(world, &board, self.settings.quick)?;
         self.rounds(bench)?;

@@ -1,118 +1,21 @@
-//! The pad of a group: its layout, and the protocols of barrier and signals over it.
+//! The protocols of barrier and signals over the pads of a group.
 //!
 //! Each rank has one pad, which all ranks of the group map. A rank waits only on words of its own pad
 //! (but for a `put` whose slot is still full). The code is generic over the word type, so that loom
 //! explores the very code that runs: see `tests/loom.rs`.
-//!
-//! | word of rank r's pad   | written by | values |
-//! |------------------------|------------|--------|
-//! | `rings`, `sleepers`    | see `Bell` | |
-//! | `poison`               | any rank   | 0: fine; n+1: rank n of the group is lost; never reset |
-//! | `epoch(c, s)`          | rank s     | number of barriers on channel c that s has reached; only grows (modulo 2³²) |
-//! | `call(c, s, e & 1)`    | rank s     | what s called when it reached epoch e; rewritten only once r has reached e + 1 |
-//! | `payload(c, s, e & 1)` | rank s     | what s carries along to epoch e, in the line of its flag; rewritten as `call` is |
-//! | `signal(c, s)`         | s: 0 → 1 (release), r: 1 → 0 (acquire) | zero at rest |
-//! | `decision(g)`          | first of all, in rank 0's pad | 0: open; n+1: rank n's proposal for generation g won |
-//! | `proposal(g, i)`       | rank r     | bit b of word i: rank 32·i+b takes part in generation g |
 
+mod layout;
+
+use std::cell::Cell;
 use std::sync::PoisonError;
 use std::time::Duration;
 
 use crate::sync::atomic::{AtomicBool, AtomicU32, fence};
 use crate::sync::{
-    Bell, Deadline, Ended, Mutex, Ordering, Patience, Word, fence_after_replace, yield_now,
+    Bell, Deadline, Ended, Mutex, Ordering, Patience, Word, current_core, fence_after_replace,
+    yield_now,
 };
-
-/// Words from one slot to the next: two cache lines, since processors fetch lines in pairs.
-const SLOT: usize = 32;
-
-/// Where each word lies in a pad, in words. The same on all ranks of a group.
-#[derive(Clone, Copy, Debug)]
-pub struct Layout {
-    ranks: usize,
-    /// The users' channels; one more, with this number, belongs to the library's own operations.
-    channels: usize,
-    /// Where the slots begin.
-    slots: usize,
-}
-
-impl Layout {
-    /// Of a group of `ranks` with `channels` for its users.
-    pub const fn new(ranks: usize, channels: usize) -> Self {
-        let layout = Self { ranks, channels, slots: 0 };
-        let slots = layout.proposal(layout.generations(), 0).next_multiple_of(SLOT);
-        Self { slots, ..layout }
-    }
-
-    const RINGS: usize = 0;
-    const SLEEPERS: usize = SLOT;
-    const POISON: usize = 2 * SLOT;
-    const DECISIONS: usize = 3 * SLOT;
-
-    const fn decision(&self, generation: usize) -> usize {
-        Self::DECISIONS + generation
-    }
-
-    const fn bitmap(&self) -> usize {
-        self.ranks.div_ceil(32)
-    }
-
-    /// How many generations can be decided on: one for every loss, and some for attempts that failed otherwise.
-    pub(crate) const fn generations(&self) -> usize {
-        self.ranks + 64
-    }
-
-    const fn proposal(&self, generation: usize, i: usize) -> usize {
-        self.decision(self.generations()) + generation * self.bitmap() + i
-    }
-
-    const fn slot(&self, channel: usize, source: usize) -> usize {
-        self.slots + (channel * self.ranks + source) * SLOT
-    }
-
-    const fn epoch(&self, channel: usize, source: usize) -> usize {
-        self.slot(channel, source)
-    }
-
-    const fn call(&self, channel: usize, source: usize, epoch: u32) -> usize {
-        self.slot(channel, source) + 1 + (epoch & 1) as usize
-    }
-
-    /// Bytes that fit into the line of a flag, for each of two epochs in turn.
-    pub(crate) const PAYLOAD: usize = 24;
-
-    /// The first of the words that carry [`Layout::PAYLOAD`] bytes of the library's own channel.
-    pub(crate) const fn payload(&self, source: usize, epoch: u32) -> usize {
-        self.slot(self.channels, source) + 4 + (epoch & 1) as usize * (Self::PAYLOAD / 4)
-    }
-
-    const fn signal(&self, channel: usize, source: usize) -> usize {
-        self.slot(channel, source) + SLOT / 2
-    }
-
-    /// Length of a pad in words.
-    pub const fn words(&self) -> usize {
-        self.slot(self.channels + 1, 0)
-    }
-
-    /// The places of all words that mean something.
-    #[cfg(any(test, loom))]
-    pub fn used(self) -> Vec<usize> {
-        let mut used = vec![Self::RINGS, Self::SLEEPERS, Self::POISON];
-        for generation in 0..self.ranks {
-            used.push(self.decision(generation));
-            used.extend((0..self.bitmap()).map(|i| self.proposal(generation, i)));
-        }
-        for (channel, source) in
-            (0..=self.channels).flat_map(|c| (0..self.ranks).map(move |s| (c, s)))
-        {
-            used.push(self.epoch(channel, source));
-            used.extend([0, 1].map(|epoch| self.call(channel, source, epoch)));
-            used.push(self.signal(channel, source));
-        }
-        used
-    }
-}
+pub use layout::Layout;
 
 /// The pads of all ranks of a group, as one of them sees them.
 pub trait Pads: Send + Sync {
@@ -259,14 +162,16 @@ impl<P: Pads> Signals<P> {
         deadline: Deadline,
         interrupted: &mut impl FnMut() -> bool,
     ) -> Result<(), Stop> {
-        let mut next = 0;
+        let next = Cell::new(0);
         let all_here = || {
-            while next < self.layout.ranks && self.has_reached(channel, next, epoch) {
-                next += 1;
+            while next.get() < self.layout.ranks && self.has_reached(channel, next.get(), epoch) {
+                next.set(next.get() + 1);
             }
-            next == self.layout.ranks
+            next.get() == self.layout.ranks
         };
-        match self.bell(self.rank).wait(self.patience, deadline, all_here, interrupted) {
+        let in_the_way = || self.is_in_the_way(channel, next.get(), epoch);
+        let bell = self.bell(self.rank);
+        match bell.wait(self.patience, deadline, all_here, interrupted, in_the_way) {
             Ended::Ready => {
                 self.channels[channel].unfinished.store(false, Ordering::Relaxed);
                 Ok(())
@@ -279,6 +184,15 @@ impl<P: Pads> Signals<P> {
                 Err(Stop::Expired { after, missing })
             }
         }
+    }
+
+    /// Whether one of the ranks from `first` on that have not reached `epoch` was last seen on our core.
+    fn is_in_the_way(&self, channel: usize, first: usize, epoch: u32) -> bool {
+        let core = current_core();
+        (first..self.layout.ranks).filter(|&r| !self.has_reached(channel, r, epoch)).any(|r| {
+            let theirs = self.pads.word(self.rank, self.layout.core(channel, r));
+            [0, core].contains(&theirs.load(Ordering::Relaxed)) // a hint; zero before its first barrier
+        })
     }
 
     #[inline]
@@ -310,9 +224,14 @@ impl<P: Pads> Signals<P> {
         state.call.store(call, Ordering::Relaxed);
         state.unfinished.store(true, Ordering::Relaxed);
         let peers = || (0..self.layout.ranks).filter(|&r| r != self.rank);
+        let core = if self.patience.crowded { current_core() } else { 0 };
         write(self.rank, epoch);
         for peer in peers() {
             write(peer, epoch);
+            if self.patience.crowded {
+                let word = self.pads.word(peer, self.layout.core(channel, self.rank));
+                word.store(core, Ordering::Relaxed);
+            }
             let call_word = self.pads.word(peer, self.layout.call(channel, self.rank, epoch));
             call_word.store(call, Ordering::Relaxed);
             // Release: pairs with the acquire in `has_reached` and publishes `call`, the payload and all data.
@@ -429,7 +348,7 @@ impl<P: Pads> Signals<P> {
         ready: impl FnMut() -> bool,
         interrupted: impl FnMut() -> bool,
     ) -> Result<(), Stop> {
-        match self.bell(self.rank).wait(self.patience, deadline, ready, interrupted) {
+        match self.bell(self.rank).wait(self.patience, deadline, ready, interrupted, || true) {
             Ended::Ready => Ok(()),
             Ended::Interrupted => Err(Stop::Interrupted),
             Ended::Expired(after) => Err(Stop::Expired { after, missing: vec![peer] }),
@@ -491,7 +410,6 @@ impl Drop for Turn<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
     use std::sync::Arc;
 
     use super::*;
@@ -520,50 +438,6 @@ mod tests {
 
     fn barrier(rank: &Signals<PlainPads>, limit: Duration) -> Result<(), Stop> {
         rank.barrier(0, 0, limit.into(), || false)
-    }
-
-    const RANKS: [usize; 10] = [1, 2, 3, 8, 31, 32, 33, 64, 72, 130];
-
-    #[test]
-    fn no_two_words_of_a_pad_overlap_and_all_lie_within() {
-        for (ranks, channels) in RANKS.iter().flat_map(|&r| [0, 1, 2, 32].map(|c| (r, c))) {
-            let layout = Layout::new(ranks, channels);
-            let used = layout.used();
-            let distinct: BTreeSet<_> = used.iter().copied().collect();
-            assert_eq!(used.len(), distinct.len(), "{layout:?}");
-            assert!(used.iter().all(|&index| index < layout.words()), "{layout:?}");
-        }
-    }
-
-    #[test]
-    fn ranks_write_to_cache_lines_of_their_own() {
-        for ranks in RANKS {
-            let layout = Layout::new(ranks, 2);
-            let sources = || (0..=2).flat_map(|c| (0..ranks).map(move |s| (c, s)));
-            let lines: BTreeSet<_> = sources().map(|(c, s)| layout.epoch(c, s) / SLOT).collect();
-            assert_eq!(lines.len(), 3 * ranks);
-            let within = |(c, s)| {
-                let words = [layout.epoch(c, s), layout.call(c, s, 1), layout.signal(c, s)];
-                words.iter().all(|word| word / SLOT == words[0] / SLOT)
-            };
-            assert!(sources().all(within));
-            assert!(lines.iter().all(|&line| line * SLOT > layout.proposal(ranks - 1, 0)));
-        }
-    }
-
-    #[test]
-    fn a_flag_and_its_payload_lie_in_one_line_and_nothing_else_lies_there() {
-        const WORDS: usize = Layout::PAYLOAD / 4;
-        let layout = Layout::new(3, 2);
-        let used = layout.used();
-        for (source, epoch) in (0..3).flat_map(|s| [0, 1].map(|e| (s, e))) {
-            let first = layout.payload(source, epoch);
-            let flag = layout.epoch(2, source);
-            assert_eq!((first + WORDS - 1) / (SLOT / 2), flag / (SLOT / 2));
-            assert!((first..first + WORDS).all(|word| !used.contains(&word)));
-            let other = layout.payload(source, epoch + 1);
-            assert!(first.abs_diff(other) >= WORDS && first.is_multiple_of(2));
-        }
     }
 
     #[test]
