@@ -293,9 +293,9 @@ fn a_death_while_memory_is_open_leaves_a_copy() {
     });
 }
 
-/// Peers may be at work on what a failed call left to them: the group refuses to use it again, and another one works.
+/// What a call that gave up has laid out still counts: when it is made again, it goes on.
 #[test]
-fn a_collective_on_slices_that_timed_out_is_not_repeated_in_its_group() {
+fn a_collective_on_slices_that_timed_out_goes_on_when_it_is_repeated() {
     threads(2, |world| {
         let hasty = GroupOptions { timeout: Some(Duration::from_secs(2)), ..Default::default() };
         let group = world.subgroup_with(&[0, 1], hasty).unwrap();
@@ -307,12 +307,10 @@ fn a_collective_on_slices_that_timed_out_is_not_repeated_in_its_group() {
         if world.rank() == 0 {
             let e = group.all_reduce(&mut data, ReduceOp::Sum).unwrap_err();
             assert!(matches!(e, Error::Timeout { op: "all_reduce", .. }), "{e}");
-            let e = group.all_reduce(&mut data, ReduceOp::Sum).unwrap_err().to_string();
-            assert!(e.contains("no collective on slices has failed halfway"), "{e}");
             assert_eq!(data, [2; 10]);
         }
         world.barrier().unwrap();
-        world.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+        group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
         assert_eq!(data, [4; 10]);
     });
 }

@@ -2,7 +2,7 @@
 
 use symmem::{Error, ReduceOp, World};
 
-/// Elements of a length that needs several pieces in the workspace, different for each rank.
+/// Elements of a length that needs several pieces on the desks, different for each rank.
 const LONG: usize = 300_007;
 
 fn value(rank: usize, i: usize) -> f32 {
@@ -53,10 +53,10 @@ pub fn slices_give_the_bits_of_symmetric_memory(world: World) {
     }
     let mut bytes = vec![own as u8 + 1; 3 << 20];
     world.all_reduce(&mut bytes, ReduceOp::Max).unwrap();
-    assert!(bytes.iter().all(|b| *b == n as u8), "of another type, in the same workspace");
+    assert!(bytes.iter().all(|b| *b == n as u8), "of another type, on the same desks");
 }
 
-/// Every group has a workspace of its own, which goes with it.
+/// Every group has desks of its own, which go with it.
 pub fn slices_of_different_groups_do_not_meet(world: World) {
     for _ in 0..3 {
         let pair = world.subgroup(&[world.rank()]).unwrap();

@@ -119,11 +119,8 @@ impl<T: Element> Symmetric<T> {
         Call::Collective(name, digest(name, kind, number, self.len(), agreed))
     }
 
-    /// The way of small messages: every rank that `lays` lays out the elements of `range` of its part beside its flag,
-    /// and `work` gets what each has laid out, by rank, and where its own part has these elements.
-    ///
-    /// Nobody touches a peer's part, so a failure leaves all memory to its owner. One barrier is all: what is laid out
-    /// stays as it is until all have passed the next.
+    /// [`Group::staged`] with the elements of `range` of our part, laid out by every rank that `lays`; `work` also gets
+    /// where our own part has these elements. Nobody touches a peer's part, so a failure leaves all memory to its owner.
     fn staged<R>(
         &mut self,
         name: &'static str,
@@ -137,35 +134,50 @@ impl<T: Element> Symmetric<T> {
         let (group, bytes) = (self.group(), range.len() * size_of::<T>());
         let own = self.parts().get(group.rank()).map_or(std::ptr::null_mut(), |part| part.as_ptr());
         let own = own.wrapping_add(range.start);
+        let lay = |to: *mut u8| {
+            if lays {
+                // SAFETY: our own part, and a place of our own, which nobody reads yet.
+                unsafe { copy(own.cast(), to, bytes, Stores::Cached) };
+            }
+        };
+        group.staged(call, bytes, lay, |from| work(from, own))
+    }
+}
+
+impl Group {
+    /// The way of what is small or not in symmetric memory: every rank lays out at most `bytes` bytes, by `lay`, beside its
+    /// flag, and `work` gets what each has laid out, by rank. `bytes` is the same on all ranks, and at most [`DESK`].
+    ///
+    /// One barrier is all: what is laid out stays as it is until all have passed the next.
+    fn staged<T, R>(
+        &self,
+        call: Call,
+        bytes: usize,
+        lay: impl Fn(*mut u8),
+        work: impl FnOnce(&[*const T]) -> R,
+    ) -> Result<R> {
         if bytes > Desk::TINY {
             let write = |desk: &Desk<'_>, to: usize| {
-                if lays && to == group.rank() {
-                    // SAFETY: our own part, and our own desk, which nobody reads at this epoch before our flag.
-                    unsafe { copy(own.cast(), desk.stage(to), bytes, Stores::Cached) };
+                if to == self.rank() {
+                    lay(desk.stage(to));
                 }
             };
             let read = |desk: &Desk<'_>| {
-                let stage = |r| desk.stage(r).cast_const().cast();
-                let done = by_rank(group.size(), stage, |from| work(from, own));
+                let done = by_rank(self.size(), |r| desk.stage(r).cast_const().cast(), work);
                 // Peers have read what lies where we write next: their copies of it can go while the caller works.
                 fetch_to_write(desk.next_stage(), bytes.min(EAGER));
                 done
             };
-            return group.exchange(call, write, read);
+            return self.exchange(call, write, read);
         }
         let mut tiny = [0_u64; Desk::TINY / size_of::<u64>()];
-        // SAFETY: our own part, and no more bytes than there are.
-        unsafe { std::ptr::copy_nonoverlapping(own.cast::<u8>(), tiny.as_mut_ptr().cast(), bytes) };
+        lay(tiny.as_mut_ptr().cast());
         let write = |desk: &Desk<'_>, to: usize| {
-            if lays {
-                // SAFETY: as many bytes as there are, aligned; `to` does not read them before our flag.
-                unsafe { desk.tiny_for(to).cast::<[u64; 3]>().write(tiny) };
-            }
+            // SAFETY: as many bytes as there are, aligned; `to` does not read them before our flag.
+            unsafe { desk.tiny_for(to).cast::<[u64; 3]>().write(tiny) };
         };
-        let read = |desk: &Desk<'_>| {
-            by_rank(group.size(), |r| desk.tiny_from(r).cast(), |from| work(from, own))
-        };
-        group.exchange(call, write, read)
+        let read = |desk: &Desk<'_>| by_rank(self.size(), |r| desk.tiny_from(r).cast(), work);
+        self.exchange(call, write, read)
     }
 }
 

@@ -88,6 +88,21 @@ fn small(bytes: usize, ranks: usize, cores: usize) -> bool {
     bytes <= DESK && laid <= costs.exchange
 }
 
+/// Whether, of `bytes` that every rank has laid out, each rank better reduces all for itself than its share for all, which
+/// takes an exchange more.
+pub(super) fn at_once(bytes: usize, ranks: usize) -> bool {
+    bytes <= Desk::TINY || at_once_on(bytes, ranks, cores())
+}
+
+fn at_once_on(bytes: usize, ranks: usize, cores: usize) -> bool {
+    let costs = Costs::among(ranks, cores);
+    let (lines, ranks) = (bytes.div_ceil(super::LINE) as u64, ranks.max(1) as u64);
+    let peers = ranks - 1;
+    let alone = lines * peers * costs.fresh;
+    let shared = costs.exchange + lines.div_ceil(ranks) * (2 * peers * costs.fresh + costs.laid);
+    alone <= shared
+}
+
 /// How a block of `bytes` is written: around the caches where it would not stay in them until it is read. The other
 /// ranks copy at the same time, and what is copied wants its place too.
 pub(super) fn stores(bytes: usize) -> Stores {
@@ -130,6 +145,13 @@ mod tests {
     fn barriers_are_saved_longer_where_ranks_wait_for_a_core() {
         assert_eq!(chosen(2048, 4, 4), Algorithm::TwoShot);
         assert_eq!(chosen(2048, 4, 2), Algorithm::Staged);
+    }
+
+    #[test]
+    fn more_than_two_ranks_share_the_work_on_what_is_large() {
+        assert!(at_once_on(DESK, 2, 64) && at_once_on(64, 8, 64));
+        assert!(!at_once_on(DESK, 4, 64) && !at_once_on(DESK, 72, 64));
+        assert!(at_once_on(4096, 4, 2), "an exchange is dear where ranks share cores");
     }
 
     #[test]

@@ -1,42 +1,67 @@
-//! Collectives on ordinary memory: piece by piece through the group's workspace, with the same bits as in symmetric memory.
+//! Collectives on ordinary memory: piece by piece over the ranks' desks, with the same bits as in symmetric memory.
 //!
-//! Each piece is put into this rank's part of the workspace, and the work on it is a collective of its own. What peers
-//! read or write there they have read or written before its end, so the next piece can be put there at once.
+//! A rank lays out a piece, and peers take it up from there. Each rank has two desks in turn, and a flag comes with each
+//! piece, so one exchange per piece is all: while a slow rank still reads one, the others lay out the next.
+#![allow(unsafe_code)] // S2 (what is laid out stays until the next exchange), S3 (pieces of slices checked here)
 
 use std::ops::Range;
 
-use super::{block_len, check_len, copy_elements, loop_for, share};
+use super::host::copy::{Stores, copy};
+use super::{LINE, block_len, by_rank, check_len, copy_elements, digest, loop_for, plan, share};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
-use crate::group::Group;
-use crate::symmetric::Symmetric;
+use crate::group::{Call, DESK, Group};
 
-/// Sets these calls apart from those on symmetric memory of the same name.
-const SLICES: usize = usize::MAX - 1;
+/// Sets these calls apart from those on symmetric memory of the same name: no rendezvous has this number.
+const SLICES: usize = usize::MAX;
 
 impl Group {
     /// Element i of `data` becomes the reduction of element i of all ranks. Collective; after an error `data` may be
-    /// reduced in part.
+    /// reduced in part. A call that ran into its deadline goes on when it is made again, with what it had then.
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
         const NAME: &str = "all_reduce";
         let looped = loop_for::<T>(self, NAME, op)?;
         let len = data.len();
-        self.with_workspace(NAME, |space: &mut Symmetric<T>| {
-            for piece in pieces(len, space.len()) {
-                let agreed = [SLICES, op as usize, len, piece.start];
-                let data = data.get_mut(piece).unwrap_or_default();
-                stage(space, 0, data);
-                space.collective(NAME, &agreed, |session| {
-                    let own = share::<T>(data.len(), session.rank(), session.size());
-                    let to: Vec<*mut T> =
-                        (0..session.size()).map(|r| session.part(r, own.start)).collect();
-                    // SAFETY: a piece fits all parts; no other rank touches the elements of our share.
-                    unsafe { session.reduce(looped, own, &to) };
-                    Ok(())
+        let _turn = self.turn_for_slices();
+        for piece in pieces::<T>(len, 1) {
+            let call = |step| call::<T>(NAME, len, &[op as usize, piece.start, step]);
+            let data = data.get_mut(piece.clone()).unwrap_or_default();
+            let (data, len) = (data.as_mut_ptr(), data.len());
+            let laid = Laid::one(data, len);
+            // SAFETY: a piece of `data`, which fits a desk.
+            let lay = |to: *mut u8| unsafe { laid.lay(to) };
+            if plan::at_once(laid.bytes(), self.size()) {
+                self.staged(call(0), laid.bytes(), lay, |from| {
+                    // SAFETY: every rank has laid out a piece of this length, and here is ours.
+                    unsafe { looped(from, &[data], len) };
                 })?;
-                data.copy_from_slice(space.local().get(..data.len()).unwrap_or_default());
+                continue;
             }
-            Ok(())
+            let own = share::<T>(len, self.rank(), self.size());
+            self.staged(call(1), laid.bytes(), lay, |from| {
+                let to = data.wrapping_add(own.start);
+                // SAFETY: our share of what every rank has laid out, and its place with us.
+                at(from, own.start, |from| unsafe { looped(from, &[to], own.len()) });
+            })?;
+            self.gather_shares(call(2), data, len)?;
+        }
+        Ok(())
+    }
+
+    /// Every rank has its share of the `len` elements at `data`, and gets those of the others.
+    fn gather_shares<T: Element>(&self, call: Call, data: *mut T, len: usize) -> Result<()> {
+        let shares = |rank| share::<T>(len, rank, self.size());
+        let laid =
+            Laid::one(data.wrapping_add(shares(self.rank()).start), shares(self.rank()).len());
+        // SAFETY: our share of the elements, which fits a desk.
+        let lay = |to: *mut u8| unsafe { laid.lay(to) };
+        let most = shares(0).len() * size_of::<T>();
+        self.staged(call, most, lay, |from: &[*const T]| {
+            for (rank, from) in from.iter().enumerate().filter(|(rank, _)| *rank != self.rank()) {
+                let to = data.wrapping_add(shares(rank).start);
+                // SAFETY: the rank has laid out its share, and here is the place for it.
+                unsafe { copy_elements(*from, to, shares(rank).len()) };
+            }
         })
     }
 
@@ -45,21 +70,17 @@ impl Group {
         const NAME: &str = "all_gather";
         let len = input.len();
         check_len(self, NAME, "an output", len.saturating_mul(self.size()), out.len())?;
-        self.with_workspace(NAME, |space: &mut Symmetric<T>| {
-            for piece in pieces(len, space.len()) {
-                stage(space, 0, input.get(piece.clone()).unwrap_or_default());
-                space.collective(NAME, &[SLICES, len, piece.start], |session| {
-                    for rank in from_own(session.rank(), session.size()) {
-                        let to = out.as_mut_ptr().wrapping_add(rank * len + piece.start);
-                        let from = session.part(rank, 0).cast_const();
-                        // SAFETY: a piece fits every part, where nobody writes, and lies in `out` for each rank.
-                        unsafe { copy_elements(from, to, piece.len()) };
-                    }
-                    Ok(())
-                })?;
-            }
-            Ok(())
-        })
+        let _turn = self.turn_for_slices();
+        for piece in pieces::<T>(len, 1) {
+            let call = call::<T>(NAME, len, &[piece.start]);
+            let laid = Laid::blocks(input, len, 1, &piece);
+            // SAFETY: a piece of `input`, which fits a desk.
+            let lay = |to: *mut u8| unsafe { laid.lay(to) };
+            self.staged(call, laid.bytes(), lay, |from| {
+                self.take_up(from, 0, out, len, &piece);
+            })?;
+        }
+        Ok(())
     }
 
     /// `input` is one block for each rank; `out` becomes the reduction of all ranks' blocks for this one. Collective.
@@ -73,20 +94,21 @@ impl Group {
         let looped = loop_for::<T>(self, NAME, op)?;
         let block = block_len(self, NAME, input.len())?;
         check_len(self, NAME, "an output", block, out.len())?;
-        self.with_workspace(NAME, |space: &mut Symmetric<T>| {
-            for piece in pieces(block, space.len() / self.size()) {
-                stage_blocks(space, input, block, &piece);
-                let agreed = [SLICES, op as usize, block, piece.start];
-                let out = out.get_mut(piece).unwrap_or_default();
-                space.collective(NAME, &agreed, |session| {
-                    let own = session.rank() * out.len();
-                    // SAFETY: a piece for each rank fits all parts, where nobody writes; `out` is one long, and ours.
-                    unsafe { session.reduce(looped, own..own + out.len(), &[out.as_mut_ptr()]) };
-                    Ok(())
-                })?;
-            }
-            Ok(())
-        })
+        let _turn = self.turn_for_slices();
+        for piece in pieces::<T>(block, self.size()) {
+            let call = call::<T>(NAME, block, &[op as usize, piece.start]);
+            let laid = Laid::blocks(input, block, self.size(), &piece);
+            // SAFETY: a piece of each block of `input`, which all together fit a desk.
+            let lay = |to: *mut u8| unsafe { laid.lay(to) };
+            let out = out.get_mut(piece).unwrap_or_default();
+            self.staged(call, laid.bytes(), lay, |from| {
+                // SAFETY: every rank has laid out a piece of this length for each rank, and `out` is one.
+                at(from, self.rank() * out.len(), |from| unsafe {
+                    looped(from, &[out.as_mut_ptr()], out.len());
+                });
+            })?;
+        }
+        Ok(())
     }
 
     /// `data` becomes that of rank `root`. Collective.
@@ -94,24 +116,26 @@ impl Group {
         const NAME: &str = "broadcast";
         self.check_rank(NAME, root)?;
         let len = data.len();
-        self.with_workspace(NAME, |space: &mut Symmetric<T>| {
-            for piece in pieces(len, space.len()) {
-                let agreed = [SLICES, root, len, piece.start];
-                let data = data.get_mut(piece).unwrap_or_default();
+        let _turn = self.turn_for_slices();
+        for piece in pieces::<T>(len, 1) {
+            let call = call::<T>(NAME, len, &[root, piece.start]);
+            let data = data.get_mut(piece).unwrap_or_default();
+            let (data, len) = (data.as_mut_ptr(), data.len());
+            let laid = Laid::one(data, len);
+            let lay = |to: *mut u8| {
                 if self.rank() == root {
-                    stage(space, 0, data);
+                    // SAFETY: a piece of `data`, which fits a desk.
+                    unsafe { laid.lay(to) };
                 }
-                space.collective(NAME, &agreed, |session| {
-                    if session.rank() != root {
-                        let from = session.part(root, 0).cast_const();
-                        // SAFETY: a piece fits the root's part, where nobody writes, and `data` is one long.
-                        unsafe { copy_elements(from, data.as_mut_ptr(), data.len()) };
-                    }
-                    Ok(())
-                })?;
-            }
-            Ok(())
-        })
+            };
+            self.staged(call, laid.bytes(), lay, |from: &[*const T]| {
+                if let Some(from) = from.get(root).filter(|_| self.rank() != root) {
+                    // SAFETY: the root has laid out a piece of this length, and here is the place for it.
+                    unsafe { copy_elements(*from, data, len) };
+                }
+            })?;
+        }
+        Ok(())
     }
 
     /// `input` is one block for each rank; `out` becomes the blocks that all ranks have for this one, by rank. Collective.
@@ -119,50 +143,112 @@ impl Group {
         const NAME: &str = "all_to_all";
         let block = block_len(self, NAME, input.len())?;
         check_len(self, NAME, "an output", input.len(), out.len())?;
-        self.with_workspace(NAME, |space: &mut Symmetric<T>| {
-            for piece in pieces(block, space.len() / self.size()) {
-                stage_blocks(space, input, block, &piece);
-                space.collective(NAME, &[SLICES, block, piece.start], |session| {
-                    for rank in from_own(session.rank(), session.size()) {
-                        let from = session.part(rank, session.rank() * piece.len()).cast_const();
-                        let to = out.as_mut_ptr().wrapping_add(rank * block + piece.start);
-                        // SAFETY: a piece for each rank fits every part, where nobody writes, and `out` block by block.
-                        unsafe { copy_elements(from, to, piece.len()) };
-                    }
-                    Ok(())
-                })?;
+        let _turn = self.turn_for_slices();
+        for piece in pieces::<T>(block, self.size()) {
+            let call = call::<T>(NAME, block, &[piece.start]);
+            let laid = Laid::blocks(input, block, self.size(), &piece);
+            // SAFETY: a piece of each block of `input`, which all together fit a desk.
+            let lay = |to: *mut u8| unsafe { laid.lay(to) };
+            self.staged(call, laid.bytes(), lay, |from| {
+                self.take_up(from, self.rank() * piece.len(), out, block, &piece);
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Copies what each rank has laid out, `at` elements from its start, to `piece` of that rank's block of `out`.
+    fn take_up<T: Element>(
+        &self,
+        from: &[*const T],
+        at: usize,
+        out: &mut [T],
+        block: usize,
+        piece: &Range<usize>,
+    ) {
+        let stores = plan::stores(size_of_val(out));
+        // Our own first: it is in our cache. Then each rank begins with another one.
+        for rank in (0..self.size()).map(|step| (self.rank() + step) % self.size()) {
+            let to = rank * block + piece.start;
+            let to = out.get_mut(to..to + piece.len()).unwrap_or_default();
+            if let Some(from) = from.get(rank).map(|from| from.wrapping_add(at)) {
+                // SAFETY: the rank has laid out a piece of this length there, and `to` is one.
+                unsafe { copy(from.cast(), to.as_mut_ptr().cast(), size_of_val(to), stores) };
             }
-            Ok(())
-        })
+        }
     }
 }
 
-/// Cuts `len` elements into pieces of at most `most`; one empty piece if there are none, so that ranks still meet.
-fn pieces(len: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
-    let most = most.max(1);
-    (0..len.div_ceil(most).max(1)).map(move |i| i * most..((i + 1) * most).min(len))
-}
-
-/// All ranks, our own first: it is in our cache.
-fn from_own(rank: usize, ranks: usize) -> impl Iterator<Item = usize> {
-    (0..ranks).map(move |step| (rank + step) % ranks)
-}
-
-/// Puts `data` into our part, `at` elements from its start.
-fn stage<T: Element>(space: &mut Symmetric<T>, at: usize, data: &[T]) {
-    if let Some(to) = space.local_mut().get_mut(at..at + data.len()) {
-        to.copy_from_slice(data);
-    }
-}
-
-/// Puts the same piece of every block into our part, one after the other.
-fn stage_blocks<T: Element>(
-    space: &mut Symmetric<T>,
-    input: &[T],
+/// What a rank lays out: the same piece of every block of a slice, one after the other. By address, because the result
+/// may go to the same place, once all have laid out theirs.
+struct Laid<T> {
+    from: *const T,
+    /// Elements from one block to the next.
     block: usize,
-    piece: &Range<usize>,
-) {
-    for (rank, data) in input.chunks_exact(block.max(1)).enumerate() {
-        stage(space, rank * piece.len(), data.get(piece.clone()).unwrap_or_default());
+    blocks: usize,
+    /// Elements of a piece.
+    len: usize,
+}
+
+impl<T> Laid<T> {
+    fn one(from: *const T, len: usize) -> Self {
+        Self { from, block: len, blocks: 1, len }
+    }
+
+    fn blocks(of: &[T], block: usize, blocks: usize, piece: &Range<usize>) -> Self {
+        Self { from: of.as_ptr().wrapping_add(piece.start), block, blocks, len: piece.len() }
+    }
+
+    fn bytes(&self) -> usize {
+        self.blocks * self.len * size_of::<T>()
+    }
+
+    /// # Safety
+    /// The pieces may be read, and `to` written for that many bytes.
+    unsafe fn lay(&self, to: *mut u8) {
+        let bytes = self.len * size_of::<T>();
+        for block in 0..self.blocks {
+            let from = self.from.wrapping_add(block * self.block).cast();
+            // SAFETY: as the caller promises.
+            unsafe { copy(from, to.wrapping_add(block * bytes), bytes, Stores::Cached) };
+        }
+    }
+}
+
+/// Cuts a block of `len` elements into pieces, of which a desk holds one of each of `blocks`. One empty piece if there are
+/// no elements, so that ranks still meet.
+fn pieces<T>(len: usize, blocks: usize) -> impl Iterator<Item = Range<usize>> {
+    let most = (DESK / blocks / size_of::<T>()).max(1);
+    let count = len.div_ceil(most).max(1);
+    // All of about the same length: what is left over at the end would not be worth its exchange.
+    let each =
+        len.div_ceil(count).max(1).next_multiple_of((LINE / size_of::<T>()).max(1)).min(most);
+    (0..len.div_ceil(each).max(1)).map(move |i| i * each..((i + 1) * each).min(len))
+}
+
+/// Calls `f` with the same places, `elements` further on.
+fn at<T, R>(from: &[*const T], elements: usize, f: impl FnOnce(&[*const T]) -> R) -> R {
+    let further = |r: usize| from.get(r).map_or(std::ptr::null(), |p| p.wrapping_add(elements));
+    by_rank(from.len(), further, f)
+}
+
+fn call<T: Element>(name: &'static str, len: usize, agreed: &[usize]) -> Call {
+    Call::Collective(name, digest(name, T::DTYPE as usize, SLICES, len, agreed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_everything_once_and_fit_a_desk() {
+        for (len, blocks) in
+            [(0, 1), (1, 3), (100, 7), (DESK / 4, 1), (DESK / 4 + 1, 1), (1 << 20, 72)]
+        {
+            let cut: Vec<_> = pieces::<f32>(len, blocks).collect();
+            assert!(cut.iter().all(|p| p.len() * blocks * 4 <= DESK));
+            assert!(cut.windows(2).all(|p| p[0].end == p[1].start && !p[1].is_empty()));
+            assert_eq!((cut[0].start, cut[cut.len() - 1].end), (0, len));
+        }
+        assert_eq!(pieces::<u8>(DESK + 1, 1).map(|p| p.len()).max(), Some(DESK / 2 + 64));
     }
 }

@@ -162,7 +162,7 @@ impl Group {
             }),
             rendezvous: Mutex::new(()),
             awaited: Mutex::new(None),
-            workspace: Mutex::new(None),
+            slices: Mutex::new(()),
         });
         let mourner: Weak<Health> = Arc::downgrade(&inner.health);
         context.mesh.watch(mourner);

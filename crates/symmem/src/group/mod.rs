@@ -21,7 +21,6 @@ pub(crate) use conversation::Conversation;
 pub(crate) use desk::{DESK, Desk};
 
 use crate::backend::Backend;
-use crate::block::Block;
 use crate::error::{Error, Result};
 use crate::mesh::Scope;
 use crate::signal::Stop;
@@ -99,8 +98,8 @@ struct Inner {
     rendezvous: Mutex<()>,
     /// The group of survivors of which some had not come when the last `shrink` gave up waiting.
     awaited: Mutex<Option<Group>>,
-    /// What collectives on slices go through, once there was one.
-    workspace: Mutex<Option<Arc<Block>>>,
+    /// One collective on slices at a time: each is many exchanges.
+    slices: Mutex<()>,
 }
 
 impl Group {
@@ -158,9 +157,9 @@ impl Group {
         &self.0.context.backend
     }
 
-    /// Held for as long as a collective on slices lasts: one at a time.
-    pub(crate) fn workspace(&self) -> MutexGuard<'_, Option<Arc<Block>>> {
-        self.0.workspace.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Held for as long as a collective on slices lasts.
+    pub(crate) fn turn_for_slices(&self) -> MutexGuard<'_, ()> {
+        self.0.slices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn downgrade(&self) -> Weak<dyn Send + Sync> {

@@ -11,7 +11,6 @@ mod handle;
 mod pad;
 mod persistent;
 mod pool;
-mod workspace;
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
