@@ -145,14 +145,24 @@ impl<T: Element> Memory<T> {
         Ok(Self { data: data?, handle, len, severed: Severed::No })
     }
 
+    #[inline]
     fn check_whole(&self, op: &'static str) -> Result<()> {
-        let got = match self.severed {
-            Severed::No => return Ok(()),
-            Severed::Copy(_) => "what is left after a collective that failed; rendezvous it again",
+        match &self.severed {
+            Severed::No => Ok(()),
+            severed => Err(self.not_whole(op, severed)),
+        }
+    }
+
+    #[cold]
+    fn not_whole(&self, op: &'static str, severed: &Severed<T>) -> Error {
+        let got = match severed {
+            Severed::No | Severed::Copy(_) => {
+                "what is left after a collective that failed; rendezvous it again"
+            }
             Severed::Lost => "memory that was given up in a collective that failed",
         };
         let expected = "memory that peers have mapped".to_owned();
-        Err(self.handle.group().usage(op, expected, got.to_owned()))
+        self.handle.group().usage(op, expected, got.to_owned())
     }
 
     fn meet(&self, call: Call) -> Result<()> {

@@ -6,6 +6,7 @@
 
 use crate::dtype::ReduceOp;
 use crate::dtype::number::Number;
+use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// Elements that are worked on at once: a few registers full, whatever the registers.
 const LANES: usize = 64;
@@ -57,6 +58,7 @@ impl Operator for Average {
 pub(crate) type Loop<N> = unsafe fn(&[*const N], &[*mut N], usize);
 
 /// The loop for `op`; `None` where the operator has no meaning for the type.
+#[inline]
 pub(crate) fn reduce_loop<N: Number>(op: ReduceOp) -> Option<Loop<N>> {
     match op {
         ReduceOp::Sum => Some(best::<N, Sum>()),
@@ -71,23 +73,52 @@ pub(crate) fn reduce_loop<N: Number>(op: ReduceOp) -> Option<Loop<N>> {
     }
 }
 
+#[inline]
 fn best<N: Number, O: Operator>() -> Loop<N> {
     #[cfg(target_arch = "x86_64")]
-    {
-        let halves = is_x86_feature_detected!("f16c");
-        if halves
-            && is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512dq")
-        {
-            return avx512::<N, O>;
-        }
-        if halves && is_x86_feature_detected!("avx2") {
-            return avx2::<N, O>;
-        }
+    match instructions() {
+        Instructions::Avx512 => return avx512::<N, O>,
+        Instructions::Avx2 => return avx2::<N, O>,
+        Instructions::Portable => {}
     }
     portable::<N, O>
+}
+
+/// The instruction sets that the loop is compiled for.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+enum Instructions {
+    Portable = 1,
+    Avx2,
+    Avx512,
+}
+
+/// The best that this processor has. Asked for before every small message, so the answer is kept.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn instructions() -> Instructions {
+    static KNOWN: AtomicUsize = AtomicUsize::new(0);
+    const ALL: [Instructions; 3] =
+        [Instructions::Portable, Instructions::Avx2, Instructions::Avx512];
+    let known = ALL.get(KNOWN.load(Ordering::Relaxed).wrapping_sub(1));
+    known.copied().unwrap_or_else(|| {
+        let found = detect();
+        KNOWN.store(found as usize, Ordering::Relaxed); // the same from every thread
+        found
+    })
+}
+
+#[cfg(target_arch = "x86_64")]
+#[cold]
+fn detect() -> Instructions {
+    if !is_x86_feature_detected!("f16c") || !is_x86_feature_detected!("avx2") {
+        return Instructions::Portable;
+    }
+    let avx512 = is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512dq");
+    if avx512 { Instructions::Avx512 } else { Instructions::Avx2 }
 }
 
 /// # Safety
@@ -124,8 +155,10 @@ unsafe fn body<N: Number, O: Operator, const H: bool>(
     len: usize,
 ) {
     match (from, to) {
-        // Two ranks are worth a loop of their own, without loops in it. SAFETY: as the caller promises.
+        // Two ranks are worth loops of their own, without loops in them. SAFETY: as the caller promises.
         (&[a, b], &[c, d]) => unsafe { run::<N, O, H>(&[a, b], &[c, d], len) },
+        // SAFETY: as the caller promises.
+        (&[a, b], &[c]) => unsafe { run::<N, O, H>(&[a, b], &[c], len) },
         // SAFETY: as the caller promises.
         _ => unsafe { run::<N, O, H>(from, to, len) },
     }
