@@ -333,6 +333,14 @@ impl<T: Element> Shared<T> {
         Ok(unsafe { std::slice::from_raw_parts(first.as_ptr(), self.0.len) })
     }
 
+    /// All ranks' parts, by rank, this rank's own among them.
+    pub fn peers(&self) -> Vec<&[T]> {
+        // SAFETY: as in `local`.
+        let part =
+            |first: &NonNull<T>| unsafe { std::slice::from_raw_parts(first.as_ptr(), self.0.len) };
+        self.0.data.iter().map(part).collect()
+    }
+
     /// `len` elements of any type in rank `rank`'s part, `offset` of them from its start.
     pub fn view<U: Element>(&self, rank: usize, offset: usize, len: usize) -> Result<&[U]> {
         let first = self.0.handle.view::<U>(rank, offset, len)?;
