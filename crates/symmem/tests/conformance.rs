@@ -86,6 +86,7 @@ conforms! {
     elements_are_never_torn(3);
     words_are_filled_and_written_at_peers(3);
     bad_one_sided_calls_are_named(2);
+    giving_up_leaves_a_copy_of_every_element(3);
     experts_get_their_rows_and_give_them_back(3);
     rows_that_do_not_fit_are_refused_by_every_rank(3);
 }

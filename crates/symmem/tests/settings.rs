@@ -1,4 +1,5 @@
 //! Settings of the process and of a world: signal pad sizes, backends, records of calls.
+#![allow(clippy::unwrap_used, reason = "helpers of tests stop at the first surprise too")]
 
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

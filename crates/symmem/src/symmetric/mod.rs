@@ -6,6 +6,7 @@
 #![doc = include_str!("phases.md")]
 #![allow(unsafe_code)] // S1 (the handle keeps every mapping), S2 (slices only as the phase allows), S6 (the `open` mark)
 
+mod atomic;
 mod failed;
 mod handle;
 mod pad;
@@ -17,6 +18,7 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+pub(crate) use atomic::{load, store};
 pub use failed::Failed;
 pub use handle::Handle;
 pub use pad::SignalPad;
@@ -27,7 +29,6 @@ use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::group::{Call, Group};
 use crate::region::Region;
-use crate::sync::Ordering;
 use handle::{Bringing, keeping};
 
 /// Memory of this rank alone, not yet mapped by anyone else. Zeroed.
@@ -87,13 +88,12 @@ impl<T: Element> Buffer<T> {
         self.block.offset()
     }
 
-    /// Copies the data of another block, which others may be writing meanwhile.
+    /// Copies the data of another block, which others may be writing meanwhile: see "A race that remains" in
+    /// `docs/safety.md`.
     fn fill_from(&mut self, other: &Block) {
-        let words = |block: &Block| block.shape().bytes.div_ceil(4);
-        let (from, to) = (other.region(), self.block.region());
-        let pair = from.words(0, words(other)).ok().zip(to.words(0, words(&self.block)).ok());
-        for (from, to) in pair.into_iter().flat_map(|(from, to)| from.iter().zip(to)) {
-            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        if let Ok(from) = other.region().at::<T>(0, self.len) {
+            // SAFETY: S1 by the block, S3 by `at`; what else touches it and how is said there.
+            unsafe { load(from.as_ptr(), self.local_mut()) };
         }
     }
 

@@ -252,7 +252,8 @@ fn every_case<T: Summand>(ranks: usize) {
         let all: Vec<usize> = (0..64).step_by(size_of::<T>()).collect();
         for (turn, len) in lengths::<T>().into_iter().enumerate() {
             // Three ranks meet everything, others a third of it: each misalignment, and each length, in turn.
-            let met = |bytes: &usize| ranks == 3 || (turn + bytes / size_of::<T>()) % 3 == 0;
+            let met =
+                |bytes: &usize| ranks == 3 || (turn + bytes / size_of::<T>()).is_multiple_of(3);
             check(len, &all.iter().copied().filter(met).collect::<Vec<usize>>());
         }
         (most - 2..=most).for_each(|len| check(len, &[64 - size_of::<T>()]));
