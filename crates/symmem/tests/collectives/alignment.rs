@@ -13,8 +13,8 @@ const WAYS: [Algorithm; 4] =
     [Algorithm::Auto, Algorithm::Staged, Algorithm::OneShot, Algorithm::TwoShot];
 
 /// Bytes at which something changes: the line of a flag, registers, a cache line, the lanes of the reduce loop for each
-/// type, a page, the desk and its pieces.
-const LIMITS: [usize; 11] = [1, 8, 24, 32, 64, 128, 256, 512, 4 << 10, 16 << 10, 32 << 10];
+/// type, a page, the desk, beyond which a staged all-reduce goes piece by piece.
+const LIMITS: [usize; 10] = [1, 8, 24, 32, 64, 128, 256, 512, 4 << 10, 16 << 10];
 
 /// The workspace of collectives on slices, beyond which they go piece by piece.
 const WORKSPACE: usize = 1 << 20;
@@ -238,46 +238,63 @@ fn lengths<T>() -> Vec<usize> {
     all
 }
 
-fn every_case<T: Summand>(ranks: usize) {
-    let most = WORKSPACE / size_of::<T>() + 1;
-    let known = Known::<T>::new(ranks, most);
-    threads(ranks, |world| {
-        let check = |len: usize, misalignments: &[usize]| {
-            let mut x = world.alloc::<T>(len).unwrap().rendezvous(&world).unwrap();
-            in_place(&world, &known, &mut x);
-            x.local_mut().copy_from_slice(&known.inputs[world.rank()][..len]);
-            misalignments.iter().for_each(|&bytes| misaligned(&world, &known, &mut x, bytes));
-        };
-        // Those that a slice of `T` can have.
-        let all: Vec<usize> = (0..64).step_by(size_of::<T>()).collect();
-        for (turn, len) in lengths::<T>().into_iter().enumerate() {
-            // Three ranks meet everything, others a third of it: each misalignment, and each length, in turn.
-            let met =
-                |bytes: &usize| ranks == 3 || (turn + bytes / size_of::<T>()).is_multiple_of(3);
-            check(len, &all.iter().copied().filter(met).collect::<Vec<usize>>());
-        }
-        (most - 2..=most).for_each(|len| check(len, &[64 - size_of::<T>()]));
-    });
+/// Elements of the longest part that is looked at here.
+fn most<T>() -> usize {
+    WORKSPACE / size_of::<T>() + 1
+}
+
+fn every_case<T: Summand>(world: &World, known: &Known<T>) {
+    let (ranks, most) = (world.size(), most::<T>());
+    let check = |len: usize, misalignments: &[usize]| {
+        let mut x = world.alloc::<T>(len).unwrap().rendezvous(world).unwrap();
+        in_place(world, known, &mut x);
+        x.local_mut().copy_from_slice(&known.inputs[world.rank()][..len]);
+        misalignments.iter().for_each(|&bytes| misaligned(world, known, &mut x, bytes));
+    };
+    // Those that a slice of `T` can have.
+    let all: Vec<usize> = (0..64).step_by(size_of::<T>()).collect();
+    for (turn, len) in lengths::<T>().into_iter().enumerate() {
+        // Three ranks meet everything, others a third of it: each misalignment, and each length, in turn.
+        let in_turn = |bytes: usize| (turn + bytes / size_of::<T>()).is_multiple_of(3);
+        let met = all.iter().copied().filter(|&bytes| ranks == 3 || in_turn(bytes));
+        check(len, &met.collect::<Vec<usize>>());
+    }
+    let long = if ranks == 3 { most - 2..=most } else { most..=most };
+    long.for_each(|len| check(len, &[64 - size_of::<T>()]));
+}
+
+fn among_threads<T: Summand>() {
+    for ranks in [2, 3, 4] {
+        let known = Known::<T>::new(ranks, most::<T>());
+        threads(ranks, |world| every_case(&world, &known));
+    }
 }
 
 #[test]
 fn sums_of_f32_have_the_bits_of_rank_order_at_every_misalignment() {
-    [2, 3, 4].into_iter().for_each(every_case::<f32>);
+    among_threads::<f32>();
 }
 
 #[test]
 fn sums_of_f64_have_the_bits_of_rank_order_at_every_misalignment() {
-    [2, 3, 4].into_iter().for_each(every_case::<f64>);
+    among_threads::<f64>();
 }
 
 #[test]
 fn sums_of_bf16_have_the_bits_of_rank_order_at_every_misalignment() {
-    [2, 3, 4].into_iter().for_each(every_case::<bf16>);
+    among_threads::<bf16>();
 }
 
 #[test]
 fn sums_of_i8_are_right_at_every_misalignment() {
-    [2, 3, 4].into_iter().for_each(every_case::<i8>);
+    among_threads::<i8>();
+}
+
+#[test]
+fn processes_get_the_bits_of_rank_order_at_every_misalignment() {
+    Ranks::new(3).run(test_name!(), |world| {
+        every_case(&world, &Known::<f32>::new(world.size(), most::<f32>()));
+    });
 }
 
 /// Otherwise the tests above would prove little.
