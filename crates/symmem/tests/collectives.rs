@@ -1,6 +1,10 @@
 //! Bits of the collectives: every way to the same result gives the same bits on every rank, near the exact result,
 //! for any number of ranks, any length and any alignment. And what is left when one on slices, or one-sided access, fails.
-#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may stop at the first surprise")]
+
+mod collectives {
+    mod alignment;
+}
 
 use std::time::Duration;
 

@@ -62,6 +62,7 @@ conforms! {
     pad_sizes_are_checked_and_agreed(3);
     an_id_gives_the_same_memory_again(2);
     a_pools_buffers_are_symmetric(3);
+    all_parts_come_as_a_list(3);
     memory_lives_as_long_as_anyone_reads_it(3);
     a_handle_keeps_the_memory(2);
     nothing_is_left_of_what_is_dropped(2);
@@ -71,6 +72,8 @@ conforms! {
     small_collectives_follow_each_other(3);
     a_small_collective_that_expired_is_resumed(3);
     blocks_go_where_they_belong(4);
+    a_gather_pulls_what_all_had_at_the_call(4);
+    a_scattered_reduction_pulls_what_all_had_at_the_call(4);
     bad_collective_calls_are_named(2);
     different_collective_calls_are_told_to_every_rank(3);
     slices_give_the_bits_of_symmetric_memory(3);
@@ -83,6 +86,7 @@ conforms! {
     elements_are_never_torn(3);
     words_are_filled_and_written_at_peers(3);
     bad_one_sided_calls_are_named(2);
+    giving_up_leaves_a_copy_of_every_element(3);
     experts_get_their_rows_and_give_them_back(3);
     rows_that_do_not_fit_are_refused_by_every_rank(3);
 }

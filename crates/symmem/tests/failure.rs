@@ -17,6 +17,7 @@ mod failure {
 
     mod connecting;
     mod exhaustion;
+    mod halfway;
     mod launchers;
     mod leaving;
     mod scale;

@@ -1,9 +1,13 @@
 //! Settings of the process and of a world: signal pad sizes, backends, records of calls.
+#![allow(clippy::unwrap_used, reason = "helpers of tests stop at the first surprise too")]
 
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use symmem::{DEFAULT_SIGNAL_PAD_SIZE, World, WorldOptions, set_signal_pad_size, signal_pad_size};
+use symmem::{
+    DEFAULT_SIGNAL_PAD_SIZE, GroupOptions, ReduceOp, World, WorldOptions, set_signal_pad_size,
+    signal_pad_size,
+};
 use symmem_testing::{Ranks, test_name};
 
 /// The pad size is a setting of the process: one test at a time may change it.
@@ -134,8 +138,8 @@ impl Write for Log {
     }
 }
 
-#[test]
-fn every_synchronisation_leaves_a_record() {
+/// What a world of one rank logs in the course of `body`.
+fn logged(body: impl Fn(&World) + Sync) -> String {
     let log = Log::default();
     let writer = log.clone();
     let subscriber: tracing::Dispatch = tracing_subscriber::fmt()
@@ -144,22 +148,64 @@ fn every_synchronisation_leaves_a_record() {
         .with_writer(move || writer.clone())
         .finish()
         .into();
-    World::threads(1, |world| {
-        tracing::dispatcher::with_default(&subscriber, || {
-            let soon = std::time::Duration::from_secs(10);
-            world.barrier_on(3, soon).unwrap();
-            world.put_signal(0, 4, soon).unwrap();
-            world.wait_signal(0, 4, soon).unwrap();
-        });
-    })
-    .unwrap();
-    let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    World::threads(1, |world| tracing::dispatcher::with_default(&subscriber, || body(&world)))
+        .unwrap();
+    String::from_utf8(log.0.lock().unwrap().clone()).unwrap()
+}
+
+#[test]
+fn every_synchronisation_leaves_a_record() {
+    let text = logged(|world| {
+        let soon = std::time::Duration::from_secs(10);
+        world.barrier_on(3, soon).unwrap();
+        world.put_signal(0, 4, soon).unwrap();
+        world.wait_signal(0, 4, soon).unwrap();
+    });
     for record in [
         "op=\"barrier\" channel=3",
         "op=\"put_signal\" rank=0 channel=4",
         "op=\"wait_signal\" rank=0 channel=4",
     ] {
         assert!(text.contains(record), "{record} in {text}");
+    }
+}
+
+/// Whatever the way: small and large, symmetric and ordinary memory.
+#[test]
+fn every_collective_leaves_a_record() {
+    for len in [4, 40_000] {
+        let text = logged(|world| {
+            let options = GroupOptions { name: Some("some".into()), ..Default::default() };
+            let group = world.subgroup_with(&[0], options).unwrap();
+            let mut x = group.alloc::<u32>(len).unwrap().rendezvous(&group).unwrap();
+            let mut out = vec![0; len];
+            x.all_reduce(ReduceOp::Sum).unwrap();
+            x.all_gather(&mut out).unwrap();
+            x.reduce_scatter(ReduceOp::Sum, &mut out).unwrap();
+            x.all_to_all(&mut out).unwrap();
+            x.broadcast(0).unwrap();
+            x.reduce(ReduceOp::Sum, 0, &mut out).unwrap();
+            x.gather(0, &mut out).unwrap();
+            x.scatter(0, &mut out).unwrap();
+        });
+        let ordinary = logged(|world| {
+            let options = GroupOptions { name: Some("some".into()), ..Default::default() };
+            let group = world.subgroup_with(&[0], options).unwrap();
+            let (mut input, mut out) = (vec![0_u32; len], vec![0; len]);
+            group.all_reduce(&mut input, ReduceOp::Sum).unwrap();
+            group.all_gather(&input, &mut out).unwrap();
+            group.reduce_scatter(&input, ReduceOp::Sum, &mut out).unwrap();
+            group.all_to_all(&input, &mut out).unwrap();
+            group.broadcast(&mut input, 0).unwrap();
+        });
+        let both = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"];
+        let record = |text: &str, op: &str| {
+            let op = format!("op=\"{op}\"");
+            let told = text.lines().any(|l| l.contains(&op) && l.contains("group=\"some\""));
+            assert!(told, "{op} of {len} in {text}");
+        };
+        both.iter().for_each(|op| record(&ordinary, op));
+        both.iter().chain(&["reduce", "gather", "scatter"]).for_each(|op| record(&text, op));
     }
 }
 

@@ -192,6 +192,60 @@ pub fn blocks_go_where_they_belong(world: World) {
     }
 }
 
+/// What is pulled is what all ranks had at the call: a rank may change its part as soon as its own call is over.
+pub fn a_gather_pulls_what_all_had_at_the_call(world: World) {
+    let (n, own) = (world.size(), world.rank());
+    for len in [3, 100, 5_000] {
+        let mut x = world.alloc::<u32>(len).unwrap().rendezvous(&world).unwrap();
+        for round in 0..20_usize {
+            let value = |rank: usize, i: usize| (round * 1_000_000 + rank * 100_000 + i) as u32;
+            let input: Vec<u32> = (0..len).map(|i| value(own, i)).collect();
+            let right = |out: &[u32]| (0..n * len).all(|i| out[i] == value(i / len, i % len));
+            x.local_mut().copy_from_slice(&input);
+            let mut out = vec![0; n * len];
+            x.all_gather(&mut out).unwrap();
+            x.local_mut().fill(u32::MAX);
+            assert!(right(&out), "of {len} in round {round}");
+            out.fill(0);
+            let mut ordinary = input;
+            world.all_gather(&ordinary, &mut out).unwrap();
+            ordinary.fill(u32::MAX);
+            assert!(right(&out), "of {len} ordinary ones in round {round}");
+        }
+    }
+}
+
+/// Sum and mean of what all ranks had at the call, from symmetric and from ordinary memory; what cannot be is refused.
+pub fn a_scattered_reduction_pulls_what_all_had_at_the_call(world: World) {
+    let (n, own) = (world.size(), world.rank());
+    let mean = |sum: f32| sum / n as f32;
+    for block in [1, 50, 2_000] {
+        let mut x = world.alloc::<f32>(n * block).unwrap().rendezvous(&world).unwrap();
+        for round in 0..10 {
+            let input: Vec<f32> = (0..n * block).map(|i| float(own + round, i)).collect();
+            let sum = |i: usize| (1..n).fold(float(round, i), |s, r| s + float(r + round, i));
+            let sums: Vec<f32> = (own * block..(own + 1) * block).map(sum).collect();
+            let means: Vec<f32> = sums.iter().copied().map(mean).collect();
+            for (op, expected) in [(ReduceOp::Sum, &sums), (ReduceOp::Average, &means)] {
+                let mut out = vec![0.0; block];
+                x.local_mut().copy_from_slice(&input);
+                x.reduce_scatter(op, &mut out).unwrap();
+                x.local_mut().fill(f32::NAN);
+                assert_eq!(bytes(&out), bytes(expected), "{op} of {block} in round {round}");
+                let mut ordinary = input.clone();
+                world.reduce_scatter(&ordinary, op, &mut out).unwrap();
+                ordinary.fill(f32::NAN);
+                assert_eq!(bytes(&out), bytes(expected), "{op} of {block} ordinary ones");
+            }
+        }
+        let e = x.reduce_scatter(ReduceOp::Or, &mut vec![0.0; block]).unwrap_err();
+        assert!(matches!(e, Error::Usage { op: "reduce_scatter", .. }), "{e}");
+    }
+    let mut odd = world.alloc::<f32>(n + 1).unwrap().rendezvous(&world).unwrap();
+    let e = odd.reduce_scatter(ReduceOp::Sum, &mut [0.0]).unwrap_err().to_string();
+    assert!(n == 1 || e.contains("divisible by the"), "{e}");
+}
+
 /// Wrong lengths, roots and operators are refused before anything is done, and the next call works.
 pub fn bad_collective_calls_are_named(world: World) {
     let mut x = filled(&world, 10 * world.size(), float);

@@ -189,6 +189,27 @@ pub fn a_pools_buffers_are_symmetric(world: World) {
     world.barrier().unwrap();
 }
 
+/// All ranks' parts come as one list, by rank, also where the memory does not begin its segment.
+pub fn all_parts_come_as_a_list(world: World) {
+    let pool = Pool::new(&world, 1 << 20);
+    let _first = pool.alloc::<f32>(1024).unwrap();
+    for len in [1024, 0] {
+        let mut x = pool.alloc::<f32>(len).unwrap();
+        assert_ne!(x.offset(), 0);
+        x.local_mut().fill(world.rank() as f32);
+        let x = x.rendezvous(&world).unwrap();
+        let addresses = x.handle().buffer_ptrs();
+        let shared = x.share().unwrap();
+        let parts = shared.peers();
+        assert_eq!(parts.len(), world.size());
+        for (rank, part) in parts.iter().enumerate() {
+            assert_eq!(*part, vec![rank as f32; len]);
+            assert_eq!(part.as_ptr() as usize, addresses[rank]);
+        }
+        shared.release().unwrap();
+    }
+}
+
 /// A handle keeps the memory alive after the typed value is gone.
 pub fn a_handle_keeps_the_memory(world: World) {
     let mut x = world.alloc::<u64>(64).unwrap().rendezvous(&world).unwrap();

@@ -134,3 +134,25 @@ pub fn bad_one_sided_calls_are_named(world: World) {
     let own = own.rendezvous(&world).unwrap();
     assert_eq!(own.local()[6], 3.0);
 }
+
+/// Whoever leaves the phase alone has all elements of its part, of any size and number, and can bring them again.
+pub fn giving_up_leaves_a_copy_of_every_element(world: World) {
+    fn check<T: Element + PartialEq>(world: &World, len: usize, value: impl Fn(usize) -> T) {
+        let all: Vec<T> = (0..len).map(|i| value(i * 7 + world.rank())).collect();
+        let mut x = world.alloc::<T>(len).unwrap().rendezvous(world).unwrap();
+        x.local_mut().copy_from_slice(&all);
+        let own = x.open().unwrap().give_up();
+        assert_eq!(own.local(), all);
+        let shared = own.rendezvous(world).unwrap().share().unwrap();
+        assert_eq!(shared.local(), all);
+        let theirs: Vec<T> = (0..len).map(|i| value(i * 7)).collect();
+        assert_eq!(shared.peer(0).unwrap(), theirs);
+        shared.release().unwrap();
+    }
+    for len in [0, 1, 63, 10_001] {
+        check(&world, len, |i| i as u8);
+        check(&world, len, |i| i as i16);
+        check(&world, len, |i| i as f32);
+        check(&world, len, |i| i as f64);
+    }
+}

@@ -1,6 +1,6 @@
 //! Letters that have arrived and peers that have gone: what a rank knows of the others.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -57,6 +57,10 @@ pub(crate) enum Shortfall {
     },
 }
 
+/// How many groups that are gone are remembered. A letter to one that is forgotten would be kept: it would have to come
+/// from a peer that is so many groups behind.
+const REMEMBERED: usize = 4096;
+
 #[derive(Default)]
 struct State {
     letters: HashMap<Subject, HashMap<(Phase, usize), Letter>>,
@@ -64,7 +68,9 @@ struct State {
     awaited: HashMap<(Subject, Phase), usize>,
     /// How many conversations of each scope this rank has begun.
     begun: HashMap<Scope, u64>,
-    /// Those of them that are not over: letters to the others are dropped.
+    /// The scopes that were closed last, the latest at the end.
+    closed: VecDeque<Scope>,
+    /// Conversations that were begun and are not over: letters to the others are dropped.
     open: HashSet<Subject>,
     /// Ranks that said that they cannot take part.
     declined: HashMap<Subject, (usize, Gone)>,
@@ -162,6 +168,12 @@ impl Inbox {
         state.letters.retain(|subject, _| subject.scope != *scope);
         state.open.retain(|subject| subject.scope != *scope);
         state.begun.insert(scope.clone(), u64::MAX);
+        state.closed.push_back(scope.clone());
+        if state.closed.len() > REMEMBERED
+            && let Some(oldest) = state.closed.pop_front()
+        {
+            state.begun.remove(&oldest);
+        }
     }
 
     /// Waits for a letter from each of `from`, and takes them in that order.
@@ -342,6 +354,28 @@ mod tests {
         inbox.deliver(1, first, Phase::Card, Letter::default());
         inbox.deliver(1, subject(3), Phase::Card, Letter::default());
         assert_eq!(inbox.lock().letters.len(), 2, "those that go on, and those to come, are kept");
+    }
+
+    #[test]
+    fn groups_that_are_gone_are_remembered_for_a_while() {
+        let inbox = Inbox::default();
+        let scope = |id: usize| Scope::Group(id as u128);
+        for id in 0..3 * REMEMBERED {
+            inbox.begin(scope(id));
+            inbox.close_scope(&scope(id));
+        }
+        let late = |id| {
+            inbox.deliver(
+                1,
+                Subject { scope: scope(id), number: 2 },
+                Phase::Card,
+                Letter::default(),
+            )
+        };
+        (2 * REMEMBERED..3 * REMEMBERED).for_each(late);
+        let state = inbox.lock();
+        assert_eq!((state.begun.len(), state.closed.len()), (REMEMBERED, REMEMBERED));
+        assert!(state.letters.is_empty() && state.open.is_empty());
     }
 
     #[test]

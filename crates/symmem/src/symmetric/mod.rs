@@ -6,6 +6,7 @@
 #![doc = include_str!("phases.md")]
 #![allow(unsafe_code)] // S1 (the handle keeps every mapping), S2 (slices only as the phase allows), S6 (the `open` mark)
 
+mod atomic;
 mod failed;
 mod handle;
 mod pad;
@@ -16,6 +17,7 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+pub(crate) use atomic::{load, store};
 pub use failed::Failed;
 pub use handle::Handle;
 pub use pad::SignalPad;
@@ -26,7 +28,6 @@ use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::group::{Call, Group};
 use crate::region::Region;
-use crate::sync::Ordering;
 use handle::{Bringing, keeping};
 
 /// Memory of this rank alone, not yet mapped by anyone else. Zeroed.
@@ -86,13 +87,12 @@ impl<T: Element> Buffer<T> {
         self.block.offset()
     }
 
-    /// Copies the data of another block, which others may be writing meanwhile.
+    /// Copies the data of another block, which others may be writing meanwhile: see "A race that remains" in
+    /// `docs/safety.md`.
     fn fill_from(&mut self, other: &Block) {
-        let words = |block: &Block| block.shape().bytes.div_ceil(4);
-        let (from, to) = (other.region(), self.block.region());
-        let pair = from.words(0, words(other)).ok().zip(to.words(0, words(&self.block)).ok());
-        for (from, to) in pair.into_iter().flat_map(|(from, to)| from.iter().zip(to)) {
-            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        if let Ok(from) = other.region().at::<T>(0, self.len) {
+            // SAFETY: S1 by the block, S3 by `at`; what else touches it and how is said there.
+            unsafe { load(from.as_ptr(), self.local_mut()) };
         }
     }
 
@@ -340,6 +340,14 @@ impl<T: Element> Shared<T> {
         let first = self.0.peer(rank)?;
         // SAFETY: as in `local`.
         Ok(unsafe { std::slice::from_raw_parts(first.as_ptr(), self.0.len) })
+    }
+
+    /// All ranks' parts, by rank, this rank's own among them.
+    pub fn peers(&self) -> Vec<&[T]> {
+        // SAFETY: as in `local`.
+        let part =
+            |first: &NonNull<T>| unsafe { std::slice::from_raw_parts(first.as_ptr(), self.0.len) };
+        self.0.data.iter().map(part).collect()
     }
 
     /// `len` elements of any type in rank `rank`'s part, `offset` of them from its start.
