@@ -200,9 +200,15 @@ fn every_collective_leaves_a_record() {
         });
         let both = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"];
         let record = |text: &str, op: &str| {
-            let op = format!("op=\"{op}\"");
-            let told = text.lines().any(|l| l.contains(&op) && l.contains("group=\"some\""));
-            assert!(told, "{op} of {len} in {text}");
+            let fields = [
+                "DEBUG".to_owned(),
+                format!("op=\"{op}\""),
+                "group=\"some\" rank=0".to_owned(),
+                format!("bytes={} dtype=u32 way=", len * 4),
+            ];
+            let told = |line: &str| fields.iter().all(|field| line.contains(field.as_str()));
+            let records = text.lines().filter(|line| told(line)).count();
+            assert_eq!(records, 1, "{op} of {len} in {text}");
         };
         both.iter().for_each(|op| record(&ordinary, op));
         both.iter().chain(&["reduce", "gather", "scatter"]).for_each(|op| record(&text, op));

@@ -91,6 +91,7 @@ impl<T: Element> Symmetric<T> {
         work: impl FnOnce(&Session<'_, T>) -> Result<R>,
     ) -> Result<R> {
         self.check_whole(name)?;
+        record::<T>(self.group(), name, self.len(), "direct");
         let call = self.call(name, Way::Direct, agreed);
         let session = Session { group: self.group(), parts: self.parts(), call };
         let block = self.handle().block();
@@ -130,6 +131,7 @@ impl<T: Element> Symmetric<T> {
         work: impl FnOnce(&[*const T], *mut T) -> R,
     ) -> Result<R> {
         self.check_whole(name)?;
+        record::<T>(self.group(), name, range.len(), "staged");
         let call = self.call(name, Way::Staged, agreed);
         let (group, bytes) = (self.group(), range.len() * size_of::<T>());
         let own = self.parts().get(group.rank()).map_or(std::ptr::null_mut(), |part| part.as_ptr());
@@ -179,6 +181,13 @@ impl Group {
         let read = |desk: &Desk<'_>| by_rank(self.size(), |r| desk.tiny_from(r).cast(), work);
         self.exchange(call, write, read)
     }
+}
+
+/// What a call leaves for those who listen.
+#[inline]
+fn record<T: Element>(group: &Group, op: &'static str, len: usize, way: &'static str) {
+    let (name, rank, bytes) = (group.name(), group.rank(), len * size_of::<T>());
+    tracing::debug!(op, group = name, rank, bytes, dtype = %T::DTYPE, way);
 }
 
 /// How much of the next desk is fetched ahead: about what a core can have under way at once.

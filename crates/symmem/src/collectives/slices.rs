@@ -7,7 +7,9 @@
 use std::ops::Range;
 
 use super::host::copy::{Stores, copy};
-use super::{LINE, block_len, by_rank, check_len, copy_elements, digest, loop_for, plan, share};
+use super::{
+    LINE, block_len, by_rank, check_len, copy_elements, digest, loop_for, plan, record, share,
+};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
 use crate::group::{Call, DESK, Group};
@@ -22,6 +24,7 @@ impl Group {
         const NAME: &str = "all_reduce";
         let looped = loop_for::<T>(self, NAME, op)?;
         let len = data.len();
+        record::<T>(self, NAME, len, "slices");
         let _turn = self.turn_for_slices();
         for piece in pieces::<T>(len, 1) {
             let call = |step| call::<T>(NAME, len, &[op as usize, piece.start, step]);
@@ -70,6 +73,7 @@ impl Group {
         const NAME: &str = "all_gather";
         let len = input.len();
         check_len(self, NAME, "an output", len.saturating_mul(self.size()), out.len())?;
+        record::<T>(self, NAME, len, "slices");
         let _turn = self.turn_for_slices();
         for piece in pieces::<T>(len, 1) {
             let call = call::<T>(NAME, len, &[piece.start]);
@@ -94,6 +98,7 @@ impl Group {
         let looped = loop_for::<T>(self, NAME, op)?;
         let block = block_len(self, NAME, input.len())?;
         check_len(self, NAME, "an output", block, out.len())?;
+        record::<T>(self, NAME, block, "slices");
         let _turn = self.turn_for_slices();
         for piece in pieces::<T>(block, self.size()) {
             let call = call::<T>(NAME, block, &[op as usize, piece.start]);
@@ -116,6 +121,7 @@ impl Group {
         const NAME: &str = "broadcast";
         self.check_rank(NAME, root)?;
         let len = data.len();
+        record::<T>(self, NAME, len, "slices");
         let _turn = self.turn_for_slices();
         for piece in pieces::<T>(len, 1) {
             let call = call::<T>(NAME, len, &[root, piece.start]);
@@ -143,6 +149,7 @@ impl Group {
         const NAME: &str = "all_to_all";
         let block = block_len(self, NAME, input.len())?;
         check_len(self, NAME, "an output", input.len(), out.len())?;
+        record::<T>(self, NAME, block, "slices");
         let _turn = self.turn_for_slices();
         for piece in pieces::<T>(block, self.size()) {
             let call = call::<T>(NAME, block, &[piece.start]);
