@@ -26,7 +26,7 @@ use crate::mesh::Scope;
 use crate::signal::Stop;
 use crate::store::SharedStore;
 use crate::sync::{Deadline, Ordering, Setting, SharedWord};
-use form::{Forming, Plan};
+use form::{Formed, Forming, Plan};
 use health::Health;
 
 /// The call that a plain barrier stands for; others are made by [`Call`].
@@ -209,12 +209,15 @@ impl Group {
     /// goes on waiting for the same barrier.
     pub fn barrier_on(&self, channel: usize, deadline: impl Into<Deadline>) -> Result<()> {
         self.check_channel("barrier", channel)?;
-        self.meet("barrier", channel, BARRIER, deadline.into(), |_, _| (), |_| ())
+        let deadline = deadline.into();
+        let formed = self.formed_by(deadline)?;
+        self.meet(formed, "barrier", channel, BARRIER, deadline, |_, _| (), |_| ())
     }
 
     /// A barrier of the library's own, on its own channel.
     pub(crate) fn meet_for(&self, call: Call, deadline: Deadline) -> Result<()> {
-        self.meet(call.name(), self.channels(), call.code(), deadline, |_, _| (), |_| ())
+        let formed = self.formed_by(deadline)?;
+        self.meet(formed, call.name(), self.channels(), call.code(), deadline, |_, _| (), |_| ())
     }
 
     /// As `meet_for`, with data: see [`Signals::exchange`](crate::signal::Signals::exchange).
@@ -225,10 +228,11 @@ impl Group {
         mut write: impl FnMut(&Desk<'_>, usize),
         read: impl FnOnce(&Desk<'_>) -> R,
     ) -> Result<R> {
-        let (pads, layout) = self.formed()?.signals.pads();
-        let rank = self.rank();
+        let (formed, rank) = (self.formed()?, self.rank());
+        let (pads, layout) = formed.signals.pads();
         let desk = |epoch| Desk { pads, layout, rank, epoch };
         self.meet(
+            formed,
             call.name(),
             self.channels(),
             call.code(),
@@ -239,8 +243,13 @@ impl Group {
     }
 
     #[inline]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "three callers, and a part of every small message"
+    )]
     fn meet<R>(
         &self,
+        formed: &Formed,
         op: &'static str,
         channel: usize,
         code: u32,
@@ -249,7 +258,7 @@ impl Group {
         read: impl FnOnce(u32) -> R,
     ) -> Result<R> {
         let health = &*self.0.health;
-        let signals = &self.formed_by(deadline)?.signals;
+        let signals = &formed.signals;
         tracing::trace!(op, channel, group = self.name());
         self.check_whole(op)?;
         let broken = || health.hurts(|_| true);
