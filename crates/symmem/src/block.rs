@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use serde::{Deserialize, Serialize};
 
-use crate::backend::{Allocation, Backend, Exported};
+use crate::backend::{Allocation, Backend, Device, Exported};
 use crate::error::{Error, Result};
 use crate::region::{Region, WeakRegion};
 use crate::sync::atomic::AtomicBool;
@@ -106,10 +106,7 @@ impl Block {
         let total = shape.total().unwrap_or(usize::MAX);
         let region = segment.allocation.region().part(offset, total)?;
         // What a former user of the memory left in the pad.
-        region
-            .words(shape.pad_at(), shape.pad / 4)?
-            .iter()
-            .for_each(|w| w.store(0, Ordering::Relaxed));
+        segment.backend.clear(&region, shape.pad_at(), shape.pad)?;
         let (open, was_mapped) = (AtomicBool::new(false), AtomicBool::new(false));
         let mappings = Mutex::default();
         Ok(Self { segment, offset, region, shape, mappings, open, was_mapped, home })
@@ -206,15 +203,20 @@ impl Mapping {
         self.blocks.get(rank)?.part(0, self.shape.bytes).ok()
     }
 
+    /// The pad of rank `rank`.
+    pub(crate) fn pad_region(&self, rank: usize) -> Option<Region> {
+        self.blocks.get(rank)?.part(self.shape.pad_at(), self.shape.pad).ok()
+    }
+
     /// The pad words of rank `rank`.
     pub(crate) fn pad(&self, rank: usize) -> Option<&[SharedWord]> {
         self.blocks.get(rank)?.words(self.shape.pad_at(), self.shape.pad / 4).ok()
     }
 }
 
-/// Peers' segments that are mapped here, so that each is mapped once however many blocks and groups use it.
+/// Peers' segments that are mapped here, each once for a device that reaches it, however many blocks and groups use it.
 #[derive(Default)]
-pub(crate) struct Imports(Mutex<HashMap<u128, WeakRegion>>);
+pub(crate) struct Imports(Mutex<HashMap<(u128, Device), WeakRegion>>);
 
 impl Imports {
     /// The peer's block at `place`, mapping its segment if need be.
@@ -226,12 +228,13 @@ impl Imports {
         shape: Shape,
     ) -> Result<Region> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let segment = match known.get(&place.segment).and_then(WeakRegion::upgrade) {
+        let key = (place.segment, backend.device());
+        let segment = match known.get(&key).and_then(WeakRegion::upgrade) {
             Some(region) => region,
             None => {
                 let region = backend.import(exported()?, place.segment_bytes)?;
                 known.retain(|_, region| region.upgrade().is_some());
-                known.insert(place.segment, region.downgrade());
+                known.insert(key, region.downgrade());
                 region
             }
         };

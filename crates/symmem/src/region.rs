@@ -17,6 +17,15 @@ use crate::sync::SharedWord;
 struct Mapped {
     base: NonNull<u8>,
     bytes: usize,
+    kind: Kind,
+}
+
+/// What lies behind the addresses.
+enum Kind {
+    /// The host's memory, from `mmap`.
+    Host,
+    /// A device's memory, which the host does not reach; unmapped by dropping this.
+    Device { _mapping: Box<dyn Send + Sync> },
 }
 
 // SAFETY: an address range; what is done through it is governed by S2.
@@ -26,6 +35,9 @@ unsafe impl Sync for Mapped {}
 
 impl Drop for Mapped {
     fn drop(&mut self) {
+        if matches!(self.kind, Kind::Device { .. }) {
+            return;
+        }
         // SAFETY: S1: this is the last owner of a mapping that we made with exactly this base and length.
         if let Err(e) = unsafe { mm::munmap(self.base.as_ptr().cast(), self.bytes) } {
             tracing::warn!("munmap of {} bytes: {e}", self.bytes);
@@ -78,7 +90,26 @@ impl Region {
             what: format!("a mapping of {bytes} bytes"),
             why: "the kernel put it at address 0".into(),
         })?;
-        Ok(Self { mapped: Arc::new(Mapped { base, bytes }), offset: 0, bytes })
+        Ok(Self { mapped: Arc::new(Mapped { base, bytes, kind: Kind::Host }), offset: 0, bytes })
+    }
+
+    /// Addresses of a device's memory, mapped for as long as `mapping` lives.
+    pub(crate) fn of_device(
+        address: u64,
+        bytes: usize,
+        mapping: Box<dyn Send + Sync>,
+    ) -> Result<Self> {
+        let base = NonNull::new(address as *mut u8).ok_or_else(|| Error::Unavailable {
+            what: format!("a mapping of {bytes} bytes of a device"),
+            why: "the driver put it at address 0".into(),
+        })?;
+        let kind = Kind::Device { _mapping: mapping };
+        Ok(Self { mapped: Arc::new(Mapped { base, bytes, kind }), offset: 0, bytes })
+    }
+
+    /// Whether the host reaches it.
+    pub(crate) fn is_host(&self) -> bool {
+        matches!(self.mapped.kind, Kind::Host)
     }
 
     /// Asks for huge pages behind the range; a hint, which the kernel may not follow.
@@ -132,6 +163,7 @@ impl Region {
 
     /// The `count` words at byte `offset`. Atomics may be shared with anyone, so a slice of them is sound.
     pub fn words(&self, offset: usize, count: usize) -> Result<&[SharedWord]> {
+        self.check_host()?;
         let first = self.at::<u32>(offset, count)?.cast::<SharedWord>();
         // SAFETY: S1 by the borrow of self, S3 by `at`; atomics are S2's permitted way to share memory.
         Ok(unsafe { std::slice::from_raw_parts(first.as_ptr(), count) })
@@ -140,6 +172,19 @@ impl Region {
     pub(crate) fn downgrade(&self) -> WeakRegion {
         let mapped = Arc::downgrade(&self.mapped);
         WeakRegion { mapped, offset: self.offset, bytes: self.bytes }
+    }
+
+    /// Refuses memory that the host does not reach.
+    pub(crate) fn check_host(&self) -> Result<()> {
+        if self.is_host() {
+            return Ok(());
+        }
+        Err(Error::Usage {
+            op: "view",
+            rank: None,
+            expected: "memory of the host".into(),
+            got: "memory of a device".into(),
+        })
     }
 
     fn check(&self, offset: usize, bytes: usize) -> Result<()> {
@@ -169,6 +214,7 @@ unsafe impl Sync for Words {}
 
 impl Words {
     pub(crate) fn new(region: Region) -> Result<Self> {
+        region.check_host()?;
         let count = region.bytes() / size_of::<u32>();
         let first = region.at::<u32>(0, count)?.cast();
         Ok(Self { first, count, _region: region })
@@ -228,6 +274,20 @@ mod tests {
         let r = Region::anonymous(4096).unwrap();
         assert!(r.at::<f64>(4, 1).is_err());
         assert!(r.at::<f32>(4, 1).is_ok());
+    }
+
+    #[test]
+    fn memory_of_a_device_is_an_address_and_nothing_more() {
+        let mapping = Arc::new(());
+        let region = Region::of_device(0x1000, 64, Box::new(Arc::clone(&mapping))).unwrap();
+        let part = region.part(16, 8).unwrap();
+        drop(region);
+        assert_eq!((part.address(), Arc::strong_count(&mapping)), (0x1010, 2));
+        let e = part.words(0, 1).unwrap_err().to_string();
+        assert_eq!(e, "view: expected memory of the host, got memory of a device");
+        assert!(Words::new(part.clone()).is_err());
+        drop(part);
+        assert_eq!(Arc::strong_count(&mapping), 1);
     }
 
     #[test]

@@ -16,6 +16,7 @@ pub use process::Process;
 
 use crate::error::{Error, Result};
 use crate::region::Region;
+use crate::sync::Ordering;
 
 /// Where memory lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -23,12 +24,25 @@ use crate::region::Region;
 pub enum Device {
     /// Main memory.
     Host,
+    /// The CUDA device of this number among those that this process sees.
+    Cuda(u32),
+}
+
+impl Device {
+    /// The kind of device, in which all ranks of a rendezvous agree.
+    pub fn kind(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Cuda(_) => "cuda",
+        }
+    }
 }
 
 impl std::fmt::Display for Device {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Host => f.write_str("host"),
+            Self::Cuda(number) => write!(f, "cuda:{number}"),
         }
     }
 }
@@ -49,6 +63,13 @@ pub trait Backend: Send + Sync {
 
     /// Maps `bytes` of what a peer exported.
     fn import(&self, exported: Exported, bytes: usize) -> Result<Region>;
+
+    /// Zeroes `bytes` of a region of its memory from `offset` on, before anybody else gets it.
+    fn clear(&self, region: &Region, offset: usize, bytes: usize) -> Result<()> {
+        let words = region.words(offset, bytes / size_of::<u32>())?;
+        words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        Ok(())
+    }
 }
 
 /// Memory that one rank allocated; given back when the last owner, here or in a peer, lets go.

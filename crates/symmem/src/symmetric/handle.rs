@@ -102,10 +102,8 @@ impl Handle {
 
     /// The addresses of all ranks' signal pads as mapped here, by rank.
     pub fn signal_pad_ptrs(&self) -> Vec<usize> {
-        (0..self.world_size())
-            .filter_map(|r| self.mapping.pad(r))
-            .map(|words| words.as_ptr() as usize)
-            .collect()
+        let pads = (0..self.world_size()).filter_map(|r| self.mapping.pad_region(r));
+        pads.map(|pad| pad.address()).collect()
     }
 
     /// Rank `rank`'s data from this handle's offset on.
@@ -196,7 +194,7 @@ fn map_all(block: &Arc<Block>, group: &Group, dtype: DType, bringing: Bringing) 
     let terms = [
         ("size", format!("{} bytes", block.shape().bytes)),
         ("element type", dtype.to_string()),
-        ("device", backend.device().to_string()),
+        ("device", backend.device().kind().to_owned()),
         ("backend", backend.name().to_owned()),
         ("signal pad size", format!("{} bytes", block.shape().pad)),
     ];

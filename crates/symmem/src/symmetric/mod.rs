@@ -138,7 +138,7 @@ unsafe impl<T: Element> Sync for Memory<T> {}
 
 impl<T: Element> Memory<T> {
     fn new(handle: Handle, len: usize) -> Result<Self> {
-        let first = |data: Region| data.at::<T>(0, len);
+        let first = |data: Region| data.check_host().and_then(|()| data.at::<T>(0, len));
         let ranks = 0..handle.world_size();
         let data: Result<Vec<_>> =
             ranks.map(|r| handle.data("rendezvous", r).and_then(first)).collect();

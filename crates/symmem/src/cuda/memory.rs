@@ -1,0 +1,166 @@
+//! Memory of a device: physical memory, handed to peers as a descriptor, and its mapping at addresses of this process.
+//!
+//! Given back in the order of the driver's rules: unmapped once nothing runs that may use it, then the addresses, then
+//! the memory, which lives on for as long as a peer has it mapped.
+#![allow(unsafe_code)] // S1 (regions keep their mappings), S4
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use symmem_sys::cuda::{Access, Attribute, Granularity, HandleType, Memory, MemoryProperties};
+
+use super::gpu::Gpu;
+use super::failed;
+use crate::backend::{Allocation, Backend, Device, Exported};
+use crate::error::{Error, Result};
+use crate::region::Region;
+
+/// Physical memory, ours or imported.
+struct Physical {
+    gpu: Gpu,
+    memory: Memory,
+}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        // SAFETY: S4: ours, from one create or import, and not used again.
+        if let Err(e) = unsafe { self.gpu.driver().release(self.memory) } {
+            tracing::warn!("{e}");
+        }
+    }
+}
+
+/// Addresses of this process.
+struct Reserved {
+    gpu: Gpu,
+    address: u64,
+    bytes: usize,
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        // SAFETY: S4: exactly what one reserve gave; the mapping there went before.
+        if let Err(e) = unsafe { self.gpu.driver().free_address(self.address, self.bytes) } {
+            tracing::warn!("{e}");
+        }
+    }
+}
+
+/// Memory at addresses. The fields go in this order.
+struct Mapped {
+    at: Reserved,
+    _memory: Arc<Physical>,
+}
+
+impl Mapped {
+    fn new(memory: Arc<Physical>, bytes: usize) -> Result<Self> {
+        let gpu = memory.gpu.clone();
+        let address = gpu.driver().reserve(bytes, 0).map_err(failed)?;
+        let at = Reserved { gpu: gpu.clone(), address, bytes };
+        // SAFETY: S4: our own reservation, as long as the memory.
+        unsafe { gpu.driver().map(address, bytes, 0, memory.memory) }.map_err(failed)?;
+        let mapped = Self { at, _memory: memory };
+        // SAFETY: S4: our own mapping, which nobody uses yet.
+        unsafe { gpu.driver().set_access(address, bytes, &[gpu.device()], Access::ReadWrite) }
+            .map_err(failed)?;
+        Ok(mapped)
+    }
+
+    /// The first `bytes`, which keep the mapping.
+    fn region(self, bytes: usize) -> Result<Region> {
+        let (address, whole) = (self.at.address, self.at.bytes);
+        Region::of_device(address, whole, Box::new(self))?.part(0, bytes)
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        let gpu = &self.at.gpu;
+        // Kernels and copies may be under way in streams that we do not know.
+        let done = gpu.call(|driver| driver.context_synchronize());
+        if let Err(e) = done {
+            tracing::warn!("before unmapping: {e}");
+        }
+        // SAFETY: S4: our own mapping; S1: nobody has a region of it any more, and nothing runs.
+        if let Err(e) = unsafe { gpu.driver().unmap(self.at.address, self.at.bytes) } {
+            tracing::warn!("{e}");
+        }
+    }
+}
+
+struct Allocated {
+    memory: Arc<Physical>,
+    region: Region,
+}
+
+impl Allocation for Allocated {
+    fn region(&self) -> &Region {
+        &self.region
+    }
+
+    fn export(&self) -> Result<Exported> {
+        let driver = self.memory.gpu.driver();
+        driver.export_fd(self.memory.memory).map(Exported::Descriptor).map_err(failed)
+    }
+}
+
+impl Gpu {
+    fn properties(&self) -> MemoryProperties {
+        let rdma = self.driver().has(Attribute::RdmaMemory, self.device());
+        MemoryProperties { device: self.device(), handle: HandleType::Fd, rdma }
+    }
+
+    /// Sizes are multiples of the driver's granularity; peers compute the same.
+    fn whole(&self, bytes: usize) -> Result<usize> {
+        let granularity = self.driver().granularity(&self.properties(), Granularity::Recommended);
+        let granularity = granularity.map_err(failed)?;
+        bytes.checked_next_multiple_of(granularity).ok_or_else(|| Error::Unavailable {
+            what: format!("{bytes} bytes of {self:?}"),
+            why: "they do not fit the address space".into(),
+        })
+    }
+}
+
+impl Backend for Gpu {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn device(&self) -> Device {
+        Device::Cuda(self.number())
+    }
+
+    fn probe(&self) -> Result<()> {
+        self.allocate(1).map(drop)
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Arc<dyn Allocation>> {
+        let whole = self.whole(bytes)?;
+        let memory = self.driver().create(whole, &self.properties()).map_err(failed)?;
+        let memory = Arc::new(Physical { gpu: self.clone(), memory });
+        let region = Mapped::new(Arc::clone(&memory), whole)?.region(bytes)?;
+        self.clear(&region, 0, bytes)?;
+        Ok(Arc::new(Allocated { memory, region }))
+    }
+
+    fn import(&self, exported: Exported, bytes: usize) -> Result<Region> {
+        match exported {
+            Exported::Descriptor(fd) => {
+                let memory = self.driver().import_fd(fd.as_fd()).map_err(failed)?;
+                let memory = Arc::new(Physical { gpu: self.clone(), memory });
+                Mapped::new(memory, self.whole(bytes)?)?.region(bytes)
+            }
+            Exported::Mapping(region) => region.part(0, bytes),
+        }
+    }
+
+    fn clear(&self, region: &Region, offset: usize, bytes: usize) -> Result<()> {
+        let region = region.part(offset, bytes)?;
+        let stream = self.service()?;
+        self.call(|driver| {
+            // SAFETY: S3: within the region, which lives until the stream is empty; nobody else has it yet.
+            unsafe { driver.memset8(region.address() as u64, 0, bytes, stream.raw()) }?;
+            driver.stream_synchronize(stream.raw())
+        })
+    }
+}

@@ -1,0 +1,23 @@
+//! Symmetric memory of NVIDIA devices, through the driver.
+//!
+//! Everything works in the device's primary context, which all libraries of a process share, and on the caller's streams.
+//! Nothing is synchronised but what is given back. Kernels never trap: what goes wrong in one is an [`Error`] at the
+//! next call on the group.
+
+mod comm;
+mod gpu;
+mod kernels;
+mod memory;
+mod stream;
+
+pub use gpu::Gpu;
+pub use stream::Stream;
+
+use symmem_sys::cuda::Failure;
+
+use crate::error::Error;
+
+/// The driver's failure, as an error of this library.
+fn failed(failure: Failure) -> Error {
+    Error::Unavailable { what: failure.call.to_owned(), why: failure.to_string() }
+}

@@ -1,0 +1,79 @@
+//! Streams: the caller's, or made here.
+#![allow(unsafe_code)] // S4
+
+use symmem_sys::cuda::{self as sys, Capture};
+
+use super::gpu::Gpu;
+use crate::error::Result;
+
+/// Work on a device that is done in order.
+#[derive(Debug)]
+pub struct Stream {
+    gpu: Gpu,
+    raw: sys::Stream,
+    ours: bool,
+}
+
+impl Gpu {
+    /// A new stream, which does not wait for the default one.
+    pub fn stream(&self) -> Result<Stream> {
+        let raw = self.call(|driver| driver.stream_create())?;
+        Ok(Stream { gpu: self.clone(), raw, ours: true })
+    }
+
+    /// A stream for what is done and waited for at once.
+    pub(super) fn service(&self) -> Result<Stream> {
+        self.stream()
+    }
+}
+
+impl Stream {
+    /// A stream (`CUstream`) that somebody else has made, and that outlives this.
+    ///
+    /// # Safety
+    /// It belongs to the primary context of `gpu`, and lives for as long as this value does.
+    pub unsafe fn from_raw(gpu: &Gpu, raw: usize) -> Self {
+        // SAFETY: as the caller promises.
+        let raw = unsafe { sys::Stream::from_raw(raw) };
+        Self { gpu: gpu.clone(), raw, ours: false }
+    }
+
+    /// Its device.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    pub(super) fn raw(&self) -> sys::Stream {
+        self.raw
+    }
+
+    /// Waits until everything in it is done.
+    pub fn synchronize(&self) -> Result<()> {
+        self.gpu.call(|driver| driver.stream_synchronize(self.raw))
+    }
+
+    /// Whether everything in it is done.
+    pub fn is_idle(&self) -> Result<bool> {
+        self.gpu.call(|driver| driver.stream_query(self.raw))
+    }
+
+    /// The number of the capture that notes what is put into it, if one does.
+    pub(super) fn capture(&self) -> Result<Option<u64>> {
+        Ok(match self.gpu.call(|driver| driver.stream_capture(self.raw))? {
+            Capture::Active(number) => Some(number),
+            Capture::None | Capture::Invalidated => None,
+        })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.ours {
+            // SAFETY: S4: made here, and not used again; what is in it is still done.
+            let gone = self.gpu.call(|driver| unsafe { driver.stream_destroy(self.raw) });
+            if let Err(e) = gone {
+                tracing::warn!("{e}");
+            }
+        }
+    }
+}
