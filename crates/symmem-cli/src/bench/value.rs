@@ -54,18 +54,42 @@ values!(i64 as i64, true, i64::from; u32 as u32, true, u32::from; u8 as u8, true
 values!(bf16 as u16, false, |n| Self::from_f32(n.into()));
 values!(f16 as u16, false, |n| Self::from_f32(n.into()));
 
-/// Calls the function for the type of this name.
+/// The expression, with its placeholder for the type of this name.
 macro_rules! with_dtype {
-    ($name:expr, $function:ident($($argument:expr),*)) => {
+    ($name:expr, $type:ident => $body:expr) => {
         match $name {
-            "f32" => $function::<f32>($($argument),*),
-            "f64" => $function::<f64>($($argument),*),
-            "bf16" => $function::<half::bf16>($($argument),*),
-            "f16" => $function::<half::f16>($($argument),*),
-            "i32" => $function::<i32>($($argument),*),
-            "i64" => $function::<i64>($($argument),*),
-            "u32" => $function::<u32>($($argument),*),
-            _ => $function::<u8>($($argument),*),
+            "f32" => {
+                type $type = f32;
+                $body
+            }
+            "f64" => {
+                type $type = f64;
+                $body
+            }
+            "bf16" => {
+                type $type = half::bf16;
+                $body
+            }
+            "f16" => {
+                type $type = half::f16;
+                $body
+            }
+            "i32" => {
+                type $type = i32;
+                $body
+            }
+            "i64" => {
+                type $type = i64;
+                $body
+            }
+            "u32" => {
+                type $type = u32;
+                $body
+            }
+            _ => {
+                type $type = u8;
+                $body
+            }
         }
     };
 }
@@ -73,10 +97,7 @@ pub(super) use with_dtype;
 
 /// Bytes of an element of the type of this name.
 pub(super) fn size_of(name: &str) -> usize {
-    fn bytes<T>() -> usize {
-        std::mem::size_of::<T>()
-    }
-    with_dtype!(name, bytes())
+    with_dtype!(name, T => std::mem::size_of::<T>())
 }
 
 #[cfg(test)]
