@@ -94,9 +94,11 @@ impl Peers {
                 }
                 peer.gave |= !records.is_empty();
                 session.records.extend(records);
-                let new = troubles.into_iter().filter(|text| !self.troubles.contains(text));
-                let new: Vec<_> = new.collect();
-                self.troubles.extend(new);
+                for text in troubles {
+                    if !self.troubles.contains(&text) {
+                        self.troubles.push(text);
+                    }
+                }
             }
             session.progress.step(&peer.name, round, rounds);
         }
