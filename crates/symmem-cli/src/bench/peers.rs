@@ -8,21 +8,14 @@ use anyhow::{Context, Result, ensure};
 
 use super::Session;
 use super::record::Record;
+use super::rows::ROWS;
 use super::settings::Settings;
 use crate::run::{Job, launch_watched};
 
-/// What of a bench the peers can do too; each leaves out what it has not.
-const KNOWN: [&str; 9] = [
-    "barrier",
-    "all_reduce",
-    "reduce_scatter",
-    "all_gather",
-    "broadcast",
-    "all_to_all",
-    "reduce",
-    "gather",
-    "scatter",
-];
+/// What of a bench the peers may have too, each as much as it has: the barrier and the collectives.
+fn is_known(row: &str) -> bool {
+    row == "barrier" || ROWS.iter().any(|r| r.name == row && r.fixed().is_empty())
+}
 
 /// The peers of this machine.
 pub(super) struct Peers {
@@ -75,7 +68,7 @@ impl Peers {
         (round, rounds): (usize, usize),
         session: &mut Session,
     ) -> Result<Option<i32>> {
-        let known: Vec<_> = rows.iter().copied().filter(|row| KNOWN.contains(row)).collect();
+        let known: Vec<_> = rows.iter().copied().filter(|row| is_known(row)).collect();
         if known.is_empty() {
             return Ok(None);
         }

@@ -56,42 +56,24 @@ values!(f16 as u16, false, |n| Self::from_f32(n.into()));
 
 /// The expression, with its placeholder for the type of this name.
 macro_rules! with_dtype {
-    ($name:expr, $type:ident => $body:expr) => {
-        match $name {
-            "f32" => {
-                type $type = f32;
+    ($name:expr, $type:ident => $body:expr) => {{
+        macro_rules! of {
+            ($one:ty) => {{
+                type $type = $one;
                 $body
-            }
-            "f64" => {
-                type $type = f64;
-                $body
-            }
-            "bf16" => {
-                type $type = half::bf16;
-                $body
-            }
-            "f16" => {
-                type $type = half::f16;
-                $body
-            }
-            "i32" => {
-                type $type = i32;
-                $body
-            }
-            "i64" => {
-                type $type = i64;
-                $body
-            }
-            "u32" => {
-                type $type = u32;
-                $body
-            }
-            _ => {
-                type $type = u8;
-                $body
-            }
+            }};
         }
-    };
+        match $name {
+            "f32" => of!(f32),
+            "f64" => of!(f64),
+            "bf16" => of!(half::bf16),
+            "f16" => of!(half::f16),
+            "i32" => of!(i32),
+            "i64" => of!(i64),
+            "u32" => of!(u32),
+            _ => of!(u8),
+        }
+    }};
 }
 pub(super) use with_dtype;
 
