@@ -48,8 +48,15 @@ void sync_init(int rank, int size) {
   close(fd);
   if (R == MAP_FAILED) { perror("mmap"); exit(1); }
   rank_ = rank, size_ = size;
-  yield_ = size > sysconf(_SC_NPROCESSORS_ONLN);
   sleep_ = *env("PEERS_SLEEP", "") != 0; // for a peer with threads of its own, that must not find its core held by us
+  int cores = sysconf(_SC_NPROCESSORS_ONLN);
+  yield_ = size > cores;
+  if (yield_ && !sleep_) { // around the cores, as `symmem bench` binds its own: some kernels leave several ranks on one core
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(rank % cores, &one);
+    sched_setaffinity(0, sizeof one, &one);
+  }
   cap_ns = atof(env("PEERS_TIME_MS", "200")) * 1e6;
   sync_barrier();
   if (rank == 0) shm_unlink(name);
