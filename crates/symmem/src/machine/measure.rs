@@ -370,8 +370,7 @@ mod tests {
             Ok(found) => {
                 assert!(found.cores.iter().all(|core| before.contains(core)));
                 assert!(found.cores[0] != found.cores[1]);
-                let Costs { exchange, turn, .. } = found.costs;
-                assert!(found.round_trip > 0 && exchange > 0 && turn > 0, "{found:?}");
+                assert!(found.round_trip > 0 && found.costs.turn > 0, "{found:?}");
             }
             Err(e) => assert!(before.len() < 2 && e.to_string().contains("one core only"), "{e}"),
         }
