@@ -259,12 +259,13 @@ pub fn path() -> Option<PathBuf> {
 fn processor() -> String {
     const PARTS: [&str; 5] = ["model name", "cpu family", "model", "CPU implementer", "CPU part"];
     let Ok(info) = File::open("/proc/cpuinfo") else { return "unknown".into() };
-    let first = BufReader::new(info).lines().map_while(|l| l.ok().filter(|l| !l.is_empty()));
-    let part = |line: String| {
-        let (name, value) = line.split_once(':')?;
-        PARTS.contains(&name.trim()).then(|| value.trim().to_owned())
+    let lines = BufReader::new(info).lines().map_while(|l| l.ok().filter(|l| !l.is_empty()));
+    let first: Vec<String> = lines.collect();
+    let part = |name: &&str| {
+        let mut fields = first.iter().filter_map(|line| line.split_once(':'));
+        fields.find(|(field, _)| field.trim() == *name).map(|(_, value)| value.trim())
     };
-    let parts: Vec<String> = first.filter_map(part).collect();
+    let parts: Vec<&str> = PARTS.iter().filter_map(part).collect();
     if parts.is_empty() { "unknown".into() } else { parts.join("/") }
 }
 

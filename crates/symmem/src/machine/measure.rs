@@ -5,7 +5,7 @@
 //! The threads end with the measurement, so nobody has to be given its cores back.
 
 use std::cell::Cell;
-use std::hint::{black_box, spin_loop};
+use std::hint::spin_loop;
 use std::thread::{scope, yield_now};
 use std::time::{Duration, Instant};
 
@@ -150,7 +150,7 @@ impl Line {
     }
 
     fn read(&self) -> u64 {
-        self.0[0].load(Ordering::Relaxed) + self.0[4].load(Ordering::Relaxed)
+        self.0[0].load(Ordering::Relaxed).wrapping_add(self.0[4].load(Ordering::Relaxed))
     }
 }
 
@@ -281,16 +281,20 @@ impl Side<'_> {
         since(begin) / u64::from(ROW)
     }
 
-    /// Lays out lines on one desk, and reads what the other has laid out: what each of the two takes.
+    /// Copies lines to one desk, and adds up what both have laid out: what each of the two takes.
     fn staged(&self, desk: usize, lines: usize) -> (u64, u64) {
         let [own, next] = [desk, 1 - desk].map(|desk| &self.table.desks[self.me][desk]);
-        let theirs = &self.table.desks[1 - self.me][desk][..lines];
+        let theirs = &self.table.desks[1 - self.me][desk];
+        let part = &self.table.parts[self.me][..lines];
+        part.iter().for_each(|line| line.write(self.epoch.get()));
         self.meet_apart();
         let begin = Instant::now();
-        own[..lines].iter().for_each(|line| line.write(self.epoch.get()));
+        own.iter().zip(part).for_each(|(own, part)| own.write(part.read()));
         self.meet_apart();
         let (laid, begin) = (since(begin), Instant::now());
-        black_box(sum(theirs));
+        for (part, (own, theirs)) in part.iter().zip(own.iter().zip(theirs)) {
+            part.write(own.read().wrapping_add(theirs.read()));
+        }
         let fresh = since(begin);
         next.iter().take(AHEAD).for_each(|line| fetch_to_write(std::ptr::from_ref(line).cast()));
         (laid, fresh)
@@ -304,7 +308,7 @@ impl Side<'_> {
         self.meet_apart();
         let begin = Instant::now();
         for (own, theirs) in own[share.clone()].iter().zip(&theirs[share]) {
-            let sum = own.read() + theirs.read();
+            let sum = own.read().wrapping_add(theirs.read());
             own.write(sum);
             theirs.write(sum);
         }
@@ -312,20 +316,17 @@ impl Side<'_> {
         since(begin)
     }
 
-    /// Reads what the other wrote some time ago.
+    /// Copies what the other wrote some time ago.
     fn settled(&self, lines: usize) -> u64 {
         let [own, theirs] = [self.me, 1 - self.me].map(|who| &self.table.parts[who][..lines]);
+        let scratch = &self.table.scratch[self.me];
         own.iter().for_each(|line| line.write(self.epoch.get()));
-        self.table.scratch[self.me].iter().for_each(|line| line.write(self.epoch.get()));
+        scratch.iter().rev().for_each(|line| line.write(self.epoch.get()));
         self.meet_apart();
         let begin = Instant::now();
-        black_box(sum(theirs));
+        scratch.iter().zip(theirs).for_each(|(to, line)| to.write(line.read()));
         since(begin)
     }
-}
-
-fn sum(lines: &[Line]) -> u64 {
-    lines.iter().map(Line::read).fold(0, u64::wrapping_add)
 }
 
 fn since(begin: Instant) -> u64 {
