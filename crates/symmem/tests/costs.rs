@@ -1,4 +1,5 @@
 //! Ranks that know different costs come to the same plan.
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
 use std::io::Write;
 use std::path::PathBuf;

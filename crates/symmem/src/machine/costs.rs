@@ -86,15 +86,16 @@ impl Costs {
     /// What a rank pays in a group of `ranks` on `cores`.
     pub(crate) fn among(&self, ranks: usize, cores: usize) -> Rates {
         let (ranks, cores) = (ranks as u64, cores.max(1) as u64);
-        let exchange = if ranks <= cores {
-            u64::from(self.exchange) + ranks.saturating_mul(self.flag.into())
-        } else {
-            // Beyond the cores every rank of a core has to be let run once.
-            ranks.div_ceil(cores).saturating_mul(self.turn.into())
-        };
-        let exchange = u32::try_from(exchange).unwrap_or(u32::MAX);
-        let Self { laid, fresh, settled, moved, .. } = *self;
-        Rates::from_words([exchange, laid, fresh, settled, moved])
+        let Self { exchange, flag, turn, laid, fresh, settled, moved } = *self;
+        let saturated = |cost: u64| u32::try_from(cost).unwrap_or(u32::MAX);
+        if ranks <= cores {
+            let exchange = u64::from(exchange) + ranks.saturating_mul(flag.into());
+            return Rates::from_words([saturated(exchange), laid, fresh, settled, moved]);
+        }
+        // Beyond the cores every rank of a core has to be let run once, and peers' copies of a line go while others
+        // run: a rank finds its desk as if nobody had read it lately.
+        let exchange = ranks.div_ceil(cores).saturating_mul(turn.into());
+        Rates::from_words([saturated(exchange), laid.min(settled), fresh, settled, moved])
     }
 
     /// Writes the file, all of it or nothing.
@@ -339,7 +340,8 @@ mod tests {
     fn ranks_beyond_the_cores_wait_their_turn() {
         let costs = Costs::BUILT_IN;
         assert_eq!(costs.among(2, 2).exchange, 100_000);
-        assert_eq!(costs.among(5, 2).exchange, 3_000_000);
+        let crowded = costs.among(5, 2);
+        assert_eq!((crowded.exchange, crowded.laid, crowded.fresh), (3_000_000, 3_000, 6_000));
         assert_eq!(costs.among(usize::MAX, 1).exchange, u64::from(u32::MAX));
         let rates = costs.among(2, 2);
         assert_eq!(Rates::from_words(rates.words()), rates);

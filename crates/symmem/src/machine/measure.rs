@@ -56,8 +56,8 @@ pub fn measure() -> Result<Measured> {
     let rounds = if are_siblings { siblings } else { apart };
     let [core, _] = cores;
     let turns = on([core, core], |side| side.rounds(TOGETHER, Side::turns))?;
-    // In one exchange each of the two has its turn.
-    let turn = median(turns.into_iter()) / 2;
+    // Between two the core changes hands once: whoever comes second has met the first, and goes on to the next exchange.
+    let turn = median(turns.into_iter());
     let median = |of: fn(&Round) -> u64| median(rounds.iter().map(of));
     let exchange = median(|r| r.exchange[0]);
     let flag = each([exchange, median(|r| r.exchange[1])], FLAGS);
