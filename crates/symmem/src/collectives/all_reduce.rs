@@ -4,7 +4,7 @@ use super::host::reduce::Loop;
 use super::{Session, by_rank, loop_for, plan, share};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
-use crate::group::DESK;
+use crate::group::{DESK, Desk};
 use crate::symmetric::Symmetric;
 
 const NAME: &str = "all_reduce";
@@ -37,9 +37,12 @@ impl<T: Element> Symmetric<T> {
         let len = self.len();
         let (bytes, ranks) = (len * size_of::<T>(), self.group().size());
         let algorithm = match algorithm {
+            // What travels in the line of the flag needs no thought, and has no time for any.
+            Algorithm::Auto if bytes <= Desk::TINY => Algorithm::Staged,
             Algorithm::Auto => {
-                let chosen = plan::choose(bytes, ranks);
-                tracing::debug!(op = NAME, bytes, ranks, ?chosen, because = ?plan::all_reduce(bytes, ranks));
+                let rates = self.group().rates()?;
+                let chosen = plan::quickest(rates, bytes, ranks);
+                tracing::debug!(op = NAME, bytes, ranks, ?chosen, because = ?plan::estimate(rates, bytes, ranks));
                 chosen
             }
             given => given,

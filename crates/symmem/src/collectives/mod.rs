@@ -111,7 +111,9 @@ impl<T: Element> Symmetric<T> {
 
     /// Whether parts that are only read are laid out beside the flags; the same on all ranks.
     fn is_small(&self) -> bool {
-        plan::is_small(self.len() * size_of::<T>(), self.group().size())
+        let (group, bytes) = (self.group(), self.len() * size_of::<T>());
+        bytes <= Desk::TINY
+            || group.rates().is_ok_and(|rates| plan::small(rates, bytes, group.size()))
     }
 
     fn call(&self, name: &'static str, way: Way, agreed: &[usize]) -> Call {

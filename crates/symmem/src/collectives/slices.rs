@@ -12,7 +12,7 @@ use super::{
 };
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
-use crate::group::{Call, DESK, Group};
+use crate::group::{Call, DESK, Desk, Group};
 
 /// Sets these calls apart from those on symmetric memory of the same name: no rendezvous has this number.
 const SLICES: usize = usize::MAX;
@@ -33,7 +33,8 @@ impl Group {
             let laid = Laid::one(data, len);
             // SAFETY: a piece of `data`, which fits a desk.
             let lay = |to: *mut u8| unsafe { laid.lay(to) };
-            if plan::at_once(laid.bytes(), self.size()) {
+            if laid.bytes() <= Desk::TINY || plan::at_once(self.rates()?, laid.bytes(), self.size())
+            {
                 self.staged(call(0), laid.bytes(), lay, |from| {
                     // SAFETY: every rank has laid out a piece of this length, and here is ours.
                     unsafe { looped(from, &[data], len) };
