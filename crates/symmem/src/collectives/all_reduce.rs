@@ -1,5 +1,6 @@
 //! All-reduce: every rank gets the reduction of all ranks' elements.
 
+use super::host::copy::Stores;
 use super::host::reduce::Loop;
 use super::{Session, by_rank, loop_for, plan, share};
 use crate::dtype::{Element, ReduceOp};
@@ -84,7 +85,7 @@ impl<T: Element> Symmetric<T> {
             let agreed = [op as usize, Algorithm::Staged as usize, begin];
             self.staged(NAME, &agreed, begin..end, true, |from, own| {
                 // SAFETY: each rank has laid out that many elements; our part has them too, and is ours alone.
-                unsafe { looped(from, &[own], end - begin) };
+                unsafe { looped(from, &[own], end - begin, Stores::Cached) };
             })?;
             begin = end;
             if begin == len {
@@ -102,7 +103,7 @@ impl<T: Element> Symmetric<T> {
         if self.is_small() {
             return self.staged(NAME, &agreed, 0..len, true, |from, _| {
                 // SAFETY: each rank has laid out `len` elements; `out` has as many and is ours alone.
-                unsafe { looped(from, &[out.as_mut_ptr()], len) };
+                unsafe { looped(from, &[out.as_mut_ptr()], len, Stores::Cached) };
             });
         }
         self.collective(NAME, &agreed, |session: &Session<'_, T>| {

@@ -101,6 +101,23 @@ pub(super) fn stores(bytes: usize) -> Stores {
     if bytes >= 1 << 20 && bytes > last_cache() / 4 { Stores::Streaming } else { Stores::Cached }
 }
 
+/// How the results of a reduction of `bytes` are written to `destinations`. Those that are also sources are in the cache,
+/// unless all that is reduced, everywhere, is far too much for it.
+pub(super) fn results(bytes: usize, destinations: usize) -> Stores {
+    match destinations {
+        0 | 1 => stores(bytes),
+        _ if bytes.saturating_mul(destinations) > 2 * last_cache() => Stores::Streaming,
+        _ => Stores::Cached,
+    }
+}
+
+/// How `bytes` are laid out for peers. They have the old contents in their caches: taking a line back from there costs
+/// many times what it costs to store around them and have the peer fetch it from memory. A fence is the price, which a few
+/// lines are not worth.
+pub(super) fn lay(bytes: usize) -> Stores {
+    if bytes >= 2048 { Stores::Streaming } else { Stores::Cached }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -195,5 +212,8 @@ mod tests {
     fn only_what_leaves_the_caches_is_written_around_them() {
         assert_eq!(stores(64 << 10), Stores::Cached);
         assert_eq!(stores(usize::MAX), Stores::Streaming);
+        assert_eq!(results(16 << 20, 1), stores(16 << 20));
+        assert_eq!(results(64 << 10, 2), Stores::Cached);
+        assert_eq!(results(usize::MAX, 2), Stores::Streaming);
     }
 }
