@@ -25,32 +25,28 @@ static void read_in(void *p) { sync_read(in, BYTES); }
 static void read_one(void *p) { if (rank) sync_read(out, BYTES); else sync_read(in, BYTES); }
 static void read_all(void *p) { sync_read(out, BYTES * size); }
 
-static void expect(const char *op, const float *p, size_t i, float v) {
-  if (p[i] == v) return;
-  fprintf(stderr, "wrong result of %s: %g at %zu instead of %g\n", op, p[i], i, v);
-  shmem_global_exit(3);
-}
-
-static void check(const char *op, bench_fn call, struct ctx *c) {
+static int check(const char *op, bench_fn call, struct ctx *c) {
   size_t n = c->bytes / 4;
+  int right = 1;
   for (size_t i = 0; i < n * size; i++) in[i] = 1 + rank;
   shmem_barrier_all();
   call(c);
-  for (size_t i = 0; i < n; i++) {
-    if (call == all_reduce) expect(op, in, i, size * (size + 1) / 2);
-    if (call == broadcast && rank) expect(op, out, i, 1); // the root's own is not written
+  for (size_t i = 0; i < n && right; i++) {
+    if (call == all_reduce) right &= sync_expect(op, in, i, size * (size + 1) / 2);
+    if (call == broadcast && rank) right &= sync_expect(op, out, i, 1); // the root's own is not written
     for (int r = 0; r < size; r++)
-      if (call == all_gather || call == all_to_all) expect(op, out, r * n + i, 1 + r);
+      if (call == all_gather || call == all_to_all) right &= sync_expect(op, out, r * n + i, 1 + r);
   }
   shmem_barrier_all();
+  return right;
 }
 
 static void one(const char *op, bench_fn prep, bench_fn call, bench_fn read) {
   if (!sync_wants(op)) return;
   for (int i = 0; sync_size(i); i++) {
     struct ctx c = { sync_size(i) };
-    check(op, call, &c);
-    sync_bench(op, "f32", c.bytes, prep, call, read, &c);
+    int right = check(op, call, &c);
+    sync_bench(op, "f32", c.bytes, right, prep, call, read, &c);
   }
 }
 
@@ -63,7 +59,7 @@ int main(void) {
   for (size_t i = 0; i < sizeof psync[0] / sizeof(long); i++) psync[0][i] = psync[1][i] = SHMEM_SYNC_VALUE;
   shmem_barrier_all();
   sync_init(rank, size);
-  if (sync_wants("barrier")) sync_bench("barrier", "-", 0, NULL, barrier, NULL, NULL);
+  if (sync_wants("barrier")) sync_bench_barrier(barrier, NULL);
   if (!strcmp(sync_dtype(), "f32")) {
     one("all_reduce", dirty1, all_reduce, read_in);
     one("all_gather", dirty1, all_gather, read_all);

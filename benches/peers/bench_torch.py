@@ -28,7 +28,7 @@ S.sync_batch.argtypes = S.sync_reads.argtypes = [ctypes.c_size_t]
 S.sync_size.restype = ctypes.c_size_t
 S.sync_dtype.restype = ctypes.c_char_p
 S.sync_dirty.argtypes = S.sync_read.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-S.sync_emit.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int]
+S.sync_emit.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int]
 now = time.perf_counter_ns
 
 
@@ -41,8 +41,8 @@ def calls(n, prep, call):
     return (now() - t) / n
 
 
-def bench(op, nbytes, prep, call, result=None, dtype=None):  # sync_bench of sync.c, in Python
-    batch, reads = S.sync_batch(nbytes), result is not None and S.sync_reads(nbytes)
+def bench(op, nbytes, right, prep, call, result=None, dtype=None):  # sync_bench of sync.c, in Python
+    batch, reads = S.sync_batch(nbytes), dtype is None and S.sync_reads(nbytes)
     warm = S.sync_warm(calls(3, prep, call), nbytes) + 2
     n = S.sync_plan(calls(warm, prep, call), nbytes)
     S.sync_settle()
@@ -54,12 +54,12 @@ def bench(op, nbytes, prep, call, result=None, dtype=None):  # sync_bench of syn
         for _ in range(batch):
             call()
         end = end_of_read = now()
-        if reads:
+        if reads and result is not None:
             S.sync_read(result.data_ptr(), result.numel() * result.element_size())
             end_of_read = now()
         S.sync_record(i, start, end, end_of_read)
         S.sync_barrier()
-    S.sync_emit(op.encode(), (dtype or name).encode(), nbytes, n, int(reads))
+    S.sync_emit(op.encode(), (dtype or name).encode(), nbytes, n, int(reads), int(right))
 
 
 def dirty(t):
@@ -71,9 +71,13 @@ def tensor(nbytes, value=1.0):
     return torch.full((nbytes // kind.itemsize,), value, dtype=kind)
 
 
-def expect(right, op):
-    if not right:
-        sys.exit(f"wrong result of {op}")
+def barrier_is_right():  # sync_bench_barrier of sync.c
+    right = True
+    for turn in range(1, 21):
+        S.sync_arrive(turn)
+        dist.barrier()
+        right &= bool(S.sync_all_arrived(turn))
+    return right
 
 
 def collective(op, b):
@@ -92,6 +96,18 @@ def collective(op, b):
     if op == "reduce_scatter":
         x, y = tensor(b * size, 1 + rank), tensor(b)
         return x, y, lambda: dist.reduce_scatter_tensor(y, x), lambda: bool((y == total).all())
+    if op == "reduce":  # in place, and what the others are left with is anything
+        x = tensor(b, 1 + rank)
+        return x, x if rank == 0 else None, lambda: dist.reduce(x, 0), lambda: rank > 0 or bool((x == total).all())
+    if op == "gather":
+        x, y = tensor(b, 1 + rank), tensor(b * size) if rank == 0 else None
+        parts = list(y.chunk(size)) if rank == 0 else None
+        right = lambda: rank > 0 or all(bool((part == 1 + r).all()) for r, part in enumerate(parts))
+        return x, y, lambda: dist.gather(x, parts), right
+    if op == "scatter":
+        x, y = torch.cat([tensor(b, 1 + r) for r in range(size)]), tensor(b)
+        parts = list(x.chunk(size)) if rank == 0 else None
+        return x, y, lambda: dist.scatter(y, parts), lambda: bool((y == 1 + rank).all())
     x, y = tensor(b * size, 1 + rank), tensor(b * size)
     right = lambda: all(bool((part == 1 + r).all()) for r, part in enumerate(y.chunk(size)))
     return x, y, lambda: dist.all_to_all_single(y, x), right
@@ -117,10 +133,10 @@ else:
 S.sync_init(rank, size)
 
 if peer == "gloo" and S.sync_wants(b"barrier"):
-    bench("barrier", 0, None, dist.barrier, dtype="-")
+    bench("barrier", 0, barrier_is_right(), None, dist.barrier, dtype="-")
 ops = ["all_reduce"]
 if peer == "gloo":
-    ops += ["reduce_scatter", "all_gather", "broadcast", "all_to_all"]
+    ops += ["reduce_scatter", "all_gather", "broadcast", "all_to_all", "reduce", "gather", "scatter"]
 sizes = [S.sync_size(0)]
 while sizes[-1]:
     sizes.append(S.sync_size(len(sizes)))
@@ -128,5 +144,5 @@ for op in ops if kind is not None else []:
     for b in sizes[:-1] if S.sync_wants(op.encode()) else []:
         x, y, call, right = collective(op, b)
         call()
-        expect(right(), op)
-        bench(op, b, dirty(x) if op != "broadcast" or rank == 0 else None, call, y)
+        own = op not in ("broadcast", "scatter") or rank == 0  # whether this rank has an input
+        bench(op, b, right(), dirty(x) if own else None, call, y)

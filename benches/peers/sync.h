@@ -30,8 +30,11 @@ size_t sync_element(void);        // bytes of an element of it; 0: unknown
 void sync_put(void *p, size_t i, double v);       // element i becomes v
 double sync_get(const void *p, size_t i);
 
-// Times one collective and has rank 0 write its lines. `read` (may be null) reads the result.
-void sync_bench(const char *op, const char *dtype, size_t bytes, bench_fn prep, bench_fn call, bench_fn read, void *ctx);
+// Times one collective and has rank 0 write its lines, verified if `right` on all ranks: that the result has been looked at
+// and was the one expected. `read` (may be null) reads the result.
+void sync_bench(const char *op, const char *dtype, size_t bytes, int right, bench_fn prep, bench_fn call, bench_fn read, void *ctx);
+void sync_bench_barrier(bench_fn call, void *ctx); // checks it, too
+int sync_expect(const char *op, const void *p, size_t i, double v); // whether element i is v; says so where it is not
 
 // The parts of sync_bench, for a caller that is not C.
 int sync_batch(size_t bytes);                // calls in one sample
@@ -39,9 +42,11 @@ int sync_reads(size_t bytes);                // whether the reading is timed too
 int sync_warm(double call_ns, size_t bytes); // untimed calls to make first; rank 0 decides for all
 int sync_plan(double call_ns, size_t bytes); // samples to take; likewise
 void sync_settle(void);                      // waits a little for the host to part siblings
+void sync_arrive(int turn);                   // before the turn-th barrier of a check
+int sync_all_arrived(int turn);              // after it: whether all have come
 void sync_meet(int i);                       // before sample i: barrier, then the round trips
 void sync_record(int i, double start, double end, double end_of_read);
-void sync_emit(const char *op, const char *dtype, size_t bytes, int n, int read);
+void sync_emit(const char *op, const char *dtype, size_t bytes, int n, int read, int right);
 #ifdef __cplusplus
 }
 #endif

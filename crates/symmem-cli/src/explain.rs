@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, ensure};
 use symmem::DType;
 use symmem::collectives::plan;
+use symmem::machine::InUse;
 
 /// Says which algorithm a collective takes for a size, and what each should cost
 #[derive(clap::Args)]
@@ -65,7 +66,7 @@ impl Args {
         ensure!(bytes.is_multiple_of(dtype.size()), "{bytes} bytes are no whole number of {dtype}");
         let elements = bytes / dtype.size();
         let subject = format!("{collective} of {elements} {dtype} ({bytes} bytes), {ranks} ranks");
-        let text = format!("{subject}\n{}", self.verdict());
+        let text = format!("{subject}\n{}Costs: {}.\n", self.verdict(), InUse::find().origin);
         match std::io::stdout().write_all(text.as_bytes()) {
             // Who closes the pipe has seen enough.
             Err(error) if error.kind() != ErrorKind::BrokenPipe => {

@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 mod bench;
+mod calibrate;
 mod doctor;
 mod explain;
 mod guard;
@@ -27,6 +28,7 @@ enum Command {
     Run(run::Args),
     Bench(bench::Args),
     Explain(explain::Args),
+    Calibrate(calibrate::Args),
     /// Says what works on this machine, and what is missing for the rest
     Doctor,
     #[command(name = guard::SUBCOMMAND, hide = true)]
@@ -51,6 +53,7 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Run(args) => args.run(),
         Command::Bench(args) => args.run(),
         Command::Explain(args) => args.run(),
+        Command::Calibrate(args) => args.run(),
         Command::BenchRank(args) => args.run(),
         Command::Doctor => doctor::run(),
         Command::Guard => guard::watch(),

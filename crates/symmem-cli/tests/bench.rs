@@ -87,7 +87,7 @@ fn every_figure_is_a_line_of_json() {
         for field in ["bytes", "samples", "median_us", "p10_us", "p90_us", "siblings", "round"] {
             assert!(record[field].is_number(), "{field} in {record}");
         }
-        for field in ["dtype", "backend", "algorithm"] {
+        for field in ["dtype", "backend", "memory", "algorithm"] {
             assert!(record[field].is_string(), "{field} in {record}");
         }
     }
@@ -104,8 +104,16 @@ fn a_row_can_be_measured_with_more_ranks_than_cores() {
     assert!(records.iter().any(|record| record["collective"] == "barrier"));
 }
 
-const COLLECTIVES: [&str; 5] =
-    ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"];
+const COLLECTIVES: [&str; 8] = [
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "broadcast",
+    "all_to_all",
+    "reduce",
+    "gather",
+    "scatter",
+];
 
 #[test]
 fn every_collective_has_its_floor_and_its_reading() {
@@ -161,6 +169,30 @@ fn the_page_has_its_parts_and_needs_no_others() {
 }
 
 #[test]
+fn collectives_on_slices_are_right_in_several_types_and_others_are_named() {
+    let path = json_file("slices");
+    let options = ["--memory", "slices", "--dtype", "f32,bf16", "--bytes", "8,16K"];
+    let few = ["--quick", "--rounds", "1", "--json", path.to_str().unwrap()];
+    let (output, out, err) = run(&[&COLLECTIVES[..], &options, &few].concat());
+    assert!(output.status.success(), "{out}{err}");
+    assert!(out.contains("no form on slices: reduce, gather, scatter"), "{out}");
+    let records = records(&path);
+    for dtype in ["f32", "bf16"] {
+        for collective in &COLLECTIVES[..5] {
+            let is = |r: &&serde_json::Value| {
+                r["collective"] == *collective && r["dtype"] == dtype && r["system"] == "symmem"
+            };
+            assert_eq!(records.iter().filter(is).count(), 2, "{collective} of {dtype}");
+        }
+        assert!(out.contains(dtype), "{out}");
+    }
+    for record in &records {
+        let memory = if record["system"] == "symmem" { "slices" } else { "symmetric" };
+        assert!(record["verified"] == true && record["memory"] == memory, "{record}");
+    }
+}
+
+#[test]
 fn every_type_and_algorithm_is_right_between_threads_too() {
     for dtype in ["f64", "bf16", "f16", "i32", "i64", "u32", "u8"] {
         let path = json_file(dtype);
@@ -193,6 +225,9 @@ fn bad_arguments_are_refused_before_anything_starts() {
         (&["--bytes", "6"], "6 bytes are not whole elements of f32"),
         (&["--dtype", "f31"], "bf16"),
         (&["--algorithm", "three-shot"], "two-shot"),
+        (&["--algorithm", "one-shot", "--memory", "slices"], "on slices there is one algorithm"),
+        (&["gather", "--memory", "slices"], "on slices there is no gather"),
+        (&["--dtype", "f32,f64", "--bytes", "4"], "4 bytes are not whole elements of f64"),
         (&["--json", "/nowhere/at/all"], "cannot write /nowhere/at/all"),
     ] {
         let (output, out, err) = run(args);

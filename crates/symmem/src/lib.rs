@@ -27,7 +27,7 @@ pub mod collectives;
 pub mod dtype;
 pub mod error;
 pub mod group;
-mod machine;
+pub mod machine;
 mod mesh;
 pub mod region;
 mod signal;

@@ -229,7 +229,7 @@ impl Patience {
     pub(crate) fn among(ranks: usize, cores: usize) -> Self {
         let crowded = ranks > cores;
         Self {
-            looks: if crowded { 1 } else { 2000 },
+            looks: if crowded { 100 } else { 2000 },
             spin: Duration::from_micros(50),
             yielding: Duration::from_micros(500),
             crowded,
@@ -300,7 +300,13 @@ impl<W: Word> Bell<'_, W> {
             if ready() {
                 return Ended::Ready;
             }
-            std::hint::spin_loop();
+            if !patience.crowded {
+                std::hint::spin_loop();
+            } else if in_the_way() {
+                yield_now();
+            } else {
+                (0..2).for_each(|_| std::hint::spin_loop());
+            }
         }
         self.wait_long(patience, deadline, &mut ready, &mut interrupted, &mut in_the_way)
     }

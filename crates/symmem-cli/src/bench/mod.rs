@@ -64,9 +64,9 @@ pub struct Args {
     #[arg(long)]
     no_pin: bool,
 
-    /// Also measures other systems in the same rounds, those that benches/peers has installed
-    #[arg(long)]
-    peers: bool,
+    /// Also measures other systems in the same rounds, those that benches/peers (or DIR/peers.sh) has installed
+    #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true)]
+    peers: Option<Option<PathBuf>>,
 
     #[command(flatten)]
     settings: Settings,
@@ -84,7 +84,7 @@ impl Args {
         // Before the work, so that a file that cannot be written costs nobody half a minute.
         let mut json = self.json.as_ref().map(create).transpose()?;
         let mut page = self.html.as_ref().map(create).transpose()?;
-        let mut peers = self.peers.then(Peers::find).transpose()?;
+        let mut peers = self.peers.as_ref().map(|d| Peers::find(d.as_deref())).transpose()?;
         let steps = plan.steps(peers.as_ref().map_or(0, Peers::count));
         let mut session = Session {
             signals: Signals::catch()?,
@@ -105,7 +105,7 @@ impl Args {
             file.write_all(page.as_bytes()).context("cannot write the page")?;
         }
         let about_peers = peers.as_ref().map_or_else(String::new, Peers::text);
-        print(&(report::text(&session.records) + &about_peers))?;
+        print(&(report::text(&session.records) + &plan.text() + &about_peers))?;
         let wrong = session.records.iter().find(|record| !record.verified);
         if let Some(Record { system, collective, ranks, round, .. }) = wrong {
             bail!("{system}: {collective} of {ranks} ranks gave a wrong result in round {round}");
@@ -140,7 +140,7 @@ impl Args {
         plan.startup().map_or(Ok(None), |ranks| startup::measure(ranks, quick, session))
     }
 
-    fn job(&self, ranks: usize, rows: &[&str], first: usize, rounds: usize) -> Job {
+    fn job(&self, ranks: usize, rows: &[&'static str], first: usize, rounds: usize) -> Job {
         let mut options = vec![format!("--first={first}"), format!("--rounds={rounds}")];
         options.extend(self.no_pin.then(|| "--no-pin".to_owned()));
         options.extend(self.settings.options());

@@ -7,32 +7,51 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 
 use super::Session;
+use super::record::Record;
+use super::rows::ROWS;
 use super::settings::Settings;
 use crate::run::{Job, launch_watched};
 
-/// What of a bench the peers can do too.
-const KNOWN: [&str; 6] =
-    ["barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"];
+/// What of a bench the peers may have too, each as much as it has: the barrier and the collectives.
+fn is_known(row: &str) -> bool {
+    row == "barrier" || ROWS.iter().any(|r| r.name == row && r.fixed().is_empty())
+}
 
 /// The peers of this machine.
 pub(super) struct Peers {
     script: PathBuf,
-    ready: Vec<String>,
+    ready: Vec<Peer>,
     missing: Vec<String>,
-    /// Those that were started and gave nothing.
-    failed: Vec<String>,
+    /// What went wrong, each said once.
+    troubles: Vec<String>,
+}
+
+/// One that can be measured.
+struct Peer {
+    name: String,
+    /// The types of elements that it has; all if it names none.
+    types: Vec<String>,
+    /// Those that were asked for and that it has not.
+    without: Vec<&'static str>,
+    gave: bool,
+}
+
+/// One run of a peer: rows it knows, of one type.
+struct Run {
+    rows: Vec<&'static str>,
+    dtype: &'static str,
 }
 
 impl Peers {
     /// Asks which there are; those that can be built and are not yet are built.
-    pub(super) fn find() -> Result<Self> {
-        let script = script()?;
+    pub(super) fn find(directory: Option<&Path>) -> Result<Self> {
+        let script = directory.map_or_else(script, |path| Ok(path.join("peers.sh")))?;
         let mut command = Command::new("bash");
         command.arg(&script).arg("list").stdin(Stdio::null()).stderr(Stdio::inherit());
         let output = command.output().context("cannot ask for the peers")?;
         ensure!(output.status.success(), "{} list failed: {}", script.display(), output.status);
         let (ready, missing) = parse(&String::from_utf8_lossy(&output.stdout));
-        Ok(Self { script, ready, missing, failed: Vec::new() })
+        Ok(Self { script, ready, missing, troubles: Vec::new() })
     }
 
     /// How many will be measured.
@@ -43,67 +62,128 @@ impl Peers {
     /// One round of each, of those of `rows` that they know; returns the signal that ended it early.
     pub(super) fn round(
         &mut self,
-        rows: &[&str],
+        rows: &[&'static str],
         ranks: usize,
         settings: &Settings,
         (round, rounds): (usize, usize),
         session: &mut Session,
     ) -> Result<Option<i32>> {
-        let known: Vec<_> = rows.iter().copied().filter(|row| KNOWN.contains(row)).collect();
+        let known: Vec<_> = rows.iter().copied().filter(|row| is_known(row)).collect();
         if known.is_empty() {
             return Ok(None);
         }
         let sizes: Vec<_> = settings.sizes().iter().map(ToString::to_string).collect();
         let asked = [
-            ("OPS", known.join(" ")),
             ("BYTES", sizes.join(",")),
-            ("DTYPE", settings.dtype.clone()),
             ("ROUND", round.to_string()),
             ("TIME_MS", settings.time().as_millis().to_string()),
         ];
-        for name in &self.ready {
-            let mut command = vec![OsString::from("env")];
-            command.extend(asked.iter().map(|(key, value)| format!("PEERS_{key}={value}").into()));
-            command.extend(["bash".into(), self.script.clone().into_os_string()]);
-            command.extend(["run".into(), name.into(), ranks.to_string().into()]);
-            let job = Job { collect: true, ..Job::new(command, 1) };
-            let before = session.records.len();
-            let mut watch = |_: usize, line: &[u8]| {
-                // What is no figure is for whoever reads the script's log.
-                session.records.extend(serde_json::from_slice(line).ok());
-            };
-            let outcome = launch_watched(&job, &mut session.signals, &mut watch)?;
-            if outcome.interrupted.is_some() {
-                return Ok(outcome.interrupted);
+        for peer in &mut self.ready {
+            for run in peer.runs(&known, settings) {
+                let job = job(&self.script, &peer.name, ranks, &asked, &run);
+                let (records, troubles, interrupted) = launch(&job, &peer.name, session)?;
+                if interrupted.is_some() {
+                    return Ok(interrupted);
+                }
+                peer.gave |= !records.is_empty();
+                session.records.extend(records);
+                for text in troubles {
+                    if !self.troubles.contains(&text) {
+                        self.troubles.push(text);
+                    }
+                }
             }
-            if session.records.len() == before && !self.failed.contains(name) {
-                self.failed.push(name.clone());
-            }
-            session.progress.step(name, round, rounds);
+            session.progress.step(&peer.name, round, rounds);
         }
         Ok(None)
     }
 
     /// Which peers there were, for the end of the report.
     pub(super) fn text(&self) -> String {
-        let list = |title: &str, names: &[String]| match names {
+        let list = |title: &str, names: Vec<String>| match names.as_slice() {
             [] => String::new(),
             names => format!("{title}: {}\n", names.join(", ")),
         };
-        let mut text = list("peers measured", &self.ready);
-        text += &list("peers that gave nothing", &self.failed);
+        let measured = self.ready.iter().filter(|peer| peer.gave).map(|peer| peer.name.clone());
+        let lacking = self.ready.iter().filter(|peer| !peer.without.is_empty());
+        let lacking = lacking.map(|peer| format!("{} ({})", peer.name, peer.without.join(", ")));
+        let mut text = list("peers measured", measured.collect());
+        text += &list("peers without a type", lacking.collect());
+        text += &self.troubles.iter().map(|line| format!("peer {line}\n")).collect::<String>();
         let install = format!("peers not installed (bash {} install NAME)", self.script.display());
-        text + &list(&install, &self.missing)
+        text + &list(&install, self.missing.clone())
     }
 }
 
-/// Names that are ready, and the others.
-fn parse(list: &str) -> (Vec<String>, Vec<String>) {
-    let words = list.lines().filter_map(|line| line.split_once(' '));
-    let (ready, missing): (Vec<_>, Vec<_>) = words.partition(|(_, state)| *state == "ready");
-    let names =
-        |list: Vec<(&str, &str)>| list.into_iter().map(|(name, _)| name.to_owned()).collect();
-    (names(ready), names(missing))
+impl Peer {
+    /// One for each type that it has; the barrier, which has none, goes with the first.
+    fn runs(&mut self, rows: &[&'static str], settings: &Settings) -> Vec<Run> {
+        let has = |dtype: &&str| self.types.is_empty() || self.types.iter().any(|t| t == dtype);
+        let (types, without): (Vec<_>, Vec<_>) = settings.dtypes().into_iter().partition(has);
+        let (mut barrier, sized): (Vec<_>, Vec<_>) =
+            rows.iter().partition(|row| **row == "barrier");
+        let run =
+            |dtype| Run { rows: [std::mem::take(&mut barrier), sized.clone()].concat(), dtype };
+        let mut runs: Vec<_> = types.into_iter().map(run).collect();
+        if !barrier.is_empty() {
+            runs.push(Run { rows: barrier, dtype: "f32" });
+        }
+        if !sized.is_empty() {
+            self.without = without;
+        }
+        runs.retain(|run| !run.rows.is_empty());
+        runs
+    }
+}
+
+fn job(script: &Path, name: &str, ranks: usize, asked: &[(&str, String)], run: &Run) -> Job {
+    let of_run = [("OPS", run.rows.join(" ")), ("DTYPE", run.dtype.to_owned())];
+    let mut command = vec![OsString::from("env")];
+    let asked = asked.iter().chain(&of_run);
+    command.extend(asked.map(|(key, value)| format!("PEERS_{key}={value}").into()));
+    command.extend(["bash".into(), script.as_os_str().to_owned()]);
+    command.extend(["run".into(), name.into(), ranks.to_string().into()]);
+    Job { collect: true, ..Job::new(command, 1) }
+}
+
+/// What a run gave: figures, what went wrong, and the signal that ended it.
+type Given = (Vec<Record>, Vec<String>, Option<i32>);
+
+fn launch(job: &Job, name: &str, session: &mut Session) -> Result<Given> {
+    let (mut records, mut troubles) = (Vec::<Record>::new(), Vec::new());
+    let mut watch = |_: usize, line: &[u8]| match serde_json::from_slice::<Record>(line) {
+        Ok(record) if record.system == name && record.verified => records.push(record),
+        Ok(record) if record.system == name => {
+            let bytes = record.bytes;
+            troubles.push(format!("{name} was wrong: {} of {bytes} bytes", record.collective));
+        }
+        _ => {
+            let line = String::from_utf8_lossy(line);
+            troubles.push(format!("{name} wrote what is no figure of its own: {line}"));
+        }
+    };
+    let outcome = launch_watched(job, &mut session.signals, &mut watch)?;
+    if let Some(failure) = outcome.first {
+        troubles.push(format!("{name} failed: {}", failure.end));
+    } else if records.is_empty() && troubles.is_empty() {
+        troubles.push(format!("{name} gave nothing"));
+    }
+    Ok((records, troubles, outcome.interrupted))
+}
+
+/// Those that are ready, and the names of the others.
+fn parse(list: &str) -> (Vec<Peer>, Vec<String>) {
+    let (mut ready, mut missing) = (Vec::new(), Vec::new());
+    for line in list.lines() {
+        let mut words = line.split_whitespace().map(str::to_owned);
+        let Some(name) = words.next() else { continue };
+        if words.next().as_deref() == Some("ready") {
+            ready.push(Peer { name, types: words.collect(), without: Vec::new(), gave: false });
+        } else {
+            missing.push(name);
+        }
+    }
+    (ready, missing)
 }
 
 /// `benches/peers/peers.sh` in this directory or one above it, or above the program's own.
@@ -125,7 +205,10 @@ mod tests {
 
     #[test]
     fn peers_are_ready_or_missing() {
-        let (ready, missing) = parse("ompi4 ready\nimpi missing\ngloo missing: no torch\n\n");
-        assert_eq!((ready.as_slice(), missing.len()), (&["ompi4".to_owned()][..], 2));
+        let (ready, missing) =
+            parse("ompi4 ready\nimpi ready f32 bf16\ngloo missing\noneccl missing: no g++\n\n");
+        let ready: Vec<_> = ready.iter().map(|p| (p.name.as_str(), p.types.len())).collect();
+        assert_eq!(ready, [("ompi4", 0), ("impi", 2)]);
+        assert_eq!(missing, ["gloo", "oneccl"]);
     }
 }

@@ -6,13 +6,15 @@ use anyhow::{Result, bail};
 
 use super::ROWS;
 use super::rows::{How, Row};
-use super::settings::{Backend, Settings};
+use super::settings::{Backend, Memory, Settings};
 use super::startup;
 
 /// What one call of `symmem bench` does.
 #[derive(Debug)]
 pub(super) struct Plan {
     rows: Vec<&'static Row>,
+    /// Rows that were asked for and have no form on slices.
+    skipped: Vec<&'static str>,
     ranks: Option<usize>,
     pub(super) rounds: usize,
     settings: Settings,
@@ -38,8 +40,22 @@ impl Plan {
         let wanted = |row: &&Row| {
             named(row.name) || row.fixed().iter().any(|m| floors.contains(&m.collective))
         };
-        let rows = ROWS.iter().filter(wanted).collect();
-        Ok(Self { rows, ranks, rounds, settings: settings.clone() })
+        let can = |row: &&Row| row.on_slices || settings.memory == Memory::Symmetric;
+        let skipped = ROWS.iter().filter(|row| named(row.name) && !can(row)).map(|row| row.name);
+        let skipped: Vec<_> = skipped.collect();
+        if !names.is_empty() && names.iter().all(|name| skipped.contains(&name.as_str())) {
+            bail!("no row is left: on slices there is no {}", skipped.join(", "));
+        }
+        let rows = ROWS.iter().filter(wanted).filter(can).collect();
+        Ok(Self { rows, skipped, ranks, rounds, settings: settings.clone() })
+    }
+
+    /// What has to be said about it, for the end of the report.
+    pub(super) fn text(&self) -> String {
+        match self.skipped.as_slice() {
+            [] => String::new(),
+            rows => format!("skipped, since they have no form on slices: {}\n", rows.join(", ")),
+        }
     }
 
     fn ranks(&self, row: &Row) -> usize {
@@ -86,6 +102,20 @@ mod tests {
 
     fn settings() -> Settings {
         Parsed::parse_from(["bench"]).settings
+    }
+
+    #[test]
+    fn rows_without_a_form_on_slices_are_skipped_and_named() {
+        let settings = Parsed::parse_from(["bench", "--memory", "slices"]).settings;
+        let plan = |names: &[&str]| {
+            let names: Vec<_> = names.iter().map(ToString::to_string).collect();
+            Plan::new(&names, None, 1, &settings)
+        };
+        let both = plan(&["broadcast", "gather"]).unwrap();
+        assert_eq!(both.jobs()[&2], ["broadcast"]);
+        assert!(both.text().contains("slices: gather"), "{}", both.text());
+        assert!(plan(&["gather"]).unwrap_err().to_string().contains("no gather"));
+        assert!(plan(&["broadcast"]).unwrap().text().is_empty());
     }
 
     fn jobs(names: &[&str], ranks: Option<usize>) -> Vec<(usize, Vec<&'static str>)> {

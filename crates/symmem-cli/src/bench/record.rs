@@ -16,6 +16,8 @@ pub(super) struct Record {
     pub(super) bytes: usize,
     pub(super) dtype: String,
     pub(super) backend: String,
+    /// Where the input lies: `symmetric`, `slices` for private memory, `-` where there is none.
+    pub(super) memory: String,
     pub(super) algorithm: String,
     /// How many the figures are of; a sample of a tiny call is the mean of several in a row.
     pub(super) samples: usize,
@@ -66,6 +68,7 @@ impl Record {
             bytes: measure.bytes,
             dtype: measure.dtype.to_owned(),
             backend: "host".to_owned(),
+            memory: measure.memory.to_owned(),
             algorithm: measure.algorithm.to_owned(),
             samples: times.len(),
             median_us: at(5),

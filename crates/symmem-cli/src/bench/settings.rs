@@ -20,13 +20,18 @@ pub(super) struct Settings {
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = size)]
     bytes: Vec<usize>,
 
-    /// The elements' type
-    #[arg(long, default_value = "f32", value_parser = clap::builder::PossibleValuesParser::new(DTYPES))]
-    pub(super) dtype: String,
+    /// The elements' type, or several, such as f32,bf16
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "f32")]
+    #[arg(value_parser = clap::builder::PossibleValuesParser::new(DTYPES))]
+    dtype: Vec<String>,
 
     /// Where the memory lies: between processes, or between threads of one
     #[arg(long, value_enum, default_value_t = Backend::Host)]
     pub(super) backend: Backend,
+
+    /// What the collectives work on: symmetric memory, or private slices through the group's workspace
+    #[arg(long, value_enum, default_value_t = Memory::Symmetric)]
+    pub(super) memory: Memory,
 
     /// How an all-reduce is done
     #[arg(long, value_enum, default_value_t = How::Auto)]
@@ -56,7 +61,22 @@ impl Backend {
     }
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Memory {
+    Symmetric,
+    Slices,
+}
+
+impl Memory {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Symmetric => "symmetric",
+            Self::Slices => "slices",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum How {
     Auto,
     OneShot,
@@ -92,9 +112,10 @@ impl Settings {
         }
     }
 
-    /// The type's name, as long as the program runs.
-    pub(super) fn dtype(&self) -> &'static str {
-        DTYPES.into_iter().find(|name| *name == self.dtype).unwrap_or("f32")
+    /// The types' names, as long as the program runs.
+    pub(super) fn dtypes(&self) -> Vec<&'static str> {
+        let asked = |name: &&str| self.dtype.iter().any(|asked| asked == name);
+        DTYPES.into_iter().filter(asked).collect()
     }
 
     pub(super) fn algorithm(&self) -> &'static str {
@@ -111,13 +132,17 @@ impl Settings {
         self.time.get_or_insert(50);
     }
 
-    /// Whether the sizes are whole elements.
+    /// Whether the sizes are whole elements, and an algorithm can be chosen.
     pub(super) fn check(&self) -> Result<()> {
-        let element = super::value::size_of(&self.dtype);
-        for &bytes in &self.bytes {
+        for (name, &bytes) in
+            self.dtypes().iter().flat_map(|n| self.bytes.iter().map(move |b| (n, b)))
+        {
+            let element = super::value::size_of(name);
             let whole = bytes >= element && bytes.is_multiple_of(element);
-            ensure!(whole, "{bytes} bytes are not whole elements of {}", self.dtype);
+            ensure!(whole, "{bytes} bytes are not whole elements of {name}");
         }
+        let chosen = self.memory == Memory::Slices && self.algorithm != How::Auto;
+        ensure!(!chosen, "on slices there is one algorithm: leave out --algorithm or --memory");
         Ok(())
     }
 
@@ -126,8 +151,9 @@ impl Settings {
         let sizes: Vec<_> = self.sizes().iter().map(ToString::to_string).collect();
         let mut options = vec![
             format!("--bytes={}", sizes.join(",")),
-            format!("--dtype={}", self.dtype),
+            format!("--dtype={}", self.dtypes().join(",")),
             format!("--backend={}", self.backend.name()),
+            format!("--memory={}", self.memory.name()),
             format!("--algorithm={}", self.algorithm.name()),
             format!("--time={}", self.time().as_millis()),
         ];

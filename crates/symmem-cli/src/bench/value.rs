@@ -54,29 +54,32 @@ values!(i64 as i64, true, i64::from; u32 as u32, true, u32::from; u8 as u8, true
 values!(bf16 as u16, false, |n| Self::from_f32(n.into()));
 values!(f16 as u16, false, |n| Self::from_f32(n.into()));
 
-/// Calls the function for the type of this name.
+/// The expression, with its placeholder for the type of this name.
 macro_rules! with_dtype {
-    ($name:expr, $function:ident($($argument:expr),*)) => {
-        match $name {
-            "f32" => $function::<f32>($($argument),*),
-            "f64" => $function::<f64>($($argument),*),
-            "bf16" => $function::<half::bf16>($($argument),*),
-            "f16" => $function::<half::f16>($($argument),*),
-            "i32" => $function::<i32>($($argument),*),
-            "i64" => $function::<i64>($($argument),*),
-            "u32" => $function::<u32>($($argument),*),
-            _ => $function::<u8>($($argument),*),
+    ($name:expr, $type:ident => $body:expr) => {{
+        macro_rules! of {
+            ($one:ty) => {{
+                type $type = $one;
+                $body
+            }};
         }
-    };
+        match $name {
+            "f32" => of!(f32),
+            "f64" => of!(f64),
+            "bf16" => of!(half::bf16),
+            "f16" => of!(half::f16),
+            "i32" => of!(i32),
+            "i64" => of!(i64),
+            "u32" => of!(u32),
+            _ => of!(u8),
+        }
+    }};
 }
 pub(super) use with_dtype;
 
 /// Bytes of an element of the type of this name.
 pub(super) fn size_of(name: &str) -> usize {
-    fn bytes<T>() -> usize {
-        std::mem::size_of::<T>()
-    }
-    with_dtype!(name, bytes())
+    with_dtype!(name, T => std::mem::size_of::<T>())
 }
 
 #[cfg(test)]

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use rustix::fs::{Access, MemfdFlags, SealFlags, access, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::process::{Resource, getrlimit};
 
+use symmem::machine::{InUse, Origin};
+
 use super::{Row, checked, row};
 
 /// One row per feature.
@@ -19,6 +21,7 @@ pub(super) fn rows() -> Vec<Row> {
             &cores.to_string(),
             "this program may use; more ranks than cores make waits slow",
         ),
+        costs(),
         memory(),
         checked(
             "memfd_create and seals",
@@ -31,6 +34,15 @@ pub(super) fn rows() -> Vec<Row> {
         row("user namespaces", "not needed", ""),
         row("/dev/shm", "not needed", "memory is shared by descriptor, its size does not matter"),
     ]
+}
+
+fn costs() -> Row {
+    let origin = InUse::find().origin;
+    let verdict = match origin {
+        Origin::File(_) => "measured",
+        Origin::BuiltIn | Origin::Ignored(..) => "built in",
+    };
+    row("costs", verdict, format!("what algorithms are chosen by: {origin}"))
 }
 
 /// Does what the `host` backend does to get memory.

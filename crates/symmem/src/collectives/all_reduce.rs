@@ -1,10 +1,11 @@
 //! All-reduce: every rank gets the reduction of all ranks' elements.
 
+use super::host::copy::Stores;
 use super::host::reduce::Loop;
 use super::{Session, by_rank, loop_for, plan, share};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
-use crate::group::DESK;
+use crate::group::{DESK, Desk};
 use crate::symmetric::Symmetric;
 
 const NAME: &str = "all_reduce";
@@ -37,9 +38,12 @@ impl<T: Element> Symmetric<T> {
         let len = self.len();
         let (bytes, ranks) = (len * size_of::<T>(), self.group().size());
         let algorithm = match algorithm {
+            // What travels in the line of the flag needs no thought, and has no time for any.
+            Algorithm::Auto if bytes <= Desk::TINY => Algorithm::Staged,
             Algorithm::Auto => {
-                let chosen = plan::choose(bytes, ranks);
-                tracing::debug!(op = NAME, bytes, ranks, ?chosen, because = ?plan::all_reduce(bytes, ranks));
+                let rates = self.group().rates()?;
+                let chosen = plan::quickest(rates, bytes, ranks);
+                tracing::debug!(op = NAME, bytes, ranks, ?chosen, because = ?plan::estimate(rates, bytes, ranks));
                 chosen
             }
             given => given,
@@ -81,7 +85,7 @@ impl<T: Element> Symmetric<T> {
             let agreed = [op as usize, Algorithm::Staged as usize, begin];
             self.staged(NAME, &agreed, begin..end, true, |from, own| {
                 // SAFETY: each rank has laid out that many elements; our part has them too, and is ours alone.
-                unsafe { looped(from, &[own], end - begin) };
+                unsafe { looped(from, &[own], end - begin, Stores::Cached) };
             })?;
             begin = end;
             if begin == len {
@@ -99,7 +103,7 @@ impl<T: Element> Symmetric<T> {
         if self.is_small() {
             return self.staged(NAME, &agreed, 0..len, true, |from, _| {
                 // SAFETY: each rank has laid out `len` elements; `out` has as many and is ours alone.
-                unsafe { looped(from, &[out.as_mut_ptr()], len) };
+                unsafe { looped(from, &[out.as_mut_ptr()], len, Stores::Cached) };
             });
         }
         self.collective(NAME, &agreed, |session: &Session<'_, T>| {

@@ -29,7 +29,7 @@ use crate::dtype::{Element, ReduceOp};
 use crate::error::{Error, Result};
 use crate::group::{Call, Desk, Group};
 use crate::symmetric::Symmetric;
-use host::copy::{Stores, copy};
+use host::copy::copy;
 use host::reduce::{Loop, reduce_loop};
 
 /// Work is divided at multiples of this many bytes, so that no two ranks write one cache line.
@@ -73,9 +73,10 @@ impl<T: Element> Session<'_, T> {
     /// # Safety
     /// The range lies within the parts and, shifted to `at`, within every destination, and nobody else writes there.
     unsafe fn reduce(&self, looped: Loop<T>, range: Range<usize>, to: &[*mut T]) {
+        let stores = plan::results(range.len() * size_of::<T>(), to.len());
         let part = |rank| self.part(rank, range.start).cast_const();
         // SAFETY: as the caller promises.
-        by_rank(self.size(), part, |from| unsafe { looped(from, to, range.len()) });
+        by_rank(self.size(), part, |from| unsafe { looped(from, to, range.len(), stores) });
     }
 }
 
@@ -111,7 +112,9 @@ impl<T: Element> Symmetric<T> {
 
     /// Whether parts that are only read are laid out beside the flags; the same on all ranks.
     fn is_small(&self) -> bool {
-        plan::is_small(self.len() * size_of::<T>(), self.group().size())
+        let (group, bytes) = (self.group(), self.len() * size_of::<T>());
+        bytes <= Desk::TINY
+            || group.rates().is_ok_and(|rates| plan::small(rates, bytes, group.size()))
     }
 
     fn call(&self, name: &'static str, way: Way, agreed: &[usize]) -> Call {
@@ -139,7 +142,7 @@ impl<T: Element> Symmetric<T> {
         let lay = |to: *mut u8| {
             if lays {
                 // SAFETY: our own part, and a place of our own, which nobody reads yet.
-                unsafe { copy(own.cast(), to, bytes, Stores::Cached) };
+                unsafe { copy(own.cast(), to, bytes, plan::lay(bytes)) };
             }
         };
         group.staged(call, bytes, lay, |from| work(from, own))

@@ -1,35 +1,11 @@
 //! Which algorithm should be the fastest: a small cost model over whole numbers, so that all ranks of a group come to the
-//! same answer. The counts of bytes and barriers behind it are in `docs/algorithms.md`.
+//! same answer: they all reckon with the costs of the group's rank 0. The counts of bytes and barriers behind it are in
+//! `docs/algorithms.md`.
 
 use super::Algorithm;
 use super::host::copy::Stores;
 use crate::group::{DESK, Desk};
-use crate::machine::{cores, last_cache};
-
-/// What a rank pays, in nanoseconds. Measured on two cores that share no cache but the last; what counts is where the
-/// algorithms cross, and that moves little between machines because all costs scale with the way between two cores.
-#[derive(Clone, Copy, Debug)]
-struct Costs {
-    /// All ranks tell each other that they are there.
-    exchange: u64,
-    /// A line is written that peers have read the last time.
-    laid: u64,
-    /// A line is read that a peer has only just written.
-    fresh: u64,
-    /// A line is read that a peer has written a while ago.
-    settled: u64,
-    /// A line of a peer is read and written back in a stream of such.
-    moved: u64,
-}
-
-impl Costs {
-    fn among(ranks: usize, cores: usize) -> Self {
-        let (ranks, cores) = (ranks as u64, cores.max(1) as u64);
-        // Beyond the cores every rank of a core has to be let run once.
-        let exchange = if ranks <= cores { 80 + 10 * ranks } else { 1000 * ranks.div_ceil(cores) };
-        Self { exchange, laid: 5, fresh: 6, settled: 3, moved: 3 }
-    }
-}
+use crate::machine::{Costs, Rates, cores, last_cache};
 
 /// What an algorithm should take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,65 +18,81 @@ pub struct Estimate {
 
 /// What each algorithm should take for an all-reduce in place of `bytes` between `ranks` of this machine.
 pub fn all_reduce(bytes: usize, ranks: usize) -> [Estimate; 3] {
-    estimate(bytes, ranks, cores())
-}
-
-fn estimate(bytes: usize, ranks: usize, cores: usize) -> [Estimate; 3] {
-    let costs = Costs::among(ranks, cores);
-    let lines = bytes.div_ceil(super::LINE) as u64;
-    let (ranks, peers) = (ranks as u64, ranks.saturating_sub(1) as u64);
-    let staged = if bytes <= Desk::TINY {
-        costs.exchange // it travels in the line of the flag
-    } else {
-        let pieces = bytes.div_ceil(DESK) as u64;
-        pieces * costs.exchange + lines * (costs.laid + peers * costs.fresh)
-    };
-    let one_shot = 3 * costs.exchange + lines * (peers * costs.fresh + costs.laid);
-    let two_shot = 2 * costs.exchange + lines.div_ceil(ranks.max(1)) * peers * costs.moved;
-    [
-        Estimate { algorithm: Algorithm::Staged, nanoseconds: staged },
-        Estimate { algorithm: Algorithm::OneShot, nanoseconds: one_shot },
-        Estimate { algorithm: Algorithm::TwoShot, nanoseconds: two_shot },
-    ]
+    estimate(&here(ranks), bytes, ranks)
 }
 
 /// The algorithm for an all-reduce in place of `bytes` between `ranks` of this machine; never `Auto`.
 pub fn choose(bytes: usize, ranks: usize) -> Algorithm {
     // What travels in the line of the flag needs no thought, and has no time for any.
-    if bytes <= Desk::TINY { Algorithm::Staged } else { quickest(all_reduce(bytes, ranks)) }
-}
-
-/// The first among equals.
-fn quickest(estimates: [Estimate; 3]) -> Algorithm {
-    estimates.iter().min_by_key(|e| e.nanoseconds).map_or(Algorithm::TwoShot, |e| e.algorithm)
+    if bytes <= Desk::TINY { Algorithm::Staged } else { quickest(&here(ranks), bytes, ranks) }
 }
 
 /// Whether parts of `bytes` that are only read are better laid out beside the flags, which saves the closing barrier,
-/// than read where they are, which saves laying them out.
+/// than read where they are, which saves laying them out; between `ranks` of this machine.
 pub fn is_small(bytes: usize, ranks: usize) -> bool {
-    bytes <= Desk::TINY || small(bytes, ranks, cores())
+    bytes <= Desk::TINY || small(&here(ranks), bytes, ranks)
 }
 
-fn small(bytes: usize, ranks: usize, cores: usize) -> bool {
-    let costs = Costs::among(ranks, cores);
+/// What a rank pays in a group of `ranks` whose rank 0 is this process.
+fn here(ranks: usize) -> Rates {
+    Costs::here().among(ranks, cores())
+}
+
+pub(super) fn estimate(rates: &Rates, bytes: usize, ranks: usize) -> [Estimate; 3] {
+    let picoseconds = picoseconds(rates, bytes, ranks);
+    std::array::from_fn(|i| Estimate {
+        algorithm: ALGORITHMS[i],
+        nanoseconds: picoseconds[i].div_ceil(1000),
+    })
+}
+
+const ALGORITHMS: [Algorithm; 3] = [Algorithm::Staged, Algorithm::OneShot, Algorithm::TwoShot];
+
+/// By algorithm, as above.
+fn picoseconds(rates: &Rates, bytes: usize, ranks: usize) -> [u64; 3] {
+    let lines = bytes.div_ceil(super::LINE) as u64;
+    let (ranks, peers) = (ranks as u64, ranks.saturating_sub(1) as u64);
+    // Costs come from a file: whatever it says, this does not overflow.
+    let all = |each: u64| lines.saturating_mul(each);
+    let fetched = all(rates.laid + peers * rates.fresh);
+    let staged = if bytes <= Desk::TINY {
+        rates.exchange // it travels in the line of the flag
+    } else {
+        let pieces = bytes.div_ceil(DESK) as u64;
+        pieces.saturating_mul(rates.exchange).saturating_add(fetched)
+    };
+    let one_shot = (3 * rates.exchange).saturating_add(fetched);
+    let share = lines.div_ceil(ranks.max(1));
+    let two_shot = (2 * rates.exchange).saturating_add(share.saturating_mul(peers * rates.moved));
+    [staged, one_shot, two_shot]
+}
+
+/// The algorithm that should be the fastest by these rates; the first among equals.
+pub(super) fn quickest(rates: &Rates, bytes: usize, ranks: usize) -> Algorithm {
+    let [staged, one_shot, two_shot] = picoseconds(rates, bytes, ranks);
+    if staged <= one_shot.min(two_shot) {
+        Algorithm::Staged
+    } else if one_shot <= two_shot {
+        Algorithm::OneShot
+    } else {
+        Algorithm::TwoShot
+    }
+}
+
+pub(super) fn small(rates: &Rates, bytes: usize, ranks: usize) -> bool {
     let (lines, peers) = (bytes.div_ceil(super::LINE) as u64, ranks.saturating_sub(1) as u64);
-    let laid = lines * (costs.laid + peers * (costs.fresh - costs.settled));
-    bytes <= DESK && laid <= costs.exchange
+    let laid = rates.laid + peers * rates.fresh.saturating_sub(rates.settled);
+    bytes <= DESK && lines * laid <= rates.exchange
 }
 
 /// Whether, of `bytes` that every rank has laid out, each rank better reduces all for itself than its share for all, which
 /// takes an exchange more.
-pub(super) fn at_once(bytes: usize, ranks: usize) -> bool {
-    bytes <= Desk::TINY || at_once_on(bytes, ranks, cores())
-}
-
-fn at_once_on(bytes: usize, ranks: usize, cores: usize) -> bool {
-    let costs = Costs::among(ranks, cores);
+pub(super) fn at_once(rates: &Rates, bytes: usize, ranks: usize) -> bool {
     let (lines, ranks) = (bytes.div_ceil(super::LINE) as u64, ranks.max(1) as u64);
-    let peers = ranks - 1;
-    let alone = lines * peers * costs.fresh;
-    let shared = costs.exchange + lines.div_ceil(ranks) * (2 * peers * costs.fresh + costs.laid);
-    alone <= shared
+    let fetched = (ranks - 1) * rates.fresh;
+    let alone = lines.saturating_mul(fetched);
+    let share = lines.div_ceil(ranks).saturating_mul(2 * fetched + rates.laid);
+    alone <= rates.exchange.saturating_add(share)
 }
 
 /// How a block of `bytes` is written: around the caches where it would not stay in them until it is read. The other
@@ -109,12 +101,33 @@ pub(super) fn stores(bytes: usize) -> Stores {
     if bytes >= 1 << 20 && bytes > last_cache() / 4 { Stores::Streaming } else { Stores::Cached }
 }
 
+/// How the results of a reduction of `bytes` are written to `destinations`. Those that are also sources are in the cache,
+/// unless all that is reduced, everywhere, is far too much for it.
+pub(super) fn results(bytes: usize, destinations: usize) -> Stores {
+    match destinations {
+        0 | 1 => stores(bytes),
+        _ if bytes.saturating_mul(destinations) > 2 * last_cache() => Stores::Streaming,
+        _ => Stores::Cached,
+    }
+}
+
+/// How `bytes` are laid out for peers. They have the old contents in their caches: taking a line back from there costs
+/// many times what it costs to store around them and have the peer fetch it from memory. A fence is the price, which a few
+/// lines are not worth.
+pub(super) fn lay(bytes: usize) -> Stores {
+    if bytes >= 2048 { Stores::Streaming } else { Stores::Cached }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn rates(ranks: usize, cores: usize) -> Rates {
+        Costs::BUILT_IN.among(ranks, cores)
+    }
+
     fn chosen(bytes: usize, ranks: usize, cores: usize) -> Algorithm {
-        quickest(estimate(bytes, ranks, cores))
+        quickest(&rates(ranks, cores), bytes, ranks)
     }
 
     #[test]
@@ -124,20 +137,60 @@ mod tests {
             assert_eq!(chosen(0, ranks, 64), Algorithm::Staged);
             assert_eq!(chosen(16 << 10, ranks, 64), Algorithm::TwoShot);
             assert_eq!(chosen(1 << 30, ranks, 64), Algorithm::TwoShot);
-            assert!(is_small(24, ranks) && !small(8 << 10, ranks, 64));
+            assert!(is_small(24, ranks) && !small(&rates(ranks, 64), 8 << 10, ranks));
         }
     }
 
     #[test]
     fn there_is_one_size_up_to_which_messages_are_small() {
         for (ranks, cores) in [(1, 2), (2, 2), (4, 2), (8, 8), (72, 2)] {
+            let rates = rates(ranks, cores);
             let staged = |bytes: &usize| chosen(*bytes, ranks, cores) == Algorithm::Staged;
             let sizes: Vec<usize> = (0..20_000).step_by(8).collect();
             assert_eq!(sizes.iter().rposition(staged).map(|p| p + 1), {
                 Some(sizes.iter().take_while(|b| staged(b)).count())
             });
-            let small = |bytes: &&usize| **bytes <= Desk::TINY || small(**bytes, ranks, cores);
+            let small = |bytes: &&usize| **bytes <= Desk::TINY || small(&rates, **bytes, ranks);
             assert_eq!(sizes.iter().filter(small).count(), sizes.iter().take_while(small).count());
+        }
+    }
+
+    /// The sizes up to which an all-reduce is staged, and up to which parts that are only read are.
+    fn crossings(costs: Costs) -> [usize; 2] {
+        let rates = costs.among(4, 8);
+        let staged = |bytes: &usize| quickest(&rates, *bytes, 4) == Algorithm::Staged;
+        let beside = |bytes: &usize| small(&rates, *bytes, 4);
+        [(0..DESK).take_while(staged).count(), (0..DESK).take_while(beside).count()]
+    }
+
+    #[test]
+    fn a_cost_that_grows_moves_the_crossing_away_from_those_who_pay_it() {
+        let usual = Costs::BUILT_IN;
+        let [reduced, read] = crossings(usual);
+        assert!(reduced > 64 && read > 64);
+        let [later, read_later] = crossings(Costs { exchange: 800_000, ..usual });
+        assert!(later > reduced && read_later > read, "barriers are saved longer");
+        let [flags, _] = crossings(Costs { flag: 100_000, ..usual });
+        assert!(flags > reduced);
+        for dearer in [Costs { laid: 20_000, ..usual }, Costs { fresh: 20_000, ..usual }] {
+            let [sooner, read_sooner] = crossings(dearer);
+            assert!(sooner < reduced && read_sooner < read, "{dearer:?}");
+        }
+        let [moved, _] = crossings(Costs { moved: 20_000, ..usual });
+        assert!(moved > reduced);
+        let [_, settled] = crossings(Costs { settled: 5_000, ..usual });
+        assert!(settled > read);
+        assert_eq!(crossings(Costs { turn: 1, ..usual }), [reduced, read], "all have a core");
+    }
+
+    #[test]
+    fn senseless_costs_lead_to_some_plan() {
+        for cost in [0, u32::MAX] {
+            let rates = Rates::from_words([cost; Rates::WORDS]);
+            for (bytes, ranks) in [(25, 1), (1 << 20, 2), (usize::MAX, 4096)] {
+                assert_ne!(quickest(&rates, bytes, ranks), Algorithm::Auto);
+                small(&rates, bytes, ranks);
+            }
         }
     }
 
@@ -149,14 +202,18 @@ mod tests {
 
     #[test]
     fn more_than_two_ranks_share_the_work_on_what_is_large() {
-        assert!(at_once_on(DESK, 2, 64) && at_once_on(64, 8, 64));
-        assert!(!at_once_on(DESK, 4, 64) && !at_once_on(DESK, 72, 64));
-        assert!(at_once_on(4096, 4, 2), "an exchange is dear where ranks share cores");
+        let at_once = |bytes, ranks, cores| at_once(&rates(ranks, cores), bytes, ranks);
+        assert!(at_once(DESK, 2, 64) && at_once(64, 8, 64));
+        assert!(!at_once(DESK, 4, 64) && !at_once(DESK, 72, 64));
+        assert!(at_once(4096, 4, 2), "an exchange is dear where ranks share cores");
     }
 
     #[test]
     fn only_what_leaves_the_caches_is_written_around_them() {
         assert_eq!(stores(64 << 10), Stores::Cached);
         assert_eq!(stores(usize::MAX), Stores::Streaming);
+        assert_eq!(results(16 << 20, 1), stores(16 << 20));
+        assert_eq!(results(64 << 10, 2), Stores::Cached);
+        assert_eq!(results(usize::MAX, 2), Stores::Streaming);
     }
 }

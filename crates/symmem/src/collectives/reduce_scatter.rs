@@ -1,5 +1,6 @@
 //! Reduce-scatter: rank r gets block r of the reduction of all ranks' elements.
 
+use super::host::copy::Stores;
 use super::{block_len, by_rank, check_len, loop_for};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
@@ -45,7 +46,7 @@ impl<T: Element> Symmetric<T> {
                     };
                     // SAFETY: within what each rank has laid out; `out` has a block's length and is ours alone.
                     by_rank(from.len(), source, |from| unsafe {
-                        looped(from, &[out.as_mut_ptr()], block)
+                        looped(from, &[out.as_mut_ptr()], block, Stores::Cached)
                     });
                 }
             });

@@ -1,5 +1,6 @@
 //! Collectives with one rank at their root: reduce, gather, scatter.
 
+use super::host::copy::Stores;
 use super::{block_len, check_len, copy_elements, loop_for};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
@@ -19,7 +20,7 @@ impl<T: Element> Symmetric<T> {
             return self.staged(NAME, &[op as usize, root], 0..len, true, |from, _| {
                 if is_root {
                     // SAFETY: each rank has laid out `len` elements; `out` has as many and is ours alone.
-                    unsafe { looped(from, &[out.as_mut_ptr()], len) };
+                    unsafe { looped(from, &[out.as_mut_ptr()], len, Stores::Cached) };
                 }
             });
         }

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
-use crate::group::{Call, DESK, Group};
+use crate::group::{Call, DESK, Desk, Group};
 
 /// Sets these calls apart from those on symmetric memory of the same name: no rendezvous has this number.
 const SLICES: usize = usize::MAX;
@@ -33,18 +33,23 @@ impl Group {
             let laid = Laid::one(data, len);
             // SAFETY: a piece of `data`, which fits a desk.
             let lay = |to: *mut u8| unsafe { laid.lay(to) };
-            if plan::at_once(laid.bytes(), self.size()) {
+            if laid.bytes() <= Desk::TINY || plan::at_once(self.rates()?, laid.bytes(), self.size())
+            {
                 self.staged(call(0), laid.bytes(), lay, |from| {
-                    // SAFETY: every rank has laid out a piece of this length, and here is ours.
-                    unsafe { looped(from, &[data], len) };
+                    // SAFETY: every other rank has laid out a piece of this length, and here is ours.
+                    let reduce =
+                        |from: &[*const T]| unsafe { looped(from, &[data], len, Stores::Cached) };
+                    self.beside(from, 0, data, reduce);
                 })?;
                 continue;
             }
             let own = share::<T>(len, self.rank(), self.size());
             self.staged(call(1), laid.bytes(), lay, |from| {
                 let to = data.wrapping_add(own.start);
-                // SAFETY: our share of what every rank has laid out, and its place with us.
-                at(from, own.start, |from| unsafe { looped(from, &[to], own.len()) });
+                // SAFETY: our share of what every other rank has laid out, and of ours.
+                let reduce =
+                    |from: &[*const T]| unsafe { looped(from, &[to], own.len(), Stores::Cached) };
+                self.beside(from, own.start, to, reduce);
             })?;
             self.gather_shares(call(2), data, len)?;
         }
@@ -81,7 +86,7 @@ impl Group {
             // SAFETY: a piece of `input`, which fits a desk.
             let lay = |to: *mut u8| unsafe { laid.lay(to) };
             self.staged(call, laid.bytes(), lay, |from| {
-                self.take_up(from, 0, out, len, &piece);
+                self.take_up(from, 0, laid.from, out, len, &piece);
             })?;
         }
         Ok(())
@@ -107,9 +112,11 @@ impl Group {
             let lay = |to: *mut u8| unsafe { laid.lay(to) };
             let out = out.get_mut(piece).unwrap_or_default();
             self.staged(call, laid.bytes(), lay, |from| {
-                // SAFETY: every rank has laid out a piece of this length for each rank, and `out` is one.
-                at(from, self.rank() * out.len(), |from| unsafe {
-                    looped(from, &[out.as_mut_ptr()], out.len());
+                let own = laid.from.wrapping_add(self.rank() * block);
+                let (out, len) = (out.as_mut_ptr(), out.len());
+                self.beside(from, self.rank() * len, own, |from| {
+                    // SAFETY: every other rank has laid out a piece of this length for us, ours is in `input`; `out` is one.
+                    unsafe { looped(from, &[out], len, Stores::Cached) };
                 });
             })?;
         }
@@ -157,10 +164,27 @@ impl Group {
             // SAFETY: a piece of each block of `input`, which all together fit a desk.
             let lay = |to: *mut u8| unsafe { laid.lay(to) };
             self.staged(call, laid.bytes(), lay, |from| {
-                self.take_up(from, self.rank() * piece.len(), out, block, &piece);
+                let own = laid.from.wrapping_add(self.rank() * block);
+                self.take_up(from, self.rank() * piece.len(), own, out, block, &piece);
             })?;
         }
         Ok(())
+    }
+
+    /// Calls `f` with where each rank has laid out what we want, `at` elements from its start, and with our own at `own`:
+    /// what we laid out ourselves has gone to memory, and what we laid it out from is in our cache.
+    fn beside<T, R>(
+        &self,
+        from: &[*const T],
+        at: usize,
+        own: *const T,
+        f: impl FnOnce(&[*const T]) -> R,
+    ) -> R {
+        let place = |rank: usize| match from.get(rank) {
+            Some(place) if rank != self.rank() => place.wrapping_add(at),
+            _ => own,
+        };
+        by_rank(from.len(), place, f)
     }
 
     /// Copies what each rank has laid out, `at` elements from its start, to `piece` of that rank's block of `out`.
@@ -168,6 +192,7 @@ impl Group {
         &self,
         from: &[*const T],
         at: usize,
+        own: *const T,
         out: &mut [T],
         block: usize,
         piece: &Range<usize>,
@@ -177,7 +202,12 @@ impl Group {
         for rank in (0..self.size()).map(|step| (self.rank() + step) % self.size()) {
             let to = rank * block + piece.start;
             let to = out.get_mut(to..to + piece.len()).unwrap_or_default();
-            if let Some(from) = from.get(rank).map(|from| from.wrapping_add(at)) {
+            let from = if rank == self.rank() {
+                Some(own)
+            } else {
+                from.get(rank).map(|p| p.wrapping_add(at))
+            };
+            if let Some(from) = from {
                 // SAFETY: the rank has laid out a piece of this length there, and `to` is one.
                 unsafe { copy(from.cast(), to.as_mut_ptr().cast(), size_of_val(to), stores) };
             }
@@ -216,7 +246,7 @@ impl<T> Laid<T> {
         for block in 0..self.blocks {
             let from = self.from.wrapping_add(block * self.block).cast();
             // SAFETY: as the caller promises.
-            unsafe { copy(from, to.wrapping_add(block * bytes), bytes, Stores::Cached) };
+            unsafe { copy(from, to.wrapping_add(block * bytes), bytes, plan::lay(self.bytes())) };
         }
     }
 }
@@ -230,12 +260,6 @@ fn pieces<T>(len: usize, blocks: usize) -> impl Iterator<Item = Range<usize>> {
     let each =
         len.div_ceil(count).max(1).next_multiple_of((LINE / size_of::<T>()).max(1)).min(most);
     (0..len.div_ceil(each).max(1)).map(move |i| i * each..((i + 1) * each).min(len))
-}
-
-/// Calls `f` with the same places, `elements` further on.
-fn at<T, R>(from: &[*const T], elements: usize, f: impl FnOnce(&[*const T]) -> R) -> R {
-    let further = |r: usize| from.get(r).map_or(std::ptr::null(), |p| p.wrapping_add(elements));
-    by_rank(from.len(), further, f)
 }
 
 fn call<T: Element>(name: &'static str, len: usize, agreed: &[usize]) -> Call {

@@ -8,7 +8,7 @@ use super::form::RegionPads;
 use crate::signal::Layout;
 
 /// Bytes of a desk, for each of two epochs in turn.
-pub(crate) const DESK: usize = 64 << 10;
+pub(crate) const DESK: usize = 128 << 10;
 
 /// Where the desks begin in a pad: on a page of their own.
 pub(super) const fn desk_offset(layout: Layout) -> usize {

@@ -10,12 +10,12 @@ use super::health::{Health, Parting};
 use super::{Group, Inner, check_pad_size, no_descriptor};
 use crate::backend::{Allocation, Exported};
 use crate::error::{Error, Result};
-use crate::machine;
+use crate::machine::{self, Costs, Rates};
 use crate::mesh::{Gone, Phase, Scope, Subject};
 use crate::region::{Region, Words};
 use crate::signal::{Layout, Pads, Signals};
 use crate::sync::atomic::AtomicU32;
-use crate::sync::{Deadline, Patience, SharedWord};
+use crate::sync::{Deadline, Ordering, Patience, SharedWord};
 
 /// A group as its creator wants it.
 pub(super) struct Plan {
@@ -51,8 +51,14 @@ impl Plan {
         [("signal pad size", format!("{} bytes", self.pad_size))]
     }
 
-    fn make_pad(&self, context: &Context) -> Result<(Arc<dyn Allocation>, Card)> {
+    fn make_pad(&self, context: &Context, rank: usize) -> Result<(Arc<dyn Allocation>, Card)> {
         let pad = context.pad_backend.allocate(self.pad_bytes())?;
+        if rank == 0 {
+            // Nobody else has the pad yet, and sending it orders these stores before all who get it.
+            let rates = Costs::here().among(self.members.len(), machine::cores()).words();
+            let words = pad.region().words(4 * Layout::RATES, rates.len())?;
+            words.iter().zip(rates).for_each(|(word, rate)| word.store(rate, Ordering::Relaxed));
+        }
         let id = crate::mesh::endpoint::random()?.to_le_bytes().to_vec();
         Ok((pad, Card::new(&self.terms(), id)))
     }
@@ -108,8 +114,19 @@ pub(super) struct Forming {
 pub(super) struct Formed {
     pub(super) id: u128,
     pub(super) signals: Signals<RegionPads>,
+    /// What all members plan with.
+    rates: Rates,
     /// How many groups of survivors this rank has begun to form; see `Group::shrink`.
     pub(super) generations: AtomicU32,
+}
+
+impl RegionPads {
+    /// Those that rank 0 wrote into its pad before it sent it.
+    fn rates(&self) -> Rates {
+        let word = |i| self.words.first().and_then(|words| words.get(Layout::RATES + i));
+        let rate = |i| word(i).map_or(0, |word: &SharedWord| word.load(Ordering::Relaxed));
+        Rates::from_words(std::array::from_fn(rate))
+    }
 }
 
 /// What there is of a group when it is gone: all that its survivors need to find each other.
@@ -142,7 +159,7 @@ impl Group {
         let rank = plan.check(context)?;
         let scope = Scope::Forming { name: plan.scope.clone(), members: plan.members.clone() };
         let subject = context.mesh.inbox().begin(scope);
-        let made = plan.make_pad(context).or_else(|e| {
+        let made = plan.make_pad(context, rank).or_else(|e| {
             // The others would wait for this rank in vain.
             let told = plan.conversation(context, rank, &subject, plan.limit).abort(Phase::Card, e);
             context.mesh.inbox().close(&subject);
@@ -182,6 +199,12 @@ impl Group {
     #[inline]
     pub(super) fn formed(&self) -> Result<&Arc<Formed>> {
         self.formed_by(self.deadline())
+    }
+
+    /// What all members plan with, so that all come to the same plan.
+    #[inline]
+    pub(crate) fn rates(&self) -> Result<&Rates> {
+        self.formed().map(|formed| &formed.rates)
     }
 
     #[inline]
@@ -235,9 +258,10 @@ impl Inner {
             self.tell_all(&how);
         })?;
         let patience = Patience::among(self.plan.members.len(), machine::cores());
+        let rates = pads.rates();
         let signals = Signals::new(pads, self.health.rank, self.plan.layout(), patience);
         let id = id.map_or(0, u128::from_le_bytes);
-        let formed = Arc::new(Formed { id, signals, generations: AtomicU32::new(0) });
+        let formed = Arc::new(Formed { id, signals, rates, generations: AtomicU32::new(0) });
         self.health.formed.get_or_init(|| formed);
         self.context.mesh.inbox().close(&self.health.subject);
         // Who was lost while nobody could be told through the pads.

@@ -4,6 +4,7 @@
 //! |------------------------|------------|--------|
 //! | `rings`, `sleepers`    | see `Bell` | |
 //! | `poison`               | any rank   | 0: fine; n+1: rank n of the group is lost; never reset |
+//! | `RATES` and following  | rank 0, in its own pad, before any peer has it | what all ranks plan with: see `Rates`; never changed |
 //! | `epoch(c, s)`          | rank s     | number of barriers on channel c that s has reached; only grows (modulo 2³²) |
 //! | `call(c, s, e & 1)`    | rank s     | what s called when it reached epoch e; rewritten only once r has reached e + 1 |
 //! | `core(c, s)`           | rank s     | on which core s was when it last reached a barrier on c, where ranks outnumber the cores |
@@ -12,8 +13,11 @@
 //! | `decision(g)`          | first of all, in rank 0's pad | 0: open; n+1: rank n's proposal for generation g won |
 //! | `proposal(g, i)`       | rank r     | bit b of word i: rank 32·i+b takes part in generation g |
 
+use crate::machine::Rates;
+
 /// Words from one slot to the next: two cache lines, since processors fetch lines in pairs.
 const SLOT: usize = 32;
+const _: () = assert!(Rates::WORDS <= SLOT, "the decisions begin behind the rates");
 
 /// Where each word lies in a pad, in words. The same on all ranks of a group.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +40,9 @@ impl Layout {
     pub(super) const RINGS: usize = 0;
     pub(super) const SLEEPERS: usize = SLOT;
     pub(super) const POISON: usize = 2 * SLOT;
-    const DECISIONS: usize = 3 * SLOT;
+    /// The first of [`Rates::WORDS`].
+    pub(crate) const RATES: usize = 3 * SLOT;
+    const DECISIONS: usize = 4 * SLOT;
 
     pub(super) const fn decision(&self, generation: usize) -> usize {
         Self::DECISIONS + generation
@@ -92,6 +98,7 @@ impl Layout {
     #[cfg(any(test, loom))]
     pub fn used(self) -> Vec<usize> {
         let mut used = vec![Self::RINGS, Self::SLEEPERS, Self::POISON];
+        used.extend(Self::RATES..Self::RATES + Rates::WORDS);
         for generation in 0..self.ranks {
             used.push(self.decision(generation));
             used.extend((0..self.bitmap()).map(|i| self.proposal(generation, i)));

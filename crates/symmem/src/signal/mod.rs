@@ -51,6 +51,8 @@ struct Channel {
     epoch: AtomicU32,
     /// What we called when we reached it.
     call: AtomicU32,
+    /// On which core that was, where ranks outnumber the cores.
+    core: AtomicU32,
     /// The last barrier was left by a deadline: the next call goes on with it.
     unfinished: AtomicBool,
     /// One thread at a time.
@@ -73,6 +75,7 @@ impl<P: Pads> Signals<P> {
         let channel = || Channel {
             epoch: AtomicU32::new(0),
             call: AtomicU32::new(0),
+            core: AtomicU32::new(0),
             unfinished: AtomicBool::new(false),
             busy: AtomicBool::new(false),
         };
@@ -188,7 +191,7 @@ impl<P: Pads> Signals<P> {
 
     /// Whether one of the ranks from `first` on that have not reached `epoch` was last seen on our core.
     fn is_in_the_way(&self, channel: usize, first: usize, epoch: u32) -> bool {
-        let core = current_core();
+        let core = self.channels[channel].core.load(Ordering::Relaxed);
         (first..self.layout.ranks).filter(|&r| !self.has_reached(channel, r, epoch)).any(|r| {
             let theirs = self.pads.word(self.rank, self.layout.core(channel, r));
             [0, core].contains(&theirs.load(Ordering::Relaxed)) // a hint; zero before its first barrier
@@ -225,6 +228,7 @@ impl<P: Pads> Signals<P> {
         state.unfinished.store(true, Ordering::Relaxed);
         let peers = || (0..self.layout.ranks).filter(|&r| r != self.rank);
         let core = if self.patience.crowded { current_core() } else { 0 };
+        state.core.store(core, Ordering::Relaxed);
         write(self.rank, epoch);
         for peer in peers() {
             write(peer, epoch);

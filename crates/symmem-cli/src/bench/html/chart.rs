@@ -19,7 +19,7 @@ pub(super) struct Series {
 impl Series {
     /// The colour, as the style sheet names it.
     pub(super) fn paint(&self) -> String {
-        format!("var(--c{})", self.colour % 7)
+        format!("var(--c{})", self.colour % COLOURS)
     }
 }
 
@@ -29,6 +29,8 @@ pub(super) struct Chart<'a> {
     pub(super) series: &'a [Series],
 }
 
+/// As many as the style sheet has.
+const COLOURS: usize = 13;
 const WIDTH: f64 = 420.0;
 const HEIGHT: f64 = 260.0;
 const LEFT: f64 = 52.0;
@@ -87,6 +89,8 @@ impl Chart<'_> {
         for power in y.from as i32..=y.to as i32 {
             let value = 10f64.powi(power);
             let at = y.at(value);
+            // Short enough for the margin.
+            let value = if power < -3 { format!("1e{power}") } else { value.to_string() };
             let _ = writeln!(
                 svg,
                 "<line x1=\"{LEFT}\" x2=\"{:.1}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"var(--faint)\"/>\

@@ -13,9 +13,11 @@ use chart::{Chart, Series};
 /// Colours follow the reader's setting for light or dark, and wide tables scroll on their own.
 const STYLE: &str = "
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #fff; --faint: #d8dee4; --soft: #59636e;
-  --c0: #0b62d6; --c1: #8a8f98; --c2: #c2410c; --c3: #15803d; --c4: #7e22ce; --c5: #a16207; --c6: #be185d; }
+  --c0: #0b62d6; --c1: #8a8f98; --c2: #c2410c; --c3: #15803d; --c4: #7e22ce; --c5: #a16207; --c6: #be185d;
+  --c7: #0e7490; --c8: #4d7c0f; --c9: #7f1d1d; --c10: #e11d48; --c11: #3730a3; --c12: #78533a; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --paper: #0d1117; --faint: #30363d; --soft: #9198a1;
-  --c0: #58a6ff; --c1: #8b949e; --c2: #ff9b5e; --c3: #4cc66d; --c4: #c297ff; --c5: #e3b341; --c6: #ff7eb6; } }
+  --c0: #58a6ff; --c1: #8b949e; --c2: #ff9b5e; --c3: #4cc66d; --c4: #c297ff; --c5: #e3b341; --c6: #ff7eb6;
+  --c7: #39c5cf; --c8: #b5d46a; --c9: #c96a6a; --c10: #ff5d7a; --c11: #8f8cff; --c12: #c9a58a; } }
 body { margin: 0 auto; max-width: 62rem; padding: 1rem; color: var(--ink); background: var(--paper);
   font: 1rem/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
@@ -24,7 +26,7 @@ svg { width: 100%; height: auto; } svg text { fill: var(--soft); font: 11px syst
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--faint); text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
-code { overflow-wrap: anywhere; } .key { margin-right: 1rem; white-space: nowrap; } .soft { color: var(--soft); }
+code { overflow-wrap: anywhere; } .keys { display: flex; flex-wrap: wrap; gap: 0 1rem; } .soft { color: var(--soft); }
 ";
 
 /// The page.
@@ -65,14 +67,18 @@ fn charts(records: &[Record]) -> String {
             kinds.push(kind);
         }
     }
+    let mut systems: Vec<_> = records.iter().filter(|r| r.is_sized()).map(place).collect();
+    systems.sort_unstable();
+    systems.dedup();
     for (collective, ranks, dtype) in kinds {
         let of = |record: &&Record| {
             (record.collective.as_str(), record.ranks, record.dtype.as_str())
                 == (collective, ranks, dtype)
         };
-        let times = series(records.iter().filter(of));
+        let times = series(records.iter().filter(of), &systems);
         let name = format!("{collective} of {dtype}, {ranks} ranks");
-        let _ = writeln!(text, "<h2>{}</h2>\n<p>{}</p>", escape(&name), legend(&times));
+        let _ =
+            writeln!(text, "<h2>{}</h2>\n<p class=\"keys\">{}</p>", escape(&name), legend(&times));
         let bandwidth = times.iter().map(|s| Series {
             points: s.points.iter().map(|&(bytes, us)| (bytes, bytes / us / 1e3)).collect(),
             ..s.clone()
@@ -87,34 +93,36 @@ fn charts(records: &[Record]) -> String {
     text
 }
 
-/// One for each system: ours first, then the floor, then the others.
-fn series<'a>(records: impl Iterator<Item = &'a Record>) -> Vec<Series> {
-    let place = |system: &str| match system {
+/// Ours first, then the floor, then the others.
+fn place(record: &Record) -> (u8, &str) {
+    let place = match record.system.as_str() {
         "symmem" => 0,
         "limits" => 1,
         _ => 2,
     };
+    (place, &record.system)
+}
+
+/// One for each system, in the same colour in every chart of the page.
+fn series<'a>(records: impl Iterator<Item = &'a Record>, systems: &[(u8, &str)]) -> Vec<Series> {
     let mut found = BTreeMap::<(u8, &str), BTreeMap<usize, Vec<f64>>>::new();
     for record in records {
-        let sizes = found.entry((place(&record.system), &record.system)).or_default();
+        let sizes = found.entry(place(record)).or_default();
         sizes.entry(record.bytes).or_default().push(record.median_us);
     }
-    let one = |(colour, ((place, system), sizes)): (usize, ((u8, &str), BTreeMap<_, _>))| {
+    let one = |(system, sizes): ((u8, &str), BTreeMap<_, _>)| {
         let point = |(bytes, times): (usize, Vec<f64>)| Some((bytes as f64, median(times)?));
-        let floor = place == 1;
-        let name = if floor { "floor" } else { system }.to_owned();
+        let floor = system.0 == 1;
+        let name = if floor { "floor" } else { system.1 }.to_owned();
+        let colour = systems.iter().position(|other| *other == system).unwrap_or(0);
         Series { name, floor, colour, points: sizes.into_iter().filter_map(point).collect() }
     };
-    found.into_iter().enumerate().map(one).collect()
+    found.into_iter().map(one).collect()
 }
 
 fn legend(series: &[Series]) -> String {
     let key = |s: &Series| {
-        format!(
-            "<span class=\"key\"><span style=\"color:{}\">●</span> {}</span>",
-            s.paint(),
-            escape(&s.name)
-        )
+        format!("<span><span style=\"color:{}\">●</span> {}</span>", s.paint(), escape(&s.name))
     };
     series.iter().map(key).collect()
 }
@@ -141,6 +149,12 @@ fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
+/// Of what the kernel gives as `24684100 kB`.
+fn gibibytes(text: &str) -> String {
+    let number = text.strip_suffix(" kB").and_then(|number| number.parse::<f64>().ok());
+    number.map_or_else(|| text.to_owned(), |number| format!("{:.1} GiB", number / 1048576.0))
+}
+
 /// What the figures depend on, as far as the system tells.
 pub(super) fn machine() -> Vec<(&'static str, String)> {
     let file = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
@@ -154,7 +168,7 @@ pub(super) fn machine() -> Vec<(&'static str, String)> {
     vec![
         ("processor", field(&file("/proc/cpuinfo"), "model name")),
         ("cores", cores.to_string()),
-        ("memory", field(&file("/proc/meminfo"), "MemTotal")),
+        ("memory", gibibytes(&field(&file("/proc/meminfo"), "MemTotal"))),
         ("kernel", file("/proc/sys/kernel/osrelease").trim().to_owned()),
         ("load at the end", load.split(' ').take(3).collect::<Vec<_>>().join(" ")),
         ("version", env!("CARGO_PKG_VERSION").to_owned()),
@@ -164,6 +178,12 @@ pub(super) fn machine() -> Vec<(&'static str, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_is_for_people() {
+        assert_eq!(gibibytes("24684100 kB"), "23.5 GiB");
+        assert_eq!(gibibytes("unknown"), "unknown");
+    }
 
     #[test]
     fn text_cannot_become_markup() {

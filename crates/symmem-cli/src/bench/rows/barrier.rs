@@ -13,6 +13,7 @@ pub(super) const ROW: Row = Row {
     about: "the barrier of a group",
     ranks: 2,
     how: How::InRanks,
+    on_slices: true,
     measures: Measures::Fixed(&[Measure {
         collective: "barrier",
         floor: Some("flag_exchange"),

@@ -14,6 +14,7 @@ pub(super) const ROW: Row = Row {
     about: "the machine's own: flags between processes, crosswise, there and back, and with 8 bytes",
     ranks: 2,
     how: How::InRanks,
+    on_slices: true,
     measures: Measures::Fixed(&[EXCHANGE, ROUND_TRIP, PUT_ROUND_TRIP]),
 };
 

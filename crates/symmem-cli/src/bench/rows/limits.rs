@@ -6,35 +6,31 @@
 use std::ops::Range;
 
 use anyhow::Result;
-use symmem::Group;
 
 use super::super::board::Board;
 use super::super::measure::Case;
 use super::super::raw::Parts;
-use super::super::value::{Value, with_dtype};
+use super::super::value::Value;
 use super::Measure;
-use super::collectives::{Data, Kind};
+use super::data::{Data, Kind, ROOT, Way};
 use super::floor::Flags;
 
-pub(super) fn make<'a>(
-    measure: &Measure,
-    group: &'a Group,
-    board: &'a Board<'a>,
-) -> Result<Box<dyn Case + 'a>> {
-    fn typed<'a, T: Value>(
+/// The bare data movement.
+pub(super) struct Floor;
+
+impl Way for Floor {
+    fn case<'a, T: Value>(
         measure: &Measure,
-        group: &'a Group,
+        data: Data<'a, T>,
         board: &'a Board<'a>,
-    ) -> Result<Box<dyn Case + 'a>> {
-        let data = Data::<T>::new(measure, group)?;
+    ) -> Box<dyn Case + 'a> {
         let tiny = measure.bytes <= 64 && data.kind == Kind::AllReduce;
-        Ok(Box::new(Bare { data, flags: Flags::new(board), tiny }))
+        Box::new(Bare { data, flags: Flags::new(board), tiny })
     }
-    with_dtype!(measure.dtype, typed(measure, group, board))
 }
 
 struct Bare<'a, T: Value> {
-    data: Data<T>,
+    data: Data<'a, T>,
     flags: Flags<'a>,
     /// Whether the data goes with the flag.
     tiny: bool,
@@ -48,23 +44,26 @@ fn share<T>(len: usize, rank: usize, ranks: usize) -> Range<usize> {
 
 impl<T: Value> Bare<'_, T> {
     fn move_data(&mut self) -> Result<()> {
-        let (rank, ranks, block) = (self.data.rank(), self.data.ranks(), self.data.block);
-        let Data { kind, memory, out, .. } = &mut self.data;
-        let parts = Parts::new(memory);
+        let Data { kind, group, input, out, block, .. } = &mut self.data;
+        let (rank, ranks, block) = (group.rank(), group.size(), *block);
+        let parts = Parts::new(input.symmetric()?);
         // Our own first: it is in our cache.
         let mut order = (0..ranks).map(|step| (rank + step) % ranks);
+        let own = rank * block..(rank + 1) * block;
         match kind {
             Kind::AllReduce => parts.add(share::<T>(block, rank, ranks), None),
-            Kind::ReduceScatter => parts.add(rank * block..(rank + 1) * block, Some(out)),
-            Kind::Broadcast if rank == 0 => Ok(()),
-            Kind::Broadcast => parts.copy_all(0),
-            Kind::AllGather => {
+            Kind::ReduceScatter => parts.add(own, Some(out)),
+            Kind::Broadcast if rank == ROOT => Ok(()),
+            Kind::Reduce | Kind::Gather if rank != ROOT => Ok(()),
+            Kind::Broadcast => parts.copy_all(ROOT),
+            Kind::Reduce => parts.add(0..block, Some(out)),
+            Kind::AllGather | Kind::Gather => {
                 order.try_for_each(|r| parts.copy(r, 0..block, &mut out[r * block..][..block]))
             }
-            Kind::AllToAll => order.try_for_each(|r| {
-                let from = rank * block..(rank + 1) * block;
-                parts.copy(r, from, &mut out[r * block..][..block])
-            }),
+            Kind::AllToAll => {
+                order.try_for_each(|r| parts.copy(r, own.clone(), &mut out[r * block..][..block]))
+            }
+            Kind::Scatter => parts.copy(ROOT, own, out),
         }
     }
 }
@@ -90,7 +89,6 @@ impl<T: Value> Case for Bare<'_, T> {
     }
 
     fn check(&mut self) -> Result<bool> {
-        let adds = matches!(self.data.kind, Kind::AllReduce | Kind::ReduceScatter);
-        Ok(self.tiny || (adds && !T::EXACT) || self.data.right())
+        Ok(self.tiny || (self.data.kind.adds() && !T::EXACT) || self.data.right())
     }
 }

@@ -2,6 +2,7 @@
 
 mod barrier;
 mod collectives;
+mod data;
 mod floor;
 mod limits;
 mod put_signal;
@@ -27,6 +28,9 @@ pub(super) const ROWS: &[Row] = &[
     collectives::ALL_GATHER,
     collectives::BROADCAST,
     collectives::ALL_TO_ALL,
+    collectives::REDUCE,
+    collectives::GATHER,
+    collectives::SCATTER,
     rendezvous::ROW,
     startup::ROW,
 ];
@@ -39,6 +43,8 @@ pub(super) struct Row {
     /// How many ranks measure it, unless the user says otherwise.
     pub(super) ranks: usize,
     pub(super) how: How,
+    /// Whether it can be done on private slices too, or has to do with no memory at all.
+    pub(super) on_slices: bool,
     pub(super) measures: Measures,
 }
 
@@ -90,6 +96,8 @@ pub(super) struct Measure {
     pub(super) collective: &'static str,
     pub(super) bytes: usize,
     pub(super) dtype: &'static str,
+    /// `symmetric` or `slices`.
+    pub(super) memory: &'static str,
     pub(super) algorithm: &'static str,
     /// Calls in one sample.
     pub(super) batch: usize,
@@ -117,6 +125,7 @@ impl Measure {
         collective: "",
         bytes: 0,
         dtype: "-",
+        memory: "-",
         algorithm: "-",
         batch: 20,
         read: false,

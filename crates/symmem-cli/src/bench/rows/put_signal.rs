@@ -13,6 +13,7 @@ pub(super) const ROW: Row = Row {
     about: "8 bytes and a signal from rank 0 to rank 1, and the same back",
     ranks: 2,
     how: How::InRanks,
+    on_slices: false,
     measures: Measures::Fixed(&[Measure {
         collective: "put_signal",
         bytes: 8,

@@ -15,6 +15,7 @@ pub(super) const ROW: Row = Row {
     about: "a further allocation of 1 MiB in a group that exists",
     ranks: 4,
     how: How::InRanks,
+    on_slices: false,
     measures: Measures::Fixed(&[Measure {
         collective: "rendezvous",
         bytes: BYTES,

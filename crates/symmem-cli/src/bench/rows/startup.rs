@@ -9,6 +9,7 @@ pub(super) const ROW: Row = Row {
     about: "processes started, world joined, first barrier done",
     ranks: 16,
     how: How::FromOutside,
+    on_slices: true,
     measures: Measures::Fixed(&[Measure {
         collective: "startup",
         batch: 1,

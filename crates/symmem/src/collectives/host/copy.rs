@@ -10,15 +10,18 @@ pub(crate) enum Stores {
     Streaming,
 }
 
+/// Bytes of the vectors that are stored around the caches, and their alignment.
+pub(crate) const VECTOR: usize = 32;
+
 /// Copies `bytes` that do not overlap.
 ///
 /// # Safety
 /// `from` may be read and `to` written for `bytes`, by nobody else meanwhile.
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize, stores: Stores) {
     #[cfg(target_arch = "x86_64")]
-    if stores == Stores::Streaming && bytes >= 4096 && is_x86_feature_detected!("avx") {
+    if stores == Stores::Streaming && bytes >= 512 && is_x86_feature_detected!("avx") {
         // SAFETY: as the caller promises, and the processor can.
-        return unsafe { stream(from, to, bytes) };
+        return unsafe { copy_around(from, to, bytes) };
     }
     let _ = stores;
     // SAFETY: as the caller promises.
@@ -29,25 +32,52 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize, stores: St
 /// As `copy`; and the processor has AVX.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx")]
-unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
-    use std::arch::x86_64::{_mm_sfence, _mm256_loadu_si256, _mm256_stream_si256};
-    const WIDTH: usize = 32;
-    let head = to.align_offset(WIDTH).min(bytes);
-    let whole = (bytes - head) / WIDTH * WIDTH;
-    let tail = head + whole;
+unsafe fn copy_around(from: *const u8, to: *mut u8, bytes: usize) {
+    type Line = [u8; 64];
+    let head = to.align_offset(VECTOR).min(bytes);
+    let tail = head + (bytes - head) / size_of::<Line>() * size_of::<Line>();
     // SAFETY: the first bytes, up to an aligned address.
     unsafe { std::ptr::copy_nonoverlapping(from, to, head) };
-    for at in (head..tail).step_by(WIDTH) {
+    for at in (head..tail).step_by(size_of::<Line>()) {
         // SAFETY: within the range.
-        let part = unsafe { _mm256_loadu_si256(from.wrapping_add(at).cast()) };
+        let line: Line = unsafe { from.wrapping_add(at).cast::<Line>().read() };
         // SAFETY: within the range, and aligned.
-        unsafe { _mm256_stream_si256(to.wrapping_add(at).cast(), part) };
+        unsafe { stream(&line, to.wrapping_add(at).cast()) };
     }
     // SAFETY: the last bytes.
     unsafe {
         std::ptr::copy_nonoverlapping(from.wrapping_add(tail), to.wrapping_add(tail), bytes - tail);
     }
-    _mm_sfence(); // streaming stores are in no order with others; a barrier follows
+    settle();
+}
+
+/// Stores `from` around the caches.
+///
+/// # Safety
+/// `to` may be written, by nobody else meanwhile; it is aligned to vectors, and whole vectors; the processor has AVX.
+#[inline(always)]
+pub(crate) unsafe fn stream<T>(from: &T, to: *mut T) {
+    #[cfg(target_arch = "x86_64")]
+    for at in (0..size_of::<T>()).step_by(VECTOR) {
+        use std::arch::x86_64::{_mm256_loadu_si256, _mm256_stream_si256};
+        let from = std::ptr::from_ref(from).wrapping_byte_add(at).cast();
+        // SAFETY: within `from`.
+        let part = unsafe { _mm256_loadu_si256(from) };
+        // SAFETY: as the caller promises.
+        unsafe { _mm256_stream_si256(to.wrapping_byte_add(at).cast(), part) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (from, to);
+}
+
+/// Ends a run of stores around the caches: they are in no order with others, and a barrier follows.
+#[inline(always)]
+pub(crate) fn settle() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a fence touches nothing; every such processor has it.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
 }
 
 #[cfg(test)]

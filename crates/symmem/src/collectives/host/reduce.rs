@@ -4,6 +4,7 @@
 //! chosen once. All give the same bits, because no operation in the body depends on how wide the vectors are.
 #![allow(unsafe_code)] // S2, S3: callers hand over ranges that they may touch, checked by them
 
+use super::copy::{self, Stores, VECTOR};
 use crate::dtype::ReduceOp;
 use crate::dtype::number::Number;
 use crate::sync::atomic::{AtomicUsize, Ordering};
@@ -50,12 +51,12 @@ impl Operator for Average {
     }
 }
 
-/// A reduce loop for one type and operator: sources, destinations, elements.
+/// A reduce loop for one type and operator: sources, destinations, elements, and how the results are stored.
 ///
 /// # Safety
 /// Every source may be read and every destination written for that many elements, by nobody else meanwhile.
 /// A destination may be one of the sources, at the same element; otherwise they do not overlap.
-pub(crate) type Loop<N> = unsafe fn(&[*const N], &[*mut N], usize);
+pub(crate) type Loop<N> = unsafe fn(&[*const N], &[*mut N], usize, Stores);
 
 /// The loop for `op`; `None` where the operator has no meaning for the type.
 #[inline]
@@ -123,71 +124,101 @@ fn detect() -> Instructions {
 
 /// # Safety
 /// See [`Loop`].
-unsafe fn portable<N: Number, O: Operator>(from: &[*const N], to: &[*mut N], len: usize) {
+unsafe fn portable<N: Number, O: Operator>(
+    from: &[*const N],
+    to: &[*mut N],
+    len: usize,
+    stores: Stores,
+) {
     // SAFETY: as the caller promises.
-    unsafe { body::<N, O, false>(from, to, len) }
+    unsafe { body::<N, O, false>(from, to, len, stores) }
 }
 
 /// # Safety
 /// See [`Loop`]; and the processor has AVX2 and F16C.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn avx2<N: Number, O: Operator>(from: &[*const N], to: &[*mut N], len: usize) {
+unsafe fn avx2<N: Number, O: Operator>(
+    from: &[*const N],
+    to: &[*mut N],
+    len: usize,
+    stores: Stores,
+) {
     // SAFETY: as the caller promises.
-    unsafe { body::<N, O, true>(from, to, len) }
+    unsafe { body::<N, O, true>(from, to, len, stores) }
 }
 
 /// # Safety
 /// See [`Loop`]; and the processor has these parts of AVX-512, and F16C.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
-unsafe fn avx512<N: Number, O: Operator>(from: &[*const N], to: &[*mut N], len: usize) {
+unsafe fn avx512<N: Number, O: Operator>(
+    from: &[*const N],
+    to: &[*mut N],
+    len: usize,
+    stores: Stores,
+) {
     // SAFETY: as the caller promises.
-    unsafe { body::<N, O, true>(from, to, len) }
+    unsafe { body::<N, O, true>(from, to, len, stores) }
 }
 
 /// # Safety
-/// See [`Loop`]; where `H` says so, the processor converts 16-bit floats by itself (F16C).
+/// See [`Loop`]; where `V` says so, the processor has AVX2, and converts 16-bit floats by itself (F16C).
 #[inline(always)]
-unsafe fn body<N: Number, O: Operator, const H: bool>(
+unsafe fn body<N: Number, O: Operator, const V: bool>(
+    from: &[*const N],
+    to: &[*mut N],
+    len: usize,
+    stores: Stores,
+) {
+    let stream = V
+        && stores == Stores::Streaming
+        && to.iter().all(|to| to.cast::<u8>().align_offset(VECTOR) == 0);
+    match (from, to) {
+        // Two ranks are worth loops of their own, without loops in them. SAFETY: as the caller promises.
+        (&[a, b], &[c, d]) if stream => unsafe { run::<N, O, V, V>(&[a, b], &[c, d], len) },
+        // SAFETY: as the caller promises.
+        (&[a, b], &[c, d]) => unsafe { run::<N, O, V, false>(&[a, b], &[c, d], len) },
+        // SAFETY: as the caller promises.
+        (&[a, b], &[c]) => unsafe { run::<N, O, V, false>(&[a, b], &[c], len) },
+        // SAFETY: as the caller promises.
+        _ if stream => unsafe { run::<N, O, V, V>(from, to, len) },
+        // SAFETY: as the caller promises.
+        _ => unsafe { run::<N, O, V, false>(from, to, len) },
+    }
+}
+
+/// # Safety
+/// See [`body`]; where `S` says so, all destinations are aligned to vectors.
+#[inline(always)]
+unsafe fn run<N: Number, O: Operator, const V: bool, const S: bool>(
     from: &[*const N],
     to: &[*mut N],
     len: usize,
 ) {
-    match (from, to) {
-        // Two ranks are worth loops of their own, without loops in them. SAFETY: as the caller promises.
-        (&[a, b], &[c, d]) => unsafe { run::<N, O, H>(&[a, b], &[c, d], len) },
-        // SAFETY: as the caller promises.
-        (&[a, b], &[c]) => unsafe { run::<N, O, H>(&[a, b], &[c], len) },
-        // SAFETY: as the caller promises.
-        _ => unsafe { run::<N, O, H>(from, to, len) },
-    }
-}
-
-/// # Safety
-/// See [`body`].
-#[inline(always)]
-unsafe fn run<N: Number, O: Operator, const H: bool>(from: &[*const N], to: &[*mut N], len: usize) {
     let whole = len / LANES * LANES;
     for at in (0..whole).step_by(LANES) {
         // SAFETY: as the caller promises; `at + LANES` is within `len`.
-        unsafe { block::<N, O, H, LANES>(from, to, at) };
+        unsafe { block::<N, O, V, S, LANES>(from, to, at) };
     }
     let most = len / FEW * FEW;
     for at in (whole..most).step_by(FEW) {
         // SAFETY: as above, with fewer elements.
-        unsafe { block::<N, O, H, FEW>(from, to, at) };
+        unsafe { block::<N, O, V, false, FEW>(from, to, at) };
     }
     for at in most..len {
         // SAFETY: as above, with one element.
-        unsafe { block::<N, O, false, 1>(from, to, at) };
+        unsafe { block::<N, O, false, false, 1>(from, to, at) };
+    }
+    if S {
+        copy::settle();
     }
 }
 
 /// # Safety
 /// See [`body`], for the `L` elements from `at` on.
 #[inline(always)]
-unsafe fn block<N: Number, O: Operator, const H: bool, const L: usize>(
+unsafe fn block<N: Number, O: Operator, const V: bool, const S: bool, const L: usize>(
     from: &[*const N],
     to: &[*mut N],
     at: usize,
@@ -195,8 +226,8 @@ unsafe fn block<N: Number, O: Operator, const H: bool, const L: usize>(
     let load = |source: *const N| {
         // SAFETY: the caller may read it; numbers may lie at any address.
         let narrow = unsafe { source.wrapping_add(at).cast::<[N; L]>().read_unaligned() };
-        // SAFETY: as `H` says.
-        if H { unsafe { N::widen_fast(narrow) } } else { narrow.map(N::widen) }
+        // SAFETY: as `V` says.
+        if V { unsafe { N::widen_fast(narrow) } } else { narrow.map(N::widen) }
     };
     let Some((&first, rest)) = from.split_first() else { return };
     let mut sum: [N::Wide; L] = load(first);
@@ -206,11 +237,17 @@ unsafe fn block<N: Number, O: Operator, const H: bool, const L: usize>(
         }
     }
     let sum = sum.map(|sum| O::finish::<N>(sum, from.len()));
-    // SAFETY: as `H` says.
-    let result = if H { unsafe { N::narrow_fast(sum) } } else { sum.map(N::narrow) };
+    // SAFETY: as `V` says.
+    let result = if V { unsafe { N::narrow_fast(sum) } } else { sum.map(N::narrow) };
     for &destination in to {
-        // SAFETY: the caller may write it.
-        unsafe { destination.wrapping_add(at).cast::<[N; L]>().write_unaligned(result) };
+        let destination = destination.wrapping_add(at).cast::<[N; L]>();
+        if S {
+            // SAFETY: the caller may write it; aligned, and whole vectors, as `S` says.
+            unsafe { copy::stream(&result, destination) };
+        } else {
+            // SAFETY: the caller may write it.
+            unsafe { destination.write_unaligned(result) };
+        }
     }
 }
 
@@ -225,7 +262,7 @@ mod tests {
         let mut out = vec![sources[0][0]; len];
         let from: Vec<*const N> = sources.iter().map(|s| s[offset..].as_ptr()).collect();
         // SAFETY: all have `len` elements from there on, and nobody else has `out`.
-        unsafe { looped(&from, &[out.as_mut_ptr()], len) };
+        unsafe { looped(&from, &[out.as_mut_ptr()], len, Stores::Cached) };
         out
     }
 

@@ -1,4 +1,12 @@
-//! What this machine is like, as its kernel tells it.
+//! What this machine is like: as its kernel tells it, and as it was measured.
+
+mod costs;
+mod measure;
+
+pub use costs::{Costs, InUse, Origin, path as costs_path};
+pub use measure::{Measured, measure};
+
+pub(crate) use costs::Rates;
 
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
@@ -19,6 +27,15 @@ fn counted(list: &str) -> Option<usize> {
         Some(last.parse::<usize>().ok()?.checked_sub(first.parse().ok()?)? + 1)
     };
     list.split(',').map(count).sum()
+}
+
+/// Whether a list such as `0-3,8` has `number`.
+fn lists(list: &str, number: usize) -> bool {
+    list.trim().split(',').any(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let within = |first: usize, last: usize| (first..=last).contains(&number);
+        first.parse().is_ok_and(|first| last.parse().is_ok_and(|last| within(first, last)))
+    })
 }
 
 /// Bytes of the last cache; where the kernel does not tell, a usual one.
@@ -64,5 +81,7 @@ mod tests {
         assert_eq!(counted(""), None);
         assert_eq!(counted("3-0"), None);
         assert!(cores() >= 1 && last_cache() > 0);
+        assert!(["8", "0-3,8", "0-3,7-9\n"].iter().all(|list| lists(list, 8)));
+        assert!(["", "0", "0-7,9", "x-8"].iter().all(|list| !lists(list, 8)));
     }
 }
