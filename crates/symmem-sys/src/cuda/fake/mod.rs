@@ -1,0 +1,1 @@
+//! A CUDA driver in plain Rust, for tests on machines without a GPU.
