@@ -115,6 +115,12 @@ pub fn probe(library: Library) -> Result<Found, Missing> {
 }
 
 impl Loaded {
+    /// The program itself, which has none of the functions that are looked for.
+    #[cfg(test)]
+    pub(crate) fn without_functions() -> Self {
+        Self { handle: unix::Library::this(), soname: "this program" }
+    }
+
     /// The function of this name, if the library has it.
     ///
     /// # Safety

@@ -181,3 +181,31 @@ fn text(buffer: &[u8]) -> String {
     let end = buffer.iter().position(|&byte| byte == 0).unwrap_or(buffer.len());
     String::from_utf8_lossy(&buffer[..end]).into_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::{Devices, HandleType, Kernels, MulticastProperties, VirtualMemory};
+
+    #[test]
+    fn a_symbol_that_is_not_there_is_a_failure_of_its_call() {
+        let library = Loaded::without_functions();
+        let cuda = Cuda { c: Functions::new(&library), library };
+        let failure = cuda.version().unwrap_err();
+        assert_eq!((failure.call, failure.code), ("cuDriverGetVersion", code::MISSING_SYMBOL));
+        assert_eq!(failure.name, "missing symbol");
+        let wanted = MulticastProperties { devices: 2, bytes: 2 << 20, handle: HandleType::Fd };
+        let failure = cuda.multicast_create(&wanted).unwrap_err();
+        assert_eq!(failure.call, "cuMulticastCreate");
+        assert!(failure.is_unsupported());
+        assert!(cuda.module_load("").unwrap_err().text.contains("cuModuleLoadDataEx"));
+    }
+
+    #[test]
+    fn work_that_goes_on_is_no_failure() {
+        let answer = |code| ended(Err(Failure::new("cuStreamQuery", code, "")));
+        assert_eq!(ended(Ok(())), Ok(true));
+        assert_eq!(answer(code::NOT_READY), Ok(false));
+        assert!(answer(code::ILLEGAL_ADDRESS).is_err());
+    }
+}
