@@ -261,3 +261,31 @@ fn multicast_objects_take_memory_of_added_devices_only() {
     let without = start(&Fake::plain(1));
     assert!(without.multicast_create(&wanted).unwrap_err().is_unsupported());
 }
+
+#[test]
+fn a_device_reaches_what_it_was_given_access_to() {
+    let fake = Fake::plain(2);
+    let driver = start(&fake);
+    let contexts = [0, 1].map(|device| driver.context_retain(Device(device)).unwrap());
+    let place = |device| {
+        let wanted = MemoryProperties { device, handle: HandleType::None, rdma: false };
+        let memory = driver.create(STEP, &wanted).unwrap();
+        let address = driver.reserve(STEP, 0).unwrap();
+        unsafe { driver.map(address, STEP, 0, memory) }.unwrap();
+        unsafe { driver.set_access(address, STEP, &[device], Access::ReadWrite) }.unwrap();
+        address
+    };
+    let [a, b] = [0, 1].map(|device| place(Device(device)));
+    unsafe { driver.memset32(a, 5, 1, Stream::DEFAULT) }.unwrap();
+    let copy = || unsafe { driver.copy(b, a, 4, Stream::DEFAULT) };
+    assert_eq!(copy().unwrap_err().code, code::ILLEGAL_ADDRESS);
+    let (to, from) = ((b, contexts[1]), (a, contexts[0]));
+    unsafe { driver.copy_peer(to, from, 4, Stream::DEFAULT) }.unwrap();
+    assert_eq!(word(b), 5);
+    unsafe { driver.set_access(b, STEP, &[Device(0)], Access::Read) }.unwrap();
+    assert_eq!(copy().unwrap_err().code, code::ILLEGAL_ADDRESS);
+    unsafe { driver.set_access(b, STEP, &[Device(0)], Access::ReadWrite) }.unwrap();
+    copy().unwrap();
+    assert_eq!(driver.pointer_info(b).unwrap().device, Device(1));
+    assert_eq!(driver.memory_info().unwrap().free, (1 << 30) - STEP);
+}

@@ -351,7 +351,7 @@ pub trait Streams {
         compare: Compare,
     ) -> Result<()>;
 
-    /// `cuStreamBatchMemOp`: several at once, in any order unless they touch the same word.
+    /// `cuStreamBatchMemOp`: several at once, in the order of the list.
     ///
     /// # Safety
     ///

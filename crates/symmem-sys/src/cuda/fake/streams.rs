@@ -160,7 +160,8 @@ impl Streams for Fake {
         bytes: usize,
         stream: Stream,
     ) -> Result<()> {
-        let work = Work::Copy { to: End::Device(to.0), from: End::Device(from.0), bytes };
+        let (to, from) = (End::Peer(to.0, to.1), End::Peer(from.0, from.1));
+        let work = Work::Copy { to, from, bytes };
         // SAFETY: the caller vouches for both ends.
         unsafe { self.submit("cuMemcpyPeerAsync", stream, vec![work]) }
     }

@@ -14,14 +14,17 @@ use crate::cuda::{Compare, Context, Result, Stream, code};
 /// One end of a copy.
 #[derive(Clone, Copy)]
 pub(super) enum End {
+    /// Where the stream's device must reach.
     Device(u64),
+    /// Where the device of this context must reach.
+    Peer(u64, Context),
     Host(u64),
 }
 
 impl End {
     const fn address(self) -> u64 {
         match self {
-            Self::Device(address) | Self::Host(address) => address,
+            Self::Device(address) | Self::Peer(address, _) | Self::Host(address) => address,
         }
     }
 }
@@ -146,8 +149,14 @@ fn may(state: &State, context: Context, work: &Work) -> bool {
     match work {
         Work::Set { address, pattern, count } => reach(*address, pattern.len() * count, true),
         Work::Copy { to, from, bytes } => {
-            let there = matches!(to, End::Host(_)) || reach(to.address(), *bytes, true);
-            there && (matches!(from, End::Host(_)) || reach(from.address(), *bytes, false))
+            let end = |end: End, write| match end {
+                End::Device(address) => reach(address, *bytes, write),
+                End::Peer(address, context) => {
+                    state.reachable(address, *bytes, device_of(context).0, write)
+                }
+                End::Host(_) => true,
+            };
+            end(*to, true) && end(*from, false)
         }
         Work::Write { address, wide, .. } => reach(*address, width(wide), true),
         Work::Wait { address, wide, .. } => reach(*address, width(wide), false),
