@@ -1,5 +1,4 @@
 //! The fake driver: that its memory is shared, its failures come as planned, and nothing is lost.
-#![cfg(feature = "fake")]
 #![allow(
     clippy::unwrap_used,
     clippy::undocumented_unsafe_blocks,
@@ -288,4 +287,24 @@ fn a_device_reaches_what_it_was_given_access_to() {
     copy().unwrap();
     assert_eq!(driver.pointer_info(b).unwrap().device, Device(1));
     assert_eq!(driver.memory_info().unwrap().free, (1 << 30) - STEP);
+}
+
+#[test]
+fn a_stream_waits_for_a_word_from_another_thread() {
+    let fake = Fake::plain(1);
+    let driver = start(&fake);
+    let address = map(&*driver, driver.create(STEP, &properties(HandleType::None)).unwrap());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let driver = start(&fake);
+            let one = MemOp::Wait32 { address, value: 1, compare: Compare::GreaterOrEqual };
+            let two = MemOp::Write64 { address: address + 8, value: 2 };
+            unsafe { driver.mem_ops(Stream::DEFAULT, &[one, two]) }.unwrap();
+        });
+        unsafe { driver.write32(Stream::DEFAULT, address, 1) }.unwrap();
+        let compare = Compare::And;
+        unsafe { driver.wait32(Stream::DEFAULT, address + 8, 2, compare) }.unwrap();
+    });
+    let odd = unsafe { driver.write32(Stream::DEFAULT, address + 1, 1) };
+    assert_eq!(odd.unwrap_err().code, code::INVALID_VALUE);
 }
