@@ -1,0 +1,208 @@
+//! A CUDA driver in plain Rust, for tests on machines without a GPU.
+//!
+//! - Memory is a file in memory. An exported descriptor works in other processes, and a "device" address is one of this
+//!   process: a reservation is an inaccessible mapping, mapping puts the file there, setting access makes it accessible.
+//! - What is put into a stream is done at once, or noted if the stream is being captured. A wait really waits, for at
+//!   most [`PATIENCE`].
+//! - A launch is noted, and calls the Rust function that [`Fake::kernel`] has set for the kernel.
+//! - Calls are counted and can be made to fail; what is not given back is listed by [`Fake::live`].
+//!
+//! It is strict: what the real driver refuses, and some of what it only documents, is a failure here. It does not do
+//! multicast stores: memory mapped from a multicast object is memory of its own. Waiting for an event that was recorded
+//! in a capture does not bring the other stream into the capture.
+
+mod devices;
+mod kernels;
+mod memory;
+mod pages;
+mod state;
+mod streams;
+mod work;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use self::state::{Kernel, State};
+use super::driver::refuse;
+use super::{Device, Result, Stream, code};
+
+/// How long a wait in a stream waits before it fails with [`code::LAUNCH_TIMEOUT`].
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a device says about fabric handles, and does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fabric {
+    /// No, and it cannot.
+    No,
+    /// Yes, and it can.
+    Yes,
+    /// Yes, but creating memory is not permitted, as on a machine whose fabric is not set up.
+    NotPermitted,
+}
+
+/// A device of the fake driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Its name.
+    pub name: String,
+    /// All its memory.
+    pub bytes: usize,
+    /// What sizes must be multiples of.
+    pub granularity: usize,
+    /// Multiprocessors.
+    pub sms: i32,
+    /// Compute capability.
+    pub capability: (i32, i32),
+    /// Whether it has virtual memory management and descriptors.
+    pub virtual_memory: bool,
+    /// Whether it can be added to multicast objects.
+    pub multicast: bool,
+    /// Fabric handles.
+    pub fabric: Fabric,
+    /// Whether network cards reach its memory.
+    pub rdma: bool,
+    /// Whether the other devices can access its memory.
+    pub peers: bool,
+    /// The host's NUMA node nearest to it.
+    pub host_numa: i32,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            name: "Fake GPU".to_owned(),
+            bytes: 1 << 30,
+            granularity: 2 << 20,
+            sms: 8,
+            capability: (9, 0),
+            virtual_memory: true,
+            multicast: false,
+            fabric: Fabric::No,
+            rdma: false,
+            peers: true,
+            host_numa: 0,
+        }
+    }
+}
+
+/// A launch that has happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launched {
+    /// The kernel's name.
+    pub function: String,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub block: [u32; 3],
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+    /// In which stream.
+    pub stream: Stream,
+    /// Whether all blocks had to be there at once.
+    pub cooperative: bool,
+    /// Whether it could start early.
+    pub programmatic: bool,
+    /// How many parameters there were.
+    pub count: usize,
+    /// Their bytes as of the launch, where [`Fake::kernel`] has told how long they are; else empty.
+    pub parameters: Vec<Vec<u8>>,
+}
+
+impl Launched {
+    /// The parameter as a number of 8 bytes, such as an address.
+    pub fn u64(&self, index: usize) -> Option<u64> {
+        Some(u64::from_ne_bytes(self.parameters.get(index)?.as_slice().try_into().ok()?))
+    }
+
+    /// The parameter as a number of 4 bytes.
+    pub fn u32(&self, index: usize) -> Option<u32> {
+        Some(u32::from_ne_bytes(self.parameters.get(index)?.as_slice().try_into().ok()?))
+    }
+}
+
+/// The fake driver. Implements [`Driver`](super::Driver).
+pub struct Fake {
+    devices: Vec<Config>,
+    state: Mutex<State>,
+}
+
+impl fmt::Debug for Fake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fake").field("devices", &self.devices).field("live", &self.live()).finish()
+    }
+}
+
+impl Fake {
+    /// A driver with these devices.
+    pub fn new(devices: Vec<Config>) -> Arc<Self> {
+        Arc::new(Self { devices, state: Mutex::default() })
+    }
+
+    /// A driver with so many plain devices.
+    pub fn plain(devices: usize) -> Arc<Self> {
+        Self::new(vec![Config::default(); devices])
+    }
+
+    /// Makes the `nth` call of `call` from now on fail with `code`; 1 is the next. Calls have the names of
+    /// [`Failure::call`](super::Failure::call).
+    pub fn fail(&self, call: &str, nth: usize, code: i32) {
+        self.lock().plan(call, Some(nth), code);
+    }
+
+    /// Makes every call of `call` from now on fail with `code`.
+    pub fn fail_always(&self, call: &str, code: i32) {
+        self.lock().plan(call, None, code);
+    }
+
+    /// How often `call` was called, failures included.
+    pub fn calls(&self, call: &str) -> usize {
+        self.lock().calls(call)
+    }
+
+    /// Everything that was made and not given back, one line each.
+    pub fn live(&self) -> Vec<String> {
+        self.lock().live()
+    }
+
+    /// All launches so far, those from graphs included.
+    pub fn launches(&self) -> Vec<Launched> {
+        self.lock().launches.clone()
+    }
+
+    /// Lets launches of the kernel `name` call `run`, with copies of the parameters, which are `sizes` long. A launch
+    /// with another number of parameters fails.
+    pub fn kernel(
+        &self,
+        name: &str,
+        sizes: &[usize],
+        run: impl Fn(&Launched) + Send + Sync + 'static,
+    ) {
+        let kernel = Kernel { sizes: sizes.to_vec(), run: Arc::new(run) };
+        self.lock().kernels.insert(name.to_owned(), kernel);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a call, and fails it if that was asked for.
+    fn enter(&self, call: &'static str) -> Result<MutexGuard<'_, State>> {
+        let mut state = self.lock();
+        state.enter(call)?;
+        Ok(state)
+    }
+
+    /// The same for a call that needs nothing of the state.
+    fn count(&self, call: &'static str) -> Result<()> {
+        self.lock().enter(call)
+    }
+
+    fn config(&self, call: &'static str, device: Device) -> Result<&Config> {
+        let found = usize::try_from(device.0).ok().and_then(|ordinal| self.devices.get(ordinal));
+        match found {
+            Some(config) => Ok(config),
+            None => refuse(call, code::INVALID_DEVICE, format!("there is no {device:?}")),
+        }
+    }
+}

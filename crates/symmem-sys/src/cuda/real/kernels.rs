@@ -1,0 +1,124 @@
+//! Modules, functions and launches.
+#![allow(unsafe_code)] // S4
+
+use std::ffi::{CString, c_int, c_uint, c_void};
+use std::ptr::{null_mut, without_provenance_mut};
+
+use super::{Cuda, text};
+use crate::cuda::driver::{Kernels, refuse};
+use crate::cuda::raw::{self, LaunchAttribute, LaunchConfig};
+use crate::cuda::{Function, FunctionAttribute, Launch, Module, Result, code};
+
+/// Bytes of the compiler's log that are kept.
+const LOG_BYTES: usize = 8192;
+
+impl Kernels for Cuda {
+    fn module_load(&self, ptx: &str) -> Result<Module> {
+        let image = c_string("cuModuleLoadDataEx", ptx)?;
+        let mut log = vec![0_u8; LOG_BYTES];
+        let mut options = [raw::JIT_ERROR_LOG, raw::JIT_ERROR_LOG_BYTES];
+        let mut values = [log.as_mut_ptr().cast(), without_provenance_mut(LOG_BYTES)];
+        let (mut module, options, values) = (0, options.as_mut_ptr(), values.as_mut_ptr());
+        // SAFETY: the image ends with a zero; the log is as long as the second option says.
+        unsafe { self.c.cuModuleLoadDataEx(&mut module, image.as_ptr(), 2, options, values) }
+            .map_err(|mut failure| {
+                let log = text(&log);
+                if !log.trim().is_empty() {
+                    failure.text = format!("{}: {}", failure.text, log.trim());
+                }
+                failure
+            })?;
+        Ok(Module::new(module))
+    }
+
+    unsafe fn module_unload(&self, module: Module) -> Result<()> {
+        // SAFETY: the handle is live, and the caller does not use it again.
+        unsafe { self.c.cuModuleUnload(module.raw()) }
+    }
+
+    fn module_function(&self, module: Module, name: &str) -> Result<Function> {
+        let name = c_string("cuModuleGetFunction", name)?;
+        let mut function = 0;
+        // SAFETY: the handle is live, the name ends with a zero.
+        unsafe { self.c.cuModuleGetFunction(&mut function, module.raw(), name.as_ptr()) }?;
+        Ok(Function::new(function))
+    }
+
+    fn function_attribute(&self, function: Function, which: FunctionAttribute) -> Result<i32> {
+        let mut value = 0;
+        // SAFETY: the handle is live.
+        unsafe { self.c.cuFuncGetAttribute(&mut value, which as c_int, function.raw()) }?;
+        Ok(value)
+    }
+
+    fn function_set_attribute(
+        &self,
+        function: Function,
+        which: FunctionAttribute,
+        value: i32,
+    ) -> Result<()> {
+        // SAFETY: the handle is live.
+        unsafe { self.c.cuFuncSetAttribute(function.raw(), which as c_int, value) }
+    }
+
+    fn max_active_blocks(&self, function: Function, threads: u32, shared: usize) -> Result<u32> {
+        const CALL: &str = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
+        let Ok(threads) = c_int::try_from(threads) else {
+            return refuse(CALL, code::INVALID_VALUE, "too many threads");
+        };
+        let (mut blocks, function) = (0, function.raw());
+        // SAFETY: the handle is live.
+        unsafe {
+            self.c.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                &mut blocks,
+                function,
+                threads,
+                shared,
+            )
+        }?;
+        Ok(u32::try_from(blocks).unwrap_or(0))
+    }
+
+    unsafe fn launch(&self, launch: &Launch, parameters: &mut [*mut c_void]) -> Result<()> {
+        let ([x, y, z], [bx, by, bz]) = (launch.grid, launch.block);
+        let (function, stream, shared) =
+            (launch.function.raw(), launch.stream.raw(), launch.shared);
+        let parameters = parameters.as_mut_ptr();
+        if !launch.cooperative && !launch.programmatic {
+            // SAFETY: the caller vouches for the parameters and for what the kernel does.
+            return unsafe {
+                self.c.cuLaunchKernel(
+                    function,
+                    x,
+                    y,
+                    z,
+                    bx,
+                    by,
+                    bz,
+                    shared,
+                    stream,
+                    parameters,
+                    null_mut(),
+                )
+            };
+        }
+        let mut attributes = Vec::new();
+        attributes.extend(launch.cooperative.then_some(raw::LAUNCH_COOPERATIVE));
+        attributes.extend(launch.programmatic.then_some(raw::LAUNCH_PROGRAMMATIC));
+        let attributes: Vec<_> = attributes.into_iter().map(LaunchAttribute::on).collect();
+        let config = LaunchConfig {
+            grid: launch.grid,
+            block: launch.block,
+            shared,
+            stream,
+            attributes: attributes.as_ptr(),
+            count: attributes.len() as c_uint,
+        };
+        // SAFETY: as above; the attributes are as many as the configuration says.
+        unsafe { self.c.cuLaunchKernelEx(&config, function, parameters, null_mut()) }
+    }
+}
+
+fn c_string(call: &'static str, text: &str) -> Result<CString> {
+    CString::new(text).or_else(|_| refuse(call, code::INVALID_VALUE, "there is a zero in the text"))
+}

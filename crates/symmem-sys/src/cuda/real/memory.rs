@@ -1,0 +1,206 @@
+//! Physical memory, addresses, mappings, multicast objects, and pinned memory of the host.
+#![allow(unsafe_code)] // S4
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+
+use super::Cuda;
+use crate::cuda::driver::{VirtualMemory, refuse};
+use crate::cuda::raw::{self, AccessDesc, AllocationProp, MulticastProp};
+use crate::cuda::{
+    Access, Context, Device, FabricHandle, Granularity, HandleType, HostMemory, Memory,
+    MemoryProperties, MulticastProperties, PointerInfo, Result, code,
+};
+
+impl VirtualMemory for Cuda {
+    fn granularity(&self, properties: &MemoryProperties, which: Granularity) -> Result<usize> {
+        let (mut bytes, prop, which) = (0, AllocationProp::from(properties), which as c_int);
+        // SAFETY: it reads the properties and writes the number.
+        unsafe { self.c.cuMemGetAllocationGranularity(&mut bytes, &prop, which) }?;
+        Ok(bytes)
+    }
+
+    fn create(&self, bytes: usize, properties: &MemoryProperties) -> Result<Memory> {
+        let (mut handle, prop) = (0, AllocationProp::from(properties));
+        // SAFETY: it reads the properties and writes the handle.
+        unsafe { self.c.cuMemCreate(&mut handle, bytes, &prop, 0) }?;
+        Ok(Memory::new(handle))
+    }
+
+    unsafe fn release(&self, memory: Memory) -> Result<()> {
+        // SAFETY: the handle is live, and the caller does not use it again.
+        unsafe { self.c.cuMemRelease(memory.raw()) }
+    }
+
+    fn reserve(&self, bytes: usize, alignment: usize) -> Result<u64> {
+        let mut address = 0;
+        // SAFETY: it only writes the address.
+        unsafe { self.c.cuMemAddressReserve(&mut address, bytes, alignment, 0, 0) }?;
+        Ok(address)
+    }
+
+    unsafe fn free_address(&self, address: u64, bytes: usize) -> Result<()> {
+        // SAFETY: the addresses are the caller's.
+        unsafe { self.c.cuMemAddressFree(address, bytes) }
+    }
+
+    unsafe fn map(&self, address: u64, bytes: usize, offset: usize, memory: Memory) -> Result<()> {
+        // SAFETY: the addresses are the caller's.
+        unsafe { self.c.cuMemMap(address, bytes, offset, memory.raw(), 0) }
+    }
+
+    unsafe fn unmap(&self, address: u64, bytes: usize) -> Result<()> {
+        // SAFETY: the mapping is the caller's, and nobody uses it.
+        unsafe { self.c.cuMemUnmap(address, bytes) }
+    }
+
+    unsafe fn set_access(
+        &self,
+        address: u64,
+        bytes: usize,
+        devices: &[Device],
+        access: Access,
+    ) -> Result<()> {
+        let flags = access as c_int;
+        let describe = |&device: &Device| AccessDesc { location: device.into(), flags };
+        let list: Vec<_> = devices.iter().map(describe).collect();
+        // SAFETY: the mapping is the caller's; the list is read during the call.
+        unsafe { self.c.cuMemSetAccess(address, bytes, list.as_ptr(), list.len()) }
+    }
+
+    fn export_fd(&self, memory: Memory) -> Result<OwnedFd> {
+        let mut fd: c_int = -1;
+        let (to, kind) = ((&raw mut fd).cast(), HandleType::Fd as c_int);
+        // SAFETY: a descriptor is an int, which it writes.
+        unsafe { self.c.cuMemExportToShareableHandle(to, memory.raw(), kind, 0) }?;
+        // SAFETY: the descriptor is new, and nobody else's.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    fn import_fd(&self, fd: BorrowedFd<'_>) -> Result<Memory> {
+        let mut handle = 0;
+        // The descriptor itself travels in the place of a pointer to a handle.
+        let shareable = std::ptr::without_provenance_mut(fd.as_raw_fd().cast_unsigned() as usize);
+        let kind = HandleType::Fd as c_int;
+        // SAFETY: the descriptor is open, and the driver checks what it is.
+        unsafe { self.c.cuMemImportFromShareableHandle(&mut handle, shareable, kind) }?;
+        Ok(Memory::new(handle))
+    }
+
+    fn export_fabric(&self, memory: Memory) -> Result<FabricHandle> {
+        let mut bytes = [0; 64];
+        let (to, kind) = ((&raw mut bytes).cast(), HandleType::Fabric as c_int);
+        // SAFETY: a fabric handle is 64 bytes, which it writes.
+        unsafe { self.c.cuMemExportToShareableHandle(to, memory.raw(), kind, 0) }?;
+        Ok(bytes)
+    }
+
+    fn import_fabric(&self, handle: &FabricHandle) -> Result<Memory> {
+        let (mut bytes, mut memory) = (*handle, 0);
+        let (from, kind) = ((&raw mut bytes).cast(), HandleType::Fabric as c_int);
+        // SAFETY: it reads the 64 bytes, and checks them.
+        unsafe { self.c.cuMemImportFromShareableHandle(&mut memory, from, kind) }?;
+        Ok(Memory::new(memory))
+    }
+
+    fn retain(&self, address: u64) -> Result<Memory> {
+        let mut handle = 0;
+        // SAFETY: the driver only looks the address up.
+        unsafe { self.c.cuMemRetainAllocationHandle(&mut handle, address) }?;
+        Ok(Memory::new(handle))
+    }
+
+    fn pointer_info(&self, address: u64) -> Result<PointerInfo> {
+        let (mut device, mut context, mut memory_type) = (-1_i32, 0_usize, 0_u32);
+        let (mut base, mut bytes) = (0_u64, 0_usize);
+        let ask = |value: *mut c_void, which: c_int| {
+            // SAFETY: each of the five answers is as wide as the variable it goes to.
+            unsafe { self.c.cuPointerGetAttribute(value, which, address) }
+        };
+        ask((&raw mut device).cast(), raw::POINTER_DEVICE)?;
+        ask((&raw mut memory_type).cast(), raw::POINTER_MEMORY_TYPE)?;
+        ask((&raw mut base).cast(), raw::POINTER_RANGE_START)?;
+        ask((&raw mut bytes).cast(), raw::POINTER_RANGE_SIZE)?;
+        // Memory that was mapped has no context, and some drivers call the question an error then.
+        let known = ask((&raw mut context).cast(), raw::POINTER_CONTEXT).is_ok();
+        Ok(PointerInfo {
+            device: Device(device),
+            context: (known && context != 0).then(|| Context::new(context)),
+            host: memory_type == raw::MEMORY_TYPE_HOST,
+            base,
+            bytes,
+        })
+    }
+
+    fn multicast_granularity(
+        &self,
+        properties: &MulticastProperties,
+        which: Granularity,
+    ) -> Result<usize> {
+        let (mut bytes, prop, which) = (0, MulticastProp::from(properties), which as c_int);
+        // SAFETY: it reads the properties and writes the number.
+        unsafe { self.c.cuMulticastGetGranularity(&mut bytes, &prop, which) }?;
+        Ok(bytes)
+    }
+
+    fn multicast_create(&self, properties: &MulticastProperties) -> Result<Memory> {
+        let (mut handle, prop) = (0, MulticastProp::from(properties));
+        // SAFETY: it reads the properties and writes the handle.
+        unsafe { self.c.cuMulticastCreate(&mut handle, &prop) }?;
+        Ok(Memory::new(handle))
+    }
+
+    fn multicast_add(&self, multicast: Memory, device: Device) -> Result<()> {
+        // SAFETY: the handle is live.
+        unsafe { self.c.cuMulticastAddDevice(multicast.raw(), device.0) }
+    }
+
+    unsafe fn multicast_bind(
+        &self,
+        multicast: Memory,
+        offset: usize,
+        memory: Memory,
+        memory_offset: usize,
+        bytes: usize,
+    ) -> Result<()> {
+        let (multicast, memory) = (multicast.raw(), memory.raw());
+        // SAFETY: both handles are live and the caller's.
+        unsafe { self.c.cuMulticastBindMem(multicast, offset, memory, memory_offset, bytes, 0) }
+    }
+
+    unsafe fn multicast_unbind(
+        &self,
+        multicast: Memory,
+        device: Device,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<()> {
+        // SAFETY: the handle is live, and nobody uses the multicast address.
+        unsafe { self.c.cuMulticastUnbind(multicast.raw(), device.0, offset, bytes) }
+    }
+
+    fn host_alloc(&self, bytes: usize) -> Result<HostMemory> {
+        let mut host: *mut c_void = std::ptr::null_mut();
+        let flags = raw::HOST_PORTABLE | raw::HOST_MAPPED;
+        // SAFETY: it only writes the pointer.
+        unsafe { self.c.cuMemHostAlloc(&mut host, bytes, flags) }?;
+        let Some(found) = NonNull::new(host.cast::<u8>()) else {
+            return refuse("cuMemHostAlloc", code::INVALID_VALUE, "no bytes were asked for");
+        };
+        let mut device = 0;
+        // SAFETY: the memory is the one just allocated.
+        let answer = unsafe { self.c.cuMemHostGetDevicePointer(&mut device, host, 0) };
+        if let Err(failure) = answer {
+            // SAFETY: nobody has seen it yet. The first failure is the one to report.
+            let _ = unsafe { self.c.cuMemFreeHost(host) };
+            return Err(failure);
+        }
+        Ok(HostMemory { host: found, device })
+    }
+
+    unsafe fn host_free(&self, host: NonNull<u8>) -> Result<()> {
+        // SAFETY: the caller has it from `host_alloc` and no more use for it.
+        unsafe { self.c.cuMemFreeHost(host.as_ptr().cast()) }
+    }
+}

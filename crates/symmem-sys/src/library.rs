@@ -1,0 +1,223 @@
+//! Finding and opening C libraries, and asking for their versions.
+#![allow(unsafe_code)] // S4
+
+use std::ffi::c_int;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use libloading::os::unix;
+
+/// A C library that a backend may need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Library {
+    /// The CUDA driver.
+    Cuda,
+    /// NVIDIA's management library, which comes with the driver.
+    Nvml,
+    /// NVIDIA's collectives.
+    Nccl,
+    /// NVIDIA's OpenSHMEM, the host part.
+    Nvshmem,
+    /// Unified Communication X, the protocol layer.
+    Ucx,
+}
+
+impl Library {
+    /// Every library this crate knows.
+    pub const ALL: [Self; 5] = [Self::Cuda, Self::Nvml, Self::Nccl, Self::Nvshmem, Self::Ucx];
+
+    /// What people call it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cuda => "CUDA driver",
+            Self::Nvml => "NVML",
+            Self::Nccl => "NCCL",
+            Self::Nvshmem => "NVSHMEM",
+            Self::Ucx => "UCX",
+        }
+    }
+
+    /// The file names to try, in order. The first carries the ABI number we are written for.
+    pub const fn sonames(self) -> &'static [&'static str] {
+        match self {
+            Self::Cuda => &["libcuda.so.1", "libcuda.so"],
+            Self::Nvml => &["libnvidia-ml.so.1", "libnvidia-ml.so"],
+            Self::Nccl => &["libnccl.so.2", "libnccl.so"],
+            Self::Nvshmem => &["libnvshmem_host.so.3", "libnvshmem_host.so"],
+            Self::Ucx => &["libucp.so.0", "libucp.so"],
+        }
+    }
+}
+
+/// A library that could be loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The name under which it was found.
+    pub soname: &'static str,
+    /// The file behind that name.
+    pub path: Option<PathBuf>,
+    /// What the library says of itself, else what its file name says.
+    pub version: Option<String>,
+}
+
+/// A library that could not be loaded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{} could not be loaded: {why}", .library.name())]
+pub struct Missing {
+    /// The library.
+    pub library: Library,
+    /// The file names that were tried.
+    pub looked_for: &'static [&'static str],
+    /// The dynamic linker's words.
+    pub why: String,
+}
+
+/// A loaded library, from which functions are taken.
+pub struct Loaded {
+    handle: unix::Library,
+    soname: &'static str,
+}
+
+impl fmt::Debug for Loaded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Loaded").field(&self.soname).finish()
+    }
+}
+
+/// Loads `library`; it then stays for the life of the process.
+pub fn load(library: Library) -> Result<Loaded, Missing> {
+    // Such libraries start threads and register exit handlers: unloading them is where they crash.
+    const RTLD_NODELETE: c_int = 0x1000;
+    let mut reasons = Vec::new();
+    for &soname in library.sonames() {
+        // SAFETY: loading runs the library's initialisers; these are vendors' libraries, made to be loaded.
+        match unsafe { unix::Library::open(Some(soname), unix::RTLD_NOW | RTLD_NODELETE) } {
+            Ok(handle) => return Ok(Loaded { handle, soname }),
+            Err(error) => reasons.push(explain(&error)),
+        }
+    }
+    // A file that is there but lacks something itself says more than a name that is not there.
+    let absent = |why: &&String| library.sonames().iter().any(|name| why.starts_with(name));
+    let telling = reasons.iter().find(|why| !absent(why)).or(reasons.first());
+    Err(Missing {
+        library,
+        looked_for: library.sonames(),
+        why: telling.cloned().unwrap_or_default(),
+    })
+}
+
+/// Looks for `library` and asks it for its version.
+pub fn probe(library: Library) -> Result<Found, Missing> {
+    let loaded = load(library)?;
+    let path = mapped_file(loaded.soname);
+    let version = loaded.version(library).or_else(|| file_version(path.as_deref()?));
+    Ok(Found { soname: loaded.soname, path, version })
+}
+
+impl Loaded {
+    /// The program itself, which has none of the functions that are looked for.
+    #[cfg(test)]
+    pub(crate) fn without_functions() -> Self {
+        Self { handle: unix::Library::this(), soname: "this program" }
+    }
+
+    /// The function of this name, if the library has it.
+    ///
+    /// # Safety
+    ///
+    /// `F` is the type of a pointer to a function with the signature that the library's header gives it.
+    pub(crate) unsafe fn function<F: Copy>(&self, symbol: &str) -> Option<F> {
+        // SAFETY: the caller vouches for the type; the library stays for the life of the process.
+        unsafe { self.handle.get::<F>(symbol) }.ok().map(|found| *found)
+    }
+
+    fn version(&self, library: Library) -> Option<String> {
+        match library {
+            Library::Cuda => {
+                let v = self.one_number("cuDriverGetVersion")?;
+                Some(format!("{}.{}", v / 1000, v % 1000 / 10))
+            }
+            Library::Nccl => {
+                let v = self.one_number("ncclGetVersion")?;
+                Some(format!("{}.{}.{}", v / 10_000, v / 100 % 100, v % 100))
+            }
+            Library::Ucx => self.ucx_version(),
+            // Theirs need an initialisation that can take a second; the file name carries the version.
+            Library::Nvml | Library::Nvshmem => None,
+        }
+    }
+
+    /// Calls `int f(int *out)`, where 0 means success.
+    fn one_number(&self, function: &str) -> Option<c_int> {
+        type F = unsafe extern "C" fn(*mut c_int) -> c_int;
+        // SAFETY: `CUresult cuDriverGetVersion(int *)` and `ncclResult_t ncclGetVersion(int *)` have
+        // this signature, and the symbol does not outlive `self`.
+        let f = unsafe { self.handle.get::<F>(function) }.ok()?;
+        let mut number = 0;
+        // SAFETY: both only write through the pointer, which is valid, and may be called before any initialisation.
+        (unsafe { f(&mut number) } == 0).then_some(number)
+    }
+
+    fn ucx_version(&self) -> Option<String> {
+        type F = unsafe extern "C" fn(*mut u32, *mut u32, *mut u32);
+        // SAFETY: `void ucp_get_version(unsigned *, unsigned *, unsigned *)`; the symbol does not outlive `self`.
+        let f = unsafe { self.handle.get::<F>("ucp_get_version") }.ok()?;
+        let (mut major, mut minor, mut release) = (0, 0, 0);
+        // SAFETY: it only writes the three numbers.
+        unsafe { f(&mut major, &mut minor, &mut release) };
+        Some(format!("{major}.{minor}.{release}"))
+    }
+}
+
+/// The dynamic linker's own words, without the wrapper's.
+fn explain(error: &libloading::Error) -> String {
+    use std::error::Error;
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// The file that this process has mapped under `soname`.
+fn mapped_file(soname: &str) -> Option<PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let paths = maps.lines().filter_map(|line| Some(&line[line.find('/')?..]));
+    let mut files = paths.filter(|p| p.rsplit('/').next().is_some_and(|n| n.starts_with(soname)));
+    files.next().map(PathBuf::from)
+}
+
+/// `3.2.5` from `libx.so.3.2.5`; nothing from `libx.so.3`, which is only the ABI's number.
+fn file_version(path: &Path) -> Option<String> {
+    let (_, version) = path.file_name()?.to_str()?.split_once(".so.")?;
+    version.contains('.').then(|| version.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_library_is_either_found_or_explained() {
+        for library in Library::ALL {
+            match probe(library) {
+                Ok(found) => assert!(library.sonames().contains(&found.soname)),
+                Err(missing) => {
+                    assert_eq!(missing.looked_for, library.sonames());
+                    assert!(missing.to_string().contains(library.name()), "{missing}");
+                    assert!(missing.why.contains(".so"), "{missing}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_name_tells_the_version_only_when_it_has_more_than_the_abi_number() {
+        let version = |name| file_version(Path::new(name));
+        assert_eq!(version("/lib/libnvshmem_host.so.3.2.5").as_deref(), Some("3.2.5"));
+        assert_eq!(version("/lib/libnccl.so.2"), None);
+        assert_eq!(version("/lib/libnccl.so"), None);
+    }
+
+    #[test]
+    fn a_mapped_library_is_found_by_its_name() {
+        assert!(mapped_file("libc.so.6").is_some_and(|path| path.is_absolute()));
+        assert_eq!(mapped_file("libnothing.so.9"), None);
+    }
+}
