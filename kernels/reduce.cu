@@ -146,29 +146,30 @@ __device__ __forceinline__ bool exchange_unit(symmem_u32 (&unit)[2], const Symme
     return reduce_units(unit, slot, group, epoch, op);
 }
 
-// `out` becomes the reduction of all ranks' `in`; they may be the same. One meeting for each 2 KiB of a block.
+// `out` becomes the reduction of all ranks' `in`; they may be the same. One meeting for each 2 KiB of a block. At most 16 GiB.
 KERNEL(256, 4) all_reduce_flagged(CONSTANT SymmemGroup group, const char *in, char *out, symmem_u64 length,
                                   symmem_u32 op) {
-    const symmem_u64 bytes = length * Number::BYTES, units = (bytes + 7) / 8;
-    const symmem_u64 most = least((units + gridDim.x - 1) / gridDim.x, 256);
-    // At least one round: blocks without data meet as well, because their epochs count.
-    const symmem_u64 per_block = least(most, blockDim.x);
-    const symmem_u64 rounds = units == 0 ? 1 : (units + per_block * gridDim.x - 1) / (per_block * gridDim.x);
     SymmemBlock block = symmem_begin(group);
-    for (symmem_u64 round = 0; round < rounds; round++) {
-        symmem_u64 at = 8 * ((round * gridDim.x + blockIdx.x) * per_block + threadIdx.x);
+    const symmem_u64 bytes = length * Number::BYTES;
+    const symmem_u32 units = (symmem_u32)((bytes + 7) / 8), share = (units + gridDim.x - 1) / gridDim.x;
+    const symmem_u32 per_block = share < blockDim.x ? share : blockDim.x;
+    symmem_u32 base = 0;
+    // At least one round: blocks without data meet as well, because their epochs count.
+    do {
+        symmem_u64 at = 8 * ((symmem_u64)base + blockIdx.x * per_block + threadIdx.x);
         bool mine = threadIdx.x < per_block && at < bytes;
+        symmem_u32 unit[2];
+        if (mine) {
+            load_unit(unit, in + at, bytes - at); // on its way together with the epoch
+        }
         bool good = block.broken == 0 || symmem_told(group, block);
         block.epoch = symmem_next_epoch(block.epoch);
         if (good && threadIdx.x < group.size && threadIdx.x != group.rank) {
             symmem_arrive<false>(group, block, threadIdx.x);
         }
-        symmem_u32 unit[2];
         if (good && mine) {
-            load_unit(unit, in + at, bytes - at);
             good = exchange_unit(unit, group, block.epoch, (Op)op);
-        }
-        if (good && !mine && threadIdx.x < group.size && threadIdx.x != group.rank) {
+        } else if (good && threadIdx.x < group.size && threadIdx.x != group.rank) {
             good = symmem_await(group, block, threadIdx.x);
         }
         if (!__syncthreads_and(good)) {
@@ -177,7 +178,8 @@ KERNEL(256, 4) all_reduce_flagged(CONSTANT SymmemGroup group, const char *in, ch
         if (mine) {
             store_unit(out + at, unit, bytes - at);
         }
-    }
+        base += per_block * gridDim.x;
+    } while (base < units);
     if (threadIdx.x == 0) {
         symmem_store_relaxed(symmem_own_pad(group) + 128 + 4 * blockIdx.x, block.epoch);
     }
@@ -189,12 +191,12 @@ KERNEL(256, 4) all_reduce_flagged(CONSTANT SymmemGroup group, const char *in, ch
 // vectors and stores it with all.
 KERNEL(512, 2) all_reduce_two_shot(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, symmem_u64 first,
                                    symmem_u64 length, symmem_u32 op) {
+    SymmemBlock block = symmem_begin(group);
     const symmem_u64 bytes = length * Number::BYTES;
     Places<true> places = {parts, group.size, first * Number::BYTES, {bytes, bytes}, nullptr};
     Cut cut(places.part(0, 0), places.apart(), bytes);
     symmem_u64 share = (cut.vectors + group.size - 1) / group.size;
     symmem_u64 from = least(share * group.rank, cut.vectors), to = least(from + share, cut.vectors);
-    SymmemBlock block = symmem_begin(group);
     if (!symmem_sync_blocks<false>(group, block)) {
         return;
     }
@@ -209,11 +211,11 @@ KERNEL(512, 2) all_reduce_two_shot(CONSTANT SymmemGroup group, CONSTANT SymmemPo
 // One-shot all-reduce: one row of the length. Reduce-scatter: the block for this rank. Reduce: active on the root.
 KERNEL(512, 2) reduce_pull(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *out, symmem_u64 first,
                            symmem_u64 rows, symmem_u64 columns, symmem_u64 pitch, symmem_u32 active, symmem_u32 op) {
+    SymmemBlock block = symmem_begin(group);
     const symmem_u64 row = columns * Number::BYTES, bytes = rows * row;
     Stretch stretch = {rows > 1 ? row : bytes, rows > 1 ? pitch * Number::BYTES : bytes};
     Places<false> places = {parts, group.size, first * Number::BYTES, stretch, out};
     Cut cut(places.part(0, 0), places.apart(), bytes);
-    SymmemBlock block = symmem_begin(group);
     if (!symmem_sync_blocks<false>(group, block)) {
         return;
     }
@@ -228,12 +230,12 @@ KERNEL(512, 2) reduce_pull(CONSTANT SymmemGroup group, CONSTANT SymmemPointers p
 // of all ranks has read it. A meeting for each vector of a thread.
 KERNEL(512, 2) all_reduce_one_shot_in_place(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts,
                                             symmem_u64 first, symmem_u64 length, symmem_u32 op) {
+    SymmemBlock block = symmem_begin(group);
     const symmem_u64 bytes = length * Number::BYTES, begin = first * Number::BYTES;
     char *own = static_cast<char *>(parts.at[group.rank]) + begin;
     Places<true> places = {parts, group.size, begin, {bytes, bytes}, nullptr};
     Cut cut(own, places.apart(), bytes);
     const symmem_u64 loose = cut.loose() / Number::BYTES, units = loose + cut.vectors;
-    SymmemBlock block = symmem_begin(group);
     if (!symmem_sync_blocks<false>(group, block)) {
         return;
     }
