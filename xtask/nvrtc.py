@@ -5,6 +5,7 @@ usage: nvrtc.py LIBNVRTC SOURCES OUT NAME:FILE:ARCHITECTURE[:MACRO=VALUE]...
 
 import ctypes
 import pathlib
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -35,7 +36,8 @@ def compile_one(nvrtc, sources, job):
         raise SystemExit(f"{name}: NVRTC said {status}")
     ptx = fetch(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    return name, ptx
+    # Calls are numbered through all that the process has compiled, in comments.
+    return name, re.sub(r" // callseq \d+(, \d+)?$", "", ptx, flags=re.MULTILINE)
 
 
 def fetch(size_of, get, program):
