@@ -13,6 +13,7 @@ use crate::{Arguments, Outcome};
 
 /// NVRTC 12.4 makes PTX 8.4, which drivers from 550 on load. Of the newer toolkit only ptxas is used.
 const WHEELS: &[&str] = &["nvidia-cuda-nvrtc-cu12==12.4.127", "nvidia-cuda-nvcc==13.0.88"];
+const PIP: &str = "-m pip install --quiet --no-input --disable-pip-version-check --no-deps --retries 1 --timeout 20";
 const NUMBERS: &[&str] = &[
     "f64", "f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i8", "i16", "i32", "i64", "u8", "u16", "u32",
     "u64",
@@ -101,8 +102,8 @@ fn tools() -> Result<Tools> {
     if std::fs::read_to_string(&stamp).ok().as_deref() != Some(&wanted) {
         run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv))?;
         let mut pip = Command::new(&python);
-        pip.args(["-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"]);
-        run(pip.arg("--no-deps").args(WHEELS))?;
+        pip.args(PIP.split(' '));
+        run(pip.args(WHEELS))?;
         std::fs::write(&stamp, &wanted).context("could not note the wheels")?;
     }
     let find = "import nvidia, sys; print(list(nvidia.__path__)[0])";
