@@ -1,4 +1,4 @@
-//! The arguments of a task: options with a value, nothing else.
+//! The arguments of a task: options with or without a value, nothing else.
 
 use std::str::FromStr;
 
@@ -25,6 +25,12 @@ impl Arguments {
         Ok(Some(parsed))
     }
 
+    /// Whether `option` is there, taken out.
+    pub(crate) fn flag(&mut self, option: &str) -> bool {
+        let found = self.0.iter().position(|argument| argument == option);
+        found.map(|at| self.0.remove(at)).is_some()
+    }
+
     /// Fails if an argument was not taken.
     pub(crate) fn finish(self) -> Result<()> {
         match self.0.first() {
@@ -47,6 +53,14 @@ mod tests {
         let mut given = arguments(&["--seconds", "5"]);
         assert_eq!(given.take::<u64>("--rounds").unwrap(), None);
         assert_eq!(given.take::<u64>("--seconds").unwrap(), Some(5));
+        given.finish().unwrap();
+    }
+
+    #[test]
+    fn a_flag_is_there_or_not() {
+        let mut given = arguments(&["--check"]);
+        assert!(given.flag("--check"));
+        assert!(!given.flag("--check"));
         given.finish().unwrap();
     }
 

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use crate::command::{cargo, run};
 use crate::{Arguments, Outcome};
 
-const STEPS: &[&str] = &["fmt", "clippy", "test", "loom", "tsan", "fuzz", "tidy", "doc"];
+const STEPS: &[&str] = &["fmt", "clippy", "test", "loom", "tsan", "fuzz", "kernels", "tidy", "doc"];
 
 /// Runs the steps in order and stops at the first failure.
 pub(crate) fn ci(mut arguments: Arguments) -> Result<Outcome> {
@@ -23,7 +23,7 @@ pub(crate) fn ci(mut arguments: Arguments) -> Result<Outcome> {
     for &name in STEPS.iter().filter(|name| !skip.iter().any(|skip| skip == *name)) {
         eprintln!("\n=== {name}");
         let start = Instant::now();
-        let outcome = crate::run(name, Arguments::new([]));
+        let outcome = crate::run(name, arguments_of(name));
         let line = summary_line(name, &outcome, start.elapsed());
         eprintln!("=== {line}");
         summary.push(line);
@@ -34,6 +34,11 @@ pub(crate) fn ci(mut arguments: Arguments) -> Result<Outcome> {
     }
     print_summary(&summary);
     Ok(Outcome::Done)
+}
+
+/// Steps change no files.
+fn arguments_of(step: &str) -> Arguments {
+    Arguments::new((step == "kernels").then(|| "--check".to_owned()))
 }
 
 /// Checks the formatting.

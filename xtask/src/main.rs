@@ -3,6 +3,7 @@
 mod arguments;
 mod ci;
 mod command;
+mod kernels;
 mod nightly;
 mod suites;
 mod tidy;
@@ -30,7 +31,7 @@ struct Task {
 #[rustfmt::skip]
 const TASKS: &[Task] = &[
     Task { name: "test", options: "", about: "all tests, doc tests and examples; needs only Rust and a C compiler", run: suites::test },
-    Task { name: "ci", options: "[--skip TASK]...", about: "fmt, clippy, test, loom, tsan, fuzz, tidy, doc; stops at the first failure", run: ci::ci },
+    Task { name: "ci", options: "[--skip TASK]...", about: "fmt, clippy, test, loom, tsan, fuzz, kernels, tidy, doc; stops at the first failure", run: ci::ci },
     Task { name: "fmt", options: "", about: "checks the formatting", run: ci::fmt },
     Task { name: "clippy", options: "", about: "lints everything; a warning is a failure", run: ci::clippy },
     Task { name: "doc", options: "", about: "builds the documentation; a warning is a failure", run: ci::doc },
@@ -38,6 +39,7 @@ const TASKS: &[Task] = &[
     Task { name: "loom", options: "", about: "explores the memory orderings of the signal protocol", run: suites::loom },
     Task { name: "soak", options: "[--rounds N]", about: "kills ranks over and over (default 1000 rounds)", run: suites::soak },
     Task { name: "tsan", options: "", about: "looks for data races with the thread sanitizer (nightly)", run: nightly::tsan },
+    Task { name: "kernels", options: "[--check]", about: "makes kernels/ptx; --check: compares it, and assembles it for each architecture", run: kernels::kernels },
     Task { name: "fuzz", options: "[--seconds N]", about: "fuzzes each target (default 20 seconds; nightly)", run: nightly::fuzz },
 ];
 

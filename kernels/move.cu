@@ -1,0 +1,128 @@
+// Signals, barriers and everything that moves bytes without arithmetic. Blocks have a multiple of 32 threads, at most 512;
+// grids at most 256 blocks. Collectives read peers' parts between two meetings of the group's blocks.
+#include "move.cuh"
+
+#define KERNEL extern "C" __global__ void __launch_bounds__(512)
+#define CONSTANT const __grid_constant__
+
+// What the host must agree with: sizes of the mailbox, the group and the handle, then where some of their fields lie.
+extern "C" __constant__ symmem_u32 symmem_layout[] = {
+    sizeof(SymmemMailbox),
+    sizeof(SymmemGroup),
+    sizeof(SymmemHandle),
+    SYMMEM_OFFSET(SymmemMailbox, state),
+    SYMMEM_OFFSET(SymmemMailbox, rank),
+    SYMMEM_OFFSET(SymmemGroup, call),
+    SYMMEM_OFFSET(SymmemGroup, timeout),
+    SYMMEM_OFFSET(SymmemGroup, mailbox),
+    SYMMEM_OFFSET(SymmemGroup, pads),
+    SYMMEM_OFFSET(SymmemHandle, op),
+    SYMMEM_OFFSET(SymmemHandle, timeout),
+    SYMMEM_OFFSET(SymmemHandle, mailbox),
+    SYMMEM_OFFSET(SymmemHandle, buffers),
+    SYMMEM_OFFSET(SymmemHandle, pads),
+    SYMMEM_OFFSET(SymmemHandle, multicast),
+};
+
+// ---- signals ----------------------------------------------------------------------------------------------------------
+
+// All ranks' blocks meet; what they wrote before is visible after.
+KERNEL barrier(CONSTANT SymmemGroup group) {
+    SymmemBlock block = symmem_begin(group);
+    symmem_sync_blocks<true>(group, block);
+}
+
+KERNEL put_signal(CONSTANT SymmemHandle handle, symmem_u32 to, symmem_u32 channel) {
+    if (threadIdx.x == 0 && blockIdx.x == 0) {
+        symmem_put_signal(handle, to, channel);
+    }
+}
+
+KERNEL wait_signal(CONSTANT SymmemHandle handle, symmem_u32 from, symmem_u32 channel) {
+    if (threadIdx.x == 0 && blockIdx.x == 0) {
+        symmem_wait_signal(handle, from, channel);
+    }
+}
+
+// As above, on one channel of the allocation's own pad; one block.
+KERNEL barrier_on_channel(CONSTANT SymmemHandle handle, symmem_u32 channel) {
+    symmem_barrier(handle, channel);
+}
+
+// ---- without peers ----------------------------------------------------------------------------------------------------
+
+KERNEL memset32(char *to, symmem_u32 value, symmem_u64 count) {
+    for (symmem_u64 i = thread_of_grid(); i < count; i += threads_of_grid()) {
+        store_bits<4>(to + 4 * i, value);
+    }
+}
+
+KERNEL copy(char *to, const char *from, symmem_u64 bytes) {
+    copy_bytes(to, from, bytes, thread_of_grid(), threads_of_grid());
+}
+
+// ---- collectives: `first` is the byte of the parts where they begin -----------------------------------------------------
+
+// `copies` copies from peers, between two meetings.
+template <class F>
+__device__ __forceinline__ void between_meetings(const SymmemGroup &group, symmem_u32 copies, F copy) {
+    SymmemBlock block = symmem_begin(group);
+    if (symmem_sync_blocks<false>(group, block)) {
+        Worker().each(copies, copy);
+        symmem_sync_blocks<false>(group, block);
+    }
+}
+
+// Each rank begins with its own part, so that they do not all read from one.
+__device__ __forceinline__ symmem_u32 peer_of(const SymmemGroup &group, symmem_u64 copy) {
+    symmem_u32 peer = group.rank + (symmem_u32)copy;
+    return peer < group.size ? peer : peer - group.size;
+}
+
+__device__ __forceinline__ const char *part(const SymmemPointers &parts, symmem_u32 rank, symmem_u64 byte) {
+    return static_cast<const char *>(parts.at[rank]) + byte;
+}
+
+// `out` becomes all ranks' `bytes`, by rank.
+KERNEL all_gather(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *out, symmem_u64 first,
+                  symmem_u64 bytes) {
+    between_meetings(group, group.size, [&](symmem_u64 copy, symmem_u64 thread, symmem_u64 threads) {
+        symmem_u32 peer = peer_of(group, copy);
+        copy_bytes(out + peer * bytes, part(parts, peer, first), bytes, thread, threads);
+    });
+}
+
+// `out` becomes the root's `bytes`. In place where `out` is this rank's part; the root's is left alone.
+KERNEL broadcast(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *out, symmem_u64 first,
+                 symmem_u64 bytes, symmem_u32 root) {
+    between_meetings(group, 1, [&](symmem_u64, symmem_u64 thread, symmem_u64 threads) {
+        copy_bytes(out, part(parts, root, first), bytes, thread, threads);
+    });
+}
+
+// Each part is a block of `bytes` for each rank; `out` becomes the blocks for this one, by rank.
+KERNEL all_to_all(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *out, symmem_u64 first,
+                  symmem_u64 bytes) {
+    between_meetings(group, group.size, [&](symmem_u64 copy, symmem_u64 thread, symmem_u64 threads) {
+        symmem_u32 peer = peer_of(group, copy);
+        copy_bytes(out + peer * bytes, part(parts, peer, first + group.rank * bytes), bytes, thread, threads);
+    });
+}
+
+// On the root, `out` becomes all ranks' `bytes`, by rank.
+KERNEL gather(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *out, symmem_u64 first,
+              symmem_u64 bytes, symmem_u32 root) {
+    symmem_u32 copies = group.rank == root ? group.size : 0;
+    between_meetings(group, copies, [&](symmem_u64 copy, symmem_u64 thread, symmem_u64 threads) {
+        symmem_u32 peer = peer_of(group, copy);
+        copy_bytes(out + peer * bytes, part(parts, peer, first), bytes, thread, threads);
+    });
+}
+
+// The root's part is a block of `bytes` for each rank; `out` becomes that for this one.
+KERNEL scatter(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *out, symmem_u64 first,
+               symmem_u64 bytes, symmem_u32 root) {
+    between_meetings(group, 1, [&](symmem_u64, symmem_u64 thread, symmem_u64 threads) {
+        copy_bytes(out, part(parts, root, first + group.rank * bytes), bytes, thread, threads);
+    });
+}

@@ -1,0 +1,401 @@
+// Device side of symmem: signals, barriers and pointers for kernels that run on all ranks of a group.
+//
+// Self-contained: no other header is needed, and NVRTC compiles it as it is (C++17, compute_80 or later).
+// Blocks are one-dimensional. No call traps and no call waits for ever unless its deadline is 0: a call that cannot
+// finish notes why in the mailbox, from where the host takes it, and returns false; the kernel should then return.
+#pragma once
+
+typedef unsigned int symmem_u32;
+typedef unsigned long long symmem_u64;
+
+#define SYMMEM_MAX_RANKS 72
+#define SYMMEM_MAX_BLOCKS 256
+#define SYMMEM_SLOT_BLOCKS 64
+#define SYMMEM_SLOT_BYTES 4096
+
+#define SYMMEM_SCOPE_SYSTEM 0
+#define SYMMEM_SCOPE_DEVICE 1 // all ranks on one device
+
+// Why a call failed: SymmemMailbox::kind.
+#define SYMMEM_TIMEOUT 1
+#define SYMMEM_POISONED 2
+#define SYMMEM_OTHER_CALL 3
+#define SYMMEM_TOLD 4
+#define SYMMEM_DOES_NOT_FIT 5
+
+// Pinned host memory, one for each rank and group. The first failure is kept.
+//
+// | state | means | next |
+// |---|---|---|
+// | 0 | empty | 1 by the device that failed |
+// | 1 | being written | 2 by the same thread |
+// | 2 | written | 0 by the host |
+struct SymmemMailbox {
+    symmem_u32 poison; // not zero: lost rank + 1, from the host; waits end
+    symmem_u32 state;
+    symmem_u32 kind;
+    symmem_u32 op;      // SymmemGroup::op or SymmemHandle::op
+    symmem_u32 channel; // block, or channel of the allocation's pad
+    symmem_u32 rank;    // for whom it waited, or who told, or whose rows
+    symmem_u32 ours, theirs;
+};
+
+// A group's own pads, on which blocks of built-in kernels meet. Passed by value.
+//
+// | bytes of a pad | what | written by |
+// |---|---|---|
+// | 0 | u32: not zero once the group has failed, failing rank + 1 | any rank |
+// | 128 | u32[256]: epoch of each block | this rank |
+// | 4096 | u64[256][size]: epoch, and the call in the upper half, by block and source | block of the source |
+// | next multiple of 4096 | slots[2][64][size][4096]: data with flags, by parity of the epoch, block, source | likewise |
+struct SymmemGroup {
+    symmem_u32 rank, size;
+    symmem_u32 scope;
+    symmem_u32 op;
+    symmem_u32 call; // digest; blocks that meet must have the same
+    symmem_u32 reserved;
+    symmem_u64 timeout; // nanoseconds, 0: for ever
+    SymmemMailbox *mailbox;
+    void *pads[SYMMEM_MAX_RANKS];
+};
+
+// An allocation as its users see it: memory and signal pads of all ranks, as this rank addresses them. Passed by value.
+//
+// Pads are laid out as PyTorch's: word `size * channel + source`, zero at rest, 1 while a signal lies there.
+struct SymmemHandle {
+    symmem_u32 rank, size;
+    symmem_u32 scope;
+    symmem_u32 channels;
+    symmem_u32 op;
+    symmem_u32 reserved;
+    symmem_u64 timeout;
+    SymmemMailbox *mailbox;
+    void *buffers[SYMMEM_MAX_RANKS];
+    void *pads[SYMMEM_MAX_RANKS];
+    void *multicast; // or null
+};
+
+// Some address for each rank. Passed by value.
+struct SymmemPointers {
+    void *at[SYMMEM_MAX_RANKS];
+};
+
+#ifdef __CUDACC_RTC__
+#define SYMMEM_OFFSET(type, field) ((symmem_u64)__INTADDR__(&((type *)0)->field)) // NVRTC knows no other
+#else
+#define SYMMEM_OFFSET(type, field) __builtin_offsetof(type, field)
+#endif
+#define SYMMEM_AT(type, field, bytes) static_assert(SYMMEM_OFFSET(type, field) == bytes, "layout of " #type)
+static_assert(sizeof(SymmemMailbox) == 32, "layout");
+SYMMEM_AT(SymmemMailbox, state, 4);
+SYMMEM_AT(SymmemMailbox, rank, 20);
+SYMMEM_AT(SymmemMailbox, theirs, 28);
+static_assert(sizeof(SymmemGroup) == 616, "layout");
+SYMMEM_AT(SymmemGroup, call, 16);
+SYMMEM_AT(SymmemGroup, timeout, 24);
+SYMMEM_AT(SymmemGroup, mailbox, 32);
+SYMMEM_AT(SymmemGroup, pads, 40);
+static_assert(sizeof(SymmemHandle) == 1200, "layout");
+SYMMEM_AT(SymmemHandle, op, 16);
+SYMMEM_AT(SymmemHandle, timeout, 24);
+SYMMEM_AT(SymmemHandle, mailbox, 32);
+SYMMEM_AT(SymmemHandle, buffers, 40);
+SYMMEM_AT(SymmemHandle, pads, 616);
+SYMMEM_AT(SymmemHandle, multicast, 1192);
+static_assert(sizeof(SymmemPointers) == 576, "layout");
+#undef SYMMEM_AT
+
+// ---- words that ranks share -------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ symmem_u32 symmem_load_relaxed(const void *word) {
+    symmem_u32 value;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void symmem_store_relaxed(void *word, symmem_u32 value) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ symmem_u64 symmem_load64_acquire(const void *word, symmem_u32 scope) {
+    symmem_u64 value;
+    if (scope == SYMMEM_SCOPE_DEVICE) {
+        asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    } else {
+        asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    }
+    return value;
+}
+
+template <bool RELEASE>
+__device__ __forceinline__ void symmem_store64(void *word, symmem_u64 value, symmem_u32 scope) {
+    if (!RELEASE) {
+        asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+    } else if (scope == SYMMEM_SCOPE_DEVICE) {
+        asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+    } else {
+        asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+    }
+}
+
+__device__ __forceinline__ symmem_u32 symmem_swap_relaxed(void *word, symmem_u32 from, symmem_u32 to) {
+    symmem_u32 old;
+    asm volatile("atom.relaxed.sys.global.cas.b32 %0, [%1], %2, %3;"
+                 : "=r"(old)
+                 : "l"(word), "r"(from), "r"(to)
+                 : "memory");
+    return old;
+}
+
+__device__ __forceinline__ symmem_u32 symmem_swap_acquire(void *word, symmem_u32 from, symmem_u32 to,
+                                                          symmem_u32 scope) {
+    symmem_u32 old;
+    if (scope == SYMMEM_SCOPE_DEVICE) {
+        asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], %2, %3;"
+                     : "=r"(old)
+                     : "l"(word), "r"(from), "r"(to)
+                     : "memory");
+    } else {
+        asm volatile("atom.acquire.sys.global.cas.b32 %0, [%1], %2, %3;"
+                     : "=r"(old)
+                     : "l"(word), "r"(from), "r"(to)
+                     : "memory");
+    }
+    return old;
+}
+
+// Orders everything before it, of this thread and of those it has met, before what follows: at device or system scope.
+__device__ __forceinline__ void symmem_fence(symmem_u32 scope) {
+    if (scope == SYMMEM_SCOPE_DEVICE) {
+        asm volatile("fence.acq_rel.gpu;" ::: "memory");
+    } else {
+        asm volatile("fence.acq_rel.sys;" ::: "memory");
+    }
+}
+
+// Nanoseconds, from the clock that deadlines are measured with. Orders nothing.
+__device__ __forceinline__ symmem_u64 symmem_now() {
+    symmem_u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+
+// ---- waiting ----------------------------------------------------------------------------------------------------------
+
+// What happens only on failure is not inlined: it would take registers from what happens always.
+#define SYMMEM_COLD static __device__ __noinline__
+
+// Release: the host that reads state 2 sees all fields. Writes a failure into the mailbox unless one lies there.
+SYMMEM_COLD void symmem_note(SymmemMailbox *mailbox, symmem_u32 kind, symmem_u32 op, symmem_u32 channel,
+                             symmem_u32 rank, symmem_u32 ours, symmem_u32 theirs) {
+    if (mailbox == nullptr || symmem_swap_relaxed(&mailbox->state, 0, 1) != 0) {
+        return;
+    }
+    symmem_store_relaxed(&mailbox->kind, kind);
+    symmem_store_relaxed(&mailbox->op, op);
+    symmem_store_relaxed(&mailbox->channel, channel);
+    symmem_store_relaxed(&mailbox->rank, rank);
+    symmem_store_relaxed(&mailbox->ours, ours);
+    symmem_store_relaxed(&mailbox->theirs, theirs);
+    symmem_fence(SYMMEM_SCOPE_SYSTEM);
+    symmem_store_relaxed(&mailbox->state, 2);
+}
+
+// Orders nothing. The reason to give up, and above the lowest byte who told; or 0. `broken` may be null.
+SYMMEM_COLD symmem_u32 symmem_consider(symmem_u64 since, symmem_u64 timeout, SymmemMailbox *mailbox,
+                                       const void *broken) {
+    symmem_u32 told_by;
+    if (broken != nullptr && (told_by = symmem_load_relaxed(broken)) != 0) {
+        return SYMMEM_TOLD | told_by << 8;
+    }
+    if (mailbox != nullptr && (told_by = symmem_load_relaxed(&mailbox->poison)) != 0) {
+        return SYMMEM_POISONED | told_by << 8;
+    }
+    return timeout != 0 && symmem_now() - since >= timeout ? SYMMEM_TIMEOUT : 0;
+}
+
+// One wait. The clock starts after the first 16384 looks: until then a look costs a load and an addition.
+struct SymmemPatience {
+    symmem_u32 looks = 0;
+    symmem_u64 since = 0;
+
+    // Orders nothing. As `symmem_consider`, now and then.
+    __device__ __forceinline__ symmem_u32 spent(symmem_u64 timeout, SymmemMailbox *mailbox, const void *broken) {
+        looks += 1;
+        if (looks < (1u << 14) || (looks & 255) != 0) {
+            return 0;
+        }
+        since = since == 0 ? symmem_now() : since;
+        return symmem_consider(since, timeout, mailbox, broken);
+    }
+};
+
+// ---- an allocation's signals ------------------------------------------------------------------------------------------
+
+// Orders nothing. The memory of `rank` as this rank addresses it.
+template <class T> __device__ __forceinline__ T *symmem_peer(const SymmemHandle &handle, symmem_u32 rank) {
+    return static_cast<T *>(handle.buffers[rank]);
+}
+
+// Orders nothing. The address that reaches all ranks' memory at once by multimem instructions, or null.
+template <class T> __device__ __forceinline__ T *symmem_multicast(const SymmemHandle &handle) {
+    return static_cast<T *>(handle.multicast);
+}
+
+__device__ __forceinline__ symmem_u32 *symmem_signal(const SymmemHandle &handle, symmem_u32 at, symmem_u32 source,
+                                                     symmem_u32 channel) {
+    return static_cast<symmem_u32 *>(handle.pads[at]) + (symmem_u64)handle.size * channel + source;
+}
+
+// Orders nothing. Notes what `symmem_consider` said. Returns false.
+SYMMEM_COLD bool symmem_give_up(const SymmemHandle &handle, symmem_u32 why, symmem_u32 channel, symmem_u32 waited_for) {
+    symmem_u32 kind = why & 255, rank = kind == SYMMEM_TIMEOUT ? waited_for : (why >> 8) - 1;
+    symmem_note(handle.mailbox, kind, handle.op, channel, rank, 0, 0);
+    return false;
+}
+
+// Release: what the calling thread wrote or saw before is visible to the thread of rank `to` that takes the signal.
+// By one thread. Waits while an earlier signal lies there. False: failed, and noted.
+__device__ inline bool symmem_put_signal(const SymmemHandle &handle, symmem_u32 to, symmem_u32 channel) {
+    symmem_u32 *word = symmem_signal(handle, to, handle.rank, channel);
+    symmem_fence(handle.scope);
+    SymmemPatience patience;
+    while (symmem_swap_relaxed(word, 0, 1) != 0) {
+        if (symmem_u32 why = patience.spent(handle.timeout, handle.mailbox, nullptr)) {
+            return symmem_give_up(handle, why, channel, to);
+        }
+    }
+    return true;
+}
+
+// Acquire: what the thread of rank `from` wrote or saw before it put the signal is visible to the calling thread.
+// By one thread. Takes the signal, waiting for it. False: failed, and noted.
+__device__ inline bool symmem_wait_signal(const SymmemHandle &handle, symmem_u32 from, symmem_u32 channel) {
+    symmem_u32 *word = symmem_signal(handle, handle.rank, from, channel);
+    SymmemPatience patience;
+    while (symmem_swap_acquire(word, 1, 0, handle.scope) != 1) {
+        if (symmem_u32 why = patience.spent(handle.timeout, handle.mailbox, nullptr)) {
+            return symmem_give_up(handle, why, channel, from);
+        }
+    }
+    return true;
+}
+
+// Release and acquire: what any thread of the calling blocks wrote before is visible to all of their threads after.
+// By a whole block, on one channel of the allocation's pad, and by one block of every rank. False on all threads of the
+// block: failed, and noted.
+__device__ inline bool symmem_barrier(const SymmemHandle &handle, symmem_u32 channel) {
+    bool good = true;
+    __syncthreads();
+    for (symmem_u32 peer = threadIdx.x; peer < handle.size; peer += blockDim.x) {
+        good = good && (peer == handle.rank || symmem_put_signal(handle, peer, channel));
+    }
+    for (symmem_u32 peer = threadIdx.x; peer < handle.size; peer += blockDim.x) {
+        good = good && (peer == handle.rank || symmem_wait_signal(handle, peer, channel));
+    }
+    return __syncthreads_and(good);
+}
+
+// ---- a group's blocks -------------------------------------------------------------------------------------------------
+
+// What a block carries from one meeting to the next, the same in all its threads.
+struct SymmemBlock {
+    symmem_u32 epoch;
+    symmem_u32 broken; // of the pad, when the kernel began
+};
+
+__device__ __forceinline__ char *symmem_own_pad(const SymmemGroup &group) {
+    return static_cast<char *>(group.pads[group.rank]);
+}
+
+__device__ __forceinline__ symmem_u64 symmem_flag_at(const SymmemGroup &group, symmem_u32 source) {
+    return 4096 + ((symmem_u64)blockIdx.x * group.size + source) * 8;
+}
+
+// Where block `blockIdx.x` of rank `source` puts its data at this epoch, in any rank's pad.
+__device__ __forceinline__ symmem_u64 symmem_slot_at(const SymmemGroup &group, symmem_u32 epoch, symmem_u32 source) {
+    symmem_u64 first = (4096 + (symmem_u64)SYMMEM_MAX_BLOCKS * group.size * 8 + 4095) / 4096 * 4096;
+    symmem_u64 slot = ((symmem_u64)(epoch & 1) * SYMMEM_SLOT_BLOCKS + blockIdx.x) * group.size + source;
+    return first + slot * SYMMEM_SLOT_BYTES;
+}
+
+// Epochs wrap past 0, which is what a pad holds that was never written, and go on alternating between odd and even.
+__device__ __forceinline__ symmem_u32 symmem_next_epoch(symmem_u32 epoch) {
+    return epoch == 0xffffffffu ? 2 : epoch + 1;
+}
+
+// Orders nothing. By all threads of a block, before anything else of this section.
+__device__ __forceinline__ SymmemBlock symmem_begin(const SymmemGroup &group) {
+    const char *pad = symmem_own_pad(group);
+    return {symmem_load_relaxed(pad + 128 + 4 * blockIdx.x), symmem_load_relaxed(pad)};
+}
+
+// Orders nothing. Notes a failure and tells all ranks; those that were told are not told again. Returns false.
+SYMMEM_COLD bool symmem_fail(const SymmemGroup &group, symmem_u32 why, symmem_u32 rank, symmem_u32 theirs) {
+    symmem_note(group.mailbox, why, group.op, blockIdx.x, rank, why == SYMMEM_OTHER_CALL ? group.call : 0, theirs);
+#pragma unroll 1
+    for (symmem_u32 peer = 0; peer < group.size && why != SYMMEM_TOLD; peer++) {
+        symmem_store_relaxed(group.pads[peer], group.rank + 1);
+    }
+    return false;
+}
+
+// Orders nothing. Likewise, with what `symmem_consider` said.
+__device__ __forceinline__ bool symmem_give_up(const SymmemGroup &group, symmem_u32 why, symmem_u32 waited_for) {
+    return symmem_fail(group, why & 255, (why & 255) == SYMMEM_TIMEOUT ? waited_for : (why >> 8) - 1, 0);
+}
+
+// Orders nothing. Likewise, where the pad said so from the beginning.
+__device__ __forceinline__ bool symmem_told(const SymmemGroup &group, const SymmemBlock &block) {
+    return symmem_fail(group, SYMMEM_TOLD, block.broken - 1, 0);
+}
+
+// With RELEASE, release: tells block `blockIdx.x` of `peer` that this block has reached the epoch. Else orders nothing.
+template <bool RELEASE>
+__device__ __forceinline__ void symmem_arrive(const SymmemGroup &group, const SymmemBlock &block, symmem_u32 peer) {
+    void *flag = static_cast<char *>(group.pads[peer]) + symmem_flag_at(group, group.rank);
+    symmem_store64<RELEASE>(flag, block.epoch | (symmem_u64)group.call << 32, group.scope);
+}
+
+// Acquire: waits until block `blockIdx.x` of `peer` has reached the epoch in the same call. False: failed, noted, told.
+__device__ inline bool symmem_await(const SymmemGroup &group, const SymmemBlock &block, symmem_u32 peer) {
+    char *pad = symmem_own_pad(group);
+    SymmemPatience patience;
+    for (;;) {
+        symmem_u64 flag = symmem_load64_acquire(pad + symmem_flag_at(group, peer), group.scope);
+        symmem_u32 ahead = (symmem_u32)flag - block.epoch;
+        symmem_u32 theirs = (symmem_u32)(flag >> 32);
+        if (ahead == 0 && theirs != group.call) {
+            return symmem_fail(group, SYMMEM_OTHER_CALL, peer, theirs);
+        }
+        if ((int)ahead >= 0) {
+            return true;
+        }
+        if (symmem_u32 why = patience.spent(group.timeout, group.mailbox, pad)) {
+            return symmem_give_up(group, why, peer);
+        }
+    }
+}
+
+// Acquire, and with RELEASE also release: block `blockIdx.x` of all ranks meets. By all threads of the block.
+//
+// With RELEASE, what any of these blocks wrote is visible to all of them. Without, only what earlier kernels on the
+// ranks' streams wrote, whose end is a release; and nobody leaves before all have read what they were to read. False on
+// all threads of the block: failed, noted, and all ranks told.
+template <bool RELEASE> __device__ inline bool symmem_sync_blocks(const SymmemGroup &group, SymmemBlock &block) {
+    __syncthreads();
+    block.epoch = symmem_next_epoch(block.epoch);
+    bool good = block.broken == 0 || symmem_told(group, block);
+    for (symmem_u32 peer = threadIdx.x; good && peer < group.size; peer += blockDim.x) {
+        if (peer != group.rank) {
+            symmem_arrive<RELEASE>(group, block, peer);
+        }
+    }
+    for (symmem_u32 peer = threadIdx.x; good && peer < group.size; peer += blockDim.x) {
+        good = peer == group.rank || symmem_await(group, block, peer);
+    }
+    if (threadIdx.x == 0) {
+        symmem_store_relaxed(symmem_own_pad(group) + 128 + 4 * blockIdx.x, block.epoch);
+    }
+    return __syncthreads_and(good);
+}

@@ -1,0 +1,56 @@
+// Loads and stores of vectors and single elements, and how a stretch of memory is cut into them.
+#pragma once
+
+#include "symmem.cuh"
+
+// The caches of a multiprocessor are passed by: what peers wrote is read once.
+__device__ __forceinline__ void load_vector(symmem_u32 (&words)[4], const char *from) {
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "l"(from));
+}
+
+__device__ __forceinline__ void store_vector(char *to, const symmem_u32 (&words)[4]) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]),
+                 "r"(words[3])
+                 : "memory");
+}
+
+template <int BYTES> struct Bits;
+template <> struct Bits<1> { typedef unsigned char Type; };
+template <> struct Bits<2> { typedef unsigned short Type; };
+template <> struct Bits<4> { typedef symmem_u32 Type; };
+template <> struct Bits<8> { typedef symmem_u64 Type; };
+
+template <int BYTES> __device__ __forceinline__ symmem_u64 load_bits(const char *from) {
+    return *reinterpret_cast<const volatile typename Bits<BYTES>::Type *>(from);
+}
+
+template <int BYTES> __device__ __forceinline__ void store_bits(char *to, symmem_u64 bits) {
+    *reinterpret_cast<typename Bits<BYTES>::Type *>(to) = (typename Bits<BYTES>::Type)bits;
+}
+
+__device__ __forceinline__ symmem_u64 least(symmem_u64 a, symmem_u64 b) { return a < b ? a : b; }
+
+// Threads of the grid, and this one's number among them.
+__device__ __forceinline__ symmem_u64 thread_of_grid() { return (symmem_u64)blockIdx.x * blockDim.x + threadIdx.x; }
+__device__ __forceinline__ symmem_u64 threads_of_grid() { return (symmem_u64)gridDim.x * blockDim.x; }
+
+// `bytes` from an address on: `head` bytes up to the first vector, then vectors, then the rest.
+struct Cut {
+    symmem_u64 head, vectors, bytes;
+
+    // `apart`: bits in which addresses differ that are to be cut alike; if not, there are no vectors.
+    __device__ __forceinline__ Cut(const void *first, symmem_u64 apart, symmem_u64 bytes) : bytes(bytes) {
+        head = least((16 - (symmem_u64)first % 16) % 16, bytes);
+        if (apart % 16 != 0) {
+            head = bytes;
+        }
+        vectors = (bytes - head) / 16;
+    }
+    __device__ __forceinline__ symmem_u64 tail() const { return head + 16 * vectors; }
+    // Bytes outside vectors.
+    __device__ __forceinline__ symmem_u64 loose() const { return bytes - 16 * vectors; }
+    // Where the loose byte number `i` lies.
+    __device__ __forceinline__ symmem_u64 loose_at(symmem_u64 i) const { return i < head ? i : i + 16 * vectors; }
+};
