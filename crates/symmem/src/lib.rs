@@ -24,6 +24,7 @@
 pub mod backend;
 mod block;
 pub mod collectives;
+pub mod cuda;
 pub mod dtype;
 pub mod error;
 pub mod group;

@@ -9,7 +9,7 @@ use crate::tidy::rust::{Source, is_word, line_of, use_paths};
 #[rustfmt::skip]
 const LAYERS: &[&str] = &[
     "error", "sync", "machine", "dtype", "store", "region", "signal", "backend", "block", "mesh", "group", "symmetric",
-    "collectives", "fused", "record",
+    "collectives", "cuda", "fused", "record",
 ];
 const LIBRARY: &str = "crates/symmem/src/";
 

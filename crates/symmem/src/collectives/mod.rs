@@ -218,7 +218,7 @@ fn by_rank<P: Copy, R>(ranks: usize, of: impl Fn(usize) -> P, f: impl FnOnce(&[P
 
 /// A number that differs between calls that do not fit together.
 #[inline]
-fn digest(name: &str, kind: usize, number: usize, len: usize, agreed: &[usize]) -> u32 {
+pub(crate) fn digest(name: &str, kind: usize, number: usize, len: usize, agreed: &[usize]) -> u32 {
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
     // Eight letters at once, and products that do not wait for each other: this is part of every small message.
     let letters = name
@@ -241,7 +241,7 @@ fn share<T>(len: usize, rank: usize, ranks: usize) -> Range<usize> {
     begin..(begin + each).min(len)
 }
 
-fn loop_for<T: Element>(group: &Group, name: &'static str, op: ReduceOp) -> Result<Loop<T>> {
+pub(crate) fn loop_for<T: Element>(group: &Group, name: &'static str, op: ReduceOp) -> Result<Loop<T>> {
     reduce_loop::<T>(op).ok_or_else(|| {
         group.usage(name, format!("an operator that {} has", T::DTYPE), op.to_string())
     })
@@ -258,7 +258,7 @@ unsafe fn copy_elements<T>(from: *const T, to: *mut T, len: usize) {
     };
 }
 
-fn check_len(
+pub(crate) fn check_len(
     group: &Group,
     name: &'static str,
     what: &str,
@@ -272,7 +272,7 @@ fn check_len(
 }
 
 /// The length of one block where `len` elements are `ranks` blocks.
-fn block_len(group: &Group, name: &'static str, len: usize) -> Result<usize> {
+pub(crate) fn block_len(group: &Group, name: &'static str, len: usize) -> Result<usize> {
     let ranks = group.size();
     if len.is_multiple_of(ranks) {
         return Ok(len / ranks);

@@ -4,14 +4,21 @@
 //! Nothing is synchronised but what is given back. Kernels never trap: what goes wrong in one is an [`Error`] at the
 //! next call on the group.
 
+mod collectives;
 mod comm;
 mod gpu;
+mod graph;
 mod kernels;
+mod layout;
 mod memory;
 mod stream;
+mod symmetric;
 
 pub use gpu::Gpu;
+pub use graph::Graph;
+pub use layout::DeviceHandle;
 pub use stream::Stream;
+pub use symmetric::{Buffer, Symmetric, View, ViewMut};
 
 use symmem_sys::cuda::Failure;
 

@@ -11,6 +11,8 @@ mod shrink;
 mod values;
 mod world;
 
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -100,6 +102,8 @@ struct Inner {
     awaited: Mutex<Option<Group>>,
     /// One collective on slices at a time: each is many exchanges.
     slices: Mutex<()>,
+    /// What later layers keep for the group, by type and number.
+    attached: Mutex<HashMap<(TypeId, u64), Arc<dyn Any + Send + Sync>>>,
 }
 
 impl Group {
@@ -160,6 +164,24 @@ impl Group {
     /// Held for as long as a collective on slices lasts.
     pub(crate) fn turn_for_slices(&self) -> MutexGuard<'_, ()> {
         self.0.slices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a later layer keeps for this group under a number, made when first asked for; it goes with the group, so it
+    /// must not keep the group.
+    pub(crate) fn attached<T: Any + Send + Sync>(
+        &self,
+        number: u64,
+        make: impl FnOnce() -> Result<Arc<T>>,
+    ) -> Result<Arc<T>> {
+        let key = (TypeId::of::<T>(), number);
+        let mut attached = self.0.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = attached.get(&key).and_then(|known| Arc::clone(known).downcast().ok());
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let made = make()?;
+        attached.insert(key, Arc::clone(&made) as Arc<dyn Any + Send + Sync>);
+        Ok(made)
     }
 
     pub(crate) fn downgrade(&self) -> Weak<dyn Send + Sync> {
@@ -339,7 +361,7 @@ impl Group {
     }
 
     #[inline]
-    fn check_whole(&self, op: &'static str) -> Result<()> {
+    pub(crate) fn check_whole(&self, op: &'static str) -> Result<()> {
         if self.0.health.trouble() { self.check_losses(op) } else { Ok(()) }
     }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::failed::Failed;
 use super::pad::SignalPad;
-use crate::backend::{Device, Exported};
+use crate::backend::{Backend, Device, Exported};
 use crate::block::{Block, Mapping, Place};
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
@@ -42,6 +42,27 @@ impl Handle {
         block.remember(group.id()?, &mapping);
         group.context().register(block);
         Ok(Self { group: group.clone(), block: Arc::clone(block), mapping, offset })
+    }
+
+    /// Allocates `bytes` on another backend than the group's own, and maps all counterparts. Collective.
+    pub(crate) fn on_device(
+        group: &Group,
+        backend: Arc<dyn Backend>,
+        bytes: usize,
+        dtype: DType,
+    ) -> Result<Self> {
+        let block = group.block_on(backend, bytes)?;
+        Self::of_block(&block, group, dtype)
+    }
+
+    /// Maps all counterparts of a block that this rank alone has had.
+    pub(crate) fn of_block(block: &Arc<Block>, group: &Group, dtype: DType) -> Result<Self> {
+        Self::rendezvous(block, group, dtype, 0, Bringing::Owned)
+    }
+
+    /// What keeps the memory, without the group.
+    pub(crate) fn keep(&self) -> (Arc<Block>, Arc<Mapping>) {
+        (Arc::clone(&self.block), Arc::clone(&self.mapping))
     }
 
     pub(crate) fn block(&self) -> &Arc<Block> {

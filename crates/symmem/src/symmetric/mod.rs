@@ -23,6 +23,7 @@ pub use handle::Handle;
 pub use pad::SignalPad;
 pub use pool::Pool;
 
+use crate::backend::Backend;
 use crate::block::{Block, Segment, Shape};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
@@ -41,10 +42,22 @@ impl Group {
     /// Allocates `len` elements of symmetric memory, zeroed. Not collective. A length of 0 is a length like any other.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
         let shape = self.shape::<T>(len)?;
+        let block = self.segment_on(Arc::clone(self.backend()), shape)?;
+        Ok(Buffer { block, len, elements: PhantomData })
+    }
+
+    /// A block of `bytes` in a segment of its own, from any backend.
+    pub(crate) fn block_on(&self, backend: Arc<dyn Backend>, bytes: usize) -> Result<Arc<Block>> {
+        self.segment_on(backend, self.shape::<u8>(bytes)?)
+    }
+
+    fn segment_on(&self, backend: Arc<dyn Backend>, shape: Shape) -> Result<Arc<Block>> {
         let id = crate::mesh::endpoint::random()?;
         let total = shape.total().unwrap_or(usize::MAX);
-        let segment = Arc::new(Segment::allocate(Arc::clone(self.backend()), total, id)?);
-        self.buffer(Block::new(segment, 0, shape, None)?, len)
+        let segment = Arc::new(Segment::allocate(backend, total, id)?);
+        let block = Arc::new(Block::new(segment, 0, shape, None)?);
+        self.context().register(&block);
+        Ok(block)
     }
 
     /// The parts of a block for `len` elements.

@@ -1,0 +1,341 @@
+//! Collectives on memory of devices: which kernel, how large, with which parameters.
+//!
+//! Calls put a kernel into the caller's stream and return. All ranks call them in the same order with arguments that
+//! agree; a kernel that finds out otherwise, or waits in vain, notes it, and the next call on the group has the error.
+#![allow(unsafe_code)] // S1, S3: lengths are checked here, and kernels touch nothing else
+
+use symmem_sys::cuda::Function;
+
+use super::kernels::parameters;
+use super::layout::{FLAGGED, GroupParameter, MAX_BLOCKS};
+use super::stream::Stream;
+use super::symmetric::{Symmetric, View, ViewMut};
+use crate::collectives::{Algorithm, digest};
+use crate::dtype::{DType, Element, ReduceOp};
+use crate::error::Result;
+
+/// Threads of a block that moves much.
+const THREADS: u32 = 512;
+/// Bytes that a thread moves at once.
+const VECTOR: usize = 16;
+
+/// The PTX file of the reductions of a type.
+const fn file(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F64 => "reduce_f64",
+        DType::F32 => "reduce_f32",
+        DType::F16 => "reduce_f16",
+        DType::BF16 => "reduce_bf16",
+        DType::F8E4M3 => "reduce_f8e4m3",
+        DType::F8E5M2 => "reduce_f8e5m2",
+        DType::I64 => "reduce_i64",
+        DType::I32 => "reduce_i32",
+        DType::I16 => "reduce_i16",
+        DType::I8 => "reduce_i8",
+        DType::U64 => "reduce_u64",
+        DType::U32 => "reduce_u32",
+        DType::U16 => "reduce_u16",
+        DType::U8 => "reduce_u8",
+    }
+}
+
+/// Up to how many bytes data travels with its flags; beyond, each rank reduces its share.
+fn is_small(bytes: usize, ranks: usize) -> bool {
+    bytes <= (256 << 10) / ranks.max(2)
+}
+
+impl<T: Element> Symmetric<T> {
+    /// In place: element i becomes the reduction of element i of all ranks. Collective, in `stream`.
+    pub fn all_reduce(&mut self, op: ReduceOp, stream: &Stream) -> Result<()> {
+        self.all_reduce_with(op, Algorithm::Auto, stream)
+    }
+
+    /// As [`Symmetric::all_reduce`], by the given algorithm. All give the same bits.
+    pub fn all_reduce_with(
+        &mut self,
+        op: ReduceOp,
+        algorithm: Algorithm,
+        stream: &Stream,
+    ) -> Result<()> {
+        const NAME: &str = "all_reduce";
+        self.check_operator(NAME, op)?;
+        let (bytes, ranks) = (self.len() * size_of::<T>(), self.group().size());
+        let chosen = match algorithm {
+            Algorithm::Auto if is_small(bytes, ranks) => Algorithm::Staged,
+            Algorithm::Auto => Algorithm::TwoShot,
+            given => given,
+        };
+        let call = self.digest(NAME, &[op as usize, chosen as usize]);
+        let (mut length, mut first, mut op) = (self.len() as u64, 0_u64, op as u32);
+        let mut parts = self.parts;
+        let (name, shape) = match chosen {
+            Algorithm::Staged => {
+                let name = "all_reduce_flagged";
+                let (mut from, mut to) = (self.view().address, self.view().address);
+                return self.enqueue(NAME, call, stream, |group| {
+                    let function = self.gpu.function(file(T::DTYPE), name)?;
+                    let mut group = group;
+                    let list = parameters![group, from, to, length, op];
+                    // SAFETY: the kernel's parameters in order; it touches our own part, and slots of all pads.
+                    unsafe { self.gpu.launch(function, flagged(bytes, ranks), stream, list) }
+                });
+            }
+            Algorithm::OneShot => ("all_reduce_one_shot_in_place", bytes),
+            _ => ("all_reduce_two_shot", bytes.div_ceil(ranks)),
+        };
+        self.enqueue(NAME, call, stream, |group| {
+            let function = self.gpu.function(file(T::DTYPE), name)?;
+            let mut group = group;
+            let grid = self.grid(function, shape)?;
+            let list = parameters![group, parts, first, length, op];
+            // SAFETY: the kernel's parameters in order; it touches `length` elements of all parts.
+            unsafe { self.gpu.launch(function, grid, stream, list) }
+        })
+    }
+
+    /// Into `out`, which lies in no symmetric memory of the group, leaving this as it is. Collective, in `stream`.
+    pub fn all_reduce_into(
+        &mut self,
+        op: ReduceOp,
+        out: ViewMut<'_, T>,
+        stream: &Stream,
+    ) -> Result<()> {
+        const NAME: &str = "all_reduce";
+        self.check_out(NAME, self.len(), out.len)?;
+        let len = self.len();
+        if is_small(len * size_of::<T>(), self.group().size()) {
+            return self.flagged(NAME, op, self.view(), out, stream);
+        }
+        self.pull(NAME, op, out, (0, 1, len, len), true, stream)
+    }
+
+    /// `out` becomes the reduction of all ranks' blocks for this one, of which each has one for each rank.
+    pub fn reduce_scatter(
+        &mut self,
+        op: ReduceOp,
+        out: ViewMut<'_, T>,
+        stream: &Stream,
+    ) -> Result<()> {
+        const NAME: &str = "reduce_scatter";
+        let block = self.block(NAME, self.len())?;
+        self.check_out(NAME, block, out.len)?;
+        let first = self.group().rank() * block;
+        self.pull(NAME, op, out, (first, 1, block, block), true, stream)
+    }
+
+    /// As [`Symmetric::reduce_scatter`] of rows of `columns`, of which each rank gets its share of the columns.
+    pub fn reduce_scatter_last_dim(
+        &mut self,
+        op: ReduceOp,
+        columns: usize,
+        out: ViewMut<'_, T>,
+        stream: &Stream,
+    ) -> Result<()> {
+        const NAME: &str = "reduce_scatter";
+        let block = self.block(NAME, columns)?;
+        if columns == 0 || !self.len().is_multiple_of(columns) {
+            let expected = format!("a number of columns that divides {}", self.len());
+            return Err(self.group().usage(NAME, expected, columns.to_string()));
+        }
+        let rows = self.len() / columns;
+        self.check_out(NAME, rows * block, out.len)?;
+        let first = self.group().rank() * block;
+        self.pull(NAME, op, out, (first, rows, block, columns), true, stream)
+    }
+
+    /// On rank `root`, `out` becomes the reduction of all ranks' elements; elsewhere it is not touched.
+    pub fn reduce(
+        &mut self,
+        op: ReduceOp,
+        root: usize,
+        out: ViewMut<'_, T>,
+        stream: &Stream,
+    ) -> Result<()> {
+        const NAME: &str = "reduce";
+        self.group().check_rank(NAME, root)?;
+        let (len, is_root) = (self.len(), self.group().rank() == root);
+        if is_root {
+            self.check_out(NAME, len, out.len)?;
+        }
+        self.pull(NAME, op, out, (0, 1, len, len), is_root, stream)
+    }
+
+    /// `out` becomes all ranks' elements, one rank's after the other's. Collective, in `stream`.
+    pub fn all_gather(&mut self, out: ViewMut<'_, T>, stream: &Stream) -> Result<()> {
+        const NAME: &str = "all_gather";
+        self.check_out(NAME, self.len() * self.group().size(), out.len)?;
+        self.moved(NAME, out.address, self.len(), None, stream)
+    }
+
+    /// All ranks' elements become those of rank `root`. Collective, in `stream`.
+    pub fn broadcast(&mut self, root: usize, stream: &Stream) -> Result<()> {
+        const NAME: &str = "broadcast";
+        self.group().check_rank(NAME, root)?;
+        self.moved(NAME, self.view().address, self.len(), Some(root), stream)
+    }
+
+    /// `out` becomes the blocks that all ranks have for this one, by rank. Collective, in `stream`.
+    pub fn all_to_all(&mut self, out: ViewMut<'_, T>, stream: &Stream) -> Result<()> {
+        const NAME: &str = "all_to_all";
+        let block = self.block(NAME, self.len())?;
+        self.check_out(NAME, self.len(), out.len)?;
+        self.moved(NAME, out.address, block, None, stream)
+    }
+
+    /// On rank `root`, `out` becomes all ranks' elements; elsewhere it is not touched.
+    pub fn gather(&mut self, root: usize, out: ViewMut<'_, T>, stream: &Stream) -> Result<()> {
+        const NAME: &str = "gather";
+        self.group().check_rank(NAME, root)?;
+        if self.group().rank() == root {
+            self.check_out(NAME, self.len() * self.group().size(), out.len)?;
+        }
+        self.moved(NAME, out.address, self.len(), Some(root), stream)
+    }
+
+    /// `out` becomes the block that rank `root` has for this rank.
+    pub fn scatter(&mut self, root: usize, out: ViewMut<'_, T>, stream: &Stream) -> Result<()> {
+        const NAME: &str = "scatter";
+        self.group().check_rank(NAME, root)?;
+        let block = self.block(NAME, self.len())?;
+        self.check_out(NAME, block, out.len)?;
+        self.moved(NAME, out.address, block, Some(root), stream)
+    }
+
+    /// A barrier of the group, in `stream`: what any rank's stream did before is seen by all after.
+    pub fn barrier(&self, stream: &Stream) -> Result<()> {
+        const NAME: &str = "barrier";
+        self.enqueue(NAME, self.digest(NAME, &[]), stream, |group| {
+            let function = self.gpu.function("move", NAME)?;
+            let mut group = group;
+            let threads = group.size.next_multiple_of(32);
+            // SAFETY: the kernel's parameter; it touches the pads alone.
+            unsafe { self.gpu.launch(function, (1, threads), stream, parameters![group]) }
+        })
+    }
+
+    /// Sends `from` with flags, and reduces what all have sent into `to`.
+    fn flagged(
+        &self,
+        name: &'static str,
+        op: ReduceOp,
+        from: View<'_, T>,
+        to: ViewMut<'_, T>,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.check_operator(name, op)?;
+        let call = self.digest(name, &[op as usize, usize::MAX]);
+        let (bytes, ranks) = (from.len * size_of::<T>(), self.group().size());
+        let (mut length, mut op) = (from.len as u64, op as u32);
+        let (mut from, mut to) = (from.address, to.address);
+        self.enqueue(name, call, stream, |group| {
+            let function = self.gpu.function(file(T::DTYPE), "all_reduce_flagged")?;
+            let mut group = group;
+            let list = parameters![group, from, to, length, op];
+            // SAFETY: the kernel's parameters in order, with as many elements in both views.
+            unsafe { self.gpu.launch(function, flagged(bytes, ranks), stream, list) }
+        })
+    }
+
+    /// Reduces `rows` rows of `columns` elements of all parts, from `first` on and `pitch` apart, into `out`.
+    fn pull(
+        &self,
+        name: &'static str,
+        op: ReduceOp,
+        out: ViewMut<'_, T>,
+        (first, rows, columns, pitch): (usize, usize, usize, usize),
+        active: bool,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.check_operator(name, op)?;
+        let call = self.digest(name, &[op as usize, rows, columns, pitch]);
+        let bytes = rows * columns * size_of::<T>();
+        let [mut first, mut rows, mut columns, mut pitch] =
+            [first, rows, columns, pitch].map(|n| n as u64);
+        let (mut to, mut active, mut op) = (out.address, u32::from(active), op as u32);
+        let mut parts = self.parts;
+        self.enqueue(name, call, stream, |group| {
+            let function = self.gpu.function(file(T::DTYPE), "reduce_pull")?;
+            let mut group = group;
+            let grid = self.grid(function, bytes)?;
+            let list =
+                parameters![group, parts, to, first, rows, columns, pitch, active, op];
+            // SAFETY: the kernel's parameters in order; the rows lie within all parts, and `out` has as many elements.
+            unsafe { self.gpu.launch(function, grid, stream, list) }
+        })
+    }
+
+    /// Runs the kernel `name` that moves blocks of `len` elements to `out`.
+    fn moved(
+        &self,
+        name: &'static str,
+        out: u64,
+        len: usize,
+        root: Option<usize>,
+        stream: &Stream,
+    ) -> Result<()> {
+        let call = self.digest(name, &[len, root.unwrap_or(usize::MAX)]);
+        let (mut out, mut first, mut bytes) = (out, 0_u64, (len * size_of::<T>()) as u64);
+        let mut parts = self.parts;
+        self.enqueue(name, call, stream, |group| {
+            let function = self.gpu.function("move", name)?;
+            let mut group = group;
+            let grid = self.grid(function, bytes as usize)?;
+            let mut root = root.map(|root| root as u32);
+            // SAFETY: the kernel's parameters in order; blocks of that many bytes lie within all parts and `out`.
+            match &mut root {
+                None => unsafe {
+                    let list = parameters![group, parts, out, first, bytes];
+                    self.gpu.launch(function, grid, stream, list)
+                },
+                Some(root) => unsafe {
+                    let list = parameters![group, parts, out, first, bytes, *root];
+                    self.gpu.launch(function, grid, stream, list)
+                },
+            }
+        })
+    }
+
+    fn enqueue(
+        &self,
+        name: &'static str,
+        call: u32,
+        stream: &Stream,
+        launch: impl FnOnce(GroupParameter) -> Result<()>,
+    ) -> Result<()> {
+        self.comm.enqueue(self.group(), name, call, stream, launch)
+    }
+
+    /// Blocks and threads for a kernel that works on so many bytes of this rank: enough to keep the device busy, and no
+    /// more than fit on it together with those of the ranks that share it.
+    fn grid(&self, function: Function, bytes: usize) -> Result<(u32, u32)> {
+        let together = self.gpu.resident(function, THREADS)? / self.comm.neighbours.max(1) as u32;
+        let wanted = bytes.div_ceil(VECTOR * THREADS as usize);
+        let most = together.min(MAX_BLOCKS).max(1);
+        Ok((u32::try_from(wanted).unwrap_or(u32::MAX).clamp(1, most), THREADS))
+    }
+
+    fn digest(&self, name: &'static str, agreed: &[usize]) -> u32 {
+        let number = self.handle.number() as usize;
+        digest(name, T::DTYPE as usize, number, self.len(), agreed)
+    }
+
+    fn block(&self, name: &'static str, len: usize) -> Result<usize> {
+        crate::collectives::block_len(self.group(), name, len)
+    }
+
+    fn check_out(&self, name: &'static str, expected: usize, got: usize) -> Result<()> {
+        crate::collectives::check_len(self.group(), name, "an output", expected, got)
+    }
+
+    fn check_operator(&self, name: &'static str, op: ReduceOp) -> Result<()> {
+        crate::collectives::loop_for::<T>(self.group(), name, op).map(drop)
+    }
+}
+
+/// Blocks and threads of the kernel that sends data with flags: 8 bytes a thread, until there are as many as may be.
+fn flagged(bytes: usize, ranks: usize) -> (u32, u32) {
+    let words = u32::try_from(bytes.div_ceil(8)).unwrap_or(u32::MAX);
+    let least = (ranks as u32).next_multiple_of(32);
+    let threads = words.next_multiple_of(32).clamp(least, FLAGGED.1.max(least));
+    (words.div_ceil(threads).clamp(1, FLAGGED.0), threads)
+}

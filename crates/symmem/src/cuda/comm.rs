@@ -1,0 +1,338 @@
+//! What a group has on a device: pads on which kernels of all ranks meet, the mailbox in which they note what went wrong, and
+//! the order of what the group does there.
+//!
+//! A kernel that gives up notes why, tells all ranks, and returns; all later ones return at once. The host hands the error
+//! out once, on every rank; the call after that puts the pads in order together with the other ranks, and goes on.
+#![allow(unsafe_code)] // S1, S3 (addresses within the pads), S4
+
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use symmem_sys::cuda::{self as sys, HostMemory};
+
+use super::gpu::Gpu;
+use super::layout::{
+    BROKEN, EPOCHS, GroupParameter, MAX_BLOCKS, MAX_RANKS, MailboxWords, Pointers, pad_bytes,
+};
+use super::stream::Stream;
+use crate::block::{Block, Mapping};
+use crate::dtype::{DType, ReduceOp};
+use crate::error::{Error, Result};
+use crate::group::Group;
+use crate::mesh::{Gone, Mourner, Subject};
+use crate::sync::Ordering;
+use crate::symmetric::Handle;
+
+/// What kernels say they are about.
+const OPS: [&str; 14] = [
+    "barrier",
+    "all_reduce",
+    "reduce_scatter",
+    "reduce",
+    "all_gather",
+    "broadcast",
+    "all_to_all",
+    "all_to_all_v",
+    "gather",
+    "scatter",
+    "put_signal",
+    "wait_signal",
+    "memset32",
+    "a kernel of the caller's",
+];
+
+/// A group on a device.
+pub(super) struct Comm {
+    gpu: Gpu,
+    /// Ranks of the group on this rank's device.
+    pub(super) neighbours: usize,
+    parameter: GroupParameter,
+    mailbox: Mailbox,
+    members: Vec<usize>,
+    state: Mutex<State>,
+    /// Not the handle, which would keep the group, which keeps this.
+    _pads: (Arc<Block>, Arc<Mapping>),
+}
+
+struct State {
+    /// Where the last kernel went, and in which capture.
+    last: Option<(sys::Stream, Option<u64>)>,
+    event: sys::Event,
+    /// A failure was handed out; the pads are not in order.
+    failed: bool,
+}
+
+impl Comm {
+    /// That of `group` on `gpu`; collective the first time.
+    pub(super) fn of(group: &Group, gpu: &Gpu) -> Result<Arc<Self>> {
+        group.attached(u64::from(gpu.number()), || Self::form(group, gpu))
+    }
+
+    fn form(group: &Group, gpu: &Gpu) -> Result<Arc<Self>> {
+        let size = group.size();
+        if size > MAX_RANKS {
+            let expected = format!("a group of at most {MAX_RANKS} ranks on a device");
+            return Err(group.usage("rendezvous", expected, size.to_string()));
+        }
+        let mut devices = vec![0; 16 * size];
+        group.all_gather(&gpu.uuid(), &mut devices)?;
+        let neighbours = devices.chunks(16).filter(|uuid| *uuid == gpu.uuid()).count();
+        let handle = Handle::on_device(group, Arc::new(gpu.clone()), pad_bytes(size), DType::U8)?;
+        let mailbox = Mailbox::new(gpu)?;
+        let parameter = GroupParameter {
+            rank: group.rank() as u32,
+            size: size as u32,
+            scope: u32::from(neighbours == size),
+            op: 0,
+            call: 0,
+            reserved: 0,
+            timeout: 0,
+            mailbox: mailbox.memory.device,
+            pads: Pointers::new(&handle.buffer_ptrs()),
+        };
+        let event = gpu.call(|driver| driver.event_create(false))?;
+        let comm = Arc::new(Self {
+            gpu: gpu.clone(),
+            neighbours,
+            parameter,
+            mailbox,
+            members: group.world_ranks().to_vec(),
+            state: Mutex::new(State { last: None, event, failed: false }),
+            _pads: handle.keep(),
+        });
+        let mourner: std::sync::Weak<Self> = Arc::downgrade(&comm);
+        group.context().mesh.watch(mourner);
+        Ok(comm)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn mailbox_address(&self) -> u64 {
+        self.mailbox.memory.device
+    }
+
+    pub(super) fn scope(&self) -> u32 {
+        self.parameter.scope
+    }
+
+    /// Makes the group's next kernel, by `launch`, come after its last, whatever their streams.
+    pub(super) fn enqueue(
+        &self,
+        group: &Group,
+        op: &'static str,
+        call: u32,
+        stream: &Stream,
+        launch: impl FnOnce(GroupParameter) -> Result<()>,
+    ) -> Result<()> {
+        if *stream.gpu() != self.gpu {
+            let expected = format!("a stream of {:?}", self.gpu);
+            return Err(group.usage(op, expected, format!("one of {:?}", stream.gpu())));
+        }
+        let mut state = self.state();
+        self.check_in(&mut state, group, op)?;
+        self.order(&mut state, group, op, stream)?;
+        let op = OPS.iter().position(|known| *known == op).unwrap_or(OPS.len() - 1);
+        let timeout = nanoseconds(group);
+        launch(GroupParameter { op: op as u32, call, timeout, ..self.parameter })
+    }
+
+    fn order(&self, state: &mut State, group: &Group, op: &'static str, to: &Stream) -> Result<()> {
+        let now = (to.raw(), to.capture()?);
+        match state.last {
+            None => {}
+            Some(last) if last == now => {}
+            // Both run, or both are noted in one graph: an event orders them.
+            Some((stream, capture)) if capture == now.1 => {
+                let event = state.event;
+                self.gpu.call(|driver| {
+                    driver.event_record(event, stream)?;
+                    driver.stream_wait(now.0, event)
+                })?;
+            }
+            // What ran before a capture began is done before a graph of it can run; and the other way round.
+            Some((stream, _)) if stream == now.0 => {}
+            Some((_, capture)) => {
+                let expected = "the stream of the group's last operation, since only one of \
+                                the two is being captured";
+                let got = if capture.is_some() { "one that is not captured" } else { "another" };
+                return Err(group.usage(op, expected.to_owned(), got.to_owned()));
+            }
+        }
+        state.last = Some(now);
+        Ok(())
+    }
+
+    /// The error of a kernel that failed, if one did since the last call.
+    pub(super) fn check(&self, group: &Group, op: &'static str) -> Result<()> {
+        let mut state = self.state();
+        if state.failed { Ok(()) } else { self.take_failure(&mut state, group, op) }
+    }
+
+    fn check_in(&self, state: &mut State, group: &Group, op: &'static str) -> Result<()> {
+        group.check_whole(op)?;
+        if state.failed {
+            return self.recover(state, group);
+        }
+        self.take_failure(state, group, op)
+    }
+
+    fn take_failure(&self, state: &mut State, group: &Group, op: &'static str) -> Result<()> {
+        let Some(note) = self.mailbox.read() else { return Ok(()) };
+        state.failed = true;
+        group.check_whole(op)?; // a lost rank is the cause of whatever else happened
+        let during = OPS.get(note.op as usize).copied().unwrap_or(op);
+        let rank = note.rank as usize;
+        Err(match note.kind {
+            1 => Error::Timeout {
+                op: during,
+                channel: Some(note.channel as usize),
+                waiting_for: vec![rank],
+                after: Duration::from_nanos(nanoseconds(group)),
+            },
+            2 => Error::PeerLost { rank, during, how: "its group is poisoned".into() },
+            3 => Error::Mismatch {
+                op: during,
+                what: "operation",
+                rank,
+                ours: format!("a call with the digest {:08x}", note.ours),
+                theirs: format!("one with {:08x}", note.theirs),
+            },
+            4 => {
+                let reason = "it could not finish an operation of the group".into();
+                Error::PeerFailed { op: during, rank, reason }
+            }
+            _ => {
+                let why = ["", "negative", "beyond the input", "beyond the output"];
+                let got = why.get(note.ours as usize).copied().unwrap_or_default();
+                group.usage(during, "rows that fit".into(), format!("rows of rank {rank} {got}"))
+            }
+        })
+    }
+
+    /// Puts the pads in order, with all ranks: epochs from which no flag of before counts.
+    fn recover(&self, state: &mut State, group: &Group) -> Result<()> {
+        let service = self.gpu.service()?;
+        let own = self.parameter.pads.0[self.parameter.rank as usize % MAX_RANKS];
+        if let Some((stream, None)) = state.last {
+            // Our own kernels leave by themselves; none of them may be under way when the pad changes.
+            self.gpu.call(|driver| driver.stream_synchronize(stream))?;
+        }
+        let mut epochs = [0_u32; MAX_BLOCKS as usize];
+        self.gpu.call(|driver| {
+            let to = epochs.as_mut_ptr().cast();
+            // SAFETY: S3: the epochs of our own pad, into as many words, which live until the stream is empty.
+            unsafe { driver.copy_to_host(to, own + EPOCHS, size_of_val(&epochs), service.raw()) }?;
+            driver.stream_synchronize(service.raw())
+        })?;
+        let mut last = [epochs.iter().copied().max().unwrap_or(0)];
+        group.all_reduce(&mut last, ReduceOp::Max)?;
+        let first = last[0].wrapping_add(2) & !1;
+        self.gpu.call(|driver| {
+            // SAFETY: S3: our own pad, on which nobody meets until all ranks have come to the barrier below.
+            unsafe { driver.memset32(own + EPOCHS, first, MAX_BLOCKS as usize, service.raw()) }?;
+            // SAFETY: likewise.
+            unsafe { driver.memset32(own + BROKEN, 0, 1, service.raw()) }?;
+            driver.stream_synchronize(service.raw())
+        })?;
+        self.mailbox.clear();
+        group.all_reduce(&mut last, ReduceOp::Max)?;
+        state.failed = false;
+        Ok(())
+    }
+}
+
+impl Mourner for Comm {
+    fn gone(&self, world_rank: usize, gone: &Gone, _subject: Option<&Subject>) {
+        let rank = self.members.iter().position(|member| *member == world_rank);
+        if let Some(rank) = rank.filter(|_| !gone.left) {
+            self.mailbox.words().poison.store(rank as u32 + 1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Comm {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let event = state.event;
+        let gone = self.gpu.call(|driver| {
+            // Kernels look into the mailbox, which goes now.
+            driver.context_synchronize()?;
+            // SAFETY: S4: made in `form`, and not used again.
+            unsafe { driver.event_destroy(event) }
+        });
+        if let Err(e) = gone {
+            tracing::warn!("{e}");
+        }
+    }
+}
+
+/// The group's limit for a wait; 0 for ever.
+pub(super) fn nanoseconds(group: &Group) -> u64 {
+    let limit = group.deadline().start().remaining().unwrap_or(Duration::ZERO);
+    u64::try_from(limit.as_nanos()).unwrap_or(0)
+}
+
+/// What a kernel noted.
+struct Note {
+    kind: u32,
+    op: u32,
+    channel: u32,
+    rank: u32,
+    ours: u32,
+    theirs: u32,
+}
+
+struct Mailbox {
+    gpu: Gpu,
+    memory: HostMemory,
+}
+
+// SAFETY: atomics in memory that lives as long as this; they may be shared with anyone.
+unsafe impl Send for Mailbox {}
+// SAFETY: as above.
+unsafe impl Sync for Mailbox {}
+
+impl Mailbox {
+    fn new(gpu: &Gpu) -> Result<Self> {
+        let memory = gpu.call(|driver| driver.host_alloc(size_of::<MailboxWords>()))?;
+        let mailbox = Self { gpu: gpu.clone(), memory };
+        mailbox.words().poison.store(0, Ordering::Relaxed);
+        mailbox.clear();
+        Ok(mailbox)
+    }
+
+    fn words(&self) -> &MailboxWords {
+        let words: NonNull<MailboxWords> = self.memory.host.cast();
+        // SAFETY: S1: pinned memory of that size, page-aligned, which goes with `self`; atomics have no invalid values.
+        unsafe { words.as_ref() }
+    }
+
+    fn read(&self) -> Option<Note> {
+        let words = self.words();
+        // Acquire: pairs with the fence before the kernel's last store.
+        if words.state.load(Ordering::Acquire) != 2 {
+            return None;
+        }
+        let [kind, op, channel, rank, ours, theirs] =
+            [&words.kind, &words.op, &words.channel, &words.rank, &words.ours, &words.theirs]
+                .map(|word| word.load(Ordering::Relaxed));
+        Some(Note { kind, op, channel, rank, ours, theirs })
+    }
+
+    fn clear(&self) {
+        self.words().state.store(0, Ordering::Release);
+    }
+}
+
+impl Drop for Mailbox {
+    fn drop(&mut self) {
+        // SAFETY: S4: from one `host_alloc`; kernels that look into it are done.
+        let gone = self.gpu.call(|driver| unsafe { driver.host_free(self.memory.host) });
+        if let Err(e) = gone {
+            tracing::warn!("{e}");
+        }
+    }
+}

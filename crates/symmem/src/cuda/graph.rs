@@ -1,0 +1,53 @@
+//! Work that is noted once and done many times.
+#![allow(unsafe_code)] // S4
+
+use symmem_sys::cuda::GraphExec;
+
+use super::stream::Stream;
+use crate::error::Result;
+
+/// Captured work, ready to be launched. It does not keep the memory that the work touches: who launches it has to.
+#[derive(Debug)]
+pub struct Graph {
+    exec: GraphExec,
+    gpu: super::Gpu,
+}
+
+impl Stream {
+    /// Notes what `work` puts into this stream instead of doing it.
+    pub fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
+        let gpu = self.gpu();
+        gpu.call(|driver| driver.capture_begin(self.raw()))?;
+        let worked = work();
+        let graph = gpu.call(|driver| driver.capture_end(self.raw()));
+        worked?; // says more than what the end of a broken capture does
+        let graph = graph?;
+        let exec = gpu.call(|driver| driver.graph_instantiate(graph));
+        // SAFETY: S4: ours, from the capture, and not used again.
+        gpu.call(|driver| unsafe { driver.graph_destroy(graph) })?;
+        Ok(Graph { exec: exec?, gpu: gpu.clone() })
+    }
+}
+
+impl Graph {
+    /// Does all of it once, in `stream`.
+    ///
+    /// # Safety
+    /// Everything that the captured work touches is still there, and all ranks whose kernels it waits for launch theirs.
+    pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
+        self.gpu.call(|driver| {
+            // SAFETY: as the caller promises.
+            unsafe { driver.graph_launch(self.exec, stream.raw()) }
+        })
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: S4: ours, and not used again; a launch that is under way is still done.
+        let gone = self.gpu.call(|driver| unsafe { driver.graph_exec_destroy(self.exec) });
+        if let Err(e) = gone {
+            tracing::warn!("{e}");
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! The library's own kernels: PTX that the driver compiles for the device, each file when something of it is first wanted.
+#![allow(unsafe_code)] // S4
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::{Mutex, PoisonError};
+
+use symmem_sys::cuda::{Context, Driver, Function, Launch, Module};
+
+use super::gpu::Gpu;
+use super::stream::Stream;
+use crate::error::{Error, Result};
+
+macro_rules! files {
+    ($($name:literal),* $(,)?) => {
+        /// The PTX of each file.
+        const FILES: &[(&str, &str)] =
+            &[$(($name, include_str!(concat!("../../../../kernels/ptx/", $name, ".ptx")))),*];
+    };
+}
+
+files!(
+    "move",
+    "rows",
+    "reduce_f64",
+    "reduce_f32",
+    "reduce_f16",
+    "reduce_bf16",
+    "reduce_f8e4m3",
+    "reduce_f8e5m2",
+    "reduce_i8",
+    "reduce_i16",
+    "reduce_i32",
+    "reduce_i64",
+    "reduce_u8",
+    "reduce_u16",
+    "reduce_u32",
+    "reduce_u64",
+    "multimem_f32",
+    "multimem_f16",
+    "multimem_bf16",
+);
+
+/// What is loaded on one device.
+#[derive(Default)]
+pub(super) struct Kernels(Mutex<Loaded>);
+
+#[derive(Default)]
+struct Loaded {
+    modules: HashMap<&'static str, Module>,
+    functions: HashMap<(&'static str, &'static str), Function>,
+}
+
+impl Kernels {
+    /// Gives everything back.
+    pub(super) fn unload(&mut self, driver: &dyn Driver, context: Context) {
+        let loaded = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if loaded.modules.is_empty() || driver.context_push(context).is_err() {
+            return;
+        }
+        for (_, module) in loaded.modules.drain() {
+            // SAFETY: S4: loaded by us; whoever could launch something of it is gone.
+            if let Err(e) = unsafe { driver.module_unload(module) } {
+                tracing::warn!("{e}");
+            }
+        }
+        let _ = driver.context_pop();
+    }
+}
+
+impl Gpu {
+    /// The kernel `name` of the file `file`.
+    pub(super) fn function(&self, file: &'static str, name: &'static str) -> Result<Function> {
+        let mut loaded = self.kernels().0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = loaded.functions.get(&(file, name)) {
+            return Ok(*function);
+        }
+        let module = match loaded.modules.get(file) {
+            Some(module) => *module,
+            None => {
+                let known = FILES.iter().find(|(known, _)| *known == file);
+                let (_, ptx) = known.ok_or_else(|| Error::Unavailable {
+                    what: format!("the kernels {file}"),
+                    why: "there are none".into(),
+                })?;
+                let module = self.call(|driver| driver.module_load(ptx))?;
+                loaded.modules.insert(file, module);
+                module
+            }
+        };
+        let function = self.call(|driver| driver.module_function(module, name))?;
+        loaded.functions.insert((file, name), function);
+        Ok(function)
+    }
+
+    /// Blocks of so many threads of a kernel that this device holds at once.
+    pub(super) fn resident(&self, function: Function, threads: u32) -> Result<u32> {
+        let each = self.call(|driver| driver.max_active_blocks(function, threads, 0))?;
+        Ok(each * self.multiprocessors())
+    }
+
+    /// Puts a kernel into `stream`.
+    ///
+    /// # Safety
+    /// `parameters` point to a value of the right type for each parameter, and what the kernel does with them is sound
+    /// when it runs.
+    pub(super) unsafe fn launch(
+        &self,
+        function: Function,
+        (blocks, threads): (u32, u32),
+        stream: &Stream,
+        parameters: &mut [*mut c_void],
+    ) -> Result<()> {
+        let launch = Launch::new(function, blocks, threads, stream.raw());
+        self.call(|driver| {
+            // SAFETY: as the caller promises.
+            unsafe { driver.launch(&launch, parameters) }
+        })
+    }
+}
+
+/// The pointers to the parameters of a launch, which live as long as the values.
+macro_rules! parameters {
+    ($($value:expr),* $(,)?) => {
+        &mut [$(std::ptr::from_mut(&mut $value).cast::<std::ffi::c_void>()),*]
+    };
+}
+pub(super) use parameters;
+

@@ -1,0 +1,121 @@
+//! What kernels get by value, laid out as in `kernels/symmem.cuh`, and where things lie in a group's pad.
+
+use crate::sync::SharedWord;
+
+/// The most ranks that a kernel can address.
+pub(super) const MAX_RANKS: usize = 72;
+/// The most blocks of a kernel that meets others.
+pub(super) const MAX_BLOCKS: u32 = 256;
+/// The most blocks, and threads of one, that send data with flags.
+pub(super) const FLAGGED: (u32, u32) = (64, 256);
+
+/// `SymmemPointers`: an address for each rank.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Pointers(pub(super) [u64; MAX_RANKS]);
+
+impl Pointers {
+    pub(super) fn new(addresses: &[usize]) -> Self {
+        let at = |rank: usize| addresses.get(rank).map_or(0, |&address| address as u64);
+        Self(std::array::from_fn(at))
+    }
+}
+
+/// `SymmemGroup`: a group's pads, and what a kernel's blocks say when they meet.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct GroupParameter {
+    pub(super) rank: u32,
+    pub(super) size: u32,
+    /// 1: all ranks on one device, whose scope is enough; 0: the system's.
+    pub(super) scope: u32,
+    pub(super) op: u32,
+    pub(super) call: u32,
+    pub(super) reserved: u32,
+    /// Nanoseconds; 0 for ever.
+    pub(super) timeout: u64,
+    pub(super) mailbox: u64,
+    pub(super) pads: Pointers,
+}
+
+/// `SymmemHandle`: an allocation, for its own signals and for users' kernels.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct DeviceHandle {
+    pub(super) rank: u32,
+    pub(super) size: u32,
+    pub(super) scope: u32,
+    pub(super) channels: u32,
+    pub(super) op: u32,
+    pub(super) reserved: u32,
+    pub(super) timeout: u64,
+    pub(super) mailbox: u64,
+    pub(super) buffers: Pointers,
+    pub(super) pads: Pointers,
+    pub(super) multicast: u64,
+}
+
+/// `SymmemMailbox`, in pinned memory of the host: where kernels note the first failure.
+///
+/// | word | written by | values |
+/// |---|---|---|
+/// | `poison` | the host | 0: fine; n+1: rank n is lost, and waits end |
+/// | `state` | kernels 0 → 1 → 2 (release), the host 2 → 0 | 0 empty, 1 being written, 2 written |
+/// | others | the kernel that moved `state` to 1 | read by the host when `state` is 2 |
+#[repr(C)]
+pub(super) struct MailboxWords {
+    pub(super) poison: SharedWord,
+    pub(super) state: SharedWord,
+    pub(super) kind: SharedWord,
+    pub(super) op: SharedWord,
+    pub(super) channel: SharedWord,
+    pub(super) rank: SharedWord,
+    pub(super) ours: SharedWord,
+    pub(super) theirs: SharedWord,
+}
+
+/// Where a pad has the word that says that the group has failed, and its blocks' epochs.
+pub(super) const BROKEN: u64 = 0;
+pub(super) const EPOCHS: u64 = 128;
+
+/// Bytes of the pad of a rank in a group of `size`.
+pub(super) const fn pad_bytes(size: usize) -> usize {
+    (4096 + 2048 * size).next_multiple_of(4096) + 524_288 * size
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use super::*;
+
+    /// The numbers of `symmem_layout` in `kernels/ptx/move.ptx`.
+    #[test]
+    fn structures_are_laid_out_as_the_kernels_say() {
+        let ours = [
+            size_of::<MailboxWords>(),
+            size_of::<GroupParameter>(),
+            size_of::<DeviceHandle>(),
+            offset_of!(MailboxWords, state),
+            offset_of!(MailboxWords, rank),
+            offset_of!(GroupParameter, call),
+            offset_of!(GroupParameter, timeout),
+            offset_of!(GroupParameter, mailbox),
+            offset_of!(GroupParameter, pads),
+            offset_of!(DeviceHandle, op),
+            offset_of!(DeviceHandle, timeout),
+            offset_of!(DeviceHandle, mailbox),
+            offset_of!(DeviceHandle, buffers),
+            offset_of!(DeviceHandle, pads),
+            offset_of!(DeviceHandle, multicast),
+        ];
+        let ptx = include_str!("../../../../kernels/ptx/move.ptx");
+        let (_, rest) = ptx.split_once("symmem_layout").unwrap();
+        let (list, _) = rest.split_once('{').unwrap().1.split_once('}').unwrap();
+        let mut bytes: Vec<usize> = list.split(',').map(|n| n.trim().parse().unwrap()).collect();
+        bytes.resize(ours.len() * 4, 0); // zeros at the end are left out
+        let theirs: Vec<usize> =
+            bytes.chunks(4).map(|b| b[0] | b[1] << 8 | b[2] << 16 | b[3] << 24).collect();
+        assert_eq!(theirs, ours);
+    }
+}

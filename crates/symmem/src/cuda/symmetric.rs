@@ -1,0 +1,230 @@
+//! Memory of a device as users hold it: their own ([`Buffer`]), and the same on all ranks ([`Symmetric`]).
+//!
+//! A device works on what is in its streams when it comes to it, so what may touch memory when is the streams' order, not
+//! the borrow checker's: calls are safe as long as all work on a value goes through its own methods.
+#![allow(unsafe_code)] // S1 (handles keep mappings), S3 (lengths checked here), S4
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use super::comm::{Comm, nanoseconds};
+use super::gpu::Gpu;
+use super::layout::{DeviceHandle, Pointers};
+use super::stream::Stream;
+use crate::block::Block;
+use crate::dtype::Element;
+use crate::error::{Error, Result};
+use crate::group::Group;
+use crate::symmetric::Handle;
+
+/// Memory of a device, this rank's alone. Zeroed.
+pub struct Buffer<T> {
+    gpu: Gpu,
+    block: Arc<Block>,
+    len: usize,
+    elements: PhantomData<T>,
+}
+
+impl Gpu {
+    /// Allocates `len` elements on this device, zeroed, for use in groups of `group`'s world. Not collective.
+    pub fn alloc<T: Element>(&self, group: &Group, len: usize) -> Result<Buffer<T>> {
+        let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| {
+            let expected = "a length that fits the address space".to_owned();
+            group.usage("alloc", expected, format!("{len} elements of {}", T::DTYPE))
+        })?;
+        let block = group.block_on(Arc::new(self.clone()), bytes)?;
+        Ok(Buffer { gpu: self.clone(), block, len, elements: PhantomData })
+    }
+}
+
+impl<T: Element> Buffer<T> {
+    /// Maps all ranks' buffers into each. Collective over `group`.
+    pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>> {
+        let comm = Comm::of(group, &self.gpu)?;
+        let handle = Handle::of_block(&self.block, group, T::DTYPE)?;
+        let parts = Pointers::new(&handle.buffer_ptrs());
+        let (gpu, len) = (self.gpu, self.len);
+        Ok(Symmetric { gpu, comm, handle, parts, len, elements: PhantomData })
+    }
+
+    /// How many elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The elements, as something that collectives read.
+    pub fn view(&self) -> View<'_, T> {
+        View { address: self.block.region().address() as u64, len: self.len, of: PhantomData }
+    }
+
+    /// The elements, as something that collectives write.
+    pub fn view_mut(&mut self) -> ViewMut<'_, T> {
+        ViewMut { address: self.block.region().address() as u64, len: self.len, of: PhantomData }
+    }
+
+    /// Copies `data` to the device, and waits for it.
+    pub fn write(&mut self, data: &[T], stream: &Stream) -> Result<()> {
+        upload(&self.gpu, self.view_mut(), data, stream)
+    }
+
+    /// The elements, once all in `stream` is done.
+    pub fn read(&self, stream: &Stream) -> Result<Vec<T>> {
+        download(&self.gpu, self.view(), stream)
+    }
+}
+
+/// Elements of a device's memory.
+#[derive(Clone, Copy)]
+pub struct View<'a, T> {
+    pub(super) address: u64,
+    pub(super) len: usize,
+    of: PhantomData<&'a T>,
+}
+
+/// Elements of a device's memory, to write.
+pub struct ViewMut<'a, T> {
+    pub(super) address: u64,
+    pub(super) len: usize,
+    of: PhantomData<&'a mut T>,
+}
+
+impl<T> View<'_, T> {
+    /// Of memory that somebody else has allocated.
+    ///
+    /// # Safety
+    /// The device of the call can read `len` elements at `address` until what is put into the stream is done.
+    pub unsafe fn from_raw(address: u64, len: usize) -> Self {
+        Self { address, len, of: PhantomData }
+    }
+}
+
+impl<T> ViewMut<'_, T> {
+    /// Of memory that somebody else has allocated.
+    ///
+    /// # Safety
+    /// The device of the call can write `len` elements at `address` until what is put into the stream is done, and nobody
+    /// else touches them meanwhile.
+    pub unsafe fn from_raw(address: u64, len: usize) -> Self {
+        Self { address, len, of: PhantomData }
+    }
+}
+
+/// Memory of the same length on the devices of all ranks of a group, mapped into each.
+pub struct Symmetric<T> {
+    pub(super) gpu: Gpu,
+    pub(super) comm: Arc<Comm>,
+    pub(super) handle: Handle,
+    /// All ranks' parts as mapped here.
+    pub(super) parts: Pointers,
+    len: usize,
+    elements: PhantomData<T>,
+}
+
+impl<T: Element> Symmetric<T> {
+    /// How many elements each rank has.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Its group.
+    pub fn group(&self) -> &Group {
+        self.handle.group()
+    }
+
+    /// Its device.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// The handle without a type: addresses of all ranks' memory and signal pads.
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// What a kernel of the caller's gets by value, as `SymmemHandle` of `kernels/symmem.cuh`.
+    pub fn device_handle(&self) -> DeviceHandle {
+        let (handle, group) = (&self.handle, self.group());
+        DeviceHandle {
+            rank: group.rank() as u32,
+            size: group.size() as u32,
+            scope: self.comm.scope(),
+            channels: (handle.signal_pad_size() / 4 / group.size()) as u32,
+            op: u32::MAX,
+            reserved: 0,
+            timeout: nanoseconds(group),
+            mailbox: self.comm.mailbox_address(),
+            buffers: self.parts,
+            pads: Pointers::new(&handle.signal_pad_ptrs()),
+            multicast: 0,
+        }
+    }
+
+    /// This rank's elements, as something that collectives read.
+    pub fn view(&self) -> View<'_, T> {
+        View { address: self.own(), len: self.len, of: PhantomData }
+    }
+
+    fn own(&self) -> u64 {
+        self.parts.0.get(self.group().rank()).copied().unwrap_or(0)
+    }
+
+    /// Copies `data` to this rank's elements, and waits for it.
+    pub fn write(&mut self, data: &[T], stream: &Stream) -> Result<()> {
+        let own = ViewMut { address: self.own(), len: self.len, of: PhantomData };
+        upload(&self.gpu, own, data, stream)
+    }
+
+    /// This rank's elements, once all in `stream` is done; or the error of what failed in it.
+    pub fn read(&self, stream: &Stream) -> Result<Vec<T>> {
+        let data = download(&self.gpu, self.view(), stream)?;
+        self.comm.check(self.group(), "read")?;
+        Ok(data)
+    }
+
+    /// Waits until all in `stream` is done, and says whether anything of this group failed in it.
+    pub fn synchronize(&self, stream: &Stream) -> Result<()> {
+        stream.synchronize()?;
+        self.comm.check(self.group(), "synchronize")
+    }
+}
+
+fn upload<T: Element>(gpu: &Gpu, to: ViewMut<'_, T>, data: &[T], stream: &Stream) -> Result<()> {
+    check_len("write", to.len, data.len())?;
+    gpu.call(|driver| {
+        let (from, bytes) = (data.as_ptr().cast(), size_of_val(data));
+        // SAFETY: S3: as long as each other; `data` lives until the stream is empty.
+        unsafe { driver.copy_to_device(to.address, from, bytes, stream.raw()) }?;
+        driver.stream_synchronize(stream.raw())
+    })
+}
+
+fn download<T: Element>(gpu: &Gpu, from: View<'_, T>, stream: &Stream) -> Result<Vec<T>> {
+    let mut data: Vec<T> = Vec::with_capacity(from.len);
+    gpu.call(|driver| {
+        let (to, bytes) = (data.as_mut_ptr().cast(), from.len * size_of::<T>());
+        // SAFETY: S3: as long as each other; `data` lives until the stream is empty.
+        unsafe { driver.copy_to_host(to, from.address, bytes, stream.raw()) }?;
+        driver.stream_synchronize(stream.raw())
+    })?;
+    // SAFETY: so many elements have been written, and `Element`s have no invalid bits.
+    unsafe { data.set_len(from.len) };
+    Ok(data)
+}
+
+pub(super) fn check_len(op: &'static str, expected: usize, got: usize) -> Result<()> {
+    if expected == got {
+        return Ok(());
+    }
+    let expected = format!("{expected} elements");
+    Err(Error::Usage { op, rank: None, expected, got: got.to_string() })
+}

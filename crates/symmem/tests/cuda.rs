@@ -1,0 +1,304 @@
+//! Memory, signals and collectives on a real device, whose bits are compared with those of host memory.
+//!
+//! `cargo xtask gpu` runs these where there is one. Ranks are threads of this process, or processes of their own that
+//! share the device: those want MPS, without which they take turns of milliseconds.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::time::{Duration, Instant};
+
+use half::{bf16, f16};
+use symmem::cuda::{Gpu, Stream};
+use symmem::{Algorithm, Element, Error, F8E4M3, F8E5M2, GroupOptions, ReduceOp, World, WorldOptions};
+
+const NO_GPU: &str = "needs a CUDA device: cargo xtask gpu";
+
+fn ranks() -> Vec<usize> {
+    match std::env::var("SYMMEM_GPU_RANKS") {
+        Ok(list) => list.split(',').map(|n| n.parse().unwrap()).collect(),
+        Err(_) => vec![1, 2, 4],
+    }
+}
+
+fn each(body: impl Fn(&World, &Gpu, &Stream) + Sync) {
+    for n in ranks() {
+        World::threads(n, |world| {
+            let gpu = Gpu::open(0).unwrap();
+            let stream = gpu.stream().unwrap();
+            body(&world, &gpu, &stream);
+            world.barrier().unwrap();
+        })
+        .unwrap();
+    }
+}
+
+trait Sample: Element + PartialEq {
+    fn sample(seed: usize) -> Self;
+    fn bytes(values: &[Self]) -> Vec<u8>;
+}
+
+macro_rules! samples {
+    ($($type:ty => |$x:ident| $make:expr),* $(,)?) => {$(
+        impl Sample for $type {
+            fn sample(seed: usize) -> Self {
+                let mut state = (seed as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                state ^= state >> 29;
+                state = state.wrapping_mul(0xbf58_476d_1ce4_e5b9);
+                let $x = state ^ state >> 32;
+                $make
+            }
+            fn bytes(values: &[Self]) -> Vec<u8> {
+                values.iter().flat_map(|v| v.to_ne_bytes()).collect()
+            }
+        }
+    )*};
+}
+
+/// Numbers of all sizes, and now and then one that is none.
+fn float(x: u64) -> f32 {
+    match x % 61 {
+        0 => f32::NAN,
+        1 => f32::INFINITY,
+        2 => -0.0,
+        _ => f32::from_bits((x as u32 & 0x83ff_ffff) | 0x3c00_0000),
+    }
+}
+
+samples!(
+    f64 => |x| f64::from(float(x)) * 1.000_000_1,
+    f32 => |x| float(x),
+    f16 => |x| f16::from_f32(float(x)),
+    bf16 => |x| bf16::from_f32(float(x)),
+    i64 => |x| x as i64, i32 => |x| x as i32, i16 => |x| x as i16, i8 => |x| x as i8,
+    u64 => |x| x, u32 => |x| x as u32, u16 => |x| x as u16, u8 => |x| x as u8,
+);
+
+impl Sample for F8E4M3 {
+    fn sample(seed: usize) -> Self {
+        Self(u8::sample(seed))
+    }
+    fn bytes(values: &[Self]) -> Vec<u8> {
+        values.iter().map(|v| v.0).collect()
+    }
+}
+
+impl Sample for F8E5M2 {
+    fn sample(seed: usize) -> Self {
+        Self(u8::sample(seed))
+    }
+    fn bytes(values: &[Self]) -> Vec<u8> {
+        values.iter().map(|v| v.0).collect()
+    }
+}
+
+fn input<T: Sample>(rank: usize, len: usize) -> Vec<T> {
+    (0..len).map(|i| T::sample(i * 131 + rank * 7919)).collect()
+}
+
+fn same<T: Sample>(got: &[T], expected: &[T], what: &str) {
+    let (a, b) = (T::bytes(got), T::bytes(expected));
+    let at = a.iter().zip(&b).position(|(a, b)| a != b);
+    assert!(a == b, "{what}: differs at byte {at:?} of {}", a.len());
+}
+
+fn reductions<T: Sample>(world: &World, gpu: &Gpu, stream: &Stream, lengths: &[usize]) {
+    let (n, own) = (world.size(), world.rank());
+    for &len in lengths {
+        let mut x = gpu.alloc::<T>(world, len).unwrap().rendezvous(world).unwrap();
+        let mut out = gpu.alloc::<T>(world, len).unwrap();
+        for op in ReduceOp::ALL {
+            let data = input::<T>(own, len);
+            let mut expected = data.clone();
+            if world.all_reduce(&mut expected, op).is_err() {
+                assert!(x.all_reduce(op, stream).is_err());
+                continue;
+            }
+            for algorithm in
+                [Algorithm::Auto, Algorithm::Staged, Algorithm::OneShot, Algorithm::TwoShot]
+            {
+                x.write(&data, stream).unwrap();
+                x.all_reduce_with(op, algorithm, stream).unwrap();
+                let what = format!("{} {op} of {len} by {algorithm:?}, {n} ranks", T::DTYPE);
+                same(&x.read(stream).unwrap(), &expected, &what);
+            }
+            x.write(&data, stream).unwrap();
+            x.all_reduce_into(op, out.view_mut(), stream).unwrap();
+            same(&out.read(stream).unwrap(), &expected, &format!("{} into", T::DTYPE));
+            same(&x.read(stream).unwrap(), &data, "the input of an all-reduce into");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device: cargo xtask gpu"]
+fn reductions_have_the_bits_of_host_memory() {
+    each(|world, gpu, stream| {
+        let lengths = [1, 5, 64, 1000, 4096, 70_001];
+        reductions::<f32>(world, gpu, stream, &lengths);
+        reductions::<bf16>(world, gpu, stream, &lengths);
+        let few = [3, 4097, 20_000];
+        reductions::<f16>(world, gpu, stream, &few);
+        reductions::<f64>(world, gpu, stream, &few);
+        reductions::<F8E4M3>(world, gpu, stream, &few);
+        reductions::<F8E5M2>(world, gpu, stream, &few);
+        reductions::<i8>(world, gpu, stream, &few);
+        reductions::<u16>(world, gpu, stream, &few);
+        reductions::<i32>(world, gpu, stream, &few);
+        reductions::<u64>(world, gpu, stream, &few);
+    });
+}
+
+#[test]
+#[ignore = "needs a CUDA device: cargo xtask gpu"]
+fn what_only_moves_arrives_as_on_the_host() {
+    each(|world, gpu, stream| {
+        let (n, own) = (world.size(), world.rank());
+        for block in [1, 33, 5000] {
+            let len = n * block;
+            let data = input::<f32>(own, len);
+            let mut x = gpu.alloc::<f32>(world, len).unwrap().rendezvous(world).unwrap();
+            x.write(&data, stream).unwrap();
+
+            let (mut out, mut expected) = (gpu.alloc(world, n * len).unwrap(), vec![0.0; n * len]);
+            x.all_gather(out.view_mut(), stream).unwrap();
+            world.all_gather(&data, &mut expected).unwrap();
+            same(&out.read(stream).unwrap(), &expected, "all_gather");
+
+            let (mut out, mut expected) = (gpu.alloc(world, len).unwrap(), vec![0.0; len]);
+            x.all_to_all(out.view_mut(), stream).unwrap();
+            world.all_to_all(&data, &mut expected).unwrap();
+            same(&out.read(stream).unwrap(), &expected, "all_to_all");
+
+            let (mut out, mut expected) = (gpu.alloc(world, block).unwrap(), vec![0.0; block]);
+            x.reduce_scatter(ReduceOp::Sum, out.view_mut(), stream).unwrap();
+            world.reduce_scatter(&data, ReduceOp::Sum, &mut expected).unwrap();
+            same(&out.read(stream).unwrap(), &expected, "reduce_scatter");
+
+            let root = n - 1;
+            x.broadcast(root, stream).unwrap();
+            same(&x.read(stream).unwrap(), &input::<f32>(root, len), "broadcast");
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs a CUDA device: cargo xtask gpu"]
+fn a_rank_that_does_not_come_is_a_timeout_and_the_context_lives_on() {
+    for n in ranks().into_iter().filter(|n| *n > 1) {
+        World::threads(n, |world| {
+            let hasty = GroupOptions { timeout: Some(Duration::from_millis(300)), ..Default::default() };
+            let all: Vec<usize> = (0..n).collect();
+            let group = world.subgroup_with(&all, hasty).unwrap();
+            let gpu = Gpu::open(0).unwrap();
+            let stream = gpu.stream().unwrap();
+            let mut x = gpu.alloc::<f32>(&world, 5000).unwrap().rendezvous(&group).unwrap();
+            x.write(&[1.0; 5000], &stream).unwrap();
+            world.barrier().unwrap();
+            if world.rank() != 0 {
+                let start = Instant::now();
+                x.all_reduce_with(ReduceOp::Sum, Algorithm::TwoShot, &stream).unwrap();
+                let e = x.synchronize(&stream).unwrap_err();
+                let told = matches!(&e, Error::Timeout { op: "all_reduce", waiting_for, .. } if *waiting_for == [0])
+                    || matches!(&e, Error::PeerFailed { .. });
+                assert!(told, "{e}");
+                assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+            }
+            world.barrier().unwrap();
+            if world.rank() == 0 {
+                x.all_reduce(ReduceOp::Sum, &stream).unwrap();
+                let e = x.synchronize(&stream).unwrap_err();
+                assert!(matches!(e, Error::PeerFailed { .. } | Error::Timeout { .. }), "{e}");
+            }
+            world.barrier().unwrap();
+            x.write(&[1.0; 5000], &stream).unwrap();
+            x.all_reduce(ReduceOp::Sum, &stream).unwrap();
+            assert_eq!(x.read(&stream).unwrap(), [n as f32; 5000], "after the failure");
+            world.barrier().unwrap();
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device: cargo xtask gpu"]
+fn ranks_that_call_different_things_are_told() {
+    for n in ranks().into_iter().filter(|n| *n > 1) {
+        World::threads(n, |world| {
+            let gpu = Gpu::open(0).unwrap();
+            let stream = gpu.stream().unwrap();
+            let mut x = gpu.alloc::<f32>(&world, 500_000).unwrap().rendezvous(&world).unwrap();
+            let op = if world.rank() == 0 { ReduceOp::Sum } else { ReduceOp::Max };
+            x.all_reduce(op, &stream).unwrap();
+            let e = x.synchronize(&stream).unwrap_err();
+            assert!(matches!(e, Error::Mismatch { .. } | Error::PeerFailed { .. }), "{e}");
+            x.write(&vec![2.0; 500_000], &stream).unwrap();
+            world.barrier().unwrap();
+            x.all_reduce(ReduceOp::Max, &stream).unwrap();
+            assert_eq!(x.read(&stream).unwrap()[499_999], 2.0);
+            world.barrier().unwrap();
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn without_a_device_the_error_says_so() {
+    if let Err(e) = Gpu::open(0) {
+        let text = e.to_string();
+        assert!(matches!(e, Error::Unavailable { .. }), "{text}");
+        assert!(text.contains("CUDA") || text.contains("cuda"), "{text}");
+    }
+    let _ = (NO_GPU, WorldOptions::default());
+}
+
+/// Not a test: prints microseconds per operation in a replayed graph, and of an eager call on the host.
+#[test]
+#[ignore = "needs a CUDA device: cargo xtask gpu"]
+fn times() {
+    let world = World::from_env().unwrap();
+    let gpu = Gpu::open(0).unwrap();
+    let stream = gpu.stream().unwrap();
+    let (n, root) = (world.size(), world.rank() == 0);
+    let time = |what: &str, bytes: usize, op: &mut dyn FnMut() -> symmem::Result<()>| {
+        for _ in 0..3 {
+            op().unwrap();
+        }
+        stream.synchronize().unwrap();
+        let graph = stream.capture(|| (0..20).try_for_each(|_| op())).unwrap();
+        let mut best = Vec::new();
+        for _ in 0..9 {
+            world.barrier().unwrap();
+            let rounds = if bytes > 4 << 20 { 5 } else { 25 };
+            let start = Instant::now();
+            for _ in 0..rounds {
+                // SAFETY: everything lives, and all ranks launch theirs.
+                unsafe { graph.launch(&stream) }.unwrap();
+            }
+            stream.synchronize().unwrap();
+            best.push(start.elapsed().as_nanos() as f64 / f64::from(rounds) / 20.0);
+        }
+        best.sort_by(f64::total_cmp);
+        world.barrier().unwrap();
+        let start = Instant::now();
+        for _ in 0..100 {
+            op().unwrap();
+        }
+        let eager = start.elapsed().as_nanos() as f64 / 100.0;
+        stream.synchronize().unwrap();
+        if root {
+            println!("{n} ranks {what} {bytes} B: {:.2} us in a graph, host {:.2} us", best[4] / 1e3, eager / 1e3);
+        }
+    };
+    let x = gpu.alloc::<f32>(&world, 1).unwrap().rendezvous(&world).unwrap();
+    time("barrier", 0, &mut || x.barrier(&stream));
+    for bytes in [1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 16 << 20, 128 << 20] {
+        let mut x = gpu.alloc::<bf16>(&world, bytes / 2).unwrap().rendezvous(&world).unwrap();
+        if bytes <= 1 << 20 {
+            time("all_reduce bf16 flagged", bytes, &mut || x.all_reduce_with(ReduceOp::Sum, Algorithm::Staged, &stream));
+        }
+        time("all_reduce bf16 two-shot", bytes, &mut || x.all_reduce_with(ReduceOp::Sum, Algorithm::TwoShot, &stream));
+        let mut out = gpu.alloc::<bf16>(&world, bytes / 2 / n).unwrap();
+        time("reduce_scatter bf16", bytes, &mut || x.reduce_scatter(ReduceOp::Sum, out.view_mut(), &stream));
+        x.synchronize(&stream).unwrap();
+    }
+    world.barrier().unwrap();
+}
