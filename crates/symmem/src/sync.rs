@@ -196,6 +196,18 @@ pub(crate) fn fetch_to_write(address: *const u8) {
     let _ = address;
 }
 
+/// A hint that this core is about to read the line of `address`; any address will do.
+#[inline(always)]
+pub(crate) fn fetch_to_read(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch reads and writes nothing and cannot fault.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
 /// The fence between a successful `replace` (`SeqCst`) and `ring_if_asleep`. Where an exchange is a full fence by
 /// itself and a `SeqCst` load plain, as on x86, the two are in order without it.
 #[inline(always)]

@@ -82,7 +82,7 @@ impl Group {
         let _turn = self.turn_for_slices();
         for piece in pieces::<T>(len, 1) {
             let call = call::<T>(NAME, len, &[piece.start]);
-            let laid = Laid::blocks(input, len, 1, &piece);
+            let laid = Laid::one(input.as_ptr().wrapping_add(piece.start), piece.len());
             // SAFETY: a piece of `input`, which fits a desk.
             let lay = |to: *mut u8| unsafe { laid.lay(to) };
             self.staged(call, laid.bytes(), lay, |from| {
@@ -107,7 +107,7 @@ impl Group {
         let _turn = self.turn_for_slices();
         for piece in pieces::<T>(block, self.size()) {
             let call = call::<T>(NAME, block, &[op as usize, piece.start]);
-            let laid = Laid::blocks(input, block, self.size(), &piece);
+            let laid = Laid::blocks(input, block, self, &piece);
             // SAFETY: a piece of each block of `input`, which all together fit a desk.
             let lay = |to: *mut u8| unsafe { laid.lay(to) };
             let out = out.get_mut(piece).unwrap_or_default();
@@ -160,7 +160,7 @@ impl Group {
         let _turn = self.turn_for_slices();
         for piece in pieces::<T>(block, self.size()) {
             let call = call::<T>(NAME, block, &[piece.start]);
-            let laid = Laid::blocks(input, block, self.size(), &piece);
+            let laid = Laid::blocks(input, block, self, &piece);
             // SAFETY: a piece of each block of `input`, which all together fit a desk.
             let lay = |to: *mut u8| unsafe { laid.lay(to) };
             self.staged(call, laid.bytes(), lay, |from| {
@@ -215,7 +215,7 @@ impl Group {
     }
 }
 
-/// What a rank lays out: the same piece of every block of a slice, one after the other. By address, because the result
+/// What a rank lays out: the same piece of every block of a slice, each at its place. By address, because the result
 /// may go to the same place, once all have laid out theirs.
 struct Laid<T> {
     from: *const T,
@@ -224,15 +224,20 @@ struct Laid<T> {
     blocks: usize,
     /// Elements of a piece.
     len: usize,
+    /// The block that nobody takes up: our own.
+    without: Option<usize>,
 }
 
 impl<T> Laid<T> {
     fn one(from: *const T, len: usize) -> Self {
-        Self { from, block: len, blocks: 1, len }
+        Self { from, block: len, blocks: 1, len, without: None }
     }
 
-    fn blocks(of: &[T], block: usize, blocks: usize, piece: &Range<usize>) -> Self {
-        Self { from: of.as_ptr().wrapping_add(piece.start), block, blocks, len: piece.len() }
+    /// A piece of one block for each rank of `group`.
+    fn blocks(of: &[T], block: usize, group: &Group, piece: &Range<usize>) -> Self {
+        let from = of.as_ptr().wrapping_add(piece.start);
+        let (blocks, without) = (group.size(), Some(group.rank()));
+        Self { from, block, blocks, len: piece.len(), without }
     }
 
     fn bytes(&self) -> usize {
@@ -243,7 +248,7 @@ impl<T> Laid<T> {
     /// The pieces may be read, and `to` written for that many bytes.
     unsafe fn lay(&self, to: *mut u8) {
         let bytes = self.len * size_of::<T>();
-        for block in 0..self.blocks {
+        for block in (0..self.blocks).filter(|block| Some(*block) != self.without) {
             let from = self.from.wrapping_add(block * self.block).cast();
             // SAFETY: as the caller promises.
             unsafe { copy(from, to.wrapping_add(block * bytes), bytes, plan::lay(self.bytes())) };

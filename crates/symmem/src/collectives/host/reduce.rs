@@ -198,6 +198,9 @@ unsafe fn run<N: Number, O: Operator, const V: bool, const S: bool>(
 ) {
     let whole = len / LANES * LANES;
     for at in (0..whole).step_by(LANES) {
+        if size_of::<N>() < size_of::<N::Wide>() {
+            from.iter().for_each(|source| fetch(source.wrapping_add(at), LANES));
+        }
         // SAFETY: as the caller promises; `at + LANES` is within `len`.
         unsafe { block::<N, O, V, S, LANES>(from, to, at) };
     }
@@ -212,6 +215,16 @@ unsafe fn run<N: Number, O: Operator, const V: bool, const S: bool>(
     }
     if S {
         copy::settle();
+    }
+}
+
+/// Asks for the lines that a loop comes to after some more: converting takes so many instructions for each line that the
+/// processor does not look far enough ahead by itself.
+#[inline(always)]
+fn fetch<N>(source: *const N, elements: usize) {
+    const AHEAD: usize = 1024;
+    for at in (0..elements * size_of::<N>()).step_by(64) {
+        crate::sync::fetch_to_read(source.wrapping_byte_add(AHEAD + at).cast());
     }
 }
 
