@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
 use symmem::cuda::{Gpu, Stream};
-use symmem::{Algorithm, Element, Error, F8E4M3, F8E5M2, GroupOptions, ReduceOp, World, WorldOptions};
+use symmem::{
+    Algorithm, Element, Error, F8E4M3, F8E5M2, GroupOptions, ReduceOp, World, WorldOptions,
+};
 
 const NO_GPU: &str = "needs a CUDA device: cargo xtask gpu";
 
@@ -285,7 +287,11 @@ fn times() {
         let eager = start.elapsed().as_nanos() as f64 / 100.0;
         stream.synchronize().unwrap();
         if root {
-            println!("{n} ranks {what} {bytes} B: {:.2} us in a graph, host {:.2} us", best[4] / 1e3, eager / 1e3);
+            println!(
+                "{n} ranks {what} {bytes} B: {:.2} us in a graph, host {:.2} us",
+                best[4] / 1e3,
+                eager / 1e3
+            );
         }
     };
     let x = gpu.alloc::<f32>(&world, 1).unwrap().rendezvous(&world).unwrap();
@@ -293,11 +299,17 @@ fn times() {
     for bytes in [1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 16 << 20, 128 << 20] {
         let mut x = gpu.alloc::<bf16>(&world, bytes / 2).unwrap().rendezvous(&world).unwrap();
         if bytes <= 1 << 20 {
-            time("all_reduce bf16 flagged", bytes, &mut || x.all_reduce_with(ReduceOp::Sum, Algorithm::Staged, &stream));
+            time("all_reduce bf16 flagged", bytes, &mut || {
+                x.all_reduce_with(ReduceOp::Sum, Algorithm::Staged, &stream)
+            });
         }
-        time("all_reduce bf16 two-shot", bytes, &mut || x.all_reduce_with(ReduceOp::Sum, Algorithm::TwoShot, &stream));
+        time("all_reduce bf16 two-shot", bytes, &mut || {
+            x.all_reduce_with(ReduceOp::Sum, Algorithm::TwoShot, &stream)
+        });
         let mut out = gpu.alloc::<bf16>(&world, bytes / 2 / n).unwrap();
-        time("reduce_scatter bf16", bytes, &mut || x.reduce_scatter(ReduceOp::Sum, out.view_mut(), &stream));
+        time("reduce_scatter bf16", bytes, &mut || {
+            x.reduce_scatter(ReduceOp::Sum, out.view_mut(), &stream)
+        });
         x.synchronize(&stream).unwrap();
     }
     world.barrier().unwrap();

@@ -241,7 +241,11 @@ fn share<T>(len: usize, rank: usize, ranks: usize) -> Range<usize> {
     begin..(begin + each).min(len)
 }
 
-pub(crate) fn loop_for<T: Element>(group: &Group, name: &'static str, op: ReduceOp) -> Result<Loop<T>> {
+pub(crate) fn loop_for<T: Element>(
+    group: &Group,
+    name: &'static str,
+    op: ReduceOp,
+) -> Result<Loop<T>> {
     reduce_loop::<T>(op).ok_or_else(|| {
         group.usage(name, format!("an operator that {} has", T::DTYPE), op.to_string())
     })

@@ -4,8 +4,6 @@
 //! agree; a kernel that finds out otherwise, or waits in vain, notes it, and the next call on the group has the error.
 #![allow(unsafe_code)] // S1, S3: lengths are checked here, and kernels touch nothing else
 
-use symmem_sys::cuda::Function;
-
 use super::kernels::parameters;
 use super::layout::{FLAGGED, GroupParameter, MAX_BLOCKS};
 use super::stream::Stream;
@@ -73,20 +71,21 @@ impl<T: Element> Symmetric<T> {
                 let name = "all_reduce_flagged";
                 let (mut from, mut to) = (self.view().address, self.view().address);
                 return self.enqueue(NAME, call, stream, |group| {
-                    let function = self.gpu.function(file(T::DTYPE), name)?;
+                    let shape = flagged(bytes, ranks);
+                    let (function, _) = self.gpu.function(file(T::DTYPE), name, shape.1)?;
                     let mut group = group;
                     let list = parameters![group, from, to, length, op];
                     // SAFETY: the kernel's parameters in order; it touches our own part, and slots of all pads.
-                    unsafe { self.gpu.launch(function, flagged(bytes, ranks), stream, list) }
+                    unsafe { self.gpu.launch(function, shape, stream, list) }
                 });
             }
             Algorithm::OneShot => ("all_reduce_one_shot_in_place", bytes),
             _ => ("all_reduce_two_shot", bytes.div_ceil(ranks)),
         };
         self.enqueue(NAME, call, stream, |group| {
-            let function = self.gpu.function(file(T::DTYPE), name)?;
+            let (function, fit) = self.gpu.function(file(T::DTYPE), name, THREADS)?;
             let mut group = group;
-            let grid = self.grid(function, shape)?;
+            let grid = self.grid(fit, shape);
             let list = parameters![group, parts, first, length, op];
             // SAFETY: the kernel's parameters in order; it touches `length` elements of all parts.
             unsafe { self.gpu.launch(function, grid, stream, list) }
@@ -205,9 +204,9 @@ impl<T: Element> Symmetric<T> {
     pub fn barrier(&self, stream: &Stream) -> Result<()> {
         const NAME: &str = "barrier";
         self.enqueue(NAME, self.digest(NAME, &[]), stream, |group| {
-            let function = self.gpu.function("move", NAME)?;
             let mut group = group;
             let threads = group.size.next_multiple_of(32);
+            let (function, _) = self.gpu.function("move", NAME, threads)?;
             // SAFETY: the kernel's parameter; it touches the pads alone.
             unsafe { self.gpu.launch(function, (1, threads), stream, parameters![group]) }
         })
@@ -228,11 +227,12 @@ impl<T: Element> Symmetric<T> {
         let (mut length, mut op) = (from.len as u64, op as u32);
         let (mut from, mut to) = (from.address, to.address);
         self.enqueue(name, call, stream, |group| {
-            let function = self.gpu.function(file(T::DTYPE), "all_reduce_flagged")?;
+            let shape = flagged(bytes, ranks);
+            let (function, _) = self.gpu.function(file(T::DTYPE), "all_reduce_flagged", shape.1)?;
             let mut group = group;
             let list = parameters![group, from, to, length, op];
             // SAFETY: the kernel's parameters in order, with as many elements in both views.
-            unsafe { self.gpu.launch(function, flagged(bytes, ranks), stream, list) }
+            unsafe { self.gpu.launch(function, shape, stream, list) }
         })
     }
 
@@ -254,11 +254,10 @@ impl<T: Element> Symmetric<T> {
         let (mut to, mut active, mut op) = (out.address, u32::from(active), op as u32);
         let mut parts = self.parts;
         self.enqueue(name, call, stream, |group| {
-            let function = self.gpu.function(file(T::DTYPE), "reduce_pull")?;
+            let (function, fit) = self.gpu.function(file(T::DTYPE), "reduce_pull", THREADS)?;
             let mut group = group;
-            let grid = self.grid(function, bytes)?;
-            let list =
-                parameters![group, parts, to, first, rows, columns, pitch, active, op];
+            let grid = self.grid(fit, bytes);
+            let list = parameters![group, parts, to, first, rows, columns, pitch, active, op];
             // SAFETY: the kernel's parameters in order; the rows lie within all parts, and `out` has as many elements.
             unsafe { self.gpu.launch(function, grid, stream, list) }
         })
@@ -277,21 +276,15 @@ impl<T: Element> Symmetric<T> {
         let (mut out, mut first, mut bytes) = (out, 0_u64, (len * size_of::<T>()) as u64);
         let mut parts = self.parts;
         self.enqueue(name, call, stream, |group| {
-            let function = self.gpu.function("move", name)?;
+            let (function, fit) = self.gpu.function("move", name, THREADS)?;
             let mut group = group;
-            let grid = self.grid(function, bytes as usize)?;
-            let mut root = root.map(|root| root as u32);
+            let grid = self.grid(fit, bytes as usize);
+            let mut root_parameter = root.unwrap_or(0) as u32;
+            let list = parameters![group, parts, out, first, bytes, root_parameter];
+            // The kernels without a root have no parameter for it.
+            let list = if root.is_some() { &mut list[..] } else { &mut list[..5] };
             // SAFETY: the kernel's parameters in order; blocks of that many bytes lie within all parts and `out`.
-            match &mut root {
-                None => unsafe {
-                    let list = parameters![group, parts, out, first, bytes];
-                    self.gpu.launch(function, grid, stream, list)
-                },
-                Some(root) => unsafe {
-                    let list = parameters![group, parts, out, first, bytes, *root];
-                    self.gpu.launch(function, grid, stream, list)
-                },
-            }
+            unsafe { self.gpu.launch(function, grid, stream, list) }
         })
     }
 
@@ -307,11 +300,11 @@ impl<T: Element> Symmetric<T> {
 
     /// Blocks and threads for a kernel that works on so many bytes of this rank: enough to keep the device busy, and no
     /// more than fit on it together with those of the ranks that share it.
-    fn grid(&self, function: Function, bytes: usize) -> Result<(u32, u32)> {
-        let together = self.gpu.resident(function, THREADS)? / self.comm.neighbours.max(1) as u32;
+    fn grid(&self, fit: u32, bytes: usize) -> (u32, u32) {
+        let together = fit / self.comm.neighbours.max(1) as u32;
         let wanted = bytes.div_ceil(VECTOR * THREADS as usize);
-        let most = together.min(MAX_BLOCKS).max(1);
-        Ok((u32::try_from(wanted).unwrap_or(u32::MAX).clamp(1, most), THREADS))
+        let most = together.clamp(1, MAX_BLOCKS);
+        (u32::try_from(wanted).unwrap_or(u32::MAX).clamp(1, most), THREADS)
     }
 
     fn digest(&self, name: &'static str, agreed: &[usize]) -> u32 {

@@ -21,8 +21,8 @@ use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::mesh::{Gone, Mourner, Subject};
-use crate::sync::Ordering;
 use crate::symmetric::Handle;
+use crate::sync::Ordering;
 
 /// What kernels say they are about.
 const OPS: [&str; 14] = [
@@ -48,7 +48,8 @@ pub(super) struct Comm {
     /// Ranks of the group on this rank's device.
     pub(super) neighbours: usize,
     parameter: GroupParameter,
-    mailbox: Mailbox,
+    /// Always there, until this goes.
+    mailbox: Option<Mailbox>,
     members: Vec<usize>,
     state: Mutex<State>,
     /// Not the handle, which would keep the group, which keeps this.
@@ -96,7 +97,7 @@ impl Comm {
             gpu: gpu.clone(),
             neighbours,
             parameter,
-            mailbox,
+            mailbox: Some(mailbox),
             members: group.world_ranks().to_vec(),
             state: Mutex::new(State { last: None, event, failed: false }),
             _pads: handle.keep(),
@@ -111,7 +112,7 @@ impl Comm {
     }
 
     pub(super) fn mailbox_address(&self) -> u64 {
-        self.mailbox.memory.device
+        self.parameter.mailbox
     }
 
     pub(super) fn scope(&self) -> u32 {
@@ -140,7 +141,7 @@ impl Comm {
     }
 
     fn order(&self, state: &mut State, group: &Group, op: &'static str, to: &Stream) -> Result<()> {
-        let now = (to.raw(), to.capture()?);
+        let now = (to.raw(), to.captured_by()?);
         match state.last {
             None => {}
             Some(last) if last == now => {}
@@ -180,7 +181,7 @@ impl Comm {
     }
 
     fn take_failure(&self, state: &mut State, group: &Group, op: &'static str) -> Result<()> {
-        let Some(note) = self.mailbox.read() else { return Ok(()) };
+        let Some(note) = self.mailbox.as_ref().and_then(Mailbox::read) else { return Ok(()) };
         state.failed = true;
         group.check_whole(op)?; // a lost rank is the cause of whatever else happened
         let during = OPS.get(note.op as usize).copied().unwrap_or(op);
@@ -237,7 +238,7 @@ impl Comm {
             unsafe { driver.memset32(own + BROKEN, 0, 1, service.raw()) }?;
             driver.stream_synchronize(service.raw())
         })?;
-        self.mailbox.clear();
+        self.mailbox.iter().for_each(Mailbox::clear);
         group.all_reduce(&mut last, ReduceOp::Max)?;
         state.failed = false;
         Ok(())
@@ -248,7 +249,8 @@ impl Mourner for Comm {
     fn gone(&self, world_rank: usize, gone: &Gone, _subject: Option<&Subject>) {
         let rank = self.members.iter().position(|member| *member == world_rank);
         if let Some(rank) = rank.filter(|_| !gone.left) {
-            self.mailbox.words().poison.store(rank as u32 + 1, Ordering::Relaxed);
+            let words = self.mailbox.iter().map(Mailbox::words);
+            words.for_each(|words| words.poison.store(rank as u32 + 1, Ordering::Relaxed));
         }
     }
 }
@@ -257,14 +259,14 @@ impl Drop for Comm {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         let event = state.event;
-        let gone = self.gpu.call(|driver| {
-            // Kernels look into the mailbox, which goes now.
-            driver.context_synchronize()?;
-            // SAFETY: S4: made in `form`, and not used again.
-            unsafe { driver.event_destroy(event) }
-        });
+        // SAFETY: S4: made in `form`, and not used again.
+        let gone = self.gpu.call(|driver| unsafe { driver.event_destroy(event) });
         if let Err(e) = gone {
             tracing::warn!("{e}");
+        }
+        // Kernels that are under way look into it.
+        if let Some(mailbox) = self.mailbox.take() {
+            self.gpu.retire(Box::new(mailbox));
         }
     }
 }

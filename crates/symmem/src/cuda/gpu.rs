@@ -1,8 +1,9 @@
 //! One device: its primary context, and what the library keeps for it.
+#![allow(unsafe_code)] // S4
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use symmem_sys::cuda::{self, Attribute, Context, Device, Driver, Failure};
+use symmem_sys::cuda::{self, Attribute, Capture, Context, Device, Driver, Event, Failure, Stream};
 
 use super::failed;
 use super::kernels::Kernels;
@@ -20,6 +21,21 @@ struct Inner {
     context: Context,
     multiprocessors: u32,
     kernels: Kernels,
+    retired: Mutex<Retired>,
+}
+
+/// What is given back once nothing runs that may use it.
+///
+/// Nobody waits for that: ranks that are threads share a context, and the kernel of one may be waiting for another rank,
+/// which would then wait for that kernel.
+#[derive(Default)]
+struct Retired {
+    /// The streams that there are.
+    streams: Vec<Stream>,
+    /// The ends of streams that are gone.
+    ends: Vec<Event>,
+    /// Things, and the events that they outlive.
+    things: Vec<(Box<dyn Send + Sync>, Vec<Event>)>,
 }
 
 /// The devices that are open, so that each has its kernels loaded once.
@@ -77,6 +93,7 @@ impl Gpu {
             context,
             multiprocessors,
             kernels,
+            retired: Mutex::default(),
         })))
     }
 
@@ -106,11 +123,84 @@ impl Gpu {
         &*self.0.driver
     }
 
+    /// Remembers a stream, whose work things that are given back outlive.
+    pub(super) fn adopt(&self, stream: Stream) {
+        self.retired().streams.push(stream);
+    }
+
+    /// Forgets a stream, but for what is still in it.
+    pub(super) fn part_from(&self, stream: Stream) {
+        let mut retired = self.retired();
+        if let Some(at) = retired.streams.iter().position(|known| *known == stream) {
+            retired.streams.swap_remove(at);
+        }
+        retired.ends.extend(self.ends(&[stream]));
+    }
+
+    /// Drops `thing` when all is done that is in any stream now: at once, where nothing is.
+    pub(super) fn retire(&self, thing: Box<dyn Send + Sync>) {
+        let mut retired = self.retired();
+        let mut events = self.ends(&retired.streams);
+        events.append(&mut retired.ends);
+        retired.things.push((thing, events));
+        drop(retired);
+        self.collect();
+    }
+
+    /// Drops what may be dropped.
+    pub(super) fn collect(&self) {
+        let mut retired = self.retired();
+        let mut done = Vec::new();
+        let things = std::mem::take(&mut retired.things);
+        for (thing, events) in things {
+            let left: Vec<Event> =
+                events.into_iter().filter(|event| !self.is_over(*event)).collect();
+            if left.is_empty() {
+                done.push(thing);
+            } else {
+                retired.things.push((thing, left));
+            }
+        }
+        drop(retired); // what is dropped now may come back here
+        drop(done);
+    }
+
+    fn retired(&self) -> MutexGuard<'_, Retired> {
+        self.0.retired.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An event at the end of each of the streams that has something in it. What a capture notes does not run now.
+    fn ends(&self, streams: &[Stream]) -> Vec<Event> {
+        let end = |stream: &Stream| {
+            let end = self.call(|driver| {
+                if driver.stream_capture(*stream)? != Capture::None
+                    || driver.stream_query(*stream)?
+                {
+                    return Ok(None);
+                }
+                let event = driver.event_create(false)?;
+                driver.event_record(event, *stream).map(|()| Some(event))
+            });
+            end.inspect_err(|e| tracing::warn!("{e}")).ok().flatten()
+        };
+        streams.iter().filter_map(end).collect()
+    }
+
+    /// Whether an event of ours has happened; it is destroyed then.
+    fn is_over(&self, event: Event) -> bool {
+        let over = self.call(|driver| {
+            let over = driver.event_query(event)?;
+            if over {
+                // SAFETY: S4: made in `ends`, and not used again.
+                unsafe { driver.event_destroy(event) }?;
+            }
+            Ok(over)
+        });
+        over.unwrap_or(true) // a context that has failed runs nothing
+    }
+
     /// Calls the driver with this device's context current, and leaves the thread with the one it had.
-    pub(super) fn call<R>(
-        &self,
-        f: impl FnOnce(&dyn Driver) -> Result<R, Failure>,
-    ) -> Result<R> {
+    pub(super) fn call<R>(&self, f: impl FnOnce(&dyn Driver) -> Result<R, Failure>) -> Result<R> {
         let driver = self.driver();
         if driver.context_current().map_err(failed)? == Some(self.0.context) {
             return f(driver).map_err(failed);

@@ -48,7 +48,8 @@ pub(super) struct Kernels(Mutex<Loaded>);
 #[derive(Default)]
 struct Loaded {
     modules: HashMap<&'static str, Module>,
-    functions: HashMap<(&'static str, &'static str), Function>,
+    /// With how many blocks of how many threads the device holds at once.
+    functions: HashMap<(&'static str, &'static str, u32), (Function, u32)>,
 }
 
 impl Kernels {
@@ -69,10 +70,16 @@ impl Kernels {
 }
 
 impl Gpu {
-    /// The kernel `name` of the file `file`.
-    pub(super) fn function(&self, file: &'static str, name: &'static str) -> Result<Function> {
+    /// The kernel `name` of the file `file`, and how many blocks of so many threads of it this device holds at once.
+    pub(super) fn function(
+        &self,
+        file: &'static str,
+        name: &'static str,
+        threads: u32,
+    ) -> Result<(Function, u32)> {
         let mut loaded = self.kernels().0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(function) = loaded.functions.get(&(file, name)) {
+        let key = (file, name, threads);
+        if let Some(function) = loaded.functions.get(&key) {
             return Ok(*function);
         }
         let module = match loaded.modules.get(file) {
@@ -88,15 +95,13 @@ impl Gpu {
                 module
             }
         };
-        let function = self.call(|driver| driver.module_function(module, name))?;
-        loaded.functions.insert((file, name), function);
-        Ok(function)
-    }
-
-    /// Blocks of so many threads of a kernel that this device holds at once.
-    pub(super) fn resident(&self, function: Function, threads: u32) -> Result<u32> {
-        let each = self.call(|driver| driver.max_active_blocks(function, threads, 0))?;
-        Ok(each * self.multiprocessors())
+        let (function, each) = self.call(|driver| {
+            let function = driver.module_function(module, name)?;
+            Ok((function, driver.max_active_blocks(function, threads, 0)?))
+        })?;
+        let found = (function, each * self.multiprocessors());
+        loaded.functions.insert(key, found);
+        Ok(found)
     }
 
     /// Puts a kernel into `stream`.
@@ -126,4 +131,3 @@ macro_rules! parameters {
     };
 }
 pub(super) use parameters;
-

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use symmem_sys::cuda::{Access, Attribute, Granularity, HandleType, Memory, MemoryProperties};
 
-use super::gpu::Gpu;
 use super::failed;
+use super::gpu::Gpu;
 use crate::backend::{Allocation, Backend, Device, Exported};
 use crate::error::{Error, Result};
 use crate::region::Region;
@@ -69,20 +69,26 @@ impl Mapped {
     /// The first `bytes`, which keep the mapping.
     fn region(self, bytes: usize) -> Result<Region> {
         let (address, whole) = (self.at.address, self.at.bytes);
-        Region::of_device(address, whole, Box::new(self))?.part(0, bytes)
+        Region::of_device(address, whole, Box::new(InUse(Some(self))))?.part(0, bytes)
+    }
+}
+
+/// A mapping that regions are made of. Kernels and copies may be under way there when the last region goes.
+struct InUse(Option<Mapped>);
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        if let Some(mapped) = self.0.take() {
+            let gpu = mapped.at.gpu.clone();
+            gpu.retire(Box::new(mapped));
+        }
     }
 }
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        let gpu = &self.at.gpu;
-        // Kernels and copies may be under way in streams that we do not know.
-        let done = gpu.call(|driver| driver.context_synchronize());
-        if let Err(e) = done {
-            tracing::warn!("before unmapping: {e}");
-        }
-        // SAFETY: S4: our own mapping; S1: nobody has a region of it any more, and nothing runs.
-        if let Err(e) = unsafe { gpu.driver().unmap(self.at.address, self.at.bytes) } {
+        // SAFETY: S4: our own mapping; S1: nobody has a region of it any more, and nothing runs: see `InUse`.
+        if let Err(e) = unsafe { self.at.gpu.driver().unmap(self.at.address, self.at.bytes) } {
             tracing::warn!("{e}");
         }
     }
@@ -135,6 +141,7 @@ impl Backend for Gpu {
     }
 
     fn allocate(&self, bytes: usize) -> Result<Arc<dyn Allocation>> {
+        self.collect();
         let whole = self.whole(bytes)?;
         let memory = self.driver().create(whole, &self.properties()).map_err(failed)?;
         let memory = Arc::new(Physical { gpu: self.clone(), memory });

@@ -18,6 +18,7 @@ impl Gpu {
     /// A new stream, which does not wait for the default one.
     pub fn stream(&self) -> Result<Stream> {
         let raw = self.call(|driver| driver.stream_create())?;
+        self.adopt(raw);
         Ok(Stream { gpu: self.clone(), raw, ours: true })
     }
 
@@ -35,6 +36,7 @@ impl Stream {
     pub unsafe fn from_raw(gpu: &Gpu, raw: usize) -> Self {
         // SAFETY: as the caller promises.
         let raw = unsafe { sys::Stream::from_raw(raw) };
+        gpu.adopt(raw);
         Self { gpu: gpu.clone(), raw, ours: false }
     }
 
@@ -58,7 +60,7 @@ impl Stream {
     }
 
     /// The number of the capture that notes what is put into it, if one does.
-    pub(super) fn capture(&self) -> Result<Option<u64>> {
+    pub(super) fn captured_by(&self) -> Result<Option<u64>> {
         Ok(match self.gpu.call(|driver| driver.stream_capture(self.raw))? {
             Capture::Active(number) => Some(number),
             Capture::None | Capture::Invalidated => None,
@@ -68,6 +70,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
+        self.gpu.part_from(self.raw);
         if self.ours {
             // SAFETY: S4: made here, and not used again; what is in it is still done.
             let gone = self.gpu.call(|driver| unsafe { driver.stream_destroy(self.raw) });

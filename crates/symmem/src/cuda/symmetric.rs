@@ -69,7 +69,8 @@ impl<T: Element> Buffer<T> {
 
     /// Copies `data` to the device, and waits for it.
     pub fn write(&mut self, data: &[T], stream: &Stream) -> Result<()> {
-        upload(&self.gpu, self.view_mut(), data, stream)
+        let gpu = self.gpu.clone();
+        upload(&gpu, self.view_mut(), data, stream)
     }
 
     /// The elements, once all in `stream` is done.
