@@ -324,8 +324,14 @@ __device__ __forceinline__ symmem_u32 symmem_next_epoch(symmem_u32 epoch) {
     return epoch == 0xffffffffu ? 2 : epoch + 1;
 }
 
-// Orders nothing. By all threads of a block, before anything else of this section.
+// By all threads of a block, before anything else of this section. Acquire of what earlier kernels of the stream wrote,
+// also where this one was launched before they had ended. Lets the next one be launched: not before, so that never more
+// than two kernels of a stream are on the device.
 __device__ __forceinline__ SymmemBlock symmem_begin(const SymmemGroup &group) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
     const char *pad = symmem_own_pad(group);
     return {symmem_load_relaxed(pad + 128 + 4 * blockIdx.x), symmem_load_relaxed(pad)};
 }

@@ -18,6 +18,8 @@ const NUMBERS: &[&str] = &[
     "f64", "f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i8", "i16", "i32", "i64", "u8", "u16", "u32",
     "u64",
 ];
+/// What is also made for newer devices, on which a kernel can be launched before the one before it has ended.
+const NEWER: &[&str] = &["f32", "bf16", "f16"];
 /// What switches can add.
 const SWITCHED: &[&str] = &["f32", "bf16", "f16"];
 const LAYOUT: &str = "symmem_layout";
@@ -54,8 +56,15 @@ fn jobs() -> Vec<Job> {
         number: Some(number),
         oldest: 90,
     });
-    let moves = [plain("move", "move.cu"), plain("rows", "rows.cu")];
-    moves.into_iter().chain(reduce).chain(multimem).collect()
+    let newer = NEWER.iter().map(|&number| Job {
+        name: format!("reduce_{number}_90"),
+        source: "reduce.cu",
+        number: Some(number),
+        oldest: 90,
+    });
+    let newer_move = Job { oldest: 90, ..plain("move_90", "move.cu") };
+    let moves = [plain("move", "move.cu"), plain("rows", "rows.cu"), newer_move];
+    moves.into_iter().chain(reduce).chain(newer).chain(multimem).collect()
 }
 
 /// The tools, in the virtual environment.

@@ -4,10 +4,12 @@
 //! agree; a kernel that finds out otherwise, or waits in vain, notes it, and the next call on the group has the error.
 #![allow(unsafe_code)] // S1, S3: lengths are checked here, and kernels touch nothing else
 
-use super::kernels::parameters;
+use std::ffi::c_void;
+
+use super::kernels::{Kernel, parameters};
 use super::layout::{FLAGGED, GroupParameter, MAX_BLOCKS};
 use super::stream::Stream;
-use super::symmetric::{Symmetric, View, ViewMut};
+use super::symmetric::{Symmetric, ViewMut};
 use crate::collectives::{Algorithm, digest};
 use crate::dtype::{DType, Element, ReduceOp};
 use crate::error::Result;
@@ -37,9 +39,10 @@ const fn file(dtype: DType) -> &'static str {
     }
 }
 
-/// Up to how many bytes data travels with its flags; beyond, each rank reduces its share.
+/// Up to how many bytes data travels with its flags; beyond, each rank reduces its share. Every rank sends to every other,
+/// so it grows with the square of their number. Measured on an H200 that the ranks share.
 fn is_small(bytes: usize, ranks: usize) -> bool {
-    bytes <= (256 << 10) / ranks.max(2)
+    bytes <= (1 << 20) / (ranks.max(2) * ranks.max(2))
 }
 
 impl<T: Element> Symmetric<T> {
@@ -72,23 +75,23 @@ impl<T: Element> Symmetric<T> {
                 let (mut from, mut to) = (self.view().address, self.view().address);
                 return self.enqueue(NAME, call, stream, |group| {
                     let shape = flagged(bytes, ranks);
-                    let (function, _) = self.gpu.function(file(T::DTYPE), name, shape.1)?;
+                    let kernel = self.gpu.kernel(file(T::DTYPE), name, shape.1)?;
                     let mut group = group;
                     let list = parameters![group, from, to, length, op];
                     // SAFETY: the kernel's parameters in order; it touches our own part, and slots of all pads.
-                    unsafe { self.gpu.launch(function, shape, stream, list) }
+                    unsafe { self.launch(kernel, shape.0, stream, list) }
                 });
             }
             Algorithm::OneShot => ("all_reduce_one_shot_in_place", bytes),
             _ => ("all_reduce_two_shot", bytes.div_ceil(ranks)),
         };
         self.enqueue(NAME, call, stream, |group| {
-            let (function, fit) = self.gpu.function(file(T::DTYPE), name, THREADS)?;
+            let kernel = self.gpu.kernel(file(T::DTYPE), name, THREADS)?;
             let mut group = group;
-            let grid = self.grid(fit, shape);
+            let blocks = self.blocks(kernel, shape);
             let list = parameters![group, parts, first, length, op];
             // SAFETY: the kernel's parameters in order; it touches `length` elements of all parts.
-            unsafe { self.gpu.launch(function, grid, stream, list) }
+            unsafe { self.launch(kernel, blocks, stream, list) }
         })
     }
 
@@ -103,7 +106,7 @@ impl<T: Element> Symmetric<T> {
         self.check_out(NAME, self.len(), out.len)?;
         let len = self.len();
         if is_small(len * size_of::<T>(), self.group().size()) {
-            return self.flagged(NAME, op, self.view(), out, stream);
+            return self.flagged(NAME, "all_reduce_flagged", op, out, stream);
         }
         self.pull(NAME, op, out, (0, 1, len, len), true, stream)
     }
@@ -118,6 +121,9 @@ impl<T: Element> Symmetric<T> {
         const NAME: &str = "reduce_scatter";
         let block = self.block(NAME, self.len())?;
         self.check_out(NAME, block, out.len)?;
+        if is_small(block * size_of::<T>(), self.group().size()) {
+            return self.flagged(NAME, "reduce_scatter_flagged", op, out, stream);
+        }
         let first = self.group().rank() * block;
         self.pull(NAME, op, out, (first, 1, block, block), true, stream)
     }
@@ -206,33 +212,33 @@ impl<T: Element> Symmetric<T> {
         self.enqueue(NAME, self.digest(NAME, &[]), stream, |group| {
             let mut group = group;
             let threads = group.size.next_multiple_of(32);
-            let (function, _) = self.gpu.function("move", NAME, threads)?;
+            let kernel = self.gpu.kernel("move", NAME, threads)?;
             // SAFETY: the kernel's parameter; it touches the pads alone.
-            unsafe { self.gpu.launch(function, (1, threads), stream, parameters![group]) }
+            unsafe { self.launch(kernel, 1, stream, parameters![group]) }
         })
     }
 
-    /// Sends `from` with flags, and reduces what all have sent into `to`.
+    /// Sends our elements with flags, and reduces what all have sent into `to`, by `kernel`.
     fn flagged(
         &self,
         name: &'static str,
+        kernel: &'static str,
         op: ReduceOp,
-        from: View<'_, T>,
         to: ViewMut<'_, T>,
         stream: &Stream,
     ) -> Result<()> {
         self.check_operator(name, op)?;
         let call = self.digest(name, &[op as usize, usize::MAX]);
-        let (bytes, ranks) = (from.len * size_of::<T>(), self.group().size());
-        let (mut length, mut op) = (from.len as u64, op as u32);
+        let (bytes, ranks) = (to.len * size_of::<T>(), self.group().size());
+        let (mut length, mut op, from) = (to.len as u64, op as u32, self.view());
         let (mut from, mut to) = (from.address, to.address);
         self.enqueue(name, call, stream, |group| {
             let shape = flagged(bytes, ranks);
-            let (function, _) = self.gpu.function(file(T::DTYPE), "all_reduce_flagged", shape.1)?;
+            let kernel = self.gpu.kernel(file(T::DTYPE), kernel, shape.1)?;
             let mut group = group;
             let list = parameters![group, from, to, length, op];
-            // SAFETY: the kernel's parameters in order, with as many elements in both views.
-            unsafe { self.gpu.launch(function, shape, stream, list) }
+            // SAFETY: the kernel's parameters in order; our part has `length` elements, or as many for each rank.
+            unsafe { self.launch(kernel, shape.0, stream, list) }
         })
     }
 
@@ -254,12 +260,12 @@ impl<T: Element> Symmetric<T> {
         let (mut to, mut active, mut op) = (out.address, u32::from(active), op as u32);
         let mut parts = self.parts;
         self.enqueue(name, call, stream, |group| {
-            let (function, fit) = self.gpu.function(file(T::DTYPE), "reduce_pull", THREADS)?;
+            let kernel = self.gpu.kernel(file(T::DTYPE), "reduce_pull", THREADS)?;
             let mut group = group;
-            let grid = self.grid(fit, bytes);
+            let blocks = self.blocks(kernel, bytes);
             let list = parameters![group, parts, to, first, rows, columns, pitch, active, op];
             // SAFETY: the kernel's parameters in order; the rows lie within all parts, and `out` has as many elements.
-            unsafe { self.gpu.launch(function, grid, stream, list) }
+            unsafe { self.launch(kernel, blocks, stream, list) }
         })
     }
 
@@ -276,15 +282,15 @@ impl<T: Element> Symmetric<T> {
         let (mut out, mut first, mut bytes) = (out, 0_u64, (len * size_of::<T>()) as u64);
         let mut parts = self.parts;
         self.enqueue(name, call, stream, |group| {
-            let (function, fit) = self.gpu.function("move", name, THREADS)?;
+            let kernel = self.gpu.kernel("move", name, THREADS)?;
             let mut group = group;
-            let grid = self.grid(fit, bytes as usize);
+            let blocks = self.blocks(kernel, bytes as usize);
             let mut root_parameter = root.unwrap_or(0) as u32;
             let list = parameters![group, parts, out, first, bytes, root_parameter];
             // The kernels without a root have no parameter for it.
             let list = if root.is_some() { &mut list[..] } else { &mut list[..5] };
             // SAFETY: the kernel's parameters in order; blocks of that many bytes lie within all parts and `out`.
-            unsafe { self.gpu.launch(function, grid, stream, list) }
+            unsafe { self.launch(kernel, blocks, stream, list) }
         })
     }
 
@@ -298,13 +304,25 @@ impl<T: Element> Symmetric<T> {
         self.comm.enqueue(self.group(), name, call, stream, launch)
     }
 
-    /// Blocks and threads for a kernel that works on so many bytes of this rank: enough to keep the device busy, and no
-    /// more than fit on it together with those of the ranks that share it.
-    fn grid(&self, fit: u32, bytes: usize) -> (u32, u32) {
-        let together = fit / self.comm.neighbours.max(1) as u32;
+    /// # Safety
+    /// See [`Gpu::launch`](super::Gpu).
+    unsafe fn launch(
+        &self,
+        kernel: Kernel,
+        blocks: u32,
+        stream: &Stream,
+        parameters: &mut [*mut c_void],
+    ) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.gpu.launch(kernel, blocks, self.comm.neighbours, stream, parameters) }
+    }
+
+    /// Blocks for a kernel that works on so many bytes of this rank: enough to keep the device busy, and no more than fit on
+    /// it together with those of the ranks that share it.
+    fn blocks(&self, kernel: Kernel, bytes: usize) -> u32 {
+        let together = kernel.fit / self.comm.neighbours.max(1) as u32;
         let wanted = bytes.div_ceil(VECTOR * THREADS as usize);
-        let most = together.clamp(1, MAX_BLOCKS);
-        (u32::try_from(wanted).unwrap_or(u32::MAX).clamp(1, most), THREADS)
+        u32::try_from(wanted).unwrap_or(u32::MAX).clamp(1, together.clamp(1, MAX_BLOCKS))
     }
 
     fn digest(&self, name: &'static str, agreed: &[usize]) -> u32 {

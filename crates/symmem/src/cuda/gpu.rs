@@ -20,6 +20,8 @@ struct Inner {
     uuid: [u8; 16],
     context: Context,
     multiprocessors: u32,
+    /// Kernels can be launched before the ones before them have ended.
+    hopper: bool,
     kernels: Kernels,
     retired: Mutex<Retired>,
 }
@@ -81,6 +83,8 @@ impl Gpu {
             }
         }
         let multiprocessors = driver.attribute(Attribute::SmCount, device).map_err(failed)?;
+        let hopper =
+            driver.attribute(Attribute::ComputeMajor, device).is_ok_and(|major| major >= 9);
         let uuid = driver.device_uuid(device).map_err(failed)?;
         let context = driver.context_retain(device).map_err(failed)?;
         let kernels = Kernels::default();
@@ -92,6 +96,7 @@ impl Gpu {
             uuid,
             context,
             multiprocessors,
+            hopper,
             kernels,
             retired: Mutex::default(),
         })))
@@ -113,6 +118,10 @@ impl Gpu {
 
     pub(super) fn multiprocessors(&self) -> u32 {
         self.0.multiprocessors
+    }
+
+    pub(super) fn is_hopper(&self) -> bool {
+        self.0.hopper
     }
 
     pub(super) fn kernels(&self) -> &Kernels {

@@ -36,6 +36,10 @@ files!(
     "reduce_u16",
     "reduce_u32",
     "reduce_u64",
+    "move_90",
+    "reduce_f32_90",
+    "reduce_f16_90",
+    "reduce_bf16_90",
     "multimem_f32",
     "multimem_f16",
     "multimem_bf16",
@@ -48,8 +52,18 @@ pub(super) struct Kernels(Mutex<Loaded>);
 #[derive(Default)]
 struct Loaded {
     modules: HashMap<&'static str, Module>,
-    /// With how many blocks of how many threads the device holds at once.
-    functions: HashMap<(&'static str, &'static str, u32), (Function, u32)>,
+    functions: HashMap<(&'static str, &'static str, u32), Kernel>,
+}
+
+/// A kernel, for blocks of a number of threads.
+#[derive(Clone, Copy)]
+pub(super) struct Kernel {
+    function: Function,
+    threads: u32,
+    /// Blocks that the device holds at once.
+    pub(super) fit: u32,
+    /// It waits by itself for the kernel before it, and can be launched before that has ended.
+    early: bool,
 }
 
 impl Kernels {
@@ -70,26 +84,29 @@ impl Kernels {
 }
 
 impl Gpu {
-    /// The kernel `name` of the file `file`, and how many blocks of so many threads of it this device holds at once.
-    pub(super) fn function(
+    /// The kernel `name` of the file `file`, for blocks of so many threads.
+    pub(super) fn kernel(
         &self,
         file: &'static str,
         name: &'static str,
         threads: u32,
-    ) -> Result<(Function, u32)> {
+    ) -> Result<Kernel> {
         let mut loaded = self.kernels().0.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (file, name, threads);
-        if let Some(function) = loaded.functions.get(&key) {
-            return Ok(*function);
+        if let Some(kernel) = loaded.functions.get(&key) {
+            return Ok(*kernel);
         }
+        let newer = FILES.iter().find(|(known, _)| {
+            self.is_hopper() && known.strip_suffix("_90").is_some_and(|known| known == file)
+        });
+        let known = newer.or_else(|| FILES.iter().find(|(known, _)| *known == file));
+        let (file, ptx) = known.ok_or_else(|| Error::Unavailable {
+            what: format!("the kernels {file}"),
+            why: "there are none".into(),
+        })?;
         let module = match loaded.modules.get(file) {
             Some(module) => *module,
             None => {
-                let known = FILES.iter().find(|(known, _)| *known == file);
-                let (_, ptx) = known.ok_or_else(|| Error::Unavailable {
-                    what: format!("the kernels {file}"),
-                    why: "there are none".into(),
-                })?;
                 let module = self.call(|driver| driver.module_load(ptx))?;
                 loaded.modules.insert(file, module);
                 module
@@ -99,24 +116,29 @@ impl Gpu {
             let function = driver.module_function(module, name)?;
             Ok((function, driver.max_active_blocks(function, threads, 0)?))
         })?;
-        let found = (function, each * self.multiprocessors());
-        loaded.functions.insert(key, found);
-        Ok(found)
+        let fit = each * self.multiprocessors();
+        let kernel = Kernel { function, threads, fit, early: newer.is_some() };
+        loaded.functions.insert(key, kernel);
+        Ok(kernel)
     }
 
-    /// Puts a kernel into `stream`.
+    /// Puts a kernel of so many blocks into `stream`, on a device that `neighbours` ranks share.
     ///
     /// # Safety
     /// `parameters` point to a value of the right type for each parameter, and what the kernel does with them is sound
     /// when it runs.
     pub(super) unsafe fn launch(
         &self,
-        function: Function,
-        (blocks, threads): (u32, u32),
+        kernel: Kernel,
+        blocks: u32,
+        neighbours: usize,
         stream: &Stream,
         parameters: &mut [*mut c_void],
     ) -> Result<()> {
-        let launch = Launch::new(function, blocks, threads, stream.raw());
+        let mut launch = Launch::new(kernel.function, blocks, kernel.threads, stream.raw());
+        // While a kernel waits for the one before it, it takes up room that another rank's may need: there has to be
+        // enough for two of each rank.
+        launch.programmatic = kernel.early && 2 * blocks * neighbours as u32 <= kernel.fit;
         self.call(|driver| {
             // SAFETY: as the caller promises.
             unsafe { driver.launch(&launch, parameters) }
