@@ -5,17 +5,19 @@
 //! out once, on every rank; the call after that puts the pads in order together with the other ranks, and goes on.
 #![allow(unsafe_code)] // S1, S3 (addresses within the pads), S4
 
+use std::collections::HashSet;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use symmem_sys::cuda::{self as sys, HostMemory};
+use serde::{Deserialize, Serialize};
+use symmem_sys::cuda::{self as sys, Attribute, HostMemory};
 
 use super::gpu::Gpu;
 use super::layout::{
     BROKEN, EPOCHS, GroupParameter, MAX_BLOCKS, MAX_RANKS, MailboxWords, Pointers, pad_bytes,
 };
-use super::stream::Stream;
+use super::stream::{Event, Stream};
 use crate::block::{Block, Mapping};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
@@ -45,8 +47,10 @@ const OPS: [&str; 14] = [
 /// A group on a device.
 pub(super) struct Comm {
     gpu: Gpu,
-    /// Ranks of the group on this rank's device.
+    /// The most ranks of the group on one device: the same on all ranks, whose grids must be alike.
     pub(super) neighbours: usize,
+    /// All ranks have devices of their own that can be reached at once.
+    pub(super) has_multicast: bool,
     parameter: GroupParameter,
     /// Always there, until this goes.
     mailbox: Option<Mailbox>,
@@ -59,7 +63,7 @@ pub(super) struct Comm {
 struct State {
     /// Where the last kernel went, and in which capture.
     last: Option<(sys::Stream, Option<u64>)>,
-    event: sys::Event,
+    event: Event,
     /// A failure was handed out; the pads are not in order.
     failed: bool,
 }
@@ -76,11 +80,10 @@ impl Comm {
             let expected = format!("a group of at most {MAX_RANKS} ranks on a device");
             return Err(group.usage("rendezvous", expected, size.to_string()));
         }
-        let mut devices = vec![0; 16 * size];
-        group.all_gather(&gpu.uuid(), &mut devices)?;
-        let neighbours = devices.chunks(16).filter(|uuid| *uuid == gpu.uuid()).count();
-        let handle = Handle::on_device(group, Arc::new(gpu.clone()), pad_bytes(size), DType::U8)?;
-        let mailbox = Mailbox::new(gpu)?;
+        // Whatever can fail on one rank alone comes before all agree to go on.
+        let (places, Own { block, mailbox, event }) = meet(group, gpu, Own::new(group, gpu))?;
+        let neighbours = most_on_one(&places);
+        let handle = Handle::of_block(&block, group, DType::U8)?;
         let parameter = GroupParameter {
             rank: group.rank() as u32,
             size: size as u32,
@@ -92,10 +95,10 @@ impl Comm {
             mailbox: mailbox.memory.device,
             pads: Pointers::new(&handle.buffer_ptrs()),
         };
-        let event = gpu.call(|driver| driver.event_create(false))?;
         let comm = Arc::new(Self {
             gpu: gpu.clone(),
             neighbours,
+            has_multicast: has_multicast(group, &places),
             parameter,
             mailbox: Some(mailbox),
             members: group.world_ranks().to_vec(),
@@ -147,11 +150,15 @@ impl Comm {
             Some(last) if last == now => {}
             // Both run, or both are noted in one graph: an event orders them.
             Some((stream, capture)) if capture == now.1 => {
-                let event = state.event;
-                self.gpu.call(|driver| {
-                    driver.event_record(event, stream)?;
-                    driver.stream_wait(now.0, event)
-                })?;
+                let event = state.event.raw;
+                if self.gpu.knows(stream) {
+                    self.gpu.call(|driver| {
+                        driver.event_record(event, stream)?;
+                        driver.stream_wait(now.0, event)
+                    })?;
+                } else {
+                    self.gpu.for_gone(|driver, end| driver.stream_wait(now.0, end))?;
+                }
             }
             // What ran before a capture began is done before a graph of it can run; and the other way round.
             Some((stream, _)) if stream == now.0 => {}
@@ -219,7 +226,11 @@ impl Comm {
         let own = self.parameter.pads.0[self.parameter.rank as usize % MAX_RANKS];
         if let Some((stream, None)) = state.last {
             // Our own kernels leave by themselves; none of them may be under way when the pad changes.
-            self.gpu.call(|driver| driver.stream_synchronize(stream))?;
+            if self.gpu.knows(stream) {
+                self.gpu.call(|driver| driver.stream_synchronize(stream))?;
+            } else {
+                self.gpu.for_gone(|driver, end| driver.event_synchronize(end))?;
+            }
         }
         let mut epochs = [0_u32; MAX_BLOCKS as usize];
         self.gpu.call(|driver| {
@@ -257,13 +268,6 @@ impl Mourner for Comm {
 
 impl Drop for Comm {
     fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let event = state.event;
-        // SAFETY: S4: made in `form`, and not used again.
-        let gone = self.gpu.call(|driver| unsafe { driver.event_destroy(event) });
-        if let Err(e) = gone {
-            tracing::warn!("{e}");
-        }
         // Kernels that are under way look into it.
         if let Some(mailbox) = self.mailbox.take() {
             self.gpu.retire(Box::new(mailbox));
@@ -271,9 +275,68 @@ impl Drop for Comm {
     }
 }
 
+/// What a rank has for itself before it meets the others.
+struct Own {
+    block: Arc<Block>,
+    mailbox: Mailbox,
+    event: Event,
+}
+
+impl Own {
+    fn new(group: &Group, gpu: &Gpu) -> Result<Self> {
+        let block = group.block_on(Arc::new(gpu.clone()), pad_bytes(group.size()))?;
+        Ok(Self { block, mailbox: Mailbox::new(gpu)?, event: Event::new(gpu)? })
+    }
+}
+
+/// Where a rank is.
+#[derive(Serialize, Deserialize)]
+struct Placed {
+    device: [u8; 16],
+    can_multicast: bool,
+}
+
+/// Where all ranks are, once all of them have what they need; an error on all if one has not.
+fn meet(group: &Group, gpu: &Gpu, own: Result<Own>) -> Result<(Vec<Placed>, Own)> {
+    let can_multicast = gpu.driver().has(Attribute::Multicast, gpu.device());
+    let placed = Placed { device: gpu.uuid(), can_multicast };
+    let placed = postcard::to_stdvec(&placed).unwrap_or_default();
+    group.converse("rendezvous", group.deadline(), |conversation| {
+        let nothing = || Ok(None);
+        conversation.hold(&[], placed, nothing, |cards, _| {
+            let own = own?;
+            let read = |(rank, card): (usize, &Vec<u8>)| {
+                postcard::from_bytes(card).map_err(|e| Error::Protocol {
+                    with: format!("rank {rank}"),
+                    expected: "where it is".into(),
+                    got: e.to_string(),
+                })
+            };
+            let places: Result<Vec<Placed>> = cards.iter().enumerate().map(read).collect();
+            Ok((places?, own))
+        })
+    })
+}
+
+fn most_on_one(places: &[Placed]) -> usize {
+    let on = |device| places.iter().filter(|place| place.device == device).count();
+    places.iter().map(|place| on(place.device)).max().unwrap_or(1)
+}
+
+fn has_multicast(group: &Group, places: &[Placed]) -> bool {
+    let devices: HashSet<_> = places.iter().map(|place| place.device).collect();
+    let can = places.iter().filter(|place| place.can_multicast).count();
+    let apart = devices.len() == places.len() && places.len() > 1;
+    if apart && can > 0 && can < places.len() {
+        let without = places.iter().position(|place| !place.can_multicast).unwrap_or(0);
+        tracing::warn!("no multicast in {group:?}: the device of rank {without} cannot");
+    }
+    apart && can == places.len()
+}
+
 /// The group's limit for a wait; 0 for ever.
 pub(super) fn nanoseconds(group: &Group) -> u64 {
-    let limit = group.deadline().start().remaining().unwrap_or(Duration::ZERO);
+    let limit = group.deadline().remaining().unwrap_or(Duration::ZERO);
     u64::try_from(limit.as_nanos()).unwrap_or(0)
 }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::failed::Failed;
 use super::pad::SignalPad;
-use crate::backend::{Backend, Device, Exported};
+use crate::backend::{Device, Exported};
 use crate::block::{Block, Mapping, Place};
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
@@ -42,17 +42,6 @@ impl Handle {
         block.remember(group.id()?, &mapping);
         group.context().register(block);
         Ok(Self { group: group.clone(), block: Arc::clone(block), mapping, offset })
-    }
-
-    /// Allocates `bytes` on another backend than the group's own, and maps all counterparts. Collective.
-    pub(crate) fn on_device(
-        group: &Group,
-        backend: Arc<dyn Backend>,
-        bytes: usize,
-        dtype: DType,
-    ) -> Result<Self> {
-        let block = group.block_on(backend, bytes)?;
-        Self::of_block(&block, group, dtype)
     }
 
     /// Maps all counterparts of a block that this rank alone has had.
