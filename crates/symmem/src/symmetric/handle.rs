@@ -99,7 +99,12 @@ impl Handle {
 
     /// An address that reaches all ranks at once, where the hardware has such.
     pub fn multicast_ptr(&self) -> Option<usize> {
-        None
+        self.mapping.multicast.get().map(|all| all.address() + self.offset)
+    }
+
+    /// Notes that address, of the whole block.
+    pub(crate) fn set_multicast(&self, all: Region) {
+        let _ = self.mapping.multicast.set(all); // whoever was first has the same
     }
 
     /// The addresses of all ranks' data as mapped here, by rank, this handle's offset applied.
