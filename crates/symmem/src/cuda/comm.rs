@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use symmem_sys::cuda::{self as sys, Attribute, HostMemory};
 
@@ -19,7 +20,7 @@ use super::layout::{
 };
 use super::stream::{Event, Stream};
 use crate::block::{Block, Mapping};
-use crate::dtype::{DType, ReduceOp};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::mesh::{Gone, Mourner, Subject};
@@ -222,37 +223,55 @@ impl Comm {
 
     /// Puts the pads in order, with all ranks: epochs from which no flag of before counts.
     fn recover(&self, state: &mut State, group: &Group) -> Result<()> {
-        let service = self.gpu.service()?;
-        let own = self.parameter.pads.0[self.parameter.rank as usize % MAX_RANKS];
+        const OP: &str = "recover";
+        let last = self.last_epoch(state);
+        let own = last.as_ref().copied().unwrap_or(0);
+        let last = exchange(group, OP, own, |all| last.map(|_| all.into_iter().max()))?;
+        let first = last.unwrap_or(0).wrapping_add(2) & !1;
+        let done = self.restart(first);
+        // Nobody meets on the pads before all of them are in order.
+        exchange(group, OP, (), |_| done)?;
+        state.failed = false;
+        Ok(())
+    }
+
+    /// The highest epoch of this rank's blocks, once none of its kernels is under way.
+    fn last_epoch(&self, state: &State) -> Result<u32> {
         if let Some((stream, None)) = state.last {
-            // Our own kernels leave by themselves; none of them may be under way when the pad changes.
+            // Our own kernels leave by themselves.
             if self.gpu.knows(stream) {
                 self.gpu.call(|driver| driver.stream_synchronize(stream))?;
             } else {
                 self.gpu.for_gone(|driver, end| driver.event_synchronize(end))?;
             }
         }
+        let service = self.gpu.service()?;
         let mut epochs = [0_u32; MAX_BLOCKS as usize];
         self.gpu.call(|driver| {
-            let to = epochs.as_mut_ptr().cast();
+            let (to, from) = (epochs.as_mut_ptr().cast(), self.own_pad() + EPOCHS);
             // SAFETY: S3: the epochs of our own pad, into as many words, which live until the stream is empty.
-            unsafe { driver.copy_to_host(to, own + EPOCHS, size_of_val(&epochs), service.raw()) }?;
+            unsafe { driver.copy_to_host(to, from, size_of_val(&epochs), service.raw()) }?;
             driver.stream_synchronize(service.raw())
         })?;
-        let mut last = [epochs.iter().copied().max().unwrap_or(0)];
-        group.all_reduce(&mut last, ReduceOp::Max)?;
-        let first = last[0].wrapping_add(2) & !1;
+        Ok(epochs.into_iter().max().unwrap_or(0))
+    }
+
+    /// Has this rank's blocks go on from an epoch, as if nothing had failed.
+    fn restart(&self, epoch: u32) -> Result<()> {
+        let (service, own) = (self.gpu.service()?, self.own_pad());
         self.gpu.call(|driver| {
-            // SAFETY: S3: our own pad, on which nobody meets until all ranks have come to the barrier below.
-            unsafe { driver.memset32(own + EPOCHS, first, MAX_BLOCKS as usize, service.raw()) }?;
+            // SAFETY: S3: our own pad, on which nobody meets until all ranks have done this.
+            unsafe { driver.memset32(own + EPOCHS, epoch, MAX_BLOCKS as usize, service.raw()) }?;
             // SAFETY: likewise.
             unsafe { driver.memset32(own + BROKEN, 0, 1, service.raw()) }?;
             driver.stream_synchronize(service.raw())
         })?;
         self.mailbox.iter().for_each(Mailbox::clear);
-        group.all_reduce(&mut last, ReduceOp::Max)?;
-        state.failed = false;
         Ok(())
+    }
+
+    fn own_pad(&self) -> u64 {
+        self.parameter.pads.0[self.parameter.rank as usize % MAX_RANKS]
     }
 }
 
@@ -300,20 +319,30 @@ struct Placed {
 fn meet(group: &Group, gpu: &Gpu, own: Result<Own>) -> Result<(Vec<Placed>, Own)> {
     let can_multicast = gpu.driver().has(Attribute::Multicast, gpu.device());
     let placed = Placed { device: gpu.uuid(), can_multicast };
-    let placed = postcard::to_stdvec(&placed).unwrap_or_default();
-    group.converse("rendezvous", group.deadline(), |conversation| {
+    exchange(group, "rendezvous", placed, |places| Ok((places, own?)))
+}
+
+/// Tells all ranks what this one has to say, and does `part` with what all have: an error on all if one fails.
+fn exchange<T: Serialize + DeserializeOwned, R>(
+    group: &Group,
+    op: &'static str,
+    own: T,
+    part: impl FnOnce(Vec<T>) -> Result<R>,
+) -> Result<R> {
+    let terms = [("operation", format!("{op} on devices"))];
+    let own = postcard::to_stdvec(&own).unwrap_or_default();
+    let read = |(rank, card): (usize, Vec<u8>)| {
+        postcard::from_bytes(&card).map_err(|e| Error::Protocol {
+            with: format!("rank {rank}"),
+            expected: format!("its part of {op}"),
+            got: e.to_string(),
+        })
+    };
+    group.converse(op, group.deadline(), |conversation| {
         let nothing = || Ok(None);
-        conversation.hold(&[], placed, nothing, |cards, _| {
-            let own = own?;
-            let read = |(rank, card): (usize, &Vec<u8>)| {
-                postcard::from_bytes(card).map_err(|e| Error::Protocol {
-                    with: format!("rank {rank}"),
-                    expected: "where it is".into(),
-                    got: e.to_string(),
-                })
-            };
-            let places: Result<Vec<Placed>> = cards.iter().enumerate().map(read).collect();
-            Ok((places?, own))
+        conversation.hold(&terms, own, nothing, |cards, _| {
+            let all: Result<Vec<T>> = cards.into_iter().enumerate().map(read).collect();
+            part(all?)
         })
     })
 }

@@ -54,8 +54,9 @@ fn agreed<T>(
         let fd = fd.map_err(Error::system("dup of a multicast object's descriptor"))?;
         Ok(fd.map(Exported::Descriptor))
     };
+    let terms = [("operation", "multicast".to_owned())];
     let (failure, sent) = group.converse("rendezvous", group.deadline(), |conversation| {
-        conversation.hold(&[], report, send, |reports, memories| {
+        conversation.hold(&terms, report, send, |reports, memories| {
             let failures = reports.iter().map(|report| Report::read(report)).enumerate();
             let failure = failures.filter_map(|(rank, report)| Some((rank, report.0?))).next();
             Ok((failure, memories.into_iter().next().flatten()))

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use symmem::Error;
 use symmem::cuda::Gpu;
+use symmem_sys::cuda::code;
 use symmem_sys::cuda::fake::Fake;
 use symmem_testing::{Ranks, die, test_name};
 
@@ -148,6 +149,37 @@ fn the_error_survives_a_stream_that_goes() {
         x.barrier(stream).unwrap();
         world.barrier().unwrap();
     });
+}
+
+#[test]
+fn a_recovery_that_fails_on_one_rank_fails_on_all_and_can_be_tried_again() {
+    for (call, nth) in [
+        ("cuStreamSynchronize", 1),
+        ("cuStreamCreate", 1),
+        ("cuMemcpyDtoHAsync", 1),
+        ("cuStreamSynchronize", 2),
+        ("cuStreamCreate", 2),
+        ("cuMemsetD32Async", 1),
+        ("cuMemsetD32Async", 2),
+        ("cuStreamSynchronize", 3),
+    ] {
+        let drivers = drivers(2);
+        let notes = noting(&drivers);
+        ranks(&drivers, |world, driver, gpu, stream| {
+            let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
+            *notes[world.rank()].lock().unwrap() = Some([4, 0, 0, 0, 0, 0]);
+            x.barrier(stream).unwrap();
+            world.barrier().unwrap();
+            x.barrier(stream).unwrap_err();
+            if world.rank() == 1 {
+                driver.fail(call, nth, code::UNKNOWN);
+            }
+            let e = x.barrier(stream).unwrap_err();
+            assert!(e.to_string().contains(call), "{call} {nth}: {e}");
+            x.barrier(stream).unwrap();
+            world.barrier().unwrap();
+        });
+    }
 }
 
 #[test]
