@@ -5,7 +5,7 @@
 //! pad are zero at first, and belong to users' own protocols: the library does not touch them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use serde::{Deserialize, Serialize};
 
@@ -178,6 +178,8 @@ impl Drop for Block {
 pub(crate) struct Mapping {
     /// The number of the rendezvous in its group: the same on all ranks.
     pub(crate) number: u64,
+    /// All of them at once, where the hardware has such; set before anybody has a handle.
+    pub(crate) multicast: OnceLock<Region>,
     /// By rank in the group; our own block at our own place.
     blocks: Vec<Region>,
     shape: Shape,
@@ -191,7 +193,7 @@ impl Mapping {
         shape: Shape,
         group: Weak<dyn Send + Sync>,
     ) -> Self {
-        Self { number, blocks, shape, group }
+        Self { number, multicast: OnceLock::new(), blocks, shape, group }
     }
 
     fn group_lives(&self) -> bool {

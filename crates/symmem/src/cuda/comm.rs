@@ -5,19 +5,22 @@
 //! out once, on every rank; the call after that puts the pads in order together with the other ranks, and goes on.
 #![allow(unsafe_code)] // S1, S3 (addresses within the pads), S4
 
+use std::collections::HashSet;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use symmem_sys::cuda::{self as sys, HostMemory};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use symmem_sys::cuda::{self as sys, Attribute, HostMemory};
 
 use super::gpu::Gpu;
 use super::layout::{
     BROKEN, EPOCHS, GroupParameter, MAX_BLOCKS, MAX_RANKS, MailboxWords, Pointers, pad_bytes,
 };
-use super::stream::Stream;
+use super::stream::{Event, Stream};
 use crate::block::{Block, Mapping};
-use crate::dtype::{DType, ReduceOp};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::mesh::{Gone, Mourner, Subject};
@@ -45,8 +48,10 @@ const OPS: [&str; 14] = [
 /// A group on a device.
 pub(super) struct Comm {
     gpu: Gpu,
-    /// Ranks of the group on this rank's device.
+    /// The most ranks of the group on one device: the same on all ranks, whose grids must be alike.
     pub(super) neighbours: usize,
+    /// All ranks have devices of their own that can be reached at once.
+    pub(super) has_multicast: bool,
     parameter: GroupParameter,
     /// Always there, until this goes.
     mailbox: Option<Mailbox>,
@@ -59,7 +64,7 @@ pub(super) struct Comm {
 struct State {
     /// Where the last kernel went, and in which capture.
     last: Option<(sys::Stream, Option<u64>)>,
-    event: sys::Event,
+    event: Event,
     /// A failure was handed out; the pads are not in order.
     failed: bool,
 }
@@ -76,11 +81,10 @@ impl Comm {
             let expected = format!("a group of at most {MAX_RANKS} ranks on a device");
             return Err(group.usage("rendezvous", expected, size.to_string()));
         }
-        let mut devices = vec![0; 16 * size];
-        group.all_gather(&gpu.uuid(), &mut devices)?;
-        let neighbours = devices.chunks(16).filter(|uuid| *uuid == gpu.uuid()).count();
-        let handle = Handle::on_device(group, Arc::new(gpu.clone()), pad_bytes(size), DType::U8)?;
-        let mailbox = Mailbox::new(gpu)?;
+        // Whatever can fail on one rank alone comes before all agree to go on.
+        let (places, Own { block, mailbox, event }) = meet(group, gpu, Own::new(group, gpu))?;
+        let neighbours = most_on_one(&places);
+        let handle = Handle::of_block(&block, group, DType::U8)?;
         let parameter = GroupParameter {
             rank: group.rank() as u32,
             size: size as u32,
@@ -92,10 +96,10 @@ impl Comm {
             mailbox: mailbox.memory.device,
             pads: Pointers::new(&handle.buffer_ptrs()),
         };
-        let event = gpu.call(|driver| driver.event_create(false))?;
         let comm = Arc::new(Self {
             gpu: gpu.clone(),
             neighbours,
+            has_multicast: has_multicast(group, &places),
             parameter,
             mailbox: Some(mailbox),
             members: group.world_ranks().to_vec(),
@@ -147,11 +151,15 @@ impl Comm {
             Some(last) if last == now => {}
             // Both run, or both are noted in one graph: an event orders them.
             Some((stream, capture)) if capture == now.1 => {
-                let event = state.event;
-                self.gpu.call(|driver| {
-                    driver.event_record(event, stream)?;
-                    driver.stream_wait(now.0, event)
-                })?;
+                let event = state.event.raw;
+                if self.gpu.knows(stream) {
+                    self.gpu.call(|driver| {
+                        driver.event_record(event, stream)?;
+                        driver.stream_wait(now.0, event)
+                    })?;
+                } else {
+                    self.gpu.for_gone(|driver, end| driver.stream_wait(now.0, end))?;
+                }
             }
             // What ran before a capture began is done before a graph of it can run; and the other way round.
             Some((stream, _)) if stream == now.0 => {}
@@ -215,33 +223,55 @@ impl Comm {
 
     /// Puts the pads in order, with all ranks: epochs from which no flag of before counts.
     fn recover(&self, state: &mut State, group: &Group) -> Result<()> {
-        let service = self.gpu.service()?;
-        let own = self.parameter.pads.0[self.parameter.rank as usize % MAX_RANKS];
+        const OP: &str = "recover";
+        let last = self.last_epoch(state);
+        let own = last.as_ref().copied().unwrap_or(0);
+        let last = exchange(group, OP, own, |all| last.map(|_| all.into_iter().max()))?;
+        let first = last.unwrap_or(0).wrapping_add(2) & !1;
+        let done = self.restart(first);
+        // Nobody meets on the pads before all of them are in order.
+        exchange(group, OP, (), |_| done)?;
+        state.failed = false;
+        Ok(())
+    }
+
+    /// The highest epoch of this rank's blocks, once none of its kernels is under way.
+    fn last_epoch(&self, state: &State) -> Result<u32> {
         if let Some((stream, None)) = state.last {
-            // Our own kernels leave by themselves; none of them may be under way when the pad changes.
-            self.gpu.call(|driver| driver.stream_synchronize(stream))?;
+            // Our own kernels leave by themselves.
+            if self.gpu.knows(stream) {
+                self.gpu.call(|driver| driver.stream_synchronize(stream))?;
+            } else {
+                self.gpu.for_gone(|driver, end| driver.event_synchronize(end))?;
+            }
         }
+        let service = self.gpu.service()?;
         let mut epochs = [0_u32; MAX_BLOCKS as usize];
         self.gpu.call(|driver| {
-            let to = epochs.as_mut_ptr().cast();
+            let (to, from) = (epochs.as_mut_ptr().cast(), self.own_pad() + EPOCHS);
             // SAFETY: S3: the epochs of our own pad, into as many words, which live until the stream is empty.
-            unsafe { driver.copy_to_host(to, own + EPOCHS, size_of_val(&epochs), service.raw()) }?;
+            unsafe { driver.copy_to_host(to, from, size_of_val(&epochs), service.raw()) }?;
             driver.stream_synchronize(service.raw())
         })?;
-        let mut last = [epochs.iter().copied().max().unwrap_or(0)];
-        group.all_reduce(&mut last, ReduceOp::Max)?;
-        let first = last[0].wrapping_add(2) & !1;
+        Ok(epochs.into_iter().max().unwrap_or(0))
+    }
+
+    /// Has this rank's blocks go on from an epoch, as if nothing had failed.
+    fn restart(&self, epoch: u32) -> Result<()> {
+        let (service, own) = (self.gpu.service()?, self.own_pad());
         self.gpu.call(|driver| {
-            // SAFETY: S3: our own pad, on which nobody meets until all ranks have come to the barrier below.
-            unsafe { driver.memset32(own + EPOCHS, first, MAX_BLOCKS as usize, service.raw()) }?;
+            // SAFETY: S3: our own pad, on which nobody meets until all ranks have done this.
+            unsafe { driver.memset32(own + EPOCHS, epoch, MAX_BLOCKS as usize, service.raw()) }?;
             // SAFETY: likewise.
             unsafe { driver.memset32(own + BROKEN, 0, 1, service.raw()) }?;
             driver.stream_synchronize(service.raw())
         })?;
         self.mailbox.iter().for_each(Mailbox::clear);
-        group.all_reduce(&mut last, ReduceOp::Max)?;
-        state.failed = false;
         Ok(())
+    }
+
+    fn own_pad(&self) -> u64 {
+        self.parameter.pads.0[self.parameter.rank as usize % MAX_RANKS]
     }
 }
 
@@ -257,13 +287,6 @@ impl Mourner for Comm {
 
 impl Drop for Comm {
     fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let event = state.event;
-        // SAFETY: S4: made in `form`, and not used again.
-        let gone = self.gpu.call(|driver| unsafe { driver.event_destroy(event) });
-        if let Err(e) = gone {
-            tracing::warn!("{e}");
-        }
         // Kernels that are under way look into it.
         if let Some(mailbox) = self.mailbox.take() {
             self.gpu.retire(Box::new(mailbox));
@@ -271,9 +294,78 @@ impl Drop for Comm {
     }
 }
 
+/// What a rank has for itself before it meets the others.
+struct Own {
+    block: Arc<Block>,
+    mailbox: Mailbox,
+    event: Event,
+}
+
+impl Own {
+    fn new(group: &Group, gpu: &Gpu) -> Result<Self> {
+        let block = group.block_on(Arc::new(gpu.clone()), pad_bytes(group.size()))?;
+        Ok(Self { block, mailbox: Mailbox::new(gpu)?, event: Event::new(gpu)? })
+    }
+}
+
+/// Where a rank is.
+#[derive(Serialize, Deserialize)]
+struct Placed {
+    device: [u8; 16],
+    can_multicast: bool,
+}
+
+/// Where all ranks are, once all of them have what they need; an error on all if one has not.
+fn meet(group: &Group, gpu: &Gpu, own: Result<Own>) -> Result<(Vec<Placed>, Own)> {
+    let can_multicast = gpu.driver().has(Attribute::Multicast, gpu.device());
+    let placed = Placed { device: gpu.uuid(), can_multicast };
+    exchange(group, "rendezvous", placed, |places| Ok((places, own?)))
+}
+
+/// Tells all ranks what this one has to say, and does `part` with what all have: an error on all if one fails.
+fn exchange<T: Serialize + DeserializeOwned, R>(
+    group: &Group,
+    op: &'static str,
+    own: T,
+    part: impl FnOnce(Vec<T>) -> Result<R>,
+) -> Result<R> {
+    let terms = [("operation", format!("{op} on devices"))];
+    let own = postcard::to_stdvec(&own).unwrap_or_default();
+    let read = |(rank, card): (usize, Vec<u8>)| {
+        postcard::from_bytes(&card).map_err(|e| Error::Protocol {
+            with: format!("rank {rank}"),
+            expected: format!("its part of {op}"),
+            got: e.to_string(),
+        })
+    };
+    group.converse(op, group.deadline(), |conversation| {
+        let nothing = || Ok(None);
+        conversation.hold(&terms, own, nothing, |cards, _| {
+            let all: Result<Vec<T>> = cards.into_iter().enumerate().map(read).collect();
+            part(all?)
+        })
+    })
+}
+
+fn most_on_one(places: &[Placed]) -> usize {
+    let on = |device| places.iter().filter(|place| place.device == device).count();
+    places.iter().map(|place| on(place.device)).max().unwrap_or(1)
+}
+
+fn has_multicast(group: &Group, places: &[Placed]) -> bool {
+    let devices: HashSet<_> = places.iter().map(|place| place.device).collect();
+    let can = places.iter().filter(|place| place.can_multicast).count();
+    let apart = devices.len() == places.len() && places.len() > 1;
+    if apart && can > 0 && can < places.len() {
+        let without = places.iter().position(|place| !place.can_multicast).unwrap_or(0);
+        tracing::warn!("no multicast in {group:?}: the device of rank {without} cannot");
+    }
+    apart && can == places.len()
+}
+
 /// The group's limit for a wait; 0 for ever.
 pub(super) fn nanoseconds(group: &Group) -> u64 {
-    let limit = group.deadline().start().remaining().unwrap_or(Duration::ZERO);
+    let limit = group.deadline().remaining().unwrap_or(Duration::ZERO);
     u64::try_from(limit.as_nanos()).unwrap_or(0)
 }
 

@@ -143,7 +143,23 @@ impl Gpu {
         if let Some(at) = retired.streams.iter().position(|known| *known == stream) {
             retired.streams.swap_remove(at);
         }
+        retired.ends.retain(|end| !self.is_over(*end));
         retired.ends.extend(self.ends(&[stream]));
+    }
+
+    /// Whether it is a stream that is still there.
+    pub(super) fn knows(&self, stream: Stream) -> bool {
+        self.retired().streams.contains(&stream)
+    }
+
+    /// Has each end that streams left behind when they went pass by `each`, and so what was in them.
+    pub(super) fn for_gone(
+        &self,
+        each: impl Fn(&dyn Driver, Event) -> Result<(), Failure>,
+    ) -> Result<()> {
+        let retired = self.retired();
+        let ends = retired.ends.iter().chain(retired.things.iter().flat_map(|(_, ends)| ends));
+        self.call(|driver| ends.copied().try_for_each(|end| each(driver, end)))
     }
 
     /// Drops `thing` when all is done that is in any stream now: at once, where nothing is.
@@ -188,7 +204,10 @@ impl Gpu {
                     return Ok(None);
                 }
                 let event = driver.event_create(false)?;
-                driver.event_record(event, *stream).map(|()| Some(event))
+                driver.event_record(event, *stream).map(|()| Some(event)).inspect_err(|_| {
+                    // SAFETY: S4: made just now, and not used again.
+                    let _ = unsafe { driver.event_destroy(event) };
+                })
             });
             end.inspect_err(|e| tracing::warn!("{e}")).ok().flatten()
         };
@@ -197,15 +216,16 @@ impl Gpu {
 
     /// Whether an event of ours has happened; it is destroyed then.
     fn is_over(&self, event: Event) -> bool {
-        let over = self.call(|driver| {
-            let over = driver.event_query(event)?;
-            if over {
-                // SAFETY: S4: made in `ends`, and not used again.
-                unsafe { driver.event_destroy(event) }?;
+        let over = self.call(|driver| driver.event_query(event));
+        let over = over.unwrap_or(true); // a context that has failed runs nothing
+        if over {
+            // SAFETY: S4: made in `ends`, and not used again.
+            let gone = self.call(|driver| unsafe { driver.event_destroy(event) });
+            if let Err(e) = gone {
+                tracing::warn!("{e}");
             }
-            Ok(over)
-        });
-        over.unwrap_or(true) // a context that has failed runs nothing
+        }
+        over
     }
 
     /// Calls the driver with this device's context current, and leaves the thread with the one it had.
@@ -237,6 +257,13 @@ impl std::fmt::Debug for Gpu {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        let retired = self.retired.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for end in retired.ends.drain(..) {
+            // SAFETY: S4: made in `ends`, and not used again; the driver keeps it for as long as it needs it.
+            if let Err(e) = unsafe { self.driver.event_destroy(end) } {
+                tracing::warn!("{e}");
+            }
+        }
         self.kernels.unload(&*self.driver, self.context);
         // SAFETY: S4: retained once, in `with_driver`; whatever uses the context keeps this alive.
         if let Err(e) = unsafe { self.driver.context_release(self.device) } {

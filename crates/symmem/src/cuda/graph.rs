@@ -1,7 +1,7 @@
 //! Work that is noted once and done many times.
 #![allow(unsafe_code)] // S4
 
-use symmem_sys::cuda::GraphExec;
+use symmem_sys::cuda::{self as sys, GraphExec};
 
 use super::stream::Stream;
 use crate::error::Result;
@@ -20,12 +20,25 @@ impl Stream {
         gpu.call(|driver| driver.capture_begin(self.raw()))?;
         let worked = work();
         let graph = gpu.call(|driver| driver.capture_end(self.raw()));
-        worked?; // says more than what the end of a broken capture does
-        let graph = graph?;
+        let graph = match worked {
+            Ok(()) => graph?,
+            Err(e) => {
+                // It says more than what the end of a broken capture does.
+                graph.into_iter().for_each(|graph| destroy(gpu, graph));
+                return Err(e);
+            }
+        };
         let exec = gpu.call(|driver| driver.graph_instantiate(graph));
-        // SAFETY: S4: ours, from the capture, and not used again.
-        gpu.call(|driver| unsafe { driver.graph_destroy(graph) })?;
+        destroy(gpu, graph);
         Ok(Graph { exec: exec?, gpu: gpu.clone() })
+    }
+}
+
+fn destroy(gpu: &super::Gpu, graph: sys::Graph) {
+    // SAFETY: S4: ours, from a capture, and not used again.
+    let gone = gpu.call(|driver| unsafe { driver.graph_destroy(graph) });
+    if let Err(e) = gone {
+        tracing::warn!("{e}");
     }
 }
 

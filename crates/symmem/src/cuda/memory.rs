@@ -16,9 +16,9 @@ use crate::error::{Error, Result};
 use crate::region::Region;
 
 /// Physical memory, ours or imported.
-struct Physical {
-    gpu: Gpu,
-    memory: Memory,
+pub(super) struct Physical {
+    pub(super) gpu: Gpu,
+    pub(super) memory: Memory,
 }
 
 impl Drop for Physical {
@@ -47,13 +47,13 @@ impl Drop for Reserved {
 }
 
 /// Memory at addresses. The fields go in this order.
-struct Mapped {
+pub(super) struct Mapped {
     at: Reserved,
     _memory: Arc<Physical>,
 }
 
 impl Mapped {
-    fn new(memory: Arc<Physical>, bytes: usize) -> Result<Self> {
+    pub(super) fn new(memory: Arc<Physical>, bytes: usize) -> Result<Self> {
         let gpu = memory.gpu.clone();
         let address = gpu.driver().reserve(bytes, 0).map_err(failed)?;
         let at = Reserved { gpu: gpu.clone(), address, bytes };
@@ -64,6 +64,10 @@ impl Mapped {
         unsafe { gpu.driver().set_access(address, bytes, &[gpu.device()], Access::ReadWrite) }
             .map_err(failed)?;
         Ok(mapped)
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.at.address
     }
 
     /// The first `bytes`, which keep the mapping.
@@ -117,7 +121,7 @@ impl Gpu {
     }
 
     /// Sizes are multiples of the driver's granularity; peers compute the same.
-    fn whole(&self, bytes: usize) -> Result<usize> {
+    pub(super) fn whole(&self, bytes: usize) -> Result<usize> {
         let granularity = self.driver().granularity(&self.properties(), Granularity::Recommended);
         let granularity = granularity.map_err(failed)?;
         bytes.checked_next_multiple_of(granularity).ok_or_else(|| Error::Unavailable {

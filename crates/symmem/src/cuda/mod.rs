@@ -11,6 +11,7 @@ mod graph;
 mod kernels;
 mod layout;
 mod memory;
+mod multicast;
 mod stream;
 mod symmetric;
 

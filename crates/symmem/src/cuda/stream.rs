@@ -68,6 +68,29 @@ impl Stream {
     }
 }
 
+/// An event, without the time.
+pub(super) struct Event {
+    gpu: Gpu,
+    pub(super) raw: sys::Event,
+}
+
+impl Event {
+    pub(super) fn new(gpu: &Gpu) -> Result<Self> {
+        let raw = gpu.call(|driver| driver.event_create(false))?;
+        Ok(Self { gpu: gpu.clone(), raw })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: S4: made in `new`, and not used again.
+        let gone = self.gpu.call(|driver| unsafe { driver.event_destroy(self.raw) });
+        if let Err(e) = gone {
+            tracing::warn!("{e}");
+        }
+    }
+}
+
 impl Drop for Stream {
     fn drop(&mut self) {
         self.gpu.part_from(self.raw);

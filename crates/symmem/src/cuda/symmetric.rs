@@ -10,6 +10,7 @@ use std::sync::Arc;
 use super::comm::{Comm, nanoseconds};
 use super::gpu::Gpu;
 use super::layout::{DeviceHandle, Pointers};
+use super::multicast;
 use super::stream::Stream;
 use crate::block::Block;
 use crate::dtype::Element;
@@ -42,6 +43,9 @@ impl<T: Element> Buffer<T> {
     pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>> {
         let comm = Comm::of(group, &self.gpu)?;
         let handle = Handle::of_block(&self.block, group, T::DTYPE)?;
+        if comm.has_multicast && handle.multicast_ptr().is_none() {
+            multicast::set_up(&self.gpu, &handle)?;
+        }
         let parts = Pointers::new(&handle.buffer_ptrs());
         let (gpu, len) = (self.gpu, self.len);
         Ok(Symmetric { gpu, comm, handle, parts, len, elements: PhantomData })
@@ -166,7 +170,7 @@ impl<T: Element> Symmetric<T> {
             mailbox: self.comm.mailbox_address(),
             buffers: self.parts,
             pads: Pointers::new(&handle.signal_pad_ptrs()),
-            multicast: 0,
+            multicast: handle.multicast_ptr().unwrap_or(0) as u64,
         }
     }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::failed::Failed;
 use super::pad::SignalPad;
-use crate::backend::{Backend, Device, Exported};
+use crate::backend::{Device, Exported};
 use crate::block::{Block, Mapping, Place};
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
@@ -42,17 +42,6 @@ impl Handle {
         block.remember(group.id()?, &mapping);
         group.context().register(block);
         Ok(Self { group: group.clone(), block: Arc::clone(block), mapping, offset })
-    }
-
-    /// Allocates `bytes` on another backend than the group's own, and maps all counterparts. Collective.
-    pub(crate) fn on_device(
-        group: &Group,
-        backend: Arc<dyn Backend>,
-        bytes: usize,
-        dtype: DType,
-    ) -> Result<Self> {
-        let block = group.block_on(backend, bytes)?;
-        Self::of_block(&block, group, dtype)
     }
 
     /// Maps all counterparts of a block that this rank alone has had.
@@ -110,7 +99,12 @@ impl Handle {
 
     /// An address that reaches all ranks at once, where the hardware has such.
     pub fn multicast_ptr(&self) -> Option<usize> {
-        None
+        self.mapping.multicast.get().map(|all| all.address() + self.offset)
+    }
+
+    /// Notes that address, of the whole block.
+    pub(crate) fn set_multicast(&self, all: Region) {
+        let _ = self.mapping.multicast.set(all); // whoever was first has the same
     }
 
     /// The addresses of all ranks' data as mapped here, by rank, this handle's offset applied.

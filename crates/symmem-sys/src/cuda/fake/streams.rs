@@ -34,7 +34,7 @@ impl Streams for Fake {
 
     fn stream_query(&self, stream: Stream) -> Result<bool> {
         let call = "cuStreamQuery";
-        idle(call, &*self.enter(call)?, stream).map(|()| true)
+        ready(self.enter(call).and_then(|state| idle(call, &state, stream)))
     }
 
     fn stream_context(&self, stream: Stream) -> Result<Context> {
@@ -86,7 +86,7 @@ impl Streams for Fake {
 
     fn event_query(&self, event: Event) -> Result<bool> {
         let call = "cuEventQuery";
-        event_of(call, &*self.enter(call)?, event).map(|_| true)
+        ready(self.enter(call).and_then(|state| event_of(call, &state, event).map(|_| ())))
     }
 
     fn event_elapsed(&self, start: Event, end: Event) -> Result<f32> {
@@ -266,6 +266,14 @@ pub(super) fn given_back<T>(call: &'static str, gone: Option<T>) -> Result<()> {
     match gone {
         Some(_) => Ok(()),
         None => refuse(call, code::INVALID_HANDLE, "it is not there, or not any more"),
+    }
+}
+
+/// Everything is, unless the test has asked for [`code::NOT_READY`], which is an answer and no failure.
+fn ready(asked: Result<()>) -> Result<bool> {
+    match asked {
+        Err(failure) if failure.code == code::NOT_READY => Ok(false),
+        other => other.map(|()| true),
     }
 }
 

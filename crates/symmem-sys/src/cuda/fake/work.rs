@@ -176,6 +176,11 @@ fn check_aligned(call: &'static str, address: u64, wide: bool) -> Result<()> {
 /// The memory may be written.
 unsafe fn set(address: u64, pattern: &[u8], count: usize) {
     let mut at = with_exposed_provenance_mut::<u8>(address as usize);
+    if let [byte] = pattern {
+        // SAFETY: the memory that the caller vouches for.
+        unsafe { at.write_bytes(*byte, count) };
+        return;
+    }
     for _ in 0..count {
         // SAFETY: within the memory that the caller vouches for.
         unsafe { at.copy_from(pattern.as_ptr(), pattern.len()) };

@@ -1,0 +1,160 @@
+//! Multicast: an address at which a store reaches the memory of all ranks.
+//!
+//! Rank 0 makes the object, all add their device to it, then all bind their memory and map it. After each step all tell
+//! how it went; if one could not do it, all go on without. Rank 0 keeps what it made until the end, for an object that
+//! nobody holds is gone.
+#![allow(unsafe_code)] // S1 (regions keep the mapping and what is bound), S4
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use symmem_sys::cuda::{HandleType, MulticastProperties};
+
+use super::failed;
+use super::gpu::Gpu;
+use super::memory::{Mapped, Physical};
+use crate::backend::Exported;
+use crate::error::{Error, Result};
+use crate::group::{Group, no_descriptor};
+use crate::region::Region;
+use crate::symmetric::Handle;
+
+/// Gives all ranks' parts of `handle` one address more; none, if one rank cannot. Collective.
+pub(super) fn set_up(gpu: &Gpu, handle: &Handle) -> Result<()> {
+    let group = handle.group();
+    let (block, _) = handle.keep();
+    let bytes = || gpu.whole(block.segment().bytes());
+    let made = || (group.rank() == 0).then(|| Made::new(gpu, bytes()?, group.size())).transpose();
+    let Some((made, sent)) = agreed(group, made(), |made| made.as_ref().map(|made| &made.fd))?
+    else {
+        return Ok(());
+    };
+    let joined = join(gpu, made.as_ref(), sent);
+    let Some((object, _)) = agreed(group, joined, |_| None)? else { return Ok(()) };
+    let bound = bytes().and_then(|bytes| bind(gpu, object, block.region(), bytes));
+    if let Some((region, _)) = agreed(group, bound, |_| None)? {
+        handle.set_multicast(region);
+    }
+    drop(made);
+    Ok(())
+}
+
+/// Tells all how a step went here, and sends what `memory` finds in it. What came of the step here, and the memory that
+/// rank 0 has sent; nothing on all ranks, if the step failed on one.
+fn agreed<T>(
+    group: &Group,
+    step: Result<T>,
+    memory: impl Fn(&T) -> Option<&OwnedFd>,
+) -> Result<Option<(T, Option<Exported>)>> {
+    let report = Report(step.as_ref().err().map(Error::to_string));
+    let report = postcard::to_stdvec(&report).unwrap_or_default();
+    let send = || {
+        let fd = step.as_ref().ok().and_then(&memory).map(OwnedFd::try_clone).transpose();
+        let fd = fd.map_err(Error::system("dup of a multicast object's descriptor"))?;
+        Ok(fd.map(Exported::Descriptor))
+    };
+    let terms = [("operation", "multicast".to_owned())];
+    let (failure, sent) = group.converse("rendezvous", group.deadline(), |conversation| {
+        conversation.hold(&terms, report, send, |reports, memories| {
+            let failures = reports.iter().map(|report| Report::read(report)).enumerate();
+            let failure = failures.filter_map(|(rank, report)| Some((rank, report.0?))).next();
+            Ok((failure, memories.into_iter().next().flatten()))
+        })
+    })?;
+    if let Some((rank, reason)) = failure {
+        tracing::warn!("no multicast in {group:?}: rank {rank} could not set it up: {reason}");
+        return Ok(None);
+    }
+    step.map(|done| Some((done, sent)))
+}
+
+/// How a step went: why it failed, if it did.
+#[derive(Serialize, Deserialize)]
+struct Report(Option<String>);
+
+impl Report {
+    fn read(bytes: &[u8]) -> Self {
+        postcard::from_bytes(bytes).unwrap_or_else(|e| Self(Some(format!("garbled report: {e}"))))
+    }
+}
+
+/// What rank 0 makes for all.
+struct Made {
+    fd: OwnedFd,
+    _object: Physical,
+}
+
+impl Made {
+    fn new(gpu: &Gpu, bytes: usize, ranks: usize) -> Result<Self> {
+        let (devices, handle) = (ranks as u32, HandleType::Fd);
+        let properties = MulticastProperties { devices, bytes, handle };
+        let memory = gpu.driver().multicast_create(&properties).map_err(failed)?;
+        let object = Physical { gpu: gpu.clone(), memory };
+        let fd = gpu.driver().export_fd(memory).map_err(failed)?;
+        Ok(Self { fd, _object: object })
+    }
+}
+
+/// The object, with our device in it.
+fn join(gpu: &Gpu, made: Option<&Made>, sent: Option<Exported>) -> Result<Physical> {
+    let fd = match (made, &sent) {
+        (Some(made), _) => made.fd.as_fd(),
+        (None, Some(Exported::Descriptor(fd))) => fd.as_fd(),
+        (None, _) => return Err(no_descriptor()),
+    };
+    let memory = gpu.driver().import_fd(fd).map_err(failed)?;
+    let object = Physical { gpu: gpu.clone(), memory };
+    gpu.driver().multicast_add(memory, gpu.device()).map_err(failed)?;
+    Ok(object)
+}
+
+/// The object at addresses of this process, with our memory as our device's part.
+fn bind(gpu: &Gpu, object: Physical, own: &Region, bytes: usize) -> Result<Region> {
+    let memory = gpu.driver().retain(own.address() as u64).map_err(failed)?;
+    let memory = Physical { gpu: gpu.clone(), memory };
+    let object = Arc::new(object);
+    // SAFETY: S4: our own memory, all of it; whoever stores to the address may store to the memory, which is symmetric.
+    unsafe { gpu.driver().multicast_bind(object.memory, 0, memory.memory, 0, bytes) }
+        .map_err(failed)?;
+    let bound = Bound { object: Arc::clone(&object), _memory: memory, bytes };
+    let mapped = Mapped::new(object, bytes)?;
+    let address = mapped.address();
+    let everywhere = Everywhere { _mapped: mapped, _bound: bound };
+    Region::of_device(address, bytes, Box::new(InUse(gpu.clone(), Some(everywhere))))
+}
+
+/// Memory as a part of an object, which goes after the mapping and before the memory.
+struct Bound {
+    object: Arc<Physical>,
+    _memory: Physical,
+    bytes: usize,
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        let Physical { gpu, memory } = &*self.object;
+        // SAFETY: S4: bound in `bind`; nobody has the mapping of the object any more.
+        let gone = unsafe { gpu.driver().multicast_unbind(*memory, gpu.device(), 0, self.bytes) };
+        if let Err(e) = gone.map_err(failed) {
+            tracing::warn!("{e}");
+        }
+    }
+}
+
+/// The fields go in this order.
+struct Everywhere {
+    _mapped: Mapped,
+    _bound: Bound,
+}
+
+/// Kernels may be under way there when the last region goes.
+struct InUse(Gpu, Option<Everywhere>);
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        if let Some(everywhere) = self.1.take() {
+            self.0.retire(Box::new(everywhere));
+        }
+    }
+}

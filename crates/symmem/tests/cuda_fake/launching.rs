@@ -1,0 +1,224 @@
+//! Launches: which kernel, how large, with which parameters, and in which order.
+
+use std::sync::{Arc, Mutex};
+
+use symmem::cuda::Gpu;
+use symmem::{Algorithm, Error, GroupOptions, ReduceOp};
+use symmem_sys::cuda::code;
+
+use super::{GROUP, Group, drivers, on, ranks};
+
+#[test]
+fn a_kernel_gets_the_group_it_meets() {
+    let drivers = drivers(3);
+    let seen: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
+    for driver in &drivers {
+        let seen = seen.clone();
+        driver.kernel("barrier", &[GROUP], move |launched| {
+            assert_eq!((launched.grid, launched.block), ([1, 1, 1], [32, 1, 1]));
+            let group = Group::of(launched);
+            // All pads are mapped, and start as zeros.
+            assert!((0..group.size()).all(|rank| super::load(group.pad(rank)) == 0));
+            assert_eq!(super::load(group.mailbox()), 0);
+            seen.lock().unwrap().push(launched.parameters[0].clone());
+        });
+    }
+    ranks(&drivers, |world, _, gpu, stream| {
+        let options = GroupOptions {
+            timeout: Some(std::time::Duration::from_secs(7)),
+            ..GroupOptions::default()
+        };
+        let group = world.subgroup_with(&[0, 1, 2], options).unwrap();
+        let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(&group).unwrap();
+        x.barrier(stream).unwrap();
+        world.barrier().unwrap();
+    });
+    let mut seen: Vec<Group> = seen.lock().unwrap().drain(..).map(Group).collect();
+    seen.sort_by_key(Group::rank);
+    assert_eq!(seen.iter().map(Group::rank).collect::<Vec<_>>(), [0, 1, 2]);
+    for group in &seen {
+        let (scope, op, timeout) = (group.u32(8), group.u32(12), group.u64(24));
+        assert_eq!((group.size(), scope, op, timeout), (3, 0, 0, 7_000_000_000));
+        assert_eq!(group.u32(16), seen[0].u32(16), "the digest of the call");
+        let pads: std::collections::HashSet<_> = (0..3).map(|rank| group.pad(rank)).collect();
+        assert!(pads.len() == 3 && !pads.contains(&0) && group.pad(3) == 0);
+    }
+}
+
+#[test]
+fn grids_fit_on_a_device_together_with_those_of_neighbours() {
+    for shared in [false, true] {
+        let drivers = drivers(2);
+        on(
+            &drivers,
+            |rank| if shared { 0 } else { rank },
+            |world, driver, gpu, stream| {
+                let len = 1 << 20;
+                let mut x = gpu.alloc::<f32>(world, len).unwrap().rendezvous(world).unwrap();
+                let mut out = gpu.alloc::<f32>(world, 2 * len).unwrap();
+                for algorithm in [Algorithm::OneShot, Algorithm::TwoShot] {
+                    x.all_reduce_with(ReduceOp::Sum, algorithm, stream).unwrap();
+                }
+                x.all_gather(out.view_mut(), stream).unwrap();
+                x.broadcast(0, stream).unwrap();
+                let launches = driver.launches();
+                assert_eq!(launches.len(), 4);
+                for launched in launches {
+                    let (blocks, threads) = (launched.grid[0], launched.block[0]);
+                    let fit = 8 * (2048 / threads) / if shared { 2 } else { 1 };
+                    assert!(threads <= 1024 && threads.is_multiple_of(32));
+                    let name = &launched.function;
+                    assert!((1..=256).contains(&blocks) && blocks <= fit, "{name}: {blocks}");
+                }
+            },
+        );
+    }
+}
+
+/// Block b of a rank meets block b of every other.
+#[test]
+fn grids_are_alike_where_some_ranks_share_a_device() {
+    let drivers = drivers(3);
+    on(
+        &drivers,
+        |rank| rank / 2,
+        |world, _, gpu, stream| {
+            let mut x = gpu.alloc::<f32>(world, 1 << 20).unwrap().rendezvous(world).unwrap();
+            x.all_reduce_with(ReduceOp::Sum, Algorithm::TwoShot, stream).unwrap();
+            world.barrier().unwrap();
+        },
+    );
+    let grids: Vec<_> = drivers.iter().map(|driver| driver.launches()[0].grid).collect();
+    assert_eq!(grids, [[16, 1, 1]; 3]);
+}
+
+#[test]
+fn ranks_on_one_device_need_its_scope_only() {
+    let drivers = drivers(2);
+    for driver in &drivers {
+        driver.kernel("barrier", &[GROUP], |launched| assert_eq!(Group::of(launched).u32(8), 1));
+    }
+    on(
+        &drivers,
+        |_| 0,
+        |world, _, gpu, stream| {
+            let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
+            x.barrier(stream).unwrap();
+            world.barrier().unwrap();
+        },
+    );
+}
+
+#[test]
+fn two_streams_are_ordered_by_an_event() {
+    ranks(&drivers(2), |world, driver, gpu, a| {
+        let b = gpu.stream().unwrap();
+        let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
+        let count = || (driver.calls("cuEventRecord"), driver.calls("cuStreamWaitEvent"));
+        x.barrier(a).unwrap();
+        x.barrier(a).unwrap();
+        assert_eq!(count(), (0, 0), "one stream needs no event");
+        x.barrier(&b).unwrap();
+        assert_eq!(count(), (1, 1));
+        x.barrier(&b).unwrap();
+        assert_eq!(count(), (1, 1));
+        x.barrier(a).unwrap();
+        assert_eq!(count(), (2, 2));
+        let other = world.subgroup(&[0, 1]).unwrap();
+        let y = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(&other).unwrap();
+        y.barrier(&b).unwrap();
+        assert_eq!(count(), (2, 2), "groups are not ordered against each other");
+        world.barrier().unwrap();
+    });
+}
+
+#[test]
+fn what_was_in_a_stream_that_is_gone_comes_first() {
+    ranks(&drivers(2), |world, driver, gpu, a| {
+        let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
+        let b = gpu.stream().unwrap();
+        x.barrier(&b).unwrap();
+        drop(b); // nothing is in it
+        x.barrier(a).unwrap();
+        assert_eq!(driver.calls("cuStreamWaitEvent"), 0);
+        let c = gpu.stream().unwrap();
+        x.barrier(&c).unwrap();
+        driver.fail("cuStreamQuery", 1, code::NOT_READY);
+        let waits = driver.calls("cuStreamWaitEvent");
+        drop(c);
+        x.barrier(a).unwrap();
+        assert_eq!(driver.calls("cuStreamWaitEvent"), waits + 1);
+        world.barrier().unwrap();
+    });
+}
+
+#[test]
+fn a_stream_of_another_device_is_refused() {
+    ranks(&drivers(2), |world, driver, gpu, stream| {
+        let other = Gpu::with_driver(driver.clone(), 1 - world.rank() as u32).unwrap();
+        let (theirs, x) = (other.stream().unwrap(), gpu.alloc::<f32>(world, 10).unwrap());
+        let mut x = x.rendezvous(world).unwrap();
+        let e = x.all_reduce(ReduceOp::Sum, &theirs).unwrap_err();
+        assert!(matches!(e, Error::Usage { op: "all_reduce", .. }), "{e}");
+        assert!(e.to_string().contains("expected a stream of cuda:"), "{e}");
+        x.all_reduce(ReduceOp::Sum, stream).unwrap();
+        world.barrier().unwrap();
+    });
+}
+
+#[test]
+fn work_is_captured_in_one_stream_and_launched_again() {
+    ranks(&drivers(2), |world, driver, gpu, a| {
+        let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
+        x.barrier(a).unwrap();
+        let graph = a.capture(|| x.barrier(a).and_then(|()| x.barrier(a))).unwrap();
+        assert_eq!(driver.launches().len(), 1, "noted, not done");
+        for _ in 0..3 {
+            // SAFETY: `x` is there, and the fake kernels wait for nobody.
+            unsafe { graph.launch(a) }.unwrap();
+        }
+        assert_eq!(driver.launches().len(), 7);
+        x.barrier(a).unwrap();
+        world.barrier().unwrap();
+    });
+}
+
+#[test]
+fn a_capture_and_another_stream_cannot_be_ordered() {
+    const WHY: &str = "only one of the two is being captured";
+    ranks(&drivers(1), |world, driver, gpu, a| {
+        let b = gpu.stream().unwrap();
+        let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
+        x.barrier(&b).unwrap();
+        let e = a.capture(|| x.barrier(a)).unwrap_err();
+        assert!(e.to_string().contains(WHY), "{e}");
+        // The broken capture is over, and what was noted is gone.
+        x.barrier(a).unwrap();
+        drop(a.capture(|| x.barrier(a)).unwrap());
+        let e = x.barrier(&b).unwrap_err();
+        assert!(e.to_string().contains(WHY), "{e}");
+        assert!(e.to_string().contains("one that is not captured"), "{e}");
+        x.barrier(a).unwrap();
+        x.barrier(&b).unwrap();
+        assert_eq!(driver.launches().len(), 4);
+    });
+}
+
+#[test]
+fn a_capture_that_fails_leaves_nothing() {
+    for call in
+        ["cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate", "cuLaunchKernel"]
+    {
+        ranks(&drivers(1), |world, driver, gpu, a| {
+            let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
+            x.barrier(a).unwrap();
+            driver.fail(call, 1, code::UNKNOWN);
+            let e = a.capture(|| x.barrier(a)).unwrap_err();
+            assert!(e.to_string().contains(call), "{e}");
+            if call == "cuStreamEndCapture" {
+                return; // the driver has not ended it
+            }
+            drop(a.capture(|| x.barrier(a)).unwrap());
+        });
+    }
+}

@@ -1,0 +1,211 @@
+//! What kernels note, and what the host makes of it. The kernels are functions of the test's.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use symmem::Error;
+use symmem::cuda::Gpu;
+use symmem_sys::cuda::code;
+use symmem_sys::cuda::fake::Fake;
+use symmem_testing::{Ranks, die, test_name};
+
+use super::{GROUP, Group, drivers, load, ranks, word};
+
+/// Offsets in the mailbox.
+const POISON: u64 = 0;
+const STATE: u64 = 4;
+/// Offsets in a pad.
+const BROKEN: u64 = 0;
+const EPOCHS: u64 = 128;
+
+/// kind, op, channel, rank, ours, theirs
+type Note = [u32; 6];
+
+/// As a kernel that gives up does: tells all ranks, and notes why.
+fn give_up(group: &Group, note: Note) {
+    let own = group.pad(group.rank());
+    for block in 0..4 {
+        word(own + EPOCHS + 4 * block).fetch_add(5 * (group.rank() as u32 + 1), Ordering::Relaxed);
+    }
+    for rank in 0..group.size() {
+        word(group.pad(rank) + BROKEN).store(group.rank() as u32 + 1, Ordering::Relaxed);
+    }
+    for (i, value) in note.into_iter().enumerate() {
+        word(group.mailbox() + STATE + 4 + 4 * i as u64).store(value, Ordering::Relaxed);
+    }
+    word(group.mailbox() + STATE).store(2, Ordering::Release);
+}
+
+/// Has each rank's next barrier note what stands in its place.
+fn noting(drivers: &[Arc<Fake>]) -> Vec<Arc<Mutex<Option<Note>>>> {
+    let notes: Vec<Arc<Mutex<Option<Note>>>> = drivers.iter().map(|_| Arc::default()).collect();
+    for (driver, note) in drivers.iter().zip(&notes) {
+        let note = note.clone();
+        driver.kernel("barrier", &[GROUP], move |launched| {
+            let group = Group::of(launched);
+            match note.lock().unwrap().take() {
+                Some(note) => give_up(&group, note),
+                None => check_in_order(&group),
+            }
+        });
+    }
+    notes
+}
+
+/// What a kernel finds after the pads were put in order.
+fn check_in_order(group: &Group) {
+    let own = group.pad(group.rank());
+    assert_eq!((load(own + BROKEN), load(group.mailbox() + STATE)), (0, 0));
+    let epochs: Vec<u32> = (0..256).map(|block| load(own + EPOCHS + 4 * block)).collect();
+    assert!(epochs.iter().all(|epoch| epoch.is_multiple_of(2) && *epoch == epochs[0]));
+    for rank in 0..group.size() {
+        assert_eq!(load(group.pad(rank) + EPOCHS), epochs[0], "all ranks go on from one epoch");
+    }
+}
+
+fn fail_and_recover(note: Note, check: impl Fn(Error) + Sync) {
+    let drivers = drivers(2);
+    let notes = noting(&drivers);
+    ranks(&drivers, |world, _, gpu, stream| {
+        let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
+        for by_synchronize in [false, true] {
+            world.barrier().unwrap();
+            *notes[world.rank()].lock().unwrap() = Some(note);
+            x.barrier(stream).unwrap();
+            world.barrier().unwrap();
+            let told = if by_synchronize { x.synchronize(stream) } else { x.barrier(stream) };
+            check(told.unwrap_err());
+            x.synchronize(stream).unwrap(); // told once
+            world.barrier().unwrap();
+            x.barrier(stream).unwrap();
+            x.synchronize(stream).unwrap();
+        }
+        world.barrier().unwrap();
+    });
+}
+
+#[test]
+fn a_kernel_that_waits_in_vain_is_a_timeout() {
+    fail_and_recover([1, 1, 9, 1, 0, 0], |e| match e {
+        Error::Timeout { op: "all_reduce", channel: Some(9), waiting_for, .. } => {
+            assert_eq!(waiting_for, [1]);
+        }
+        other => panic!("{other:?}"),
+    });
+}
+
+#[test]
+fn a_kernel_of_a_poisoned_group_names_the_lost_rank() {
+    fail_and_recover([2, 4, 0, 1, 0, 0], |e| {
+        assert!(matches!(e, Error::PeerLost { rank: 1, during: "all_gather", .. }), "{e:?}");
+    });
+}
+
+#[test]
+fn a_kernel_that_meets_another_call_is_a_mismatch() {
+    fail_and_recover([3, 5, 0, 1, 0xabc, 0xdef], |e| {
+        let text = e.to_string();
+        assert!(matches!(e, Error::Mismatch { op: "broadcast", rank: 1, .. }), "{e:?}");
+        assert!(text.contains("00000abc") && text.contains("00000def"), "{text}");
+    });
+}
+
+#[test]
+fn a_kernel_that_is_told_by_a_peer_names_it() {
+    fail_and_recover([4, 0, 0, 1, 0, 0], |e| {
+        assert!(matches!(e, Error::PeerFailed { op: "barrier", rank: 1, .. }), "{e:?}");
+    });
+}
+
+#[test]
+fn a_kernel_that_finds_rows_that_do_not_fit_is_a_usage_error() {
+    fail_and_recover([5, 7, 0, 1, 2, 0], |e| {
+        assert!(matches!(e, Error::Usage { op: "all_to_all_v", .. }), "{e:?}");
+        assert!(e.to_string().contains("rows of rank 1 beyond the input"), "{e}");
+    });
+}
+
+#[test]
+fn a_kernel_of_the_callers_own_is_told_as_such() {
+    fail_and_recover([4, u32::MAX, 0, 0, 0, 0], |e| {
+        assert!(matches!(e, Error::PeerFailed { op: "barrier" | "synchronize", .. }), "{e:?}");
+    });
+}
+
+#[test]
+fn the_error_survives_a_stream_that_goes() {
+    let drivers = drivers(2);
+    let notes = noting(&drivers);
+    ranks(&drivers, |world, _, gpu, stream| {
+        let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
+        let other = gpu.stream().unwrap();
+        *notes[world.rank()].lock().unwrap() = Some([4, 0, 0, 0, 0, 0]);
+        x.barrier(&other).unwrap();
+        drop(other);
+        world.barrier().unwrap();
+        x.barrier(stream).unwrap_err();
+        world.barrier().unwrap();
+        x.barrier(stream).unwrap();
+        world.barrier().unwrap();
+    });
+}
+
+#[test]
+fn a_recovery_that_fails_on_one_rank_fails_on_all_and_can_be_tried_again() {
+    for (call, nth) in [
+        ("cuStreamSynchronize", 1),
+        ("cuStreamCreate", 1),
+        ("cuMemcpyDtoHAsync", 1),
+        ("cuStreamSynchronize", 2),
+        ("cuStreamCreate", 2),
+        ("cuMemsetD32Async", 1),
+        ("cuMemsetD32Async", 2),
+        ("cuStreamSynchronize", 3),
+    ] {
+        let drivers = drivers(2);
+        let notes = noting(&drivers);
+        ranks(&drivers, |world, driver, gpu, stream| {
+            let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
+            *notes[world.rank()].lock().unwrap() = Some([4, 0, 0, 0, 0, 0]);
+            x.barrier(stream).unwrap();
+            world.barrier().unwrap();
+            x.barrier(stream).unwrap_err();
+            if world.rank() == 1 {
+                driver.fail(call, nth, code::UNKNOWN);
+            }
+            let e = x.barrier(stream).unwrap_err();
+            assert!(e.to_string().contains(call), "{call} {nth}: {e}");
+            x.barrier(stream).unwrap();
+            world.barrier().unwrap();
+        });
+    }
+}
+
+#[test]
+fn the_mailbox_is_poisoned_when_a_peer_dies() {
+    Ranks::new(3).dying(&[1]).run(test_name!(), |world| {
+        let driver = Fake::plain(3);
+        let address: Arc<Mutex<u64>> = Arc::default();
+        let seen = address.clone();
+        driver.kernel("barrier", &[GROUP], move |launched| {
+            *seen.lock().unwrap() = Group::of(launched).mailbox();
+        });
+        let gpu = Gpu::with_driver(driver, world.rank() as u32).unwrap();
+        let stream = gpu.stream().unwrap();
+        let x = gpu.alloc::<f32>(&world, 10).unwrap().rendezvous(&world).unwrap();
+        x.barrier(&stream).unwrap();
+        world.barrier().unwrap();
+        if world.rank() == 1 {
+            die();
+        }
+        let (mailbox, begin) = (*address.lock().unwrap(), Instant::now());
+        while load(mailbox + POISON) == 0 {
+            assert!(begin.elapsed() < Duration::from_secs(20), "nobody wrote it");
+            std::thread::yield_now();
+        }
+        assert_eq!(load(mailbox + POISON), 2, "the lost rank, and one");
+        let e = x.barrier(&stream).unwrap_err();
+        assert!(matches!(e, Error::PeerLost { rank: 1, during: "barrier", .. }), "{e:?}");
+    });
+}
