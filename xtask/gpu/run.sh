@@ -57,25 +57,36 @@ stop_mps() {
   rm -rf "$mps"
   unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
   mps=
+  return 0
 }
 trap stop_mps EXIT
 trap 'exit 130' INT TERM
 
-tests() { # NAME LIMIT RANKS MORE...: the tests that want a device, one after the other; ranks are threads
-  local name=$1 limit=$2 ranks=$3
-  shift 3
-  step "$name" "$limit" env SYMMEM_GPU_RANKS="$ranks" "$@" "$here/cuda-tests" --ignored --test-threads 1 --skip times --skip processes
+# The tests that join a world of processes; in all others ranks are threads.
+joining=$("$here/cuda-tests" --list --ignored 2>/dev/null | sed -n 's/: test$//p' | grep -E '(^|:)(times$|processes)')
+
+as_threads() { # RANKS: one test after the other
+  local test skipped=()
+  for test in $joining; do skipped+=(--skip "$test"); done
+  step "tests, $1 threads" 45 env SYMMEM_GPU_RANKS="$1" \
+    "$here/cuda-tests" --ignored --test-threads 1 --exact ${skipped[@]+"${skipped[@]}"}
 }
 
-as_processes() { # RANKS: those tests that join a world of processes
+shared() { # as step, under MPS: what is killed in the middle of a kernel takes the service with it
+  local before=$failed
+  step "$@"
+  [ "$failed" -eq "$before" ] || { stop_mps && start_mps; }
+}
+
+as_processes() { # RANKS
   local test
-  for test in $("$here/cuda-tests" --list --ignored 2>/dev/null | sed -n 's/: test$//p' | grep -E '(^|:)(times$|processes)'); do
-    step "$test, $1 processes" 60 "$here/symmem" run -n "$1" -- "$here/cuda-tests" --ignored --exact --nocapture "$test"
+  for test in $joining; do
+    shared "$test, $1 processes" 60 "$here/symmem" run -n "$1" -- "$here/cuda-tests" --ignored --exact --nocapture "$test"
   done
 }
 
 measure() { # RANKS
-  step "bench, $1 ranks" 110 "$here/symmem" bench --backend cuda --graph "--peers=$here" -n "$1" \
+  shared "bench, $1 ranks" 150 "$here/symmem" bench --backend cuda --graph "--peers=$here" -n "$1" \
     --rounds "${SYMMEM_GPU_ROUNDS:-1}" --dtype bf16,f32 --bytes 1K,16K,64K,256K,1M,16M,128M \
     ${OUT:+--json "$OUT/bench-$1.json"}
 }
@@ -86,7 +97,7 @@ else
   step device 20 "$here/symmem" doctor
 fi
 step "driver tests" 30 "$here/sys-tests" --ignored --test-threads 1
-for ranks in 1 2 4 8; do tests "tests, $ranks threads" 45 "$ranks"; done
+for ranks in 1 2 4 8; do as_threads "$ranks"; done
 if start_mps; then
   for ranks in 2 4; do as_processes "$ranks"; done
   for ranks in 2 4 8; do measure "$ranks"; done

@@ -1,5 +1,6 @@
 //! The device that this rank works on, for as long as the process lives.
 
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result, ensure};
@@ -22,7 +23,19 @@ pub(super) fn check(asked: Option<u32>) -> Result<()> {
     if let Some(asked) = asked {
         ensure!((asked as usize) < count, "there is no cuda:{asked}: this process sees {count}");
     }
+    if (count == 1 || asked.is_some()) && !has_mps() {
+        tracing::warn!(
+            "ranks that share a device take turns of milliseconds: start nvidia-cuda-mps-control -d first"
+        );
+    }
     Ok(())
+}
+
+/// Whether the service that lets processes share a device at the same time seems to run.
+fn has_mps() -> bool {
+    let place = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").map(PathBuf::from);
+    let place = place.unwrap_or_else(|| std::env::temp_dir().join("nvidia-mps"));
+    place.join("control").exists()
 }
 
 /// That of this rank: the one that the user named, or the ranks of a machine go around all.

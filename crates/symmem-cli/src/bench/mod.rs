@@ -65,7 +65,8 @@ pub struct Args {
     #[arg(long)]
     no_pin: bool,
 
-    /// Also measures other systems in the same rounds, those that benches/peers (or DIR/peers.sh) has installed
+    /// Also measures other systems in the same rounds, those that benches/peers (or DIR) has installed; on devices PyTorch's
+    /// symmetric memory
     #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true)]
     peers: Option<Option<PathBuf>>,
 
