@@ -3,6 +3,7 @@
 mod arguments;
 mod ci;
 mod command;
+mod gpu;
 mod kernels;
 mod nightly;
 mod suites;
@@ -40,6 +41,7 @@ const TASKS: &[Task] = &[
     Task { name: "soak", options: "[--rounds N]", about: "kills ranks over and over (default 1000 rounds)", run: suites::soak },
     Task { name: "tsan", options: "", about: "looks for data races with the thread sanitizer (nightly)", run: nightly::tsan },
     Task { name: "kernels", options: "[--check]", about: "makes kernels/ptx; --check: compares it, and assembles it for each architecture", run: kernels::kernels },
+    Task { name: "gpu", options: "[--bundle DIR]", about: "builds what wants a CUDA device into target/gpu (or DIR), and runs it where there is one", run: gpu::gpu },
     Task { name: "fuzz", options: "[--seconds N]", about: "fuzzes each target (default 20 seconds; nightly)", run: nightly::fuzz },
 ];
 

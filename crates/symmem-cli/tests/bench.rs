@@ -229,11 +229,28 @@ fn bad_arguments_are_refused_before_anything_starts() {
         (&["gather", "--memory", "slices"], "on slices there is no gather"),
         (&["--dtype", "f32,f64", "--bytes", "4"], "4 bytes are not whole elements of f64"),
         (&["--json", "/nowhere/at/all"], "cannot write /nowhere/at/all"),
+        (&["--graph"], "need --backend cuda"),
+        (&["--device", "0"], "need --backend cuda"),
+        (&["--algorithm", "flagged"], "need --backend cuda"),
+        (&["--backend", "cuda", "--memory", "slices"], "on devices the memory is symmetric"),
     ] {
         let (output, out, err) = run(args);
         assert!(!output.status.success() && out.is_empty(), "{args:?}: {out}");
         assert!(err.contains(said), "{args:?}: {err}");
         assert!(!err.contains(", round"), "{args:?}: {err}");
+    }
+}
+
+#[test]
+fn without_a_device_the_error_says_so_before_anything_starts() {
+    let path = json_file("no-device");
+    for more in [&[][..], &["--graph", "--device", "0", "--peers"], &["all_reduce", "--graph"]] {
+        let args = [&["--backend", "cuda", "--json", path.to_str().unwrap()], more].concat();
+        let output = bench(&args).env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{err}");
+        assert!(err.contains("--backend cuda needs a CUDA device and its driver: "), "{err}");
+        assert!(output.stdout.is_empty() && err.lines().count() == 1 && !path.exists(), "{err}");
     }
 }
 

@@ -29,6 +29,16 @@ pub(super) trait Case {
     /// After each sample, whether the results were right; not timed.
     fn check(&mut self) -> Result<bool>;
 
+    /// Before the first sample and after the last, whether results of fresh inputs are right; not timed.
+    fn verify(&mut self) -> Result<bool> {
+        Ok(true)
+    }
+
+    /// Microseconds that this rank took for making a call, where that is not all of it.
+    fn host_us(&self) -> Option<f64> {
+        None
+    }
+
     /// `count` calls in a row.
     fn calls(&mut self, count: usize) -> Result<()> {
         (0..count).try_for_each(|_| self.call())
@@ -78,13 +88,19 @@ impl<'a> Bench<'a> {
 
     /// Takes the samples of one round.
     pub(super) fn measure(&mut self, measure: &Measure, case: &mut dyn Case) -> Result<Taken> {
+        let mut verified = case.verify()?;
         let count = self.warm_up(measure, case)?;
-        self.settle();
-        let mut verified = true;
+        let on_host = measure.on.is_none();
+        if on_host {
+            self.settle();
+        }
         let mut readings = Vec::with_capacity(READINGS * count);
         for _ in 0..count {
             case.prepare()?;
-            let siblings = self.board.meet_and_look();
+            let siblings = on_host && self.board.meet_and_look();
+            if !on_host {
+                self.board.meet();
+            }
             let start = clock::now();
             case.calls(measure.batch)?;
             let end = clock::now();
@@ -97,6 +113,7 @@ impl<'a> Bench<'a> {
             verified &= case.check()?;
             readings.extend([start, end, end_of_read, u64::from(siblings)]);
         }
+        verified &= case.verify()?;
         let (samples, with_read) = self.gather(&readings, measure.batch)?;
         Ok(Taken { samples, with_read: measure.read.then_some(with_read), verified })
     }

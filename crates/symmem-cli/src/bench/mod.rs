@@ -6,6 +6,7 @@
 
 mod board;
 mod clock;
+mod device;
 mod html;
 mod measure;
 mod peers;
@@ -64,7 +65,8 @@ pub struct Args {
     #[arg(long)]
     no_pin: bool,
 
-    /// Also measures other systems in the same rounds, those that benches/peers (or DIR/peers.sh) has installed
+    /// Also measures other systems in the same rounds, those that benches/peers (or DIR) has installed; on devices PyTorch's
+    /// symmetric memory
     #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true)]
     peers: Option<Option<PathBuf>>,
 
@@ -84,7 +86,9 @@ impl Args {
         // Before the work, so that a file that cannot be written costs nobody half a minute.
         let mut json = self.json.as_ref().map(create).transpose()?;
         let mut page = self.html.as_ref().map(create).transpose()?;
-        let mut peers = self.peers.as_ref().map(|d| Peers::find(d.as_deref())).transpose()?;
+        let backend = self.settings.backend;
+        let find = |directory: &Option<PathBuf>| Peers::find(directory.as_deref(), backend);
+        let mut peers = self.peers.as_ref().map(find).transpose()?;
         let steps = plan.steps(peers.as_ref().map_or(0, Peers::count));
         let mut session = Session {
             signals: Signals::catch()?,
@@ -145,7 +149,7 @@ impl Args {
         options.extend(self.no_pin.then(|| "--no-pin".to_owned()));
         options.extend(self.settings.options());
         options.extend(rows.iter().map(|&row| row.to_owned()));
-        if self.settings.backend == Backend::Host {
+        if self.settings.backend != Backend::Process {
             return rank::job(ranks, options);
         }
         options.push(format!("--threads={ranks}"));

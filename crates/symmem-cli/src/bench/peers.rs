@@ -1,6 +1,8 @@
-//! Other systems, measured by the programs of `benches/peers` in the same rounds as the library.
+//! Other systems, measured by the programs of `benches/peers` in the same rounds as the library: those of processors by
+//! `peers.sh`, that of devices by `bench_symm_mem.py`, which the launcher starts itself.
 
 use std::ffi::OsString;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -9,17 +11,28 @@ use anyhow::{Context, Result, ensure};
 use super::Session;
 use super::record::Record;
 use super::rows::ROWS;
-use super::settings::Settings;
+use super::settings::{Backend, Settings};
 use crate::run::{Job, launch_watched};
 
+/// PyTorch's symmetric memory, which is there for devices.
+const ON_DEVICES: &str = "torch-symm-mem";
+const ON_DEVICES_HAS: [&str; 3] = ["barrier", "all_reduce", "reduce_scatter"];
+/// Whether a Python has it.
+const ASK: &str = "import sys, torch, torch.distributed._symmetric_memory; sys.exit(not torch.cuda.is_available())";
+
 /// What of a bench the peers may have too, each as much as it has: the barrier and the collectives.
-fn is_known(row: &str) -> bool {
+fn is_known(row: &str, on_devices: bool) -> bool {
+    if on_devices {
+        return ON_DEVICES_HAS.contains(&row);
+    }
     row == "barrier" || ROWS.iter().any(|r| r.name == row && r.fixed().is_empty())
 }
 
 /// The peers of this machine.
 pub(super) struct Peers {
     script: PathBuf,
+    /// The Python that runs it, if it is not a script of the shell.
+    python: Option<OsString>,
     ready: Vec<Peer>,
     missing: Vec<String>,
     /// What went wrong, each said once.
@@ -44,14 +57,28 @@ struct Run {
 
 impl Peers {
     /// Asks which there are; those that can be built and are not yet are built.
-    pub(super) fn find(directory: Option<&Path>) -> Result<Self> {
-        let script = directory.map_or_else(script, |path| Ok(path.join("peers.sh")))?;
+    pub(super) fn find(directory: Option<&Path>, backend: Backend) -> Result<Self> {
+        if backend == Backend::Cuda {
+            return Self::on_devices(directory);
+        }
+        let script = found("peers.sh", directory)?;
         let mut command = Command::new("bash");
         command.arg(&script).arg("list").stdin(Stdio::null()).stderr(Stdio::inherit());
         let output = command.output().context("cannot ask for the peers")?;
         ensure!(output.status.success(), "{} list failed: {}", script.display(), output.status);
         let (ready, missing) = parse(&String::from_utf8_lossy(&output.stdout));
-        Ok(Self { script, ready, missing, troubles: Vec::new() })
+        Ok(Self { script, python: None, ready, missing, troubles: Vec::new() })
+    }
+
+    fn on_devices(directory: Option<&Path>) -> Result<Self> {
+        let script = found("bench_symm_mem.py", directory)?;
+        let python = std::env::var_os("PEERS_PYTHON").unwrap_or_else(|| "python3".into());
+        let mut command = Command::new(&python);
+        command.args(["-c", ASK]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let has = command.status().is_ok_and(|status| status.success());
+        let list = format!("{ON_DEVICES} {}", if has { "ready f32 bf16" } else { "missing" });
+        let (ready, missing) = parse(&list);
+        Ok(Self { script, python: Some(python), ready, missing, troubles: Vec::new() })
     }
 
     /// How many will be measured.
@@ -68,19 +95,27 @@ impl Peers {
         (round, rounds): (usize, usize),
         session: &mut Session,
     ) -> Result<Option<i32>> {
-        let known: Vec<_> = rows.iter().copied().filter(|row| is_known(row)).collect();
+        let on_devices = self.python.is_some();
+        let known: Vec<_> = rows.iter().copied().filter(|row| is_known(row, on_devices)).collect();
         if known.is_empty() {
             return Ok(None);
         }
         let sizes: Vec<_> = settings.sizes().iter().map(ToString::to_string).collect();
-        let asked = [
+        let mut asked = vec![
             ("BYTES", sizes.join(",")),
             ("ROUND", round.to_string()),
             ("TIME_MS", settings.time().as_millis().to_string()),
         ];
+        if on_devices {
+            asked.push(("GRAPH", u8::from(settings.graph).to_string()));
+            asked.extend(settings.device.map(|device| ("DEVICE", device.to_string())));
+        }
         for peer in &mut self.ready {
             for run in peer.runs(&known, settings) {
-                let job = job(&self.script, &peer.name, ranks, &asked, &run);
+                let job = match &self.python {
+                    Some(python) => device_job(python, &self.script, ranks, &asked, &run)?,
+                    None => job(&self.script, &peer.name, ranks, &asked, &run),
+                };
                 let (records, troubles, interrupted) = launch(&job, &peer.name, session)?;
                 if interrupted.is_some() {
                     return Ok(interrupted);
@@ -110,7 +145,15 @@ impl Peers {
         let mut text = list("peers measured", measured.collect());
         text += &list("peers without a type", lacking.collect());
         text += &self.troubles.iter().map(|line| format!("peer {line}\n")).collect::<String>();
-        let install = format!("peers not installed (bash {} install NAME)", self.script.display());
+        let install = match &self.python {
+            Some(python) => {
+                let python = python.to_string_lossy();
+                format!(
+                    "peers not there ({python} has no torch with CUDA; PEERS_PYTHON names another)"
+                )
+            }
+            None => format!("peers not installed (bash {} install NAME)", self.script.display()),
+        };
         text + &list(&install, self.missing.clone())
     }
 }
@@ -137,13 +180,35 @@ impl Peer {
 }
 
 fn job(script: &Path, name: &str, ranks: usize, asked: &[(&str, String)], run: &Run) -> Job {
-    let of_run = [("OPS", run.rows.join(" ")), ("DTYPE", run.dtype.to_owned())];
-    let mut command = vec![OsString::from("env")];
-    let asked = asked.iter().chain(&of_run);
-    command.extend(asked.map(|(key, value)| format!("PEERS_{key}={value}").into()));
+    let mut command = environment(asked, run);
     command.extend(["bash".into(), script.as_os_str().to_owned()]);
     command.extend(["run".into(), name.into(), ranks.to_string().into()]);
     Job { collect: true, ..Job::new(command, 1) }
+}
+
+/// A run whose ranks are those of the job. They meet in a store of their own, as they would without us.
+fn device_job(
+    python: &OsString,
+    script: &Path,
+    ranks: usize,
+    asked: &[(&str, String)],
+    run: &Run,
+) -> Result<Job> {
+    let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    let port = free.context("there is no free port")?.port();
+    let mut command: Vec<OsString> = ["timeout", "-k", "5", "120"].map(OsString::from).into();
+    command.extend(environment(asked, run));
+    command.push(format!("PEERS_PORT={port}").into());
+    command.extend([python.clone(), script.as_os_str().to_owned()]);
+    Ok(Job { collect: true, ..Job::new(command, ranks) })
+}
+
+/// `env`, and what is asked of a run as its variables.
+fn environment(asked: &[(&str, String)], run: &Run) -> Vec<OsString> {
+    let of_run = [("OPS", run.rows.join(" ")), ("DTYPE", run.dtype.to_owned())];
+    let asked = asked.iter().chain(&of_run);
+    let asked = asked.map(|(key, value)| format!("PEERS_{key}={value}").into());
+    std::iter::once("env".into()).chain(asked).collect()
 }
 
 /// What a run gave: figures, what went wrong, and the signal that ended it.
@@ -186,16 +251,20 @@ fn parse(list: &str) -> (Vec<Peer>, Vec<String>) {
     (ready, missing)
 }
 
-/// `benches/peers/peers.sh` in this directory or one above it, or above the program's own.
-fn script() -> Result<PathBuf> {
+/// The file of this name in the directory that the user names, or in `benches/peers` in this directory or one above it, or
+/// above the program's own.
+fn found(name: &str, directory: Option<&Path>) -> Result<PathBuf> {
+    if let Some(directory) = directory {
+        return Ok(directory.join(name));
+    }
     let here = std::env::current_dir().context("there is no current directory")?;
     let program = std::env::current_exe().unwrap_or_default();
-    let script = |directory: &Path| directory.join("benches/peers/peers.sh");
+    let script = |directory: &Path| directory.join("benches/peers").join(name);
     let directories = here.ancestors().chain(program.ancestors());
     let found = directories.map(script).find(|path| path.is_file());
-    let found = found.context(
-        "there is no benches/peers/peers.sh here or above: run it within the repository",
-    )?;
+    let found = found.with_context(|| {
+        format!("there is no benches/peers/{name} here or above: run it within the repository")
+    })?;
     Ok(found.strip_prefix(&here).map_or(found.clone(), Path::to_owned))
 }
 

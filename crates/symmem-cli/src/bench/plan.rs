@@ -13,7 +13,7 @@ use super::startup;
 #[derive(Debug)]
 pub(super) struct Plan {
     rows: Vec<&'static Row>,
-    /// Rows that were asked for and have no form on slices.
+    /// Rows that were asked for and have no form on slices, or on devices.
     skipped: Vec<&'static str>,
     ranks: Option<usize>,
     pub(super) rounds: usize,
@@ -40,11 +40,15 @@ impl Plan {
         let wanted = |row: &&Row| {
             named(row.name) || row.fixed().iter().any(|m| floors.contains(&m.collective))
         };
-        let can = |row: &&Row| row.on_slices || settings.memory == Memory::Symmetric;
+        let on_devices = settings.backend == Backend::Cuda;
+        let can = |row: &&Row| {
+            (row.on_slices || settings.memory == Memory::Symmetric)
+                && (row.on_devices || !on_devices)
+        };
         let skipped = ROWS.iter().filter(|row| named(row.name) && !can(row)).map(|row| row.name);
         let skipped: Vec<_> = skipped.collect();
         if !names.is_empty() && names.iter().all(|name| skipped.contains(&name.as_str())) {
-            bail!("no row is left: on slices there is no {}", skipped.join(", "));
+            bail!("no row is left: {} there is no {}", place(settings), skipped.join(", "));
         }
         let rows = ROWS.iter().filter(wanted).filter(can).collect();
         Ok(Self { rows, skipped, ranks, rounds, settings: settings.clone() })
@@ -54,7 +58,10 @@ impl Plan {
     pub(super) fn text(&self) -> String {
         match self.skipped.as_slice() {
             [] => String::new(),
-            rows => format!("skipped, since they have no form on slices: {}\n", rows.join(", ")),
+            rows => {
+                let place = place(&self.settings);
+                format!("skipped, since they have no form {place}: {}\n", rows.join(", "))
+            }
         }
     }
 
@@ -86,6 +93,11 @@ impl Plan {
         let figures: usize = measures.map(|measure| 1 + usize::from(measure.read)).sum();
         (figures + peers) * self.rounds + self.startup().map_or(0, |_| startup::TIMES)
     }
+}
+
+/// Where rows may have no form.
+fn place(settings: &Settings) -> &'static str {
+    if settings.backend == Backend::Cuda { "on devices" } else { "on slices" }
 }
 
 #[cfg(test)]

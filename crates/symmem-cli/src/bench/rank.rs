@@ -13,7 +13,7 @@ use super::clock;
 use super::measure::Bench;
 use super::record::Record;
 use super::rows::{How, Measure, ROWS};
-use super::settings::Settings;
+use super::settings::{Backend, Settings};
 use crate::run::Job;
 
 /// The name of the hidden subcommand.
@@ -56,7 +56,7 @@ impl Args {
         let size = self.threads.or(size).unwrap_or(1);
         let options = WorldOptions {
             signal_pad_size: Some(Board::pad_size(size).max(symmem::signal_pad_size())),
-            backend: Some(self.settings.backend.name().to_owned()),
+            backend: Some(self.settings.backend.of_world().to_owned()),
             ..WorldOptions::default()
         };
         match self.threads {
@@ -72,7 +72,8 @@ impl Args {
     fn measure(&self, world: &World) -> Result<()> {
         let memory = world.alloc::<u64>(0)?.rendezvous(world)?;
         let board = Board::new(memory.handle())?;
-        if !self.no_pin {
+        // The driver has threads of its own, which would have to share the core.
+        if !self.no_pin && self.settings.backend != Backend::Cuda {
             clock::pin(world.rank())?;
         }
         let bench = Bench::new(world, &board, self.settings.quick)?;
@@ -118,6 +119,7 @@ impl Args {
             let mut record = Record::new(measure, board.ranks(), round, &samples, verified);
             record.collective += ending;
             self.settings.backend.name().clone_into(&mut record.backend);
+            record.host_us = case.host_us();
             let line = record.line()?;
             std::io::stdout().write_all(line.as_bytes()).context("cannot report")?;
         }

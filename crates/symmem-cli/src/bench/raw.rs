@@ -1,11 +1,13 @@
 //! Writing and reading symmetric memory through pointers, as a user's own protocol does: eight bytes, and the bare data
-//! movement of the collectives; and the fence that the clock needs.
-#![allow(unsafe_code)] // S1 (the memory is borrowed with the pointers), S2 (volatile access, ordered by signals)
+//! movement of the collectives; the fence that the clock needs; and what on a device takes a promise.
+#![allow(unsafe_code)] // S1 (the memory is borrowed with the pointers), S2 (volatile access, ordered by signals), S4
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use symmem::Symmetric;
+use symmem::{Symmetric, cuda};
+use symmem_sys::cuda as sys;
 
 use super::value::{Lane, Value};
 
@@ -193,5 +195,44 @@ pub(super) fn read_lines<T: Copy>(slice: &[T]) {
     for element in slice.iter().step_by(line) {
         // SAFETY: a reference is valid to read through; volatile, so that the reading is not left out.
         unsafe { std::ptr::from_ref(element).read_volatile() };
+    }
+}
+
+/// A device and the one stream in which this process has everything done there.
+pub(super) struct Device {
+    pub(super) gpu: cuda::Gpu,
+    pub(super) stream: cuda::Stream,
+    driver: Arc<dyn sys::Driver>,
+    raw: sys::Stream,
+}
+
+impl Device {
+    /// Makes its context the one of this thread, which does all the work.
+    pub(super) fn open(number: u32) -> Result<Self> {
+        let gpu = cuda::Gpu::open(number)?;
+        let driver = sys::load()?;
+        let context = driver.context_retain(driver.device(number as usize)?)?;
+        driver.context_set(Some(context))?;
+        let raw = driver.stream_create()?;
+        // SAFETY: S4: made in the device's primary context, and never destroyed.
+        let stream = unsafe { cuda::Stream::from_raw(&gpu, raw.raw()) };
+        Ok(Self { gpu, stream, driver, raw })
+    }
+
+    /// Replays what was captured.
+    pub(super) fn launch<M>(&self, graph: &cuda::Graph, _memory: &M) -> Result<()> {
+        // SAFETY: S1: what it touches is borrowed, and whoever borrows it waits for the end; all ranks do the same.
+        Ok(unsafe { graph.launch(&self.stream) }?)
+    }
+
+    /// Copies the first `bytes` of this rank's part to the next as many, in the stream, whose end the caller awaits.
+    pub(super) fn copy(&self, memory: &cuda::Symmetric<u8>, bytes: usize) -> symmem::Result<()> {
+        let failed = |why: String| symmem::Error::Unavailable { what: "a copy".to_owned(), why };
+        let parts = memory.handle().buffer_ptrs();
+        let own = parts.get(memory.group().rank()).filter(|_| 2 * bytes <= memory.len());
+        let own = *own.ok_or_else(|| failed("it does not fit".to_owned()))? as u64;
+        // SAFETY: S1, S3: both halves are within our own part, which nobody else touches.
+        let copied = unsafe { self.driver.copy(own + bytes as u64, own, bytes, self.raw) };
+        copied.map_err(|failure| failed(failure.to_string()))
     }
 }

@@ -31,6 +31,12 @@ pub(super) struct Record {
     /// Whether there were hardly any others, so that the figures are of these.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) as_siblings: bool,
+    /// Of calls on devices: whether they were replayed from a graph.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) graph: bool,
+    /// Of calls on devices that were not: how long rank 0 took to make one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) host_us: Option<f64>,
     /// Counted from 1.
     pub(super) round: usize,
 }
@@ -77,6 +83,8 @@ impl Record {
             verified,
             siblings: siblings.len() as f64 / samples.len().max(1) as f64,
             as_siblings,
+            graph: measure.on.is_some_and(|on| on.graph),
+            host_us: None,
             round,
         }
     }

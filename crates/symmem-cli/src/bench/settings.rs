@@ -25,7 +25,7 @@ pub(super) struct Settings {
     #[arg(value_parser = clap::builder::PossibleValuesParser::new(DTYPES))]
     dtype: Vec<String>,
 
-    /// Where the memory lies: between processes, or between threads of one
+    /// Where the memory lies: between processes, between threads of one, or on devices between processes
     #[arg(long, value_enum, default_value_t = Backend::Host)]
     pub(super) backend: Backend,
 
@@ -36,6 +36,14 @@ pub(super) struct Settings {
     /// How an all-reduce is done
     #[arg(long, value_enum, default_value_t = How::Auto)]
     algorithm: How,
+
+    /// With `--backend cuda`: measures calls that are captured and replayed, twenty in a graph
+    #[arg(long)]
+    pub(super) graph: bool,
+
+    /// With `--backend cuda`: the device that all ranks use [default: one after the other]
+    #[arg(long, value_name = "N")]
+    pub(super) device: Option<u32>,
 
     /// A few samples of each: checks the results, measures nothing worth telling
     #[arg(long, hide = true)]
@@ -50,6 +58,7 @@ pub(super) struct Settings {
 pub(super) enum Backend {
     Host,
     Process,
+    Cuda,
 }
 
 impl Backend {
@@ -57,7 +66,13 @@ impl Backend {
         match self {
             Self::Host => "host",
             Self::Process => "process",
+            Self::Cuda => "cuda",
         }
+    }
+
+    /// That of the world: ranks on devices meet in the host's memory.
+    pub(super) fn of_world(self) -> &'static str {
+        if self == Self::Cuda { Self::Host.name() } else { self.name() }
     }
 }
 
@@ -79,6 +94,8 @@ impl Memory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum How {
     Auto,
+    /// On devices: data goes with its flags
+    Flagged,
     OneShot,
     TwoShot,
 }
@@ -87,6 +104,7 @@ impl How {
     fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
+            Self::Flagged => "flagged",
             Self::OneShot => "one-shot",
             Self::TwoShot => "two-shot",
         }
@@ -96,6 +114,7 @@ impl How {
 /// The algorithm of this name.
 pub(super) fn algorithm(name: &str) -> Algorithm {
     match name {
+        "flagged" => Algorithm::Staged,
         "one-shot" => Algorithm::OneShot,
         "two-shot" => Algorithm::TwoShot,
         _ => Algorithm::Auto,
@@ -143,6 +162,12 @@ impl Settings {
         }
         let chosen = self.memory == Memory::Slices && self.algorithm != How::Auto;
         ensure!(!chosen, "on slices there is one algorithm: leave out --algorithm or --memory");
+        if self.backend == Backend::Cuda {
+            ensure!(self.memory == Memory::Symmetric, "on devices the memory is symmetric");
+            return super::device::check(self.device);
+        }
+        let asked = self.graph || self.device.is_some() || self.algorithm == How::Flagged;
+        ensure!(!asked, "--graph, --device and --algorithm flagged need --backend cuda");
         Ok(())
     }
 
@@ -157,6 +182,8 @@ impl Settings {
             format!("--algorithm={}", self.algorithm.name()),
             format!("--time={}", self.time().as_millis()),
         ];
+        options.extend(self.device.map(|device| format!("--device={device}")));
+        options.extend(self.graph.then(|| "--graph".to_owned()));
         options.extend(self.quick.then(|| "--quick".to_owned()));
         options
     }

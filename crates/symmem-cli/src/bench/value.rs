@@ -14,6 +14,11 @@ pub(super) trait Value: Element + PartialEq {
     const EXACT: bool;
 
     fn of(number: u8) -> Self;
+
+    /// Of any sign and size, so that a sum is rounded.
+    fn sample(bits: u64) -> Self;
+
+    fn is_same(self, other: Self) -> bool;
 }
 
 /// What the processor adds without converting.
@@ -37,7 +42,7 @@ lanes!(f32: |a, b| a + b, f64: |a, b| a + b, u8: u8::wrapping_add, u16: u16::wra
 lanes!(u32: u32::wrapping_add, i32: i32::wrapping_add, i64: i64::wrapping_add);
 
 macro_rules! values {
-    ($($type:ty as $lane:ty, $exact:expr, $of:expr);*) => {
+    ($($type:ty as $lane:ty, $exact:expr, $of:expr, $sample:expr);*) => {
         $(impl Value for $type {
             type Lane = $lane;
             const EXACT: bool = $exact;
@@ -45,14 +50,28 @@ macro_rules! values {
                 let of: fn(u8) -> Self = $of;
                 of(number)
             }
+            fn sample(bits: u64) -> Self {
+                let sample: fn(u64) -> Self = $sample;
+                sample(bits)
+            }
+            #[inline(always)]
+            fn is_same(self, other: Self) -> bool {
+                self.to_ne_bytes() == other.to_ne_bytes()
+            }
         })*
     };
 }
 
-values!(f32 as f32, true, f32::from; f64 as f64, true, f64::from; i32 as i32, true, i32::from);
-values!(i64 as i64, true, i64::from; u32 as u32, true, u32::from; u8 as u8, true, |n| n);
-values!(bf16 as u16, false, |n| Self::from_f32(n.into()));
-values!(f16 as u16, false, |n| Self::from_f32(n.into()));
+values!(f32 as f32, true, f32::from, float; f64 as f64, true, f64::from, |x| f64::from(float(x)) / 3.0);
+values!(i32 as i32, true, i32::from, |x| x as Self; i64 as i64, true, i64::from, |x| x as Self);
+values!(u32 as u32, true, u32::from, |x| x as Self; u8 as u8, true, |n| n, |x| x as Self);
+values!(bf16 as u16, false, |n| Self::from_f32(n.into()), |x| Self::from_f32(float(x)));
+values!(f16 as u16, false, |n| Self::from_f32(n.into()), |x| Self::from_f32(float(x)));
+
+/// Of either sign, between 2⁻⁷ and 2.
+fn float(bits: u64) -> f32 {
+    f32::from_bits((bits as u32 & 0x83ff_ffff) | 0x3c00_0000)
+}
 
 /// The expression, with its placeholder for the type of this name.
 macro_rules! with_dtype {

@@ -14,6 +14,7 @@ pub(super) const ROW: Row = Row {
     ranks: 2,
     how: How::InRanks,
     on_slices: true,
+    on_devices: true,
     measures: Measures::Fixed(&[Measure {
         collective: "barrier",
         floor: Some("flag_exchange"),

@@ -24,12 +24,12 @@ pub(super) const SCATTER: Row = rooted("scatter", "from rank 0 into private memo
 
 const fn row(name: &'static str, about: &'static str) -> Row {
     let measures = Measures::BySize(measures);
-    Row { name, about, ranks: 2, how: How::InRanks, on_slices: true, measures }
+    Row { name, about, ranks: 2, how: How::InRanks, on_slices: true, on_devices: true, measures }
 }
 
-/// These exist in symmetric memory only.
+/// These are measured in symmetric memory of the host only.
 const fn rooted(name: &'static str, about: &'static str) -> Row {
-    Row { on_slices: false, ..row(name, about) }
+    Row { on_slices: false, on_devices: false, ..row(name, about) }
 }
 
 /// From this size on the reading of the result is timed too.
@@ -48,6 +48,7 @@ fn measures(name: &'static str, settings: &Settings) -> Vec<Measure> {
         dtype,
         memory: Memory::Symmetric.name(),
         algorithm: "-",
+        on: None,
         batch: if bytes <= TINY { 20 } else { 1 },
         read: bytes >= READ_FROM,
         samples: SAMPLES.iter().find(|(most, _)| bytes <= *most).map_or(20, |found| found.1),

@@ -51,7 +51,7 @@ pub(super) enum Kind {
 pub(super) const ROOT: usize = 0;
 
 impl Kind {
-    fn of(measure: &Measure) -> Self {
+    pub(super) fn of(measure: &Measure) -> Self {
         match measure.collective {
             "all_reduce" => Self::AllReduce,
             "reduce_scatter" => Self::ReduceScatter,
@@ -65,7 +65,7 @@ impl Kind {
     }
 
     /// Blocks of input and of private output on this rank.
-    fn blocks(self, group: &Group) -> (usize, usize) {
+    pub(super) fn blocks(self, group: &Group) -> (usize, usize) {
         let ranks = group.size();
         let on_root = |blocks| if group.rank() == ROOT { blocks } else { 0 };
         match self {

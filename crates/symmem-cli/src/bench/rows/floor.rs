@@ -15,6 +15,7 @@ pub(super) const ROW: Row = Row {
     ranks: 2,
     how: How::InRanks,
     on_slices: true,
+    on_devices: false,
     measures: Measures::Fixed(&[EXCHANGE, ROUND_TRIP, PUT_ROUND_TRIP]),
 };
 

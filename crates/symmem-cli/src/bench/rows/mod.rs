@@ -3,6 +3,7 @@
 mod barrier;
 mod collectives;
 mod data;
+mod devices;
 mod floor;
 mod limits;
 mod put_signal;
@@ -16,7 +17,7 @@ use symmem::Group;
 
 use super::board::Board;
 use super::measure::Case;
-use super::settings::Settings;
+use super::settings::{Backend, Settings};
 
 /// In the order in which they are measured, in every round anew.
 pub(super) const ROWS: &[Row] = &[
@@ -45,6 +46,8 @@ pub(super) struct Row {
     pub(super) how: How,
     /// Whether it can be done on private slices too, or has to do with no memory at all.
     pub(super) on_slices: bool,
+    /// Whether it can be done on memory of devices.
+    pub(super) on_devices: bool,
     pub(super) measures: Measures,
 }
 
@@ -64,6 +67,9 @@ impl Row {
 
     /// All that is to be measured.
     pub(super) fn measures(&self, settings: &Settings) -> Vec<Measure> {
+        if settings.backend == Backend::Cuda {
+            return devices::measures(self.name, settings);
+        }
         match self.measures {
             Measures::Fixed(measures) => measures.to_vec(),
             Measures::BySize(measures) => measures(self.name, settings),
@@ -99,6 +105,8 @@ pub(super) struct Measure {
     /// `symmetric` or `slices`.
     pub(super) memory: &'static str,
     pub(super) algorithm: &'static str,
+    /// On which device, if on one, and how.
+    pub(super) on: Option<OnDevice>,
     /// Calls in one sample.
     pub(super) batch: usize,
     /// Whether the reading of the result is timed too, as a figure of its own.
@@ -127,6 +135,7 @@ impl Measure {
         dtype: "-",
         memory: "-",
         algorithm: "-",
+        on: None,
         batch: 20,
         read: false,
         samples: 300,
@@ -137,6 +146,15 @@ impl Measure {
         target: None,
         make: None,
     };
+}
+
+/// How calls on devices are made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OnDevice {
+    /// Whether they are captured and replayed.
+    pub(super) graph: bool,
+    /// The one that the user named.
+    pub(super) device: Option<u32>,
 }
 
 /// Makes what one rank does.

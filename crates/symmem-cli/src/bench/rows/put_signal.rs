@@ -14,6 +14,7 @@ pub(super) const ROW: Row = Row {
     ranks: 2,
     how: How::InRanks,
     on_slices: false,
+    on_devices: false,
     measures: Measures::Fixed(&[Measure {
         collective: "put_signal",
         bytes: 8,

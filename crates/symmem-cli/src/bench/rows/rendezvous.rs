@@ -16,6 +16,7 @@ pub(super) const ROW: Row = Row {
     ranks: 4,
     how: How::InRanks,
     on_slices: false,
+    on_devices: false,
     measures: Measures::Fixed(&[Measure {
         collective: "rendezvous",
         bytes: BYTES,

@@ -10,6 +10,7 @@ pub(super) const ROW: Row = Row {
     ranks: 16,
     how: How::FromOutside,
     on_slices: true,
+    on_devices: false,
     measures: Measures::Fixed(&[Measure {
         collective: "startup",
         batch: 1,

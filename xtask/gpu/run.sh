@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# Everything that wants a CUDA device, step by step, from the directory that `cargo xtask gpu` has filled. Needs no Rust.
+#
+#   OUT                  where it is set, the output goes to $OUT/log as well, and the figures to $OUT/bench-*.json
+#   SYMMEM_GPU_SECONDS   how long all steps together may take (default 470)
+#   SYMMEM_GPU_ROUNDS    rounds of the benchmark (default 1)
+#   PEERS_PYTHON         a Python that has torch with CUDA (default python3)
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+if [ -n "${OUT-}" ] && [ -z "${SYMMEM_GPU_LOGGED-}" ]; then
+  mkdir -p "$OUT"
+  SYMMEM_GPU_LOGGED=1 bash "$0" "$@" 2>&1 | tee "$OUT/log"
+  exit "${PIPESTATUS[0]}"
+fi
+end=$((SECONDS + ${SYMMEM_GPU_SECONDS:-470}))
+summary=() failed=0 mps=
+
+note() { # NAME SECONDS VERDICT
+  summary+=("$(printf '%-28s %4d s  %s' "$1" "$2" "$3")")
+  printf '=== %s: %s\n' "$1" "$3"
+}
+
+step() { # NAME LIMIT COMMAND...: at most so many seconds, and what is left of all
+  local name=$1 limit=$2 left=$((end - SECONDS)) begin=$SECONDS status
+  shift 2
+  printf '\n=== %s\n' "$name"
+  if [ "$left" -lt 5 ]; then
+    failed=$((failed + 1))
+    note "$name" 0 "FAILED: no time was left for it"
+    return
+  fi
+  [ "$limit" -lt "$left" ] || limit=$left
+  timeout -k 5 "$limit" "$@" </dev/null
+  status=$?
+  case $status in
+  0) note "$name" $((SECONDS - begin)) passed ;;
+  124 | 137) failed=$((failed + 1)) && note "$name" $((SECONDS - begin)) "FAILED: not done in $limit s" ;;
+  *) failed=$((failed + 1)) && note "$name" $((SECONDS - begin)) "FAILED: status $status" ;;
+  esac
+}
+
+start_mps() { # so that processes share the device at the same time instead of in turns of milliseconds
+  command -v nvidia-cuda-mps-control >/dev/null || return
+  mps=$(mktemp -d) || return
+  mkdir "$mps/pipe" "$mps/log"
+  export CUDA_MPS_PIPE_DIRECTORY=$mps/pipe CUDA_MPS_LOG_DIRECTORY=$mps/log
+  timeout -k 5 20 nvidia-cuda-mps-control -d
+}
+
+stop_mps() {
+  [ -n "$mps" ] || return
+  local pid
+  pid=$(cat "$mps/pipe/nvidia-cuda-mps-control.pid" 2>/dev/null)
+  echo "quit -t 5" | timeout -k 5 20 nvidia-cuda-mps-control >/dev/null 2>&1
+  [ -z "$pid" ] || kill "$pid" 2>/dev/null
+  [ "$failed" -eq 0 ] || tail -n 5 "$mps/log/control.log" "$mps/log/server.log" 2>/dev/null
+  rm -rf "$mps"
+  unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+  mps=
+  return 0
+}
+trap stop_mps EXIT
+trap 'exit 130' INT TERM
+
+# The tests that join a world of processes; in all others ranks are threads.
+joining=$("$here/cuda-tests" --list --ignored 2>/dev/null | sed -n 's/: test$//p' | grep -E '(^|:)(times$|processes)')
+
+as_threads() { # RANKS: one test after the other
+  local test skipped=()
+  for test in $joining; do skipped+=(--skip "$test"); done
+  step "tests, $1 threads" 45 env SYMMEM_GPU_RANKS="$1" \
+    "$here/cuda-tests" --ignored --test-threads 1 --exact ${skipped[@]+"${skipped[@]}"}
+}
+
+shared() { # as step, under MPS: what is killed in the middle of a kernel takes the service with it
+  local before=$failed
+  step "$@"
+  [ "$failed" -eq "$before" ] || { stop_mps && start_mps; }
+}
+
+as_processes() { # RANKS
+  local test
+  for test in $joining; do
+    shared "$test, $1 processes" 60 "$here/symmem" run -n "$1" -- "$here/cuda-tests" --ignored --exact --nocapture "$test"
+  done
+}
+
+measure() { # RANKS
+  shared "bench, $1 ranks" 150 "$here/symmem" bench --backend cuda --graph "--peers=$here" -n "$1" \
+    --rounds "${SYMMEM_GPU_ROUNDS:-1}" --dtype bf16,f32 --bytes 1K,16K,64K,256K,1M,16M,128M \
+    ${OUT:+--json "$OUT/bench-$1.json"}
+}
+
+if command -v nvidia-smi >/dev/null; then
+  step device 20 nvidia-smi --query-gpu=index,name,driver_version,memory.total,compute_mode --format=csv
+else
+  step device 20 "$here/symmem" doctor
+fi
+step "driver tests" 30 "$here/sys-tests" --ignored --test-threads 1
+for ranks in 1 2 4 8; do as_threads "$ranks"; done
+if start_mps; then
+  for ranks in 2 4; do as_processes "$ranks"; done
+  for ranks in 2 4 8; do measure "$ranks"; done
+else
+  note "processes, bench" 0 "skipped: without MPS processes take turns of milliseconds"
+fi
+stop_mps
+if command -v compute-sanitizer >/dev/null; then
+  for ranks in 1 2; do
+    step "sanitizer, $ranks threads" 45 env SYMMEM_GPU_RANKS="$ranks" compute-sanitizer --error-exitcode 9 \
+      "$here/cuda-tests" --ignored --test-threads 1 --exact what_only_moves_arrives_as_on_the_host
+  done
+else
+  note sanitizer 0 "skipped: no compute-sanitizer"
+fi
+
+printf '\nsummary\n'
+printf '  %s\n' "${summary[@]}"
+[ "$failed" -eq 0 ] && echo "all passed" || echo "$failed failed"
+exit $((failed > 0))
