@@ -11,12 +11,14 @@ mod graph;
 mod kernels;
 mod layout;
 mod memory;
+mod module;
 mod stream;
 mod symmetric;
 
 pub use gpu::Gpu;
 pub use graph::Graph;
 pub use layout::DeviceHandle;
+pub use module::{HEADER, Kernel, Module, Parameter};
 pub use stream::Stream;
 pub use symmetric::{Buffer, Symmetric, View, ViewMut};
 
