@@ -72,6 +72,16 @@ fn a_kernel_with_the_public_header_becomes_ptx() {
 }
 
 #[test]
+fn the_kernel_of_the_example_compiles() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let example = include_str!("../../../examples/08_custom_kernel.rs");
+    let (_, rest) = example.split_once("r#\"").unwrap();
+    let (source, _) = rest.split_once("\"#;").unwrap();
+    let ptx = nvrtc.compile(source, "pass_on.cu", &OPTIONS, &[("symmem.cuh", HEADER)]).unwrap();
+    assert!(ptx.contains(".visible .entry pass_on("), "{ptx}");
+}
+
+#[test]
 fn what_does_not_compile_comes_with_the_compilers_words() {
     let Some(nvrtc) = nvrtc() else { return };
     let failure = nvrtc.compile("int f() { return x; }", "wrong.cu", &OPTIONS, &[]).unwrap_err();
