@@ -10,7 +10,7 @@ pub(super) fn text(topology: &Topology) -> String {
     let mut text =
         format!("CUDA {}\n{}\n", topology.cuda, table(DEVICES, devices.iter().map(device)));
     text += &format!("{}\n", table(ABILITIES, devices.iter().map(abilities)));
-    for why in devices.iter().flat_map(reasons) {
+    for why in reasons(devices) {
         text += &format!("{why}\n");
     }
     if devices.len() > 1 {
@@ -26,8 +26,8 @@ pub(super) fn text(topology: &Topology) -> String {
 const DEVICES: [&str; 8] =
     ["device", "name", "memory", "SMs", "capability", "PCI", "NUMA node", "nearest cores"];
 const ABILITIES: [&str; 5] = ["device", "uuid", "descriptors", "fabric", "multicast"];
-const WAYS: &str = "way: NV and the number of NVLinks; else where the ways part: BOARD, PIX one PCI \
-                    switch, PXB several, PHB host bridge, NODE, SYS beyond the NUMA node";
+const WAYS: &str = "way: NV and the number of NVLinks; else where the ways part: BOARD, PIX (one PCI switch),\n     \
+                    PXB (several), PHB (host bridge), NODE (NUMA node), SYS (beyond it), ? (not known)";
 const ACCESS: &str = "access: atomics (loads and stores as well), loads (and stores), or no";
 
 fn device(device: &Device) -> Vec<String> {
@@ -49,15 +49,24 @@ fn abilities(device: &Device) -> Vec<String> {
     vec![number, uuid, word(&device.descriptors), word(&device.fabric), word(&device.multicast)]
 }
 
-/// Why something does not work, unless the device just does not have it.
-fn reasons(device: &Device) -> Vec<String> {
-    let trials = [
-        ("descriptors", &device.descriptors),
-        ("fabric", &device.fabric),
-        ("multicast", &device.multicast),
-    ];
-    let failed = trials.into_iter().filter(|(_, trial)| !trial.works());
-    failed.map(|(what, trial)| format!("cuda:{} {what}: {}", device.number, trial.why())).collect()
+/// Why something does not work, once for all devices with the same reason.
+fn reasons(devices: &[Device]) -> Vec<String> {
+    let mut reasons: Vec<(&str, &str, Vec<usize>)> = Vec::new();
+    for device in devices {
+        let Device { number, descriptors, fabric, multicast, .. } = device;
+        let tried = [("descriptors", descriptors), ("fabric", fabric), ("multicast", multicast)];
+        for (what, trial) in tried.into_iter().filter(|(_, trial)| !trial.works()) {
+            let known = reasons.iter_mut().find(|known| (known.0, known.1) == (what, trial.why()));
+            match known {
+                Some((_, _, numbers)) => numbers.push(*number),
+                None => reasons.push((what, trial.why(), vec![*number])),
+            }
+        }
+    }
+    let line = |(what, why, numbers): (&str, &str, Vec<usize>)| {
+        format!("no {what} on cuda:{}: {why}", ranges(&numbers))
+    };
+    reasons.into_iter().map(line).collect()
 }
 
 fn way(nvlinks: u32, pair: Pair) -> String {

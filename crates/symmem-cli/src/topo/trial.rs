@@ -9,36 +9,25 @@ use symmem_sys::cuda::{
 
 /// Whether something works, or why not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(untagged)]
-pub enum Trial {
-    /// It does.
-    Works(bool),
-    /// It does not.
-    Fails {
-        /// Why.
-        why: String,
-    },
+pub struct Trial {
+    works: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
 }
 
 impl Trial {
     fn of(done: Result<(), String>) -> Self {
-        match done {
-            Ok(()) => Self::Works(true),
-            Err(why) => Self::Fails { why },
-        }
+        Self { works: done.is_ok(), why: done.err() }
     }
 
     /// Whether it does.
     pub fn works(&self) -> bool {
-        matches!(self, Self::Works(true))
+        self.works
     }
 
     /// Why it does not.
     pub fn why(&self) -> &str {
-        match self {
-            Self::Works(_) => "",
-            Self::Fails { why } => why,
-        }
+        self.why.as_deref().unwrap_or_default()
     }
 }
 
