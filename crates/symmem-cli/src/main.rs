@@ -7,6 +7,7 @@ mod doctor;
 mod explain;
 mod guard;
 mod run;
+mod topo;
 
 use std::io::{Write, stderr};
 use std::process::ExitCode;
@@ -31,6 +32,7 @@ enum Command {
     Calibrate(calibrate::Args),
     /// Says what works on this machine, and what is missing for the rest
     Doctor,
+    Topo(topo::Args),
     #[command(name = guard::SUBCOMMAND, hide = true)]
     Guard,
     #[command(name = bench::RANK, hide = true)]
@@ -56,6 +58,7 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Calibrate(args) => args.run(),
         Command::BenchRank(args) => args.run(),
         Command::Doctor => doctor::run(),
+        Command::Topo(args) => args.run(),
         Command::Guard => guard::watch(),
     }
 }

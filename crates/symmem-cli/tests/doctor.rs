@@ -24,11 +24,13 @@ fn doctor_prints_every_row() {
         "descriptors",
         "huge pages",
         "transparent huge pages",
+        "NVRTC",
         "user namespaces",
         "/dev/shm",
         "SYMMEM_TIMEOUT",
         "SYMMEM_SOCKET_DIR",
         "SYMMEM_SIGNAL_PAD_SIZE",
+        "SYMMEM_NVRTC",
         "RANK",
         "WORLD_SIZE",
         "LOCAL_RANK",
@@ -43,4 +45,14 @@ fn doctor_prints_every_row() {
     let timeout = text.lines().find(|line| line.contains("SYMMEM_TIMEOUT")).unwrap();
     assert!(timeout.contains(" 17 "), "{timeout}");
     assert!(output.stderr.is_empty());
+}
+
+#[test]
+fn a_compiler_that_is_not_where_it_is_said_to_be_is_missing() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_symmem"));
+    let output =
+        command.arg("doctor").env("SYMMEM_NVRTC", "/nowhere/libnvrtc.so").output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let row = text.lines().find(|line| line.contains("NVRTC could not be loaded")).unwrap();
+    assert!(row.contains(" no ") && row.contains("/nowhere/libnvrtc.so"), "{row}");
 }

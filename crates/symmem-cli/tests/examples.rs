@@ -135,3 +135,12 @@ fn a_network_in_pieces_gives_what_it_gives_in_one() {
     let line = |rank: usize| format!("rank {rank} of 3: {} {same}", [33, 33, 34][rank]);
     assert_eq!(together(name), for_each_of_three(line));
 }
+
+#[test]
+fn a_kernel_of_the_users_runs_or_says_what_it_lacks() {
+    let name = "08_custom_kernel";
+    let good = |line: &str| line.contains(" sums with ") || line.contains(": not run: ");
+    let (alone, together) = (alone(name), together(name));
+    assert!(alone.len() == 1 && good(&alone[0]), "{alone:?}");
+    assert!(together.len() == 3 && together.iter().all(|line| good(line)), "{together:?}");
+}

@@ -5,6 +5,7 @@
 //!
 //! - [`cuda`]: the CUDA driver as a trait, the real one, and a fake one for tests (feature `fake`).
 //! - [`nvml`]: what NVIDIA's management library knows of links between devices.
+//! - [`nvrtc`]: NVIDIA's compiler of kernels at run time.
 #![deny(unsafe_code)]
 
 mod library;
@@ -12,5 +13,6 @@ mod table;
 
 pub mod cuda;
 pub mod nvml;
+pub mod nvrtc;
 
-pub use library::{Found, Library, Loaded, Missing, load, probe};
+pub use library::{Found, Library, Loaded, Missing, load, load_file, probe};

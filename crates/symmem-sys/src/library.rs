@@ -14,6 +14,8 @@ pub enum Library {
     Cuda,
     /// NVIDIA's management library, which comes with the driver.
     Nvml,
+    /// NVIDIA's compiler of kernels at run time.
+    Nvrtc,
     /// NVIDIA's collectives.
     Nccl,
     /// NVIDIA's OpenSHMEM, the host part.
@@ -24,13 +26,15 @@ pub enum Library {
 
 impl Library {
     /// Every library this crate knows.
-    pub const ALL: [Self; 5] = [Self::Cuda, Self::Nvml, Self::Nccl, Self::Nvshmem, Self::Ucx];
+    pub const ALL: [Self; 6] =
+        [Self::Cuda, Self::Nvml, Self::Nvrtc, Self::Nccl, Self::Nvshmem, Self::Ucx];
 
     /// What people call it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cuda => "CUDA driver",
             Self::Nvml => "NVML",
+            Self::Nvrtc => "NVRTC",
             Self::Nccl => "NCCL",
             Self::Nvshmem => "NVSHMEM",
             Self::Ucx => "UCX",
@@ -42,9 +46,19 @@ impl Library {
         match self {
             Self::Cuda => &["libcuda.so.1", "libcuda.so"],
             Self::Nvml => &["libnvidia-ml.so.1", "libnvidia-ml.so"],
+            Self::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
             Self::Nccl => &["libnccl.so.2", "libnccl.so"],
             Self::Nvshmem => &["libnvshmem_host.so.3", "libnvshmem_host.so"],
             Self::Ucx => &["libucp.so.0", "libucp.so"],
+        }
+    }
+
+    /// The environment variable with the path of its file, for a library that often lies where the dynamic linker does
+    /// not look, such as in a Python package.
+    pub const fn variable(self) -> Option<&'static str> {
+        match self {
+            Self::Nvrtc => Some("SYMMEM_NVRTC"),
+            _ => None,
         }
     }
 }
@@ -52,8 +66,8 @@ impl Library {
 /// A library that could be loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// The name under which it was found.
-    pub soname: &'static str,
+    /// The name or path under which it was found.
+    pub soname: String,
     /// The file behind that name.
     pub path: Option<PathBuf>,
     /// What the library says of itself, else what its file name says.
@@ -75,7 +89,7 @@ pub struct Missing {
 /// A loaded library, from which functions are taken.
 pub struct Loaded {
     handle: unix::Library,
-    soname: &'static str,
+    soname: String,
 }
 
 impl fmt::Debug for Loaded {
@@ -85,15 +99,21 @@ impl fmt::Debug for Loaded {
 }
 
 /// Loads `library`; it then stays for the life of the process.
+///
+/// Where its [`variable`](Library::variable) is set, that file it is or none.
 pub fn load(library: Library) -> Result<Loaded, Missing> {
-    // Such libraries start threads and register exit handlers: unloading them is where they crash.
-    const RTLD_NODELETE: c_int = 0x1000;
+    let set = library.variable().and_then(|name| Some((name, std::env::var_os(name)?)));
+    if let Some((name, path)) = set {
+        return load_file(library, Path::new(&path)).map_err(|missing| {
+            let why = format!("{} (from {name})", missing.why);
+            Missing { why, ..missing }
+        });
+    }
     let mut reasons = Vec::new();
     for &soname in library.sonames() {
-        // SAFETY: loading runs the library's initialisers; these are vendors' libraries, made to be loaded.
-        match unsafe { unix::Library::open(Some(soname), unix::RTLD_NOW | RTLD_NODELETE) } {
-            Ok(handle) => return Ok(Loaded { handle, soname }),
-            Err(error) => reasons.push(explain(&error)),
+        match open(soname) {
+            Ok(loaded) => return Ok(loaded),
+            Err(why) => reasons.push(why),
         }
     }
     // A file that is there but lacks something itself says more than a name that is not there.
@@ -106,10 +126,31 @@ pub fn load(library: Library) -> Result<Loaded, Missing> {
     })
 }
 
+/// Loads `library` from this file and no other; it then stays for the life of the process.
+pub fn load_file(library: Library, file: &Path) -> Result<Loaded, Missing> {
+    let missing = |why| Missing { library, looked_for: library.sonames(), why };
+    // Without a slash the dynamic linker would look elsewhere.
+    let file =
+        std::path::absolute(file).map_err(|e| missing(format!("{}: {e}", file.display())))?;
+    open(&file.to_string_lossy()).map_err(missing)
+}
+
+/// Opens a name or a path, or says why not.
+fn open(soname: &str) -> Result<Loaded, String> {
+    // Such libraries start threads and register exit handlers: unloading them is where they crash.
+    const RTLD_NODELETE: c_int = 0x1000;
+    // SAFETY: loading runs the library's initialisers; these are vendors' libraries, made to be loaded.
+    let opened = unsafe { unix::Library::open(Some(soname), unix::RTLD_NOW | RTLD_NODELETE) };
+    match opened {
+        Ok(handle) => Ok(Loaded { handle, soname: soname.to_owned() }),
+        Err(error) => Err(explain(&error)),
+    }
+}
+
 /// Looks for `library` and asks it for its version.
 pub fn probe(library: Library) -> Result<Found, Missing> {
     let loaded = load(library)?;
-    let path = mapped_file(loaded.soname);
+    let path = mapped_file(&loaded.soname);
     let version = loaded.version(library).or_else(|| file_version(path.as_deref()?));
     Ok(Found { soname: loaded.soname, path, version })
 }
@@ -118,7 +159,7 @@ impl Loaded {
     /// The program itself, which has none of the functions that are looked for.
     #[cfg(test)]
     pub(crate) fn without_functions() -> Self {
-        Self { handle: unix::Library::this(), soname: "this program" }
+        Self { handle: unix::Library::this(), soname: "this program".to_owned() }
     }
 
     /// The function of this name, if the library has it.
@@ -141,6 +182,7 @@ impl Loaded {
                 let v = self.one_number("ncclGetVersion")?;
                 Some(format!("{}.{}.{}", v / 10_000, v / 100 % 100, v % 100))
             }
+            Library::Nvrtc => self.nvrtc_version(),
             Library::Ucx => self.ucx_version(),
             // Theirs need an initialisation that can take a second; the file name carries the version.
             Library::Nvml | Library::Nvshmem => None,
@@ -156,6 +198,15 @@ impl Loaded {
         let mut number = 0;
         // SAFETY: both only write through the pointer, which is valid, and may be called before any initialisation.
         (unsafe { f(&mut number) } == 0).then_some(number)
+    }
+
+    fn nvrtc_version(&self) -> Option<String> {
+        type F = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
+        // SAFETY: `nvrtcResult nvrtcVersion(int *, int *)`; the symbol does not outlive `self`.
+        let f = unsafe { self.handle.get::<F>("nvrtcVersion") }.ok()?;
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: it only writes the two numbers.
+        (unsafe { f(&mut major, &mut minor) } == 0).then(|| format!("{major}.{minor}"))
     }
 
     fn ucx_version(&self) -> Option<String> {
@@ -175,8 +226,9 @@ fn explain(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// The file that this process has mapped under `soname`.
+/// The file that this process has mapped under `soname`, a name or a path.
 fn mapped_file(soname: &str) -> Option<PathBuf> {
+    let soname = soname.rsplit('/').next()?;
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let paths = maps.lines().filter_map(|line| Some(&line[line.find('/')?..]));
     let mut files = paths.filter(|p| p.rsplit('/').next().is_some_and(|n| n.starts_with(soname)));
@@ -197,7 +249,7 @@ mod tests {
     fn every_library_is_either_found_or_explained() {
         for library in Library::ALL {
             match probe(library) {
-                Ok(found) => assert!(library.sonames().contains(&found.soname)),
+                Ok(found) => assert!(!found.soname.is_empty()),
                 Err(missing) => {
                     assert_eq!(missing.looked_for, library.sonames());
                     assert!(missing.to_string().contains(library.name()), "{missing}");
@@ -205,6 +257,12 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_named() {
+        let missing = load_file(Library::Nvrtc, Path::new("/nowhere/libnvrtc.so.12")).unwrap_err();
+        assert!(missing.to_string().contains("NVRTC could not be loaded: /nowhere/"), "{missing}");
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! Which backends can work here.
 
+use symmem_sys::cuda::{self, Driver};
 use symmem_sys::{Found, Library, probe};
 
 use super::{Row, checked, machine};
+use crate::topo;
 
 /// One row per backend.
 pub(super) fn rows() -> Vec<Row> {
@@ -25,31 +27,73 @@ pub(super) fn rows() -> Vec<Row> {
     ]
 }
 
+/// Asks the driver, and every device for memory that can be shared. No context is made on any.
 fn cuda() -> Result<String, String> {
-    let driver = found(Library::Cuda)?;
+    let text = found(Library::Cuda)?;
+    let driver = cuda::load().map_err(|missing| missing.to_string())?;
+    let devices = shareable(&*driver).map_err(|why| format!("{text}, but {why}"))?;
     let management = found(Library::Nvml).unwrap_or_else(|missing| missing);
-    match gpus() {
-        0 => Err(format!("{driver}, but there is no GPU: no /dev/nvidia0, /dev/nvidia1, …")),
-        count => Ok(format!("{count} GPU(s); {driver}; {management}")),
+    Ok(format!("{devices}; {text}; {management}; see symmem topo"))
+}
+
+/// How many devices there are, and which of them cannot be used, and why.
+fn shareable(driver: &dyn Driver) -> Result<String, String> {
+    driver.init().map_err(|failure| failure.to_string())?;
+    let count = driver.device_count().map_err(|failure| failure.to_string())?;
+    let fault = |number: usize| {
+        let trial = match driver.device(number) {
+            Ok(device) => topo::can_be_shared(driver, device),
+            Err(failure) => return Some(format!("cuda:{number}: {failure}")),
+        };
+        (!trial.works()).then(|| format!("cuda:{number}: {}", trial.why()))
+    };
+    let faults: Vec<String> = (0..count).filter_map(fault).collect();
+    match (count, faults.len()) {
+        (0, _) => Err("this process sees no device".to_owned()),
+        (_, 0) => Ok(format!("{count} GPU(s)")),
+        (_, faulty) if faulty == count => Err(faults.join("; ")),
+        _ => Ok(format!("{count} GPU(s), of which not all work: {}", faults.join("; "))),
     }
 }
 
-/// Counted by their device files, because asking the driver would initialise it.
-fn gpus() -> usize {
-    let entries = std::fs::read_dir("/dev").into_iter().flatten().flatten();
-    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    let is_gpu =
-        |name: &String| name.strip_prefix("nvidia").is_some_and(|n| n.parse::<u32>().is_ok());
-    names.filter(is_gpu).count()
-}
-
-fn found(library: Library) -> Result<String, String> {
+/// Where a library is and which version, or what was looked for.
+pub(super) fn found(library: Library) -> Result<String, String> {
     match probe(library) {
         Ok(Found { soname, path, version }) => {
             let version = version.unwrap_or_else(|| "of unknown version".to_owned());
-            let path = path.map_or_else(|| soname.to_owned(), |path| path.display().to_string());
+            let path = path.map_or_else(|| soname, |path| path.display().to_string());
             Ok(format!("{} {version} ({path})", library.name()))
         }
         Err(missing) => Err(format!("{missing} (looked for {})", missing.looked_for.join(", "))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use symmem_sys::cuda::code;
+    use symmem_sys::cuda::fake::{Config, Fake};
+
+    use super::*;
+
+    #[test]
+    fn what_is_missing_for_cuda_is_said_exactly() {
+        assert_eq!(shareable(&*Fake::plain(2)), Ok("2 GPU(s)".to_owned()));
+        assert_eq!(shareable(&*Fake::plain(0)), Err("this process sees no device".to_owned()));
+
+        let none = Fake::plain(1);
+        none.fail_always("cuInit", code::NO_DEVICE);
+        assert!(shareable(&*none).unwrap_err().contains("CUDA_ERROR_NO_DEVICE"));
+
+        let old = Config { virtual_memory: false, ..Config::default() };
+        let why = shareable(&*Fake::new(vec![old.clone()])).unwrap_err();
+        assert_eq!(why, "cuda:0: the device has no virtual memory management");
+        let both = shareable(&*Fake::new(vec![Config::default(), old])).unwrap();
+        assert!(both.starts_with("2 GPU(s), of which not all work: cuda:1: "), "{both}");
+
+        let closed = Fake::plain(1);
+        closed.fail_always("cuMemExportToShareableHandle", code::NOT_PERMITTED);
+        let why = shareable(&*closed).unwrap_err();
+        assert!(why.contains("cuMemExportToShareableHandle failed"), "{why}");
+        assert_eq!(closed.live(), Vec::<String>::new());
     }
 }

@@ -7,8 +7,9 @@ use rustix::fs::{Access, MemfdFlags, SealFlags, access, fcntl_add_seals, ftrunca
 use rustix::process::{Resource, getrlimit};
 
 use symmem::machine::{InUse, Origin};
+use symmem_sys::Library;
 
-use super::{Row, checked, row};
+use super::{Row, backends, checked, row};
 
 /// One row per feature.
 pub(super) fn rows() -> Vec<Row> {
@@ -31,9 +32,18 @@ pub(super) fn rows() -> Vec<Row> {
         descriptors(),
         huge_pages(),
         checked("transparent huge pages", transparent_huge_pages()),
+        checked("NVRTC", nvrtc()),
         row("user namespaces", "not needed", ""),
         row("/dev/shm", "not needed", "memory is shared by descriptor, its size does not matter"),
     ]
+}
+
+fn nvrtc() -> Result<String, String> {
+    let use_of = "only for kernels of one's own that are compiled at run time";
+    match backends::found(Library::Nvrtc) {
+        Ok(text) => Ok(format!("{text}; {use_of}")),
+        Err(missing) => Err(format!("{missing}; not needed, {use_of}; see SYMMEM_NVRTC")),
+    }
 }
 
 fn costs() -> Row {

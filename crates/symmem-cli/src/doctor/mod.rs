@@ -1,6 +1,6 @@
 //! `symmem doctor`: what works on this machine, what is missing for the rest, and every setting that is read.
 //!
-//! It only looks: it starts nothing, initialises no GPU, and is done in milliseconds.
+//! It only looks: it starts nothing, and makes no context on a GPU.
 
 mod backends;
 mod machine;

@@ -3,7 +3,7 @@
 use super::{Row, row};
 
 /// Names and meanings.
-const VARIABLES: [(&str, &str); 12] = [
+const VARIABLES: [(&str, &str); 13] = [
     ("SYMMEM_TIMEOUT", "seconds after which a wait gives up; 0 for ever; default 300"),
     (
         "SYMMEM_SOCKET_DIR",
@@ -15,6 +15,7 @@ const VARIABLES: [(&str, &str); 12] = [
         "SYMMEM_COSTS",
         "the file that symmem calibrate writes; default symmem/costs in the user's cache",
     ),
+    ("SYMMEM_NVRTC", "the file of NVRTC, for kernels of one's own; default what the linker finds"),
     ("RANK", "this process's rank in the world; set by symmem run and torchrun"),
     ("WORLD_SIZE", "how many ranks there are; without it this process is alone"),
     ("LOCAL_RANK", "this process's rank on its host"),

@@ -41,6 +41,14 @@ pub type Result<T> = std::result::Result<T, Failure>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Device(usize);
 
+#[cfg(feature = "fake")]
+impl Device {
+    /// A device of an [`Nvml`] that a test has made, which no other may be asked about.
+    pub const fn fake(number: usize) -> Self {
+        Self(number)
+    }
+}
+
 /// NVLinks that a device can have, as of CUDA 13; asking for more than there are is a [`Failure`].
 pub const MAX_LINKS: u32 = 36;
 

@@ -6,7 +6,7 @@
 
 use std::ffi::c_void;
 
-use super::kernels::{Kernel, parameters};
+use super::kernels::{BuiltIn, parameters};
 use super::layout::{FLAGGED, GroupParameter, MAX_BLOCKS};
 use super::stream::Stream;
 use super::symmetric::{Symmetric, ViewMut};
@@ -308,7 +308,7 @@ impl<T: Element> Symmetric<T> {
     /// See [`Gpu::launch`](super::Gpu).
     unsafe fn launch(
         &self,
-        kernel: Kernel,
+        kernel: BuiltIn,
         blocks: u32,
         stream: &Stream,
         parameters: &mut [*mut c_void],
@@ -319,7 +319,7 @@ impl<T: Element> Symmetric<T> {
 
     /// Blocks for a kernel that works on so many bytes of this rank: enough to keep the device busy, and no more than fit on
     /// it together with those of the ranks that share it.
-    fn blocks(&self, kernel: Kernel, bytes: usize) -> u32 {
+    fn blocks(&self, kernel: BuiltIn, bytes: usize) -> u32 {
         let together = kernel.fit / self.comm.neighbours.max(1) as u32;
         let wanted = bytes.div_ceil(VECTOR * THREADS as usize);
         u32::try_from(wanted).unwrap_or(u32::MAX).clamp(1, together.clamp(1, MAX_BLOCKS))

@@ -52,12 +52,12 @@ pub(super) struct Kernels(Mutex<Loaded>);
 #[derive(Default)]
 struct Loaded {
     modules: HashMap<&'static str, Module>,
-    functions: HashMap<(&'static str, &'static str, u32), Kernel>,
+    functions: HashMap<(&'static str, &'static str, u32), BuiltIn>,
 }
 
 /// A kernel, for blocks of a number of threads.
 #[derive(Clone, Copy)]
-pub(super) struct Kernel {
+pub(super) struct BuiltIn {
     function: Function,
     threads: u32,
     /// Blocks that the device holds at once.
@@ -90,7 +90,7 @@ impl Gpu {
         file: &'static str,
         name: &'static str,
         threads: u32,
-    ) -> Result<Kernel> {
+    ) -> Result<BuiltIn> {
         let mut loaded = self.kernels().0.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (file, name, threads);
         if let Some(kernel) = loaded.functions.get(&key) {
@@ -117,7 +117,7 @@ impl Gpu {
             Ok((function, driver.max_active_blocks(function, threads, 0)?))
         })?;
         let fit = each * self.multiprocessors();
-        let kernel = Kernel { function, threads, fit, early: newer.is_some() };
+        let kernel = BuiltIn { function, threads, fit, early: newer.is_some() };
         loaded.functions.insert(key, kernel);
         Ok(kernel)
     }
@@ -129,7 +129,7 @@ impl Gpu {
     /// when it runs.
     pub(super) unsafe fn launch(
         &self,
-        kernel: Kernel,
+        kernel: BuiltIn,
         blocks: u32,
         neighbours: usize,
         stream: &Stream,

@@ -11,6 +11,7 @@ mod graph;
 mod kernels;
 mod layout;
 mod memory;
+mod module;
 mod multicast;
 mod stream;
 mod symmetric;
@@ -18,6 +19,7 @@ mod symmetric;
 pub use gpu::Gpu;
 pub use graph::Graph;
 pub use layout::DeviceHandle;
+pub use module::{HEADER, Kernel, Module, Parameter};
 pub use stream::Stream;
 pub use symmetric::{Buffer, Symmetric, View, ViewMut};
 

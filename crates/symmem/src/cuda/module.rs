@@ -1,0 +1,179 @@
+//! Kernels of the caller's, which use `symmem.cuh` or not.
+#![allow(unsafe_code)] // S4, S5
+
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use symmem_sys::cuda::{self as sys, Launch};
+
+use super::gpu::Gpu;
+use super::stream::Stream;
+use crate::error::{Error, Result};
+
+/// The text of `kernels/symmem.cuh`, which needs no other header: signals and pointers for kernels of the caller's.
+pub const HEADER: &str = include_str!("../../../../kernels/symmem.cuh");
+
+/// Code that is loaded on a device. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Module(Arc<Loaded>);
+
+#[derive(Debug)]
+struct Loaded {
+    gpu: Gpu,
+    raw: sys::Module,
+}
+
+/// A kernel of a [`Module`], which it keeps loaded.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    module: Module,
+    raw: sys::Function,
+}
+
+/// A value for a parameter of a kernel: `(&value).into()`.
+#[derive(Clone, Copy, Debug)]
+pub struct Parameter<'a> {
+    value: *mut c_void,
+    of: PhantomData<&'a ()>,
+}
+
+impl<'a, T: Copy> From<&'a T> for Parameter<'a> {
+    fn from(value: &'a T) -> Self {
+        Self { value: std::ptr::from_ref(value).cast_mut().cast(), of: PhantomData }
+    }
+}
+
+impl Gpu {
+    /// Loads PTX, which the driver compiles for this device. What it refuses comes with the driver's words.
+    pub fn module(&self, ptx: &str) -> Result<Module> {
+        let raw = self.call(|driver| driver.module_load(ptx))?;
+        Ok(Module(Arc::new(Loaded { gpu: self.clone(), raw })))
+    }
+}
+
+impl Module {
+    /// The kernel of this name, as `extern "C"` leaves it.
+    pub fn kernel(&self, name: &str) -> Result<Kernel> {
+        let raw = self.0.gpu.call(|driver| driver.module_function(self.0.raw, name))?;
+        Ok(Kernel { module: self.clone(), raw })
+    }
+}
+
+impl Kernel {
+    /// How many blocks of so many threads the device holds at once. A kernel whose blocks wait for those of other ranks
+    /// may have no more, and only its share where ranks are on one device.
+    pub fn max_blocks(&self, threads: u32) -> Result<u32> {
+        let gpu = &self.module.0.gpu;
+        let each = gpu.call(|driver| driver.max_active_blocks(self.raw, threads, 0))?;
+        Ok(each * gpu.multiprocessors())
+    }
+
+    /// Puts the kernel into `stream`, with `grid` blocks of `block` threads.
+    ///
+    /// The parameters are read before this returns. The kernel comes after what is in the stream; it is not ordered with
+    /// collectives of a group in other streams.
+    ///
+    /// # Safety
+    /// There is one value for each parameter of the kernel, of its type. What the kernel does with them is sound when it
+    /// runs: memory whose address it gets lives until then, and nobody else touches what it writes, nor writes what it
+    /// reads, unless its signals order that.
+    pub unsafe fn launch(
+        &self,
+        grid: [u32; 3],
+        block: [u32; 3],
+        stream: &Stream,
+        parameters: &[Parameter<'_>],
+    ) -> Result<()> {
+        let gpu = &self.module.0.gpu;
+        if stream.gpu() != gpu {
+            let (expected, got) =
+                (format!("a stream of {gpu:?}"), format!("one of {:?}", stream.gpu()));
+            return Err(Error::Usage { op: "launch", rank: None, expected, got });
+        }
+        let mut values: Vec<_> = parameters.iter().map(|parameter| parameter.value).collect();
+        let launch = Launch { grid, block, ..Launch::new(self.raw, 1, 1, stream.raw()) };
+        gpu.call(|driver| {
+            // SAFETY: as the caller promises; the driver only reads the values.
+            unsafe { driver.launch(&launch, &mut values) }
+        })
+    }
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        let (gpu, raw) = (self.gpu.clone(), self.raw);
+        self.gpu.retire(Box::new(Unload { gpu, raw }));
+    }
+}
+
+/// A module that nobody has any more, but of which something may run.
+struct Unload {
+    gpu: Gpu,
+    raw: sys::Module,
+}
+
+impl Drop for Unload {
+    fn drop(&mut self) {
+        // SAFETY: S4: loaded by us, nobody can launch anything of it, and all is done that was in any stream.
+        let gone = self.gpu.call(|driver| unsafe { driver.module_unload(self.raw) });
+        if let Err(e) = gone {
+            tracing::warn!("{e}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use symmem_sys::cuda::fake::Fake;
+
+    use super::*;
+
+    const PTX: &str = ".version 8.4\n.target sm_80\n.visible .entry scale(.param .u32 n) { ret; }";
+
+    #[test]
+    fn a_kernel_of_the_callers_is_launched_with_its_parameters() {
+        let fake = Fake::plain(1);
+        let sum = Arc::new(AtomicU32::new(0));
+        let into = Arc::clone(&sum);
+        fake.kernel("scale", &[4, 8], move |launched| {
+            let values = (launched.u32(0).unwrap(), launched.u64(1).unwrap());
+            into.fetch_add(values.0 + values.1 as u32, Ordering::Relaxed);
+        });
+        let gpu = Gpu::with_driver(fake.clone(), 0).unwrap();
+        let stream = gpu.stream().unwrap();
+        let kernel = gpu.module(PTX).unwrap().kernel("scale").unwrap();
+        assert!(kernel.max_blocks(256).unwrap() > 0);
+        let (a, b) = (3_u32, 4_u64);
+        let list = [Parameter::from(&a), (&b).into()];
+        // SAFETY: the parameters that the fake's kernel takes; it touches no memory.
+        unsafe { kernel.launch([2, 1, 1], [32, 1, 1], &stream, &list) }.unwrap();
+        stream.synchronize().unwrap();
+        assert_eq!(sum.load(Ordering::Relaxed), 7);
+        let launched = fake.launches().pop().unwrap();
+        assert_eq!((launched.grid, launched.block), ([2, 1, 1], [32, 1, 1]));
+        drop((kernel, stream));
+        assert_eq!(fake.calls("cuModuleUnload"), 1);
+        drop(gpu);
+        assert_eq!(fake.live(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_name_that_is_not_there_and_a_stream_of_another_device_are_refused() {
+        let fake = Fake::plain(2);
+        let (gpu, other) = (
+            Gpu::with_driver(fake.clone(), 0).unwrap(),
+            Gpu::with_driver(fake.clone(), 1).unwrap(),
+        );
+        let module = gpu.module(PTX).unwrap();
+        assert!(matches!(module.kernel("shift"), Err(Error::Unavailable { .. })));
+        let stream = other.stream().unwrap();
+        let kernel = module.kernel("scale").unwrap();
+        // SAFETY: nothing is launched.
+        let refused = unsafe { kernel.launch([1; 3], [1; 3], &stream, &[]) };
+        assert!(matches!(refused, Err(Error::Usage { op: "launch", .. })), "{refused:?}");
+        assert!(fake.launches().is_empty());
+    }
+}
