@@ -4,8 +4,7 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
-    unsafe_code,
-    reason = "tests; the fake driver's device memory is memory of this process"
+    reason = "tests, and what they share"
 )]
 
 mod cuda_fake {

@@ -51,7 +51,9 @@ impl Stream {
 
     /// Waits until everything in it is done.
     pub fn synchronize(&self) -> Result<()> {
-        self.gpu.call(|driver| driver.stream_synchronize(self.raw))
+        self.gpu.call(|driver| driver.stream_synchronize(self.raw))?;
+        self.gpu.collect();
+        Ok(())
     }
 
     /// Whether everything in it is done.
@@ -101,5 +103,6 @@ impl Drop for Stream {
                 tracing::warn!("{e}");
             }
         }
+        self.gpu.collect();
     }
 }

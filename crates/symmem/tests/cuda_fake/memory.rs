@@ -165,6 +165,13 @@ fn memory_in_use_is_given_back_once_nothing_runs() {
         assert_eq!(driver.calls("cuMemUnmap"), before, "unmapped while something runs");
         drop(gpu.alloc::<u32>(&world, LEN).unwrap());
         assert_eq!(driver.calls("cuMemUnmap"), before + 2);
+        let buffer = gpu.alloc::<u32>(&world, LEN).unwrap();
+        driver.fail("cuStreamQuery", 1, code::NOT_READY);
+        driver.fail("cuEventQuery", 1, code::NOT_READY);
+        drop(buffer);
+        assert_eq!(driver.calls("cuMemUnmap"), before + 2);
+        stream.synchronize().unwrap();
+        assert_eq!(driver.calls("cuMemUnmap"), before + 3);
         // A stream that goes with something in it leaves its end, which goes with the device.
         driver.fail("cuStreamQuery", 1, code::NOT_READY);
         drop(stream);
