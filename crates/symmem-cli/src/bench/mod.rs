@@ -53,7 +53,7 @@ pub struct Args {
     #[arg(long, value_name = "R", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
 
-    /// Also writes each round's figures to this file, one JSON object a line
+    /// Also writes each round's figures to this file, one JSON object a line; when interrupted, those there are
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
@@ -95,14 +95,14 @@ impl Args {
             progress: Progress::start(steps),
             records: Vec::new(),
         };
-        if let Some(interrupted) = self.measure(&plan, &mut peers, &mut session)? {
-            session.progress.clear();
-            return Ok(ExitCode::from(128 | interrupted as u8));
-        }
+        let interrupted = self.measure(&plan, &mut peers, &mut session)?;
         session.progress.clear();
         if let Some(file) = &mut json {
             let text: String = session.records.iter().map(Record::line).collect::<Result<_>>()?;
             file.write_all(text.as_bytes()).context("cannot write the JSON lines")?;
+        }
+        if let Some(interrupted) = interrupted {
+            return Ok(ExitCode::from(128 | interrupted as u8));
         }
         if let Some(file) = &mut page {
             let page = html::page(&session.records, &command(), &html::machine());
