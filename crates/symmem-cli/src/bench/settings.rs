@@ -148,7 +148,7 @@ impl Settings {
 
     /// For a run through everything, which nobody waits long for.
     pub(super) fn hurry(&mut self) {
-        self.time.get_or_insert(50);
+        self.time.get_or_insert(35);
     }
 
     /// Whether the sizes are whole elements, and an algorithm can be chosen.
