@@ -62,31 +62,18 @@ stop_mps() {
 trap stop_mps EXIT
 trap 'exit 130' INT TERM
 
-# The tests that join a world of processes; in all others ranks are threads.
-joining=$("$here/cuda-tests" --list --ignored 2>/dev/null | sed -n 's/: test$//p' | grep -E '(^|:)(times$|processes)')
-
-as_threads() { # RANKS: one test after the other
-  local test skipped=()
-  for test in $joining; do skipped+=(--skip "$test"); done
-  step "tests, $1 threads" 45 env SYMMEM_GPU_RANKS="$1" \
-    "$here/cuda-tests" --ignored --test-threads 1 --exact ${skipped[@]+"${skipped[@]}"}
-}
-
 shared() { # as step, under MPS: what is killed in the middle of a kernel takes the service with it
   local before=$failed
   step "$@"
   [ "$failed" -eq "$before" ] || { stop_mps && start_mps; }
 }
 
-as_processes() { # RANKS
-  local test
-  for test in $joining; do
-    shared "$test, $1 processes" 60 "$here/symmem" run -n "$1" -- "$here/cuda-tests" --ignored --exact --nocapture "$test"
-  done
+tests() { # NAME LIMIT OPTION...: ranks are processes that the tests start
+  shared "$1" "$2" "$here/cuda-tests" --ignored --test-threads 1 "${@:3}"
 }
 
 measure() { # RANKS
-  shared "bench, $1 ranks" 150 "$here/symmem" bench --backend cuda --graph "--peers=$here" -n "$1" \
+  shared "bench, $1 ranks" 110 "$here/symmem" bench --backend cuda --graph "--peers=$here" -n "$1" \
     --rounds "${SYMMEM_GPU_ROUNDS:-1}" --dtype bf16,f32 --bytes 1K,16K,64K,256K,1M,16M,128M \
     ${OUT:+--json "$OUT/bench-$1.json"}
 }
@@ -97,19 +84,20 @@ else
   step device 20 "$here/symmem" doctor
 fi
 step "driver tests" 30 "$here/sys-tests" --ignored --test-threads 1
-for ranks in 1 2 4 8; do as_threads "$ranks"; done
 if start_mps; then
-  for ranks in 2 4; do as_processes "$ranks"; done
+  for ranks in 1 2 4 8; do
+    SYMMEM_GPU_RANKS=$ranks tests "tests, $ranks ranks" 60 --skip dies
+  done
   for ranks in 2 4 8; do measure "$ranks"; done
 else
-  note "processes, bench" 0 "skipped: without MPS processes take turns of milliseconds"
+  SYMMEM_GPU_RANKS=1,2 tests "tests without MPS" 150 --skip dies
+  note bench 0 "skipped: without MPS processes take turns of milliseconds"
 fi
 stop_mps
+step "a rank that dies" 30 "$here/cuda-tests" --ignored --test-threads 1 dies
 if command -v compute-sanitizer >/dev/null; then
-  for ranks in 1 2; do
-    step "sanitizer, $ranks threads" 45 env SYMMEM_GPU_RANKS="$ranks" compute-sanitizer --error-exitcode 9 \
-      "$here/cuda-tests" --ignored --test-threads 1 --exact what_only_moves_arrives_as_on_the_host
-  done
+  SYMMEM_GPU_RANKS=1 step sanitizer 60 compute-sanitizer --target-processes all --error-exitcode 9 \
+    "$here/cuda-tests" --ignored --test-threads 1 --exact what_only_moves_arrives_as_on_the_host
 else
   note sanitizer 0 "skipped: no compute-sanitizer"
 fi

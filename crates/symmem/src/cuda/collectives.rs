@@ -79,7 +79,7 @@ impl<T: Element> Symmetric<T> {
                     let mut group = group;
                     let list = parameters![group, from, to, length, op];
                     // SAFETY: the kernel's parameters in order; it touches our own part, and slots of all pads.
-                    unsafe { self.launch(kernel, shape.0, stream, list) }
+                    unsafe { self.launch(kernel, shape.0.min(self.together(kernel)), stream, list) }
                 });
             }
             Algorithm::OneShot => ("all_reduce_one_shot_in_place", bytes),
@@ -238,7 +238,7 @@ impl<T: Element> Symmetric<T> {
             let mut group = group;
             let list = parameters![group, from, to, length, op];
             // SAFETY: the kernel's parameters in order; our part has `length` elements, or as many for each rank.
-            unsafe { self.launch(kernel, shape.0, stream, list) }
+            unsafe { self.launch(kernel, shape.0.min(self.together(kernel)), stream, list) }
         })
     }
 
@@ -320,9 +320,13 @@ impl<T: Element> Symmetric<T> {
     /// Blocks for a kernel that works on so many bytes of this rank: enough to keep the device busy, and no more than fit on
     /// it together with those of the ranks that share it.
     fn blocks(&self, kernel: BuiltIn, bytes: usize) -> u32 {
-        let together = kernel.fit / self.comm.neighbours.max(1) as u32;
         let wanted = bytes.div_ceil(VECTOR * THREADS as usize);
-        u32::try_from(wanted).unwrap_or(u32::MAX).clamp(1, together.clamp(1, MAX_BLOCKS))
+        u32::try_from(wanted).unwrap_or(u32::MAX).clamp(1, self.together(kernel))
+    }
+
+    /// The most blocks of each rank, so that those of all ranks that share the device fit on it: they wait for each other.
+    fn together(&self, kernel: BuiltIn) -> u32 {
+        (kernel.fit / self.comm.neighbours.max(1) as u32).clamp(1, MAX_BLOCKS)
     }
 
     fn digest(&self, name: &'static str, agreed: &[usize]) -> u32 {
