@@ -207,7 +207,7 @@ fn a_capture_and_another_stream_cannot_be_ordered() {
 #[test]
 fn a_capture_that_fails_leaves_nothing() {
     for call in
-        ["cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate", "cuLaunchKernel"]
+        ["cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate", "cuLaunchKernelEx"]
     {
         ranks(&drivers(1), |world, driver, gpu, a| {
             let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
