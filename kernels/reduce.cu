@@ -138,66 +138,29 @@ __device__ __forceinline__ bool take_unit(symmem_u32 (&unit)[2], const SymmemGro
     return reduce_units(unit, slot, group, epoch, op);
 }
 
-__device__ __forceinline__ bool exchange_unit(symmem_u32 (&unit)[2], const SymmemGroup &group, symmem_u32 epoch,
-                                              Op op) {
+// Sends this thread's unit to all, with SCATTER that of each rank's block to that rank, and takes what they sent. `unit` is
+// loaded already unless SCATTER.
+template <bool SCATTER>
+__device__ __forceinline__ bool exchange_unit(symmem_u32 (&unit)[2], const SymmemGroup &group, symmem_u32 epoch, Op op,
+                                              const char *in, symmem_u64 at, symmem_u64 bytes) {
     symmem_u64 to = symmem_slot_at(group, epoch, group.rank) + 16 * threadIdx.x;
     // Each rank begins with its neighbour, so that they do not all write to one, and ends with itself.
     symmem_u32 peer = group.rank;
 #pragma unroll 4
     for (symmem_u32 i = 0; i < group.size; i++) {
         peer = peer + 1 < group.size ? peer + 1 : 0;
+        if (SCATTER) {
+            load_unit(unit, in + peer * bytes + at, bytes - at);
+        }
         send_unit(static_cast<char *>(group.pads[peer]) + to, unit, epoch);
     }
     return take_unit(unit, group, epoch, op);
 }
 
-// `out` becomes the reduction of all ranks' blocks for this one, of `length` elements each; `in` has one for each rank.
-// Otherwise as all_reduce_flagged.
-KERNEL(256, 4) reduce_scatter_flagged(CONSTANT SymmemGroup group, const char *in, char *out, symmem_u64 length,
-                                      symmem_u32 op) {
-    SymmemBlock block = symmem_begin(group);
-    const symmem_u64 bytes = length * Number::BYTES;
-    const symmem_u32 units = (symmem_u32)((bytes + 7) / 8), share = (units + gridDim.x - 1) / gridDim.x;
-    const symmem_u32 per_block = share < blockDim.x ? share : blockDim.x;
-    symmem_u32 base = 0;
-    do {
-        symmem_u64 at = 8 * ((symmem_u64)base + blockIdx.x * per_block + threadIdx.x);
-        bool mine = threadIdx.x < per_block && at < bytes;
-        bool good = block.broken == 0 || symmem_told(group, block);
-        block.epoch = symmem_next_epoch(block.epoch);
-        if (good && threadIdx.x < group.size && threadIdx.x != group.rank) {
-            symmem_arrive<false>(group, block, threadIdx.x);
-        }
-        symmem_u32 unit[2];
-        if (good && mine) {
-            symmem_u64 to = symmem_slot_at(group, block.epoch, group.rank) + 16 * threadIdx.x;
-            symmem_u32 peer = group.rank;
-#pragma unroll 4
-            for (symmem_u32 i = 0; i < group.size; i++) {
-                peer = peer + 1 < group.size ? peer + 1 : 0;
-                load_unit(unit, in + peer * bytes + at, bytes - at);
-                send_unit(static_cast<char *>(group.pads[peer]) + to, unit, block.epoch);
-            }
-            good = take_unit(unit, group, block.epoch, (Op)op);
-        } else if (good && threadIdx.x < group.size && threadIdx.x != group.rank) {
-            good = symmem_await(group, block, threadIdx.x);
-        }
-        if (!__syncthreads_and(good)) {
-            return;
-        }
-        if (mine) {
-            store_unit(out + at, unit, bytes - at);
-        }
-        base += per_block * gridDim.x;
-    } while (base < units);
-    if (threadIdx.x == 0) {
-        symmem_store_relaxed(symmem_own_pad(group) + 128 + 4 * blockIdx.x, block.epoch);
-    }
-}
-
-// `out` becomes the reduction of all ranks' `in`; they may be the same. One meeting for each 2 KiB of a block. At most 16 GiB.
-KERNEL(256, 4) all_reduce_flagged(CONSTANT SymmemGroup group, const char *in, char *out, symmem_u64 length,
-                                  symmem_u32 op) {
+// `out` becomes the reduction of `length` elements that all ranks have sent: of their `in`, or with SCATTER of the block of it
+// that is for this rank. One meeting for each 2 KiB of a block. At most 16 GiB.
+template <bool SCATTER>
+__device__ __forceinline__ void flagged(const SymmemGroup &group, const char *in, char *out, symmem_u64 length, Op op) {
     SymmemBlock block = symmem_begin(group);
     const symmem_u64 bytes = length * Number::BYTES;
     const symmem_u32 units = (symmem_u32)((bytes + 7) / 8), share = (units + gridDim.x - 1) / gridDim.x;
@@ -208,7 +171,7 @@ KERNEL(256, 4) all_reduce_flagged(CONSTANT SymmemGroup group, const char *in, ch
         symmem_u64 at = 8 * ((symmem_u64)base + blockIdx.x * per_block + threadIdx.x);
         bool mine = threadIdx.x < per_block && at < bytes;
         symmem_u32 unit[2];
-        if (mine) {
+        if (!SCATTER && mine) {
             load_unit(unit, in + at, bytes - at); // on its way together with the epoch
         }
         bool good = block.broken == 0 || symmem_told(group, block);
@@ -217,7 +180,7 @@ KERNEL(256, 4) all_reduce_flagged(CONSTANT SymmemGroup group, const char *in, ch
             symmem_arrive<false>(group, block, threadIdx.x);
         }
         if (good && mine) {
-            good = exchange_unit(unit, group, block.epoch, (Op)op);
+            good = exchange_unit<SCATTER>(unit, group, block.epoch, op, in, at, bytes);
         } else if (good && threadIdx.x < group.size && threadIdx.x != group.rank) {
             good = symmem_await(group, block, threadIdx.x);
         }
@@ -232,6 +195,18 @@ KERNEL(256, 4) all_reduce_flagged(CONSTANT SymmemGroup group, const char *in, ch
     if (threadIdx.x == 0) {
         symmem_store_relaxed(symmem_own_pad(group) + 128 + 4 * blockIdx.x, block.epoch);
     }
+}
+
+// `out` becomes the reduction of all ranks' `in`; they may be the same.
+KERNEL(256, 4) all_reduce_flagged(CONSTANT SymmemGroup group, const char *in, char *out, symmem_u64 length,
+                                  symmem_u32 op) {
+    flagged<false>(group, in, out, length, (Op)op);
+}
+
+// `out` becomes the reduction of all ranks' blocks for this one, of `length` elements each; `in` has one for each rank.
+KERNEL(256, 4) reduce_scatter_flagged(CONSTANT SymmemGroup group, const char *in, char *out, symmem_u64 length,
+                                      symmem_u32 op) {
+    flagged<true>(group, in, out, length, (Op)op);
 }
 
 // ---- between two meetings ---------------------------------------------------------------------------------------------

@@ -66,29 +66,21 @@ impl<T: Element> Symmetric<T> {
             Algorithm::Auto => Algorithm::TwoShot,
             given => given,
         };
+        let name = match chosen {
+            Algorithm::Staged => {
+                return self.flagged(NAME, "all_reduce_flagged", op, self.own_mut(), stream);
+            }
+            Algorithm::OneShot => "all_reduce_one_shot_in_place",
+            _ => "all_reduce_two_shot",
+        };
+        let work = if chosen == Algorithm::OneShot { bytes } else { bytes.div_ceil(ranks) };
         let call = self.digest(NAME, &[op as usize, chosen as usize]);
         let (mut length, mut first, mut op) = (self.len() as u64, 0_u64, op as u32);
         let mut parts = self.parts;
-        let (name, shape) = match chosen {
-            Algorithm::Staged => {
-                let name = "all_reduce_flagged";
-                let (mut from, mut to) = (self.view().address, self.view().address);
-                return self.enqueue(NAME, call, stream, |group| {
-                    let shape = flagged(bytes, ranks);
-                    let kernel = self.gpu.kernel(file(T::DTYPE), name, shape.1)?;
-                    let mut group = group;
-                    let list = parameters![group, from, to, length, op];
-                    // SAFETY: the kernel's parameters in order; it touches our own part, and slots of all pads.
-                    unsafe { self.launch(kernel, shape.0.min(self.together(kernel)), stream, list) }
-                });
-            }
-            Algorithm::OneShot => ("all_reduce_one_shot_in_place", bytes),
-            _ => ("all_reduce_two_shot", bytes.div_ceil(ranks)),
-        };
         self.enqueue(NAME, call, stream, |group| {
             let kernel = self.gpu.kernel(file(T::DTYPE), name, THREADS)?;
             let mut group = group;
-            let blocks = self.blocks(kernel, shape);
+            let blocks = self.blocks(kernel, work);
             let list = parameters![group, parts, first, length, op];
             // SAFETY: the kernel's parameters in order; it touches `length` elements of all parts.
             unsafe { self.launch(kernel, blocks, stream, list) }
@@ -228,7 +220,7 @@ impl<T: Element> Symmetric<T> {
         stream: &Stream,
     ) -> Result<()> {
         self.check_operator(name, op)?;
-        let call = self.digest(name, &[op as usize, usize::MAX]);
+        let call = self.digest(name, &[op as usize, Algorithm::Staged as usize]);
         let (bytes, ranks) = (to.len * size_of::<T>(), self.group().size());
         let (mut length, mut op, from) = (to.len as u64, op as u32, self.view());
         let (mut from, mut to) = (from.address, to.address);

@@ -183,10 +183,14 @@ impl<T: Element> Symmetric<T> {
         self.parts.0.get(self.group().rank()).copied().unwrap_or(0)
     }
 
+    /// This rank's elements, to write. Of `&self`, because whoever calls it has the value for itself.
+    pub(super) fn own_mut(&self) -> ViewMut<'_, T> {
+        ViewMut { address: self.own(), len: self.len, of: PhantomData }
+    }
+
     /// Copies `data` to this rank's elements, and waits for it.
     pub fn write(&mut self, data: &[T], stream: &Stream) -> Result<()> {
-        let own = ViewMut { address: self.own(), len: self.len, of: PhantomData };
-        upload(&self.gpu, own, data, stream)
+        upload(&self.gpu, self.own_mut(), data, stream)
     }
 
     /// This rank's elements, once all in `stream` is done; or the error of what failed in it.
