@@ -27,6 +27,15 @@ pub enum Error {
         source: std::io::Error,
     },
 
+    /// A call into a device's driver failed.
+    #[error("{why}")]
+    Driver {
+        /// The driver's function.
+        call: &'static str,
+        /// The driver's answer, which names the function too.
+        why: String,
+    },
+
     /// The ranks called the same operation with arguments that do not fit together. Every rank gets this.
     #[error("{op}: ranks disagree on the {what}: here {ours}, on rank {rank} {theirs}")]
     Mismatch {

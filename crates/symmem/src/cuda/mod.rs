@@ -29,5 +29,5 @@ use crate::error::Error;
 
 /// The driver's failure, as an error of this library.
 fn failed(failure: Failure) -> Error {
-    Error::Unavailable { what: failure.call.to_owned(), why: failure.to_string() }
+    Error::Driver { call: failure.call, why: failure.to_string() }
 }

@@ -168,7 +168,7 @@ mod tests {
             Gpu::with_driver(fake.clone(), 1).unwrap(),
         );
         let module = gpu.module(PTX).unwrap();
-        assert!(matches!(module.kernel("shift"), Err(Error::Unavailable { .. })));
+        assert!(matches!(module.kernel("shift"), Err(Error::Driver { .. })));
         let stream = other.stream().unwrap();
         let kernel = module.kernel("scale").unwrap();
         // SAFETY: nothing is launched.
