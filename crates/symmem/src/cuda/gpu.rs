@@ -40,6 +40,27 @@ struct Retired {
     things: Vec<(Box<dyn Send + Sync>, Vec<Event>)>,
 }
 
+/// A thing that kernels and copies may be using when its owner lets go: it is dropped when they are done.
+pub(super) struct InUse<T: Send + Sync + 'static> {
+    gpu: Gpu,
+    /// Always there, until this goes.
+    thing: Option<T>,
+}
+
+impl<T: Send + Sync + 'static> InUse<T> {
+    pub(super) fn new(gpu: Gpu, thing: T) -> Self {
+        Self { gpu, thing: Some(thing) }
+    }
+}
+
+impl<T: Send + Sync + 'static> Drop for InUse<T> {
+    fn drop(&mut self) {
+        if let Some(thing) = self.thing.take() {
+            self.gpu.retire(Box::new(thing));
+        }
+    }
+}
+
 /// The devices that are open, so that each has its kernels loaded once.
 static OPEN: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 

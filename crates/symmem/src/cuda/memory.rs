@@ -10,7 +10,7 @@ use std::sync::Arc;
 use symmem_sys::cuda::{Access, Attribute, Granularity, HandleType, Memory, MemoryProperties};
 
 use super::failed;
-use super::gpu::Gpu;
+use super::gpu::{Gpu, InUse};
 use crate::backend::{Allocation, Backend, Device, Exported};
 use crate::error::{Error, Result};
 use crate::region::Region;
@@ -73,19 +73,8 @@ impl Mapped {
     /// The first `bytes`, which keep the mapping.
     fn region(self, bytes: usize) -> Result<Region> {
         let (address, whole) = (self.at.address, self.at.bytes);
-        Region::of_device(address, whole, Box::new(InUse(Some(self))))?.part(0, bytes)
-    }
-}
-
-/// A mapping that regions are made of. Kernels and copies may be under way there when the last region goes.
-struct InUse(Option<Mapped>);
-
-impl Drop for InUse {
-    fn drop(&mut self) {
-        if let Some(mapped) = self.0.take() {
-            let gpu = mapped.at.gpu.clone();
-            gpu.retire(Box::new(mapped));
-        }
+        let gpu = self.at.gpu.clone();
+        Region::of_device(address, whole, Box::new(InUse::new(gpu, self)))?.part(0, bytes)
     }
 }
 

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use symmem_sys::cuda::{HandleType, MulticastProperties};
 
 use super::failed;
-use super::gpu::Gpu;
+use super::gpu::{Gpu, InUse};
 use super::memory::{Mapped, Physical};
 use crate::backend::Exported;
 use crate::error::{Error, Result};
@@ -121,7 +121,7 @@ fn bind(gpu: &Gpu, object: Physical, own: &Region, bytes: usize) -> Result<Regio
     let mapped = Mapped::new(object, bytes)?;
     let address = mapped.address();
     let everywhere = Everywhere { _mapped: mapped, _bound: bound };
-    Region::of_device(address, bytes, Box::new(InUse(gpu.clone(), Some(everywhere))))
+    Region::of_device(address, bytes, Box::new(InUse::new(gpu.clone(), everywhere)))
 }
 
 /// Memory as a part of an object, which goes after the mapping and before the memory.
@@ -146,15 +146,4 @@ impl Drop for Bound {
 struct Everywhere {
     _mapped: Mapped,
     _bound: Bound,
-}
-
-/// Kernels may be under way there when the last region goes.
-struct InUse(Gpu, Option<Everywhere>);
-
-impl Drop for InUse {
-    fn drop(&mut self) {
-        if let Some(everywhere) = self.1.take() {
-            self.0.retire(Box::new(everywhere));
-        }
-    }
 }
