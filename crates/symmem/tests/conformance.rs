@@ -72,6 +72,7 @@ conforms! {
     small_collectives_follow_each_other(3);
     a_small_collective_that_expired_is_resumed(3);
     blocks_go_where_they_belong(4);
+    parts_of_a_pool_are_reduced_where_they_lie(3);
     a_gather_pulls_what_all_had_at_the_call(4);
     a_scattered_reduction_pulls_what_all_had_at_the_call(4);
     bad_collective_calls_are_named(2);

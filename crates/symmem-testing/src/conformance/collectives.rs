@@ -1,7 +1,9 @@
 //! What the collectives promise.
 
 use half::{bf16, f16};
-use symmem::{Algorithm, Element, Error, F8E4M3, F8E5M2, GroupOptions, ReduceOp, Symmetric, World};
+use symmem::{
+    Algorithm, Element, Error, F8E4M3, F8E5M2, GroupOptions, Pool, ReduceOp, Symmetric, World,
+};
 
 /// Numbers that tell every mistake, different for each rank and element.
 fn seed(rank: usize, i: usize) -> u32 {
@@ -244,6 +246,30 @@ pub fn a_scattered_reduction_pulls_what_all_had_at_the_call(world: World) {
     let mut odd = world.alloc::<f32>(n + 1).unwrap().rendezvous(&world).unwrap();
     let e = odd.reduce_scatter(ReduceOp::Sum, &mut [0.0]).unwrap_err().to_string();
     assert!(n == 1 || e.contains("divisible by the"), "{e}");
+}
+
+/// Collectives keep to their memory where it begins within an allocation, at another offset on each rank.
+pub fn parts_of_a_pool_are_reduced_where_they_lie(world: World) {
+    let (n, own) = (world.size(), world.rank());
+    let pool = Pool::new(&world, 1 << 20);
+    let mut before = pool.alloc::<u8>(200 * (own + 1)).unwrap();
+    before.local_mut().fill(0xaa);
+    for len in [3, 5000] {
+        let mut x = pool.alloc::<i32>(len).unwrap();
+        let mut after = pool.alloc::<u8>(300).unwrap();
+        after.local_mut().fill(0xbb);
+        assert_ne!(x.offset(), 0);
+        x.local_mut().fill(own as i32 + 1);
+        let mut x = x.rendezvous(&world).unwrap();
+        let (sum, mut all) = ((n * (n + 1) / 2) as i32, vec![0; n * len]);
+        x.all_gather(&mut all).unwrap();
+        assert!(all.chunks(len).zip(1..).all(|(part, rank)| part.iter().all(|v| *v == rank)));
+        x.all_reduce(ReduceOp::Sum).unwrap();
+        assert!(x.local().iter().all(|v| *v == sum), "{len} elements");
+        x.broadcast(n - 1).unwrap();
+        assert!(before.local().iter().all(|b| *b == 0xaa));
+        assert!(after.local().iter().all(|b| *b == 0xbb));
+    }
 }
 
 /// Wrong lengths, roots and operators are refused before anything is done, and the next call works.
