@@ -11,7 +11,6 @@ pub(super) const HOST_MAPPED: c_uint = 2;
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(super) const EVENT_DEFAULT: c_uint = 0;
 pub(super) const EVENT_NO_TIMING: c_uint = 2;
-pub(super) const CAPTURE_THREAD_LOCAL: c_int = 1;
 pub(super) const LAUNCH_COOPERATIVE: c_int = 2;
 pub(super) const LAUNCH_PROGRAMMATIC: c_int = 6;
 pub(super) const JIT_ERROR_LOG: c_int = 5;

@@ -225,6 +225,19 @@ pub enum Capture {
     Invalidated,
 }
 
+/// What a thread may call while captures are under way, `CUstreamCaptureMode`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(i32)]
+pub enum CaptureMode {
+    /// Nothing that could touch a capture of any thread: it would end that capture.
+    #[default]
+    Global = 0,
+    /// Nothing that could touch a capture of this thread.
+    ThreadLocal = 1,
+    /// Everything: the thread knows what it does.
+    Relaxed = 2,
+}
+
 /// How a stream compares a word with a value while it waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]

@@ -70,6 +70,12 @@ pub trait Backend: Send + Sync {
         words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         Ok(())
     }
+
+    /// Does `then` once nothing that is under way here can touch memory that its user has let go: at once, where work is
+    /// done when its call returns.
+    fn after_use(&self, then: Box<dyn FnOnce() + Send + Sync>) {
+        then();
+    }
 }
 
 /// Memory that one rank allocated; given back when the last owner, here or in a peer, lets go.

@@ -7,7 +7,7 @@
 use std::ffi::c_void;
 
 use super::kernels::{BuiltIn, parameters};
-use super::layout::{FLAGGED, GroupParameter, MAX_BLOCKS};
+use super::layout::{FLAGGED, GroupParameter};
 use super::stream::Stream;
 use super::symmetric::{Symmetric, ViewMut};
 use crate::collectives::{Algorithm, digest};
@@ -318,7 +318,7 @@ impl<T: Element> Symmetric<T> {
 
     /// The most blocks of each rank, so that those of all ranks that share the device fit on it: they wait for each other.
     fn together(&self, kernel: BuiltIn) -> u32 {
-        (kernel.fit / self.comm.neighbours.max(1) as u32).clamp(1, MAX_BLOCKS)
+        self.comm.blocks_together(kernel.fit)
     }
 
     fn digest(&self, name: &'static str, agreed: &[usize]) -> u32 {

@@ -5,7 +5,7 @@
 //! out once, on every rank; the call after that puts the pads in order together with the other ranks, and goes on.
 #![allow(unsafe_code)] // S1, S3 (addresses within the pads), S4
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,13 +19,17 @@ use super::layout::{
     BROKEN, EPOCHS, GroupParameter, MAX_BLOCKS, MAX_RANKS, MailboxWords, Pointers, pad_bytes,
 };
 use super::stream::{Event, Stream};
-use crate::block::{Block, Mapping};
+use crate::block::{Block, Mapping, Witness};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::mesh::{Gone, Mourner, Subject};
 use crate::symmetric::Handle;
 use crate::sync::Ordering;
+use crate::sync::atomic::AtomicBool;
+
+/// What forms a group on a device.
+const OP: &str = "rendezvous";
 
 /// What kernels say they are about.
 const OPS: [&str; 14] = [
@@ -50,6 +54,8 @@ pub(super) struct Comm {
     gpu: Gpu,
     /// The most ranks of the group on one device: the same on all ranks, whose grids must be alike.
     pub(super) neighbours: usize,
+    /// Blocks that the smallest device holds at once, whatever the kernel; where all are alike, each kernel knows better.
+    unlike: Option<u32>,
     /// All ranks have devices of their own that can be reached at once.
     pub(super) has_multicast: bool,
     parameter: GroupParameter,
@@ -57,6 +63,8 @@ pub(super) struct Comm {
     mailbox: Option<Mailbox>,
     members: Vec<usize>,
     state: Mutex<State>,
+    /// A failure was handed out; the pads are not in order. Changed under the lock of `state`, and read without.
+    failed: AtomicBool,
     /// Not the handle, which would keep the group, which keeps this.
     _pads: (Arc<Block>, Arc<Mapping>),
 }
@@ -65,8 +73,6 @@ struct State {
     /// Where the last kernel went, and in which capture.
     last: Option<(sys::Stream, Option<u64>)>,
     event: Event,
-    /// A failure was handed out; the pads are not in order.
-    failed: bool,
 }
 
 impl Comm {
@@ -79,8 +85,9 @@ impl Comm {
         let size = group.size();
         if size > MAX_RANKS {
             let expected = format!("a group of at most {MAX_RANKS} ranks on a device");
-            return Err(group.usage("rendezvous", expected, size.to_string()));
+            return Err(group.usage(OP, expected, size.to_string()));
         }
+        gpu.check_no_capture(group, OP)?;
         // Whatever can fail on one rank alone comes before all agree to go on.
         let (places, Own { block, mailbox, event }) = meet(group, gpu, Own::new(group, gpu))?;
         let neighbours = most_on_one(&places);
@@ -99,11 +106,13 @@ impl Comm {
         let comm = Arc::new(Self {
             gpu: gpu.clone(),
             neighbours,
+            unlike: smallest_if_unlike(&places),
             has_multicast: has_multicast(group, &places),
             parameter,
             mailbox: Some(mailbox),
             members: group.world_ranks().to_vec(),
-            state: Mutex::new(State { last: None, event, failed: false }),
+            state: Mutex::new(State { last: None, event }),
+            failed: AtomicBool::new(false),
             _pads: handle.keep(),
         });
         let mourner: std::sync::Weak<Self> = Arc::downgrade(&comm);
@@ -123,6 +132,12 @@ impl Comm {
         self.parameter.scope
     }
 
+    /// The most blocks of a kernel that each rank may launch, where `fit` are on this rank's device at once: the same on all
+    /// ranks, and so that those of all ranks that share a device fit on it, for they wait for each other.
+    pub(super) fn blocks_together(&self, fit: u32) -> u32 {
+        (self.unlike.unwrap_or(fit) / self.neighbours.max(1) as u32).clamp(1, MAX_BLOCKS)
+    }
+
     /// Makes the group's next kernel, by `launch`, come after its last, whatever their streams.
     pub(super) fn enqueue(
         &self,
@@ -137,7 +152,7 @@ impl Comm {
             return Err(group.usage(op, expected, format!("one of {:?}", stream.gpu())));
         }
         let mut state = self.state();
-        self.check_in(&mut state, group, op)?;
+        self.check_in(&state, group, op)?;
         self.order(&mut state, group, op, stream)?;
         let op = OPS.iter().position(|known| *known == op).unwrap_or(OPS.len() - 1);
         let timeout = nanoseconds(group);
@@ -176,21 +191,25 @@ impl Comm {
 
     /// The error of a kernel that failed, if one did since the last call.
     pub(super) fn check(&self, group: &Group, op: &'static str) -> Result<()> {
-        let mut state = self.state();
-        if state.failed { Ok(()) } else { self.take_failure(&mut state, group, op) }
+        let _state = self.state();
+        if self.has_failed() { Ok(()) } else { self.take_failure(group, op) }
     }
 
-    fn check_in(&self, state: &mut State, group: &Group, op: &'static str) -> Result<()> {
+    fn check_in(&self, state: &State, group: &Group, op: &'static str) -> Result<()> {
         group.check_whole(op)?;
-        if state.failed {
+        if self.has_failed() {
             return self.recover(state, group);
         }
-        self.take_failure(state, group, op)
+        self.take_failure(group, op)
     }
 
-    fn take_failure(&self, state: &mut State, group: &Group, op: &'static str) -> Result<()> {
+    fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    fn take_failure(&self, group: &Group, op: &'static str) -> Result<()> {
         let Some(note) = self.mailbox.as_ref().and_then(Mailbox::read) else { return Ok(()) };
-        state.failed = true;
+        self.failed.store(true, Ordering::Relaxed);
         group.check_whole(op)?; // a lost rank is the cause of whatever else happened
         let during = OPS.get(note.op as usize).copied().unwrap_or(op);
         let rank = note.rank as usize;
@@ -222,7 +241,7 @@ impl Comm {
     }
 
     /// Puts the pads in order, with all ranks: epochs from which no flag of before counts.
-    fn recover(&self, state: &mut State, group: &Group) -> Result<()> {
+    fn recover(&self, state: &State, group: &Group) -> Result<()> {
         const OP: &str = "recover";
         let last = self.last_epoch(state);
         let own = last.as_ref().copied().unwrap_or(0);
@@ -231,7 +250,7 @@ impl Comm {
         let done = self.restart(first);
         // Nobody meets on the pads before all of them are in order.
         exchange(group, OP, (), |_| done)?;
-        state.failed = false;
+        self.failed.store(false, Ordering::Relaxed);
         Ok(())
     }
 
@@ -285,6 +304,14 @@ impl Mourner for Comm {
     }
 }
 
+impl Witness for Comm {
+    /// Not after a kernel gave up: its peers' may be late, and still at it. All are done when the pads are in order again.
+    fn is_quiet(&self) -> bool {
+        let noted = self.mailbox.as_ref().is_some_and(|mailbox| mailbox.read().is_some());
+        !noted && !self.has_failed()
+    }
+}
+
 impl Drop for Comm {
     fn drop(&mut self) {
         // Kernels that are under way look into it.
@@ -303,7 +330,7 @@ struct Own {
 
 impl Own {
     fn new(group: &Group, gpu: &Gpu) -> Result<Self> {
-        let block = group.block_on(Arc::new(gpu.clone()), pad_bytes(group.size()))?;
+        let block = group.block_of::<u8>(Arc::new(gpu.clone()), pad_bytes(group.size()))?;
         Ok(Self { block, mailbox: Mailbox::new(gpu)?, event: Event::new(gpu)? })
     }
 }
@@ -312,14 +339,53 @@ impl Own {
 #[derive(Serialize, Deserialize)]
 struct Placed {
     device: [u8; 16],
+    /// What decides how many blocks of a kernel fit.
+    kind: (i32, i32, u32),
     can_multicast: bool,
+    /// It wants no two ranks on one device.
+    strict: bool,
 }
 
 /// Where all ranks are, once all of them have what they need; an error on all if one has not.
 fn meet(group: &Group, gpu: &Gpu, own: Result<Own>) -> Result<(Vec<Placed>, Own)> {
     let can_multicast = gpu.driver().has(Attribute::Multicast, gpu.device());
-    let placed = Placed { device: gpu.uuid(), can_multicast };
-    exchange(group, "rendezvous", placed, |places| Ok((places, own?)))
+    let ((major, minor), multiprocessors) = (gpu.capability(), gpu.multiprocessors());
+    let kind = (major, minor, multiprocessors);
+    let strict = group.context().strict_devices;
+    let placed = Placed { device: gpu.uuid(), kind, can_multicast, strict };
+    exchange(group, OP, placed, |places| {
+        check_apart(group, &places)?;
+        Ok((places, own?))
+    })
+}
+
+/// Refuses ranks on one device, if one of them wants that. The same on all ranks.
+fn check_apart(group: &Group, places: &[Placed]) -> Result<()> {
+    let Some(strict) = places.iter().position(|place| place.strict) else { return Ok(()) };
+    let mut first = HashMap::new();
+    for (rank, place) in places.iter().enumerate() {
+        if let Some(other) = first.insert(place.device, rank) {
+            let expected = format!("a device of its own for each rank, as rank {strict} wants");
+            let got = format!("ranks {other} and {rank} both on {}", uuid(place.device));
+            return Err(group.usage(OP, expected, got));
+        }
+    }
+    Ok(())
+}
+
+/// As `nvidia-smi` writes it.
+fn uuid(bytes: [u8; 16]) -> String {
+    let hex = format!("{:032x}", u128::from_be_bytes(bytes));
+    let part = |from: usize, to: usize| hex.get(from..to).unwrap_or_default();
+    let parts = [part(0, 8), part(8, 12), part(12, 16), part(16, 20), part(20, 32)];
+    format!("GPU-{}", parts.join("-"))
+}
+
+/// The number of multiprocessors of the smallest device, unless all devices are alike: a block of any kernel fits on each.
+fn smallest_if_unlike(places: &[Placed]) -> Option<u32> {
+    let alike = places.windows(2).all(|pair| pair[0].kind == pair[1].kind);
+    let smallest = places.iter().map(|place| place.kind.2).min();
+    smallest.filter(|_| !alike)
 }
 
 /// Tells all ranks what this one has to say, and does `part` with what all have: an error on all if one fails.

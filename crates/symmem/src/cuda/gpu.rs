@@ -3,11 +3,15 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use symmem_sys::cuda::{self, Attribute, Capture, Context, Device, Driver, Event, Failure, Stream};
+use symmem_sys::cuda::{
+    self, Attribute, Capture, CaptureMode, Context, Device, Driver, Event, Failure, Stream,
+};
 
 use super::failed;
+use super::graph::is_capturing;
 use super::kernels::Kernels;
 use crate::error::{Error, Result};
+use crate::group::Group;
 
 /// A device that this process uses. Cheap to clone.
 #[derive(Clone)]
@@ -20,6 +24,7 @@ struct Inner {
     uuid: [u8; 16],
     context: Context,
     multiprocessors: u32,
+    capability: (i32, i32),
     /// Kernels can be launched before the ones before them have ended.
     hopper: bool,
     kernels: Kernels,
@@ -34,6 +39,8 @@ struct Inner {
 struct Retired {
     /// The streams that there are.
     streams: Vec<Stream>,
+    /// Those of them that somebody else has made, and may capture.
+    foreign: Vec<Stream>,
     /// The ends of streams that are gone.
     ends: Vec<Event>,
     /// Things, and the events that they outlive.
@@ -104,8 +111,9 @@ impl Gpu {
             }
         }
         let multiprocessors = driver.attribute(Attribute::SmCount, device).map_err(failed)?;
-        let hopper =
-            driver.attribute(Attribute::ComputeMajor, device).is_ok_and(|major| major >= 9);
+        let number_of = |attribute| driver.attribute(attribute, device).map_err(failed);
+        let capability = (number_of(Attribute::ComputeMajor)?, number_of(Attribute::ComputeMinor)?);
+        let hopper = capability.0 >= 9;
         let uuid = driver.device_uuid(device).map_err(failed)?;
         let context = driver.context_retain(device).map_err(failed)?;
         let kernels = Kernels::default();
@@ -117,6 +125,7 @@ impl Gpu {
             uuid,
             context,
             multiprocessors,
+            capability,
             hopper,
             kernels,
             retired: Mutex::default(),
@@ -141,6 +150,10 @@ impl Gpu {
         self.0.multiprocessors
     }
 
+    pub(super) fn capability(&self) -> (i32, i32) {
+        self.0.capability
+    }
+
     pub(super) fn is_hopper(&self) -> bool {
         self.0.hopper
     }
@@ -154,18 +167,59 @@ impl Gpu {
     }
 
     /// Remembers a stream, whose work things that are given back outlive.
-    pub(super) fn adopt(&self, stream: Stream) {
-        self.retired().streams.push(stream);
+    pub(super) fn adopt(&self, stream: Stream, ours: bool) {
+        let mut retired = self.retired();
+        retired.streams.push(stream);
+        if !ours {
+            retired.foreign.push(stream);
+        }
     }
 
     /// Forgets a stream, but for what is still in it.
     pub(super) fn part_from(&self, stream: Stream) {
         let mut retired = self.retired();
-        if let Some(at) = retired.streams.iter().position(|known| *known == stream) {
-            retired.streams.swap_remove(at);
+        let Retired { streams, foreign, .. } = &mut *retired;
+        for list in [streams, foreign] {
+            if let Some(at) = list.iter().position(|known| *known == stream) {
+                list.swap_remove(at);
+            }
         }
-        retired.ends.retain(|end| !self.is_over(*end));
-        retired.ends.extend(self.ends(&[stream]));
+        self.at_liberty(|| {
+            retired.ends.retain(|end| !self.is_over(*end));
+            retired.ends.extend(self.ends(&[stream]));
+        });
+    }
+
+    /// Refuses what has no place in a graph, before the driver does so by ending the capture that is under way: one of
+    /// this thread, or one of a stream that somebody else has made.
+    pub(super) fn check_no_capture(&self, group: &Group, op: &'static str) -> Result<()> {
+        let foreign = self.retired().foreign.clone();
+        let captured = |stream: &Stream| Ok(self.capture_of(*stream)? != Capture::None);
+        let captured: Result<Vec<bool>> = foreign.iter().map(captured).collect();
+        if !is_capturing() && !captured?.contains(&true) {
+            return Ok(());
+        }
+        let expected = "a call before the capture, since it waits for the device".to_owned();
+        Err(group.usage(
+            op,
+            expected,
+            format!("one while a stream of {self:?} is capturing a graph"),
+        ))
+    }
+
+    fn capture_of(&self, stream: Stream) -> Result<Capture> {
+        self.call(|driver| driver.stream_capture(stream))
+    }
+
+    /// Does what the driver refuses to a thread that captures, but which touches no stream that is being captured: else
+    /// dropping something would end the capture.
+    fn at_liberty<R>(&self, f: impl FnOnce() -> R) -> R {
+        let had = self.driver().capture_mode(CaptureMode::Relaxed);
+        let done = f();
+        if let Err(e) = had.and_then(|had| self.driver().capture_mode(had)) {
+            tracing::warn!("{e}");
+        }
+        done
     }
 
     /// Whether it is a stream that is still there.
@@ -186,7 +240,7 @@ impl Gpu {
     /// Drops `thing` when all is done that is in any stream now: at once, where nothing is.
     pub(super) fn retire(&self, thing: Box<dyn Send + Sync>) {
         let mut retired = self.retired();
-        let mut events = self.ends(&retired.streams);
+        let mut events = self.at_liberty(|| self.ends(&retired.streams));
         events.append(&mut retired.ends);
         retired.things.push((thing, events));
         drop(retired);
@@ -195,6 +249,10 @@ impl Gpu {
 
     /// Drops what may be dropped.
     pub(super) fn collect(&self) {
+        self.at_liberty(|| self.drop_done());
+    }
+
+    fn drop_done(&self) {
         let mut retired = self.retired();
         let mut done = Vec::new();
         let things = std::mem::take(&mut retired.things);

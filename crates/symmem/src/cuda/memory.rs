@@ -163,4 +163,19 @@ impl Backend for Gpu {
             driver.stream_synchronize(stream.raw())
         })
     }
+
+    fn after_use(&self, then: Box<dyn FnOnce() + Send + Sync>) {
+        self.retire(Box::new(Last(Some(then))));
+    }
+}
+
+/// What is done when it goes.
+struct Last(Option<Box<dyn FnOnce() + Send + Sync>>);
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        if let Some(then) = self.0.take() {
+            then();
+        }
+    }
 }

@@ -18,7 +18,7 @@ impl Gpu {
     /// A new stream, which does not wait for the default one.
     pub fn stream(&self) -> Result<Stream> {
         let raw = self.call(|driver| driver.stream_create())?;
-        self.adopt(raw);
+        self.adopt(raw, true);
         Ok(Stream { gpu: self.clone(), raw, ours: true })
     }
 
@@ -36,7 +36,7 @@ impl Stream {
     pub unsafe fn from_raw(gpu: &Gpu, raw: usize) -> Self {
         // SAFETY: as the caller promises.
         let raw = unsafe { sys::Stream::from_raw(raw) };
-        gpu.adopt(raw);
+        gpu.adopt(raw, false);
         Self { gpu: gpu.clone(), raw, ours: false }
     }
 

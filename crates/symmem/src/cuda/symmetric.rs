@@ -12,11 +12,12 @@ use super::gpu::Gpu;
 use super::layout::{DeviceHandle, Pointers};
 use super::multicast;
 use super::stream::Stream;
+use crate::backend::Backend;
 use crate::block::Block;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::symmetric::Handle;
+use crate::symmetric::{Handle, Pool};
 
 /// Memory of a device, this rank's alone. Zeroed.
 pub struct Buffer<T> {
@@ -29,23 +30,56 @@ pub struct Buffer<T> {
 impl Gpu {
     /// Allocates `len` elements on this device, zeroed, for use in groups of `group`'s world. Not collective.
     pub fn alloc<T: Element>(&self, group: &Group, len: usize) -> Result<Buffer<T>> {
-        let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| {
-            let expected = "a length that fits the address space".to_owned();
-            group.usage("alloc", expected, format!("{len} elements of {}", T::DTYPE))
-        })?;
-        let block = group.block_on(Arc::new(self.clone()), bytes)?;
+        self.check_no_capture(group, "alloc")?;
+        let block = group.block_of::<T>(Arc::new(self.clone()), len)?;
         Ok(Buffer { gpu: self.clone(), block, len, elements: PhantomData })
+    }
+
+    /// As [`Group::alloc_persistent`], on this device: the same id gives the same memory again, with what it held, and
+    /// the rendezvous it had. What a former user has put into streams may still be under way.
+    pub fn alloc_persistent<T: Element>(
+        &self,
+        group: &Group,
+        id: u64,
+        len: usize,
+    ) -> Result<Buffer<T>> {
+        let backend: Arc<dyn Backend> = Arc::new(self.clone());
+        let make = || Ok(self.alloc::<T>(group, len)?.block);
+        let block = group.persistent(id, len, &backend, T::DTYPE, make)?;
+        Ok(Buffer { gpu: self.clone(), block, len, elements: PhantomData })
+    }
+
+    /// A pool of this device's memory, allocated `segment_bytes` at a time (or more, for a larger buffer), for use in
+    /// groups of `group`'s world.
+    pub fn pool(&self, group: &Group, segment_bytes: usize) -> Pool<Gpu> {
+        Pool::on(self.clone(), Arc::new(self.clone()), group, segment_bytes)
+    }
+}
+
+impl Pool<Gpu> {
+    /// As [`Gpu::alloc`], from the pool: not zeroed, for it holds what its last user left. No memory that something in a
+    /// stream of the device may still use.
+    pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
+        let gpu = self.device.clone();
+        gpu.check_no_capture(&self.group, "alloc")?;
+        gpu.collect();
+        let block = self.cut::<T>(len)?;
+        Ok(Buffer { gpu, block, len, elements: PhantomData })
     }
 }
 
 impl<T: Element> Buffer<T> {
-    /// Maps all ranks' buffers into each. Collective over `group`.
+    /// Maps all ranks' buffers into each. Collective over `group`, the first time for this allocation and group.
     pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>> {
+        if !Handle::is_known(&self.block, group)? {
+            self.gpu.check_no_capture(group, "rendezvous")?;
+        }
         let comm = Comm::of(group, &self.gpu)?;
         let handle = Handle::of_block(&self.block, group, T::DTYPE)?;
-        if comm.has_multicast && handle.multicast_ptr().is_none() {
-            multicast::set_up(&self.gpu, &handle)?;
+        if comm.has_multicast {
+            handle.try_multicast(|| multicast::set_up(&self.gpu, &handle))?;
         }
+        handle.set_witness(&comm);
         let parts = Pointers::new(&handle.buffer_ptrs());
         let (gpu, len) = (self.gpu, self.len);
         Ok(Symmetric { gpu, comm, handle, parts, len, elements: PhantomData })
@@ -59,6 +93,11 @@ impl<T: Element> Buffer<T> {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Byte offset within the allocation that this buffer was cut from; not 0 only for buffers of a pool.
+    pub fn offset(&self) -> usize {
+        self.block.offset()
     }
 
     /// The elements, as something that collectives read.

@@ -41,17 +41,17 @@ pub struct Buffer<T> {
 impl Group {
     /// Allocates `len` elements of symmetric memory, zeroed. Not collective. A length of 0 is a length like any other.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
-        let shape = self.shape::<T>(len)?;
-        let block = self.segment_on(Arc::clone(self.backend()), shape)?;
+        let block = self.block_of::<T>(Arc::clone(self.backend()), len)?;
         Ok(Buffer { block, len, elements: PhantomData })
     }
 
-    /// A block of `bytes` in a segment of its own, from any backend.
-    pub(crate) fn block_on(&self, backend: Arc<dyn Backend>, bytes: usize) -> Result<Arc<Block>> {
-        self.segment_on(backend, self.shape::<u8>(bytes)?)
-    }
-
-    fn segment_on(&self, backend: Arc<dyn Backend>, shape: Shape) -> Result<Arc<Block>> {
+    /// A block for `len` elements in a segment of its own, from any backend.
+    pub(crate) fn block_of<T: Element>(
+        &self,
+        backend: Arc<dyn Backend>,
+        len: usize,
+    ) -> Result<Arc<Block>> {
+        let shape = self.shape::<T>(len)?;
         let id = crate::mesh::endpoint::random()?;
         let total = shape.total().unwrap_or(usize::MAX);
         let segment = Arc::new(Segment::allocate(backend, total, id)?);
@@ -68,12 +68,6 @@ impl Group {
             let expected = "a length that fits the address space".to_owned();
             self.usage("alloc", expected, format!("{len} elements of {}", T::DTYPE))
         })
-    }
-
-    fn buffer<T: Element>(&self, block: Block, len: usize) -> Result<Buffer<T>> {
-        let block = Arc::new(block);
-        self.context().register(&block);
-        Ok(Buffer { block, len, elements: PhantomData })
     }
 }
 
