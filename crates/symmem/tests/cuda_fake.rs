@@ -15,11 +15,14 @@ mod cuda_fake {
     use symmem::cuda::{Gpu, Stream};
     use symmem_sys::cuda::fake::{Config, Fake, Launched};
 
+    mod capture;
     mod failing;
     mod launching;
     mod mailbox;
     mod memory;
     mod multicast;
+    mod placement;
+    mod pools;
 
     /// Bytes of what a kernel gets about its group.
     const GROUP: usize = 616;
@@ -62,6 +65,11 @@ mod cuda_fake {
     fn word<'a>(address: u64) -> &'a AtomicU32 {
         // SAFETY: the fake driver's addresses are those of this process; tests ask for words that are mapped.
         unsafe { AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(address as usize)) }
+    }
+
+    /// The bytes of all ranks at a handle's addresses, as words.
+    fn first_words(handle: &symmem::Handle) -> Vec<u32> {
+        handle.buffer_ptrs().into_iter().map(|address| load(address as u64)).collect()
     }
 
     fn load(address: u64) -> u32 {

@@ -71,6 +71,11 @@ pub trait Backend: Send + Sync {
         Ok(())
     }
 
+    /// What it is in the middle of, if allocating or mapping memory now would disturb that.
+    fn occupation(&self) -> Result<Option<String>> {
+        Ok(None)
+    }
+
     /// Does `then` once nothing that is under way here can touch memory that its user has let go: at once, where work is
     /// done when its call returns.
     fn after_use(&self, then: Box<dyn FnOnce() + Send + Sync>) {

@@ -5,19 +5,19 @@
 //! out once, on every rank; the call after that puts the pads in order together with the other ranks, and goes on.
 #![allow(unsafe_code)] // S1, S3 (addresses within the pads), S4
 
-use std::collections::{HashMap, HashSet};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
-use symmem_sys::cuda::{self as sys, Attribute, HostMemory};
+use symmem_sys::cuda::{self as sys, HostMemory};
 
 use super::gpu::Gpu;
 use super::layout::{
     BROKEN, EPOCHS, GroupParameter, MAX_BLOCKS, MAX_RANKS, MailboxWords, Pointers, pad_bytes,
 };
+use super::placement::{Placed, check_apart, has_multicast, most_on_one, smallest_if_unlike};
 use super::stream::{Event, Stream};
 use crate::block::{Block, Mapping, Witness};
 use crate::dtype::DType;
@@ -29,7 +29,7 @@ use crate::sync::Ordering;
 use crate::sync::atomic::AtomicBool;
 
 /// What forms a group on a device.
-const OP: &str = "rendezvous";
+pub(super) const OP: &str = "rendezvous";
 
 /// What kernels say they are about.
 const OPS: [&str; 14] = [
@@ -87,7 +87,7 @@ impl Comm {
             let expected = format!("a group of at most {MAX_RANKS} ranks on a device");
             return Err(group.usage(OP, expected, size.to_string()));
         }
-        gpu.check_no_capture(group, OP)?;
+        group.check_free(OP, gpu)?;
         // Whatever can fail on one rank alone comes before all agree to go on.
         let (places, Own { block, mailbox, event }) = meet(group, gpu, Own::new(group, gpu))?;
         let neighbours = most_on_one(&places);
@@ -335,57 +335,12 @@ impl Own {
     }
 }
 
-/// Where a rank is.
-#[derive(Serialize, Deserialize)]
-struct Placed {
-    device: [u8; 16],
-    /// What decides how many blocks of a kernel fit.
-    kind: (i32, i32, u32),
-    can_multicast: bool,
-    /// It wants no two ranks on one device.
-    strict: bool,
-}
-
 /// Where all ranks are, once all of them have what they need; an error on all if one has not.
 fn meet(group: &Group, gpu: &Gpu, own: Result<Own>) -> Result<(Vec<Placed>, Own)> {
-    let can_multicast = gpu.driver().has(Attribute::Multicast, gpu.device());
-    let ((major, minor), multiprocessors) = (gpu.capability(), gpu.multiprocessors());
-    let kind = (major, minor, multiprocessors);
-    let strict = group.context().strict_devices;
-    let placed = Placed { device: gpu.uuid(), kind, can_multicast, strict };
-    exchange(group, OP, placed, |places| {
+    exchange(group, OP, Placed::new(group, gpu), |places| {
         check_apart(group, &places)?;
         Ok((places, own?))
     })
-}
-
-/// Refuses ranks on one device, if one of them wants that. The same on all ranks.
-fn check_apart(group: &Group, places: &[Placed]) -> Result<()> {
-    let Some(strict) = places.iter().position(|place| place.strict) else { return Ok(()) };
-    let mut first = HashMap::new();
-    for (rank, place) in places.iter().enumerate() {
-        if let Some(other) = first.insert(place.device, rank) {
-            let expected = format!("a device of its own for each rank, as rank {strict} wants");
-            let got = format!("ranks {other} and {rank} both on {}", uuid(place.device));
-            return Err(group.usage(OP, expected, got));
-        }
-    }
-    Ok(())
-}
-
-/// As `nvidia-smi` writes it.
-fn uuid(bytes: [u8; 16]) -> String {
-    let hex = format!("{:032x}", u128::from_be_bytes(bytes));
-    let part = |from: usize, to: usize| hex.get(from..to).unwrap_or_default();
-    let parts = [part(0, 8), part(8, 12), part(12, 16), part(16, 20), part(20, 32)];
-    format!("GPU-{}", parts.join("-"))
-}
-
-/// The number of multiprocessors of the smallest device, unless all devices are alike: a block of any kernel fits on each.
-fn smallest_if_unlike(places: &[Placed]) -> Option<u32> {
-    let alike = places.windows(2).all(|pair| pair[0].kind == pair[1].kind);
-    let smallest = places.iter().map(|place| place.kind.2).min();
-    smallest.filter(|_| !alike)
 }
 
 /// Tells all ranks what this one has to say, and does `part` with what all have: an error on all if one fails.
@@ -411,22 +366,6 @@ fn exchange<T: Serialize + DeserializeOwned, R>(
             part(all?)
         })
     })
-}
-
-fn most_on_one(places: &[Placed]) -> usize {
-    let on = |device| places.iter().filter(|place| place.device == device).count();
-    places.iter().map(|place| on(place.device)).max().unwrap_or(1)
-}
-
-fn has_multicast(group: &Group, places: &[Placed]) -> bool {
-    let devices: HashSet<_> = places.iter().map(|place| place.device).collect();
-    let can = places.iter().filter(|place| place.can_multicast).count();
-    let apart = devices.len() == places.len() && places.len() > 1;
-    if apart && can > 0 && can < places.len() {
-        let without = places.iter().position(|place| !place.can_multicast).unwrap_or(0);
-        tracing::warn!("no multicast in {group:?}: the device of rank {without} cannot");
-    }
-    apart && can == places.len()
 }
 
 /// The group's limit for a wait; 0 for ever.

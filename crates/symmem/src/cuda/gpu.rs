@@ -11,7 +11,6 @@ use super::failed;
 use super::graph::is_capturing;
 use super::kernels::Kernels;
 use crate::error::{Error, Result};
-use crate::group::Group;
 
 /// A device that this process uses. Cheap to clone.
 #[derive(Clone)]
@@ -190,25 +189,16 @@ impl Gpu {
         });
     }
 
-    /// Refuses what has no place in a graph, before the driver does so by ending the capture that is under way: one of
-    /// this thread, or one of a stream that somebody else has made.
-    pub(super) fn check_no_capture(&self, group: &Group, op: &'static str) -> Result<()> {
+    /// Whether the driver would end a capture if this thread allocated or waited: one of its own, or one of a stream that
+    /// somebody else has made, of which nothing else is known.
+    pub(super) fn is_capturing(&self) -> Result<bool> {
         let foreign = self.retired().foreign.clone();
-        let captured = |stream: &Stream| Ok(self.capture_of(*stream)? != Capture::None);
+        let captured = |stream: &Stream| {
+            let capture = self.call(|driver| driver.stream_capture(*stream))?;
+            Ok(capture != Capture::None)
+        };
         let captured: Result<Vec<bool>> = foreign.iter().map(captured).collect();
-        if !is_capturing() && !captured?.contains(&true) {
-            return Ok(());
-        }
-        let expected = "a call before the capture, since it waits for the device".to_owned();
-        Err(group.usage(
-            op,
-            expected,
-            format!("one while a stream of {self:?} is capturing a graph"),
-        ))
-    }
-
-    fn capture_of(&self, stream: Stream) -> Result<Capture> {
-        self.call(|driver| driver.stream_capture(stream))
+        Ok(is_capturing() || captured?.contains(&true))
     }
 
     /// Does what the driver refuses to a thread that captures, but which touches no stream that is being captured: else

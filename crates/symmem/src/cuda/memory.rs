@@ -164,6 +164,10 @@ impl Backend for Gpu {
         })
     }
 
+    fn occupation(&self) -> Result<Option<String>> {
+        Ok(self.is_capturing()?.then(|| "a stream that is capturing a graph".to_owned()))
+    }
+
     fn after_use(&self, then: Box<dyn FnOnce() + Send + Sync>) {
         self.retire(Box::new(Last(Some(then))));
     }

@@ -13,6 +13,7 @@ mod layout;
 mod memory;
 mod module;
 mod multicast;
+mod placement;
 mod stream;
 mod symmetric;
 

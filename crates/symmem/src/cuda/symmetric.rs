@@ -30,7 +30,6 @@ pub struct Buffer<T> {
 impl Gpu {
     /// Allocates `len` elements on this device, zeroed, for use in groups of `group`'s world. Not collective.
     pub fn alloc<T: Element>(&self, group: &Group, len: usize) -> Result<Buffer<T>> {
-        self.check_no_capture(group, "alloc")?;
         let block = group.block_of::<T>(Arc::new(self.clone()), len)?;
         Ok(Buffer { gpu: self.clone(), block, len, elements: PhantomData })
     }
@@ -61,7 +60,6 @@ impl Pool<Gpu> {
     /// stream of the device may still use.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
         let gpu = self.device.clone();
-        gpu.check_no_capture(&self.group, "alloc")?;
         gpu.collect();
         let block = self.cut::<T>(len)?;
         Ok(Buffer { gpu, block, len, elements: PhantomData })
@@ -71,9 +69,6 @@ impl Pool<Gpu> {
 impl<T: Element> Buffer<T> {
     /// Maps all ranks' buffers into each. Collective over `group`, the first time for this allocation and group.
     pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>> {
-        if !Handle::is_known(&self.block, group)? {
-            self.gpu.check_no_capture(group, "rendezvous")?;
-        }
         let comm = Comm::of(group, &self.gpu)?;
         let handle = Handle::of_block(&self.block, group, T::DTYPE)?;
         if comm.has_multicast {
@@ -95,6 +90,11 @@ impl<T: Element> Buffer<T> {
         self.len == 0
     }
 
+    /// Where it lies, for kernels of the caller's own and [`Group::rendezvous_at`].
+    pub fn address(&self) -> u64 {
+        self.block.region().address() as u64
+    }
+
     /// Byte offset within the allocation that this buffer was cut from; not 0 only for buffers of a pool.
     pub fn offset(&self) -> usize {
         self.block.offset()
@@ -102,12 +102,12 @@ impl<T: Element> Buffer<T> {
 
     /// The elements, as something that collectives read.
     pub fn view(&self) -> View<'_, T> {
-        View { address: self.block.region().address() as u64, len: self.len, of: PhantomData }
+        View { address: self.address(), len: self.len, of: PhantomData }
     }
 
     /// The elements, as something that collectives write.
     pub fn view_mut(&mut self) -> ViewMut<'_, T> {
-        ViewMut { address: self.block.region().address() as u64, len: self.len, of: PhantomData }
+        ViewMut { address: self.address(), len: self.len, of: PhantomData }
     }
 
     /// Copies `data` to the device, and waits for it.

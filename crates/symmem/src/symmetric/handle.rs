@@ -44,11 +44,6 @@ impl Handle {
         Ok(Self { group: group.clone(), block: Arc::clone(block), mapping, offset })
     }
 
-    /// Whether a rendezvous of `block` in `group` would be local.
-    pub(crate) fn is_known(block: &Block, group: &Group) -> Result<bool> {
-        Ok(block.mapping(group.id()?).is_some())
-    }
-
     /// Notes who knows when peers' work on the memory is over.
     pub(crate) fn set_witness<W: Witness + 'static>(&self, witness: &Arc<W>) {
         let _ = self.mapping.witness.set(Arc::<W>::clone(witness)); // there is one for a group and device
@@ -233,6 +228,7 @@ struct Brought {
 
 /// Exchanges what the ranks brought and maps it: all of them agree and succeed, or none does.
 fn map_all(block: &Arc<Block>, group: &Group, dtype: DType, bringing: Bringing) -> Result<Mapping> {
+    group.check_free(OP, &*block.segment().backend)?;
     let read_in = match bringing {
         Bringing::Read(group, number) => Some((group, number)),
         Bringing::Owned | Bringing::Address => None,

@@ -52,12 +52,19 @@ impl Group {
         len: usize,
     ) -> Result<Arc<Block>> {
         let shape = self.shape::<T>(len)?;
+        self.check_free("alloc", &*backend)?;
         let id = crate::mesh::endpoint::random()?;
         let total = shape.total().unwrap_or(usize::MAX);
         let segment = Arc::new(Segment::allocate(backend, total, id)?);
         let block = Arc::new(Block::new(segment, 0, shape, None)?);
         self.context().register(&block);
         Ok(block)
+    }
+
+    /// Refuses to begin what would disturb something else that the backend is in the middle of.
+    pub(crate) fn check_free(&self, op: &'static str, backend: &dyn Backend) -> Result<()> {
+        let Some(occupation) = backend.occupation()? else { return Ok(()) };
+        Err(self.usage(op, "nothing under way that it would disturb".into(), occupation))
     }
 
     /// The parts of a block for `len` elements.

@@ -61,6 +61,7 @@ impl<D> Pool<D> {
     /// A block for `len` elements.
     pub(crate) fn cut<T: Element>(&self, len: usize) -> Result<Arc<Block>> {
         let shape = self.group.shape::<T>(len)?;
+        self.group.check_free("alloc", &*self.backend)?;
         let total = shape.total().unwrap_or(usize::MAX);
         let taken = self.state.lock().iter_mut().find_map(|cut| {
             let offset = cut.take_kept(shape).or_else(|| cut.take(total))?;
