@@ -1,6 +1,7 @@
 //! One device: its primary context, and what the library keeps for it.
 #![allow(unsafe_code)] // S4
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use symmem_sys::cuda::{
@@ -40,10 +41,10 @@ struct Retired {
     streams: Vec<Stream>,
     /// Those of them that somebody else has made, and may capture.
     foreign: Vec<Stream>,
-    /// The ends of streams that are gone.
+    /// The ends of streams that are gone, or were captured.
     ends: Vec<Event>,
-    /// Things, and the events that they outlive.
-    things: Vec<(Box<dyn Send + Sync>, Vec<Event>)>,
+    /// Things, and the events that they outlive, besides those of the things before them.
+    things: VecDeque<(Box<dyn Send + Sync>, Vec<Event>)>,
 }
 
 /// A thing that kernels and copies may be using when its owner lets go: it is dropped when they are done.
@@ -183,6 +184,15 @@ impl Gpu {
                 list.swap_remove(at);
             }
         }
+        self.note_end(&mut retired, stream);
+    }
+
+    /// Remembers what is in a stream that is about to be captured: until that is over, its end cannot be told.
+    pub(super) fn before_capture(&self, stream: Stream) {
+        self.note_end(&mut self.retired(), stream);
+    }
+
+    fn note_end(&self, retired: &mut Retired, stream: Stream) {
         self.at_liberty(|| {
             retired.ends.retain(|end| !self.is_over(*end));
             retired.ends.extend(self.ends(&[stream]));
@@ -232,7 +242,7 @@ impl Gpu {
         let mut retired = self.retired();
         let mut events = self.at_liberty(|| self.ends(&retired.streams));
         events.append(&mut retired.ends);
-        retired.things.push((thing, events));
+        retired.things.push_back((thing, events));
         drop(retired);
         self.collect();
     }
@@ -245,15 +255,12 @@ impl Gpu {
     fn drop_done(&self) {
         let mut retired = self.retired();
         let mut done = Vec::new();
-        let things = std::mem::take(&mut retired.things);
-        for (thing, events) in things {
-            let left: Vec<Event> =
-                events.into_iter().filter(|event| !self.is_over(*event)).collect();
-            if left.is_empty() {
-                done.push(thing);
-            } else {
-                retired.things.push((thing, left));
+        while let Some((_, events)) = retired.things.front_mut() {
+            events.retain(|event| !self.is_over(*event));
+            if !events.is_empty() {
+                break;
             }
+            done.extend(retired.things.pop_front());
         }
         drop(retired); // what is dropped now may come back here
         drop(done);

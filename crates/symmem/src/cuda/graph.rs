@@ -45,6 +45,7 @@ impl Stream {
     /// Notes what `work` puts into this stream instead of doing it.
     pub fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
         let gpu = self.gpu();
+        gpu.before_capture(self.raw());
         gpu.call(|driver| driver.capture_begin(self.raw()))?;
         let capturing = Capturing::new();
         let worked = work();

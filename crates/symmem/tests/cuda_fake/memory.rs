@@ -180,6 +180,37 @@ fn memory_in_use_is_given_back_once_nothing_runs() {
     assert_eq!(driver.live(), [""; 0]);
 }
 
+/// What a stream left behind when it went, or was captured, holds up all that is dropped after.
+#[test]
+fn memory_outlives_what_streams_had_in_them() {
+    ranks(&drivers(1), |world, driver, gpu, stream| {
+        let busy = |call: &str, times: usize| {
+            (1..=times).for_each(|nth| driver.fail(call, nth, code::NOT_READY));
+        };
+        for capture in [false, true] {
+            let other = gpu.stream().unwrap();
+            let [x, y] = [(); 2].map(|()| gpu.alloc::<u32>(world, LEN).unwrap());
+            let before = driver.calls("cuMemUnmap");
+            busy("cuStreamQuery", 1);
+            busy("cuEventQuery", 2); // once for each that is dropped
+            let drop_both = || {
+                drop(x);
+                drop(y);
+                assert_eq!(driver.calls("cuMemUnmap"), before, "capture: {capture}");
+                Ok(())
+            };
+            if capture {
+                other.capture(drop_both).unwrap();
+            } else {
+                drop(other);
+                drop_both().unwrap();
+            }
+            stream.synchronize().unwrap();
+            assert_eq!(driver.calls("cuMemUnmap"), before + 2);
+        }
+    });
+}
+
 #[test]
 fn a_device_that_is_not_there_or_cannot_is_told_apart() {
     let why = |e: Error| match e {
