@@ -19,6 +19,7 @@ use super::layout::{
 };
 use super::placement::{Placed, check_apart, has_multicast, most_on_one, smallest_if_unlike};
 use super::stream::{Event, Stream};
+use crate::backend::Device;
 use crate::block::{Block, Mapping, Witness};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -115,6 +116,7 @@ impl Comm {
             failed: AtomicBool::new(false),
             _pads: handle.keep(),
         });
+        group.set_placement(Device::Cuda(gpu.number()), handle.number());
         let mourner: std::sync::Weak<Self> = Arc::downgrade(&comm);
         group.context().mesh.watch(mourner);
         Ok(comm)

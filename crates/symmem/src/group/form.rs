@@ -180,6 +180,7 @@ impl Group {
             rendezvous: Mutex::new(()),
             awaited: Mutex::new(None),
             slices: Mutex::new(()),
+            placements: Mutex::default(),
             attached: Mutex::default(),
         });
         let mourner: Weak<Health> = Arc::downgrade(&inner.health);

@@ -22,7 +22,7 @@ pub(crate) use context::Context;
 pub(crate) use conversation::Conversation;
 pub(crate) use desk::{DESK, Desk};
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Device};
 use crate::error::{Error, Result};
 use crate::mesh::Scope;
 use crate::signal::Stop;
@@ -102,6 +102,8 @@ struct Inner {
     awaited: Mutex<Option<Group>>,
     /// One collective on slices at a time: each is many exchanges.
     slices: Mutex<()>,
+    /// The rendezvous by which a device of this rank knows where the other ranks are.
+    placements: Mutex<HashMap<Device, u64>>,
     /// What later layers keep for the group, by type and number.
     attached: Mutex<HashMap<(TypeId, u64), Arc<dyn Any + Send + Sync>>>,
 }
@@ -182,6 +184,19 @@ impl Group {
         let made = make()?;
         attached.insert(key, Arc::clone(&made) as Arc<dyn Any + Send + Sync>);
         Ok(made)
+    }
+
+    /// The number of the rendezvous that placed the ranks, for this rank on `device`; the same on all ranks then.
+    pub(crate) fn placement(&self, device: Device) -> Option<u64> {
+        self.placements().get(&device).copied()
+    }
+
+    pub(crate) fn set_placement(&self, device: Device, number: u64) {
+        self.placements().insert(device, number);
+    }
+
+    fn placements(&self) -> MutexGuard<'_, HashMap<Device, u64>> {
+        self.0.placements.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn downgrade(&self) -> Weak<dyn Send + Sync> {

@@ -234,12 +234,15 @@ fn map_all(block: &Arc<Block>, group: &Group, dtype: DType, bringing: Bringing) 
         Bringing::Owned | Bringing::Address => None,
     };
     let backend = &block.segment().backend;
+    let placement = group.placement(backend.device());
     let terms = [
+        ("operation", "rendezvous of memory".to_owned()),
         ("size", format!("{} bytes", block.shape().bytes)),
         ("element type", dtype.to_string()),
         ("device", backend.device().kind().to_owned()),
         ("backend", backend.name().to_owned()),
         ("signal pad size", format!("{} bytes", block.shape().pad)),
+        ("placement of ranks", placement.map_or("none".into(), |n| format!("by rendezvous {n}"))),
     ];
     let own = Brought { place: block.place(), read_in };
     let own = postcard::to_stdvec(&own).unwrap_or_default();

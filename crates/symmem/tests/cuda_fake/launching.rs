@@ -1,5 +1,6 @@
 //! Launches: which kernel, how large, with which parameters, and in which order.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use symmem::cuda::Gpu;
@@ -129,6 +130,79 @@ fn two_streams_are_ordered_by_an_event() {
         y.barrier(&b).unwrap();
         assert_eq!(count(), (2, 2), "groups are not ordered against each other");
         world.barrier().unwrap();
+    });
+}
+
+/// All that meets on the group's pads.
+#[test]
+fn every_collective_waits_for_the_last_in_another_stream() {
+    ranks(&drivers(2), |world, driver, gpu, a| {
+        let b = gpu.stream().unwrap();
+        let mut x = gpu.alloc::<f32>(world, 8).unwrap().rendezvous(world).unwrap();
+        let [mut half, mut same, mut double] =
+            [4, 8, 16].map(|len| gpu.alloc::<f32>(world, len).unwrap());
+        x.barrier(a).unwrap();
+        let mut streams = [&b, a].into_iter().cycle();
+        let mut waits = 0;
+        let mut next = |done: symmem::Result<()>| {
+            done.unwrap();
+            waits += 1;
+            assert_eq!(driver.calls("cuStreamWaitEvent"), waits);
+        };
+        next(x.all_reduce(ReduceOp::Sum, streams.next().unwrap()));
+        next(x.all_reduce_with(ReduceOp::Sum, Algorithm::TwoShot, streams.next().unwrap()));
+        next(x.all_reduce_into(ReduceOp::Sum, same.view_mut(), streams.next().unwrap()));
+        next(x.reduce_scatter(ReduceOp::Sum, half.view_mut(), streams.next().unwrap()));
+        next(x.reduce(ReduceOp::Sum, 0, same.view_mut(), streams.next().unwrap()));
+        next(x.all_gather(double.view_mut(), streams.next().unwrap()));
+        next(x.broadcast(0, streams.next().unwrap()));
+        next(x.all_to_all(same.view_mut(), streams.next().unwrap()));
+        next(x.gather(0, double.view_mut(), streams.next().unwrap()));
+        next(x.scatter(0, half.view_mut(), streams.next().unwrap()));
+        next(x.barrier(streams.next().unwrap()));
+        world.barrier().unwrap();
+    });
+}
+
+/// Nothing runs without the order that it needs.
+#[test]
+fn an_order_that_cannot_be_kept_is_an_error() {
+    for call in ["cuEventRecord", "cuStreamWaitEvent"] {
+        ranks(&drivers(1), |world, driver, gpu, a| {
+            let b = gpu.stream().unwrap();
+            let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
+            x.barrier(a).unwrap();
+            driver.fail(call, 1, code::UNKNOWN);
+            let e = x.barrier(&b).unwrap_err();
+            assert!(e.to_string().contains(call), "{e}");
+            assert_eq!(driver.launches().len(), 1);
+            x.barrier(&b).unwrap();
+            assert_eq!(driver.launches().len(), 2);
+        });
+    }
+}
+
+#[test]
+fn threads_launch_one_at_a_time() {
+    let drivers = drivers(1);
+    let inside = Arc::new(AtomicBool::new(false));
+    let now = Arc::clone(&inside);
+    drivers[0].kernel("barrier", &[GROUP], move |_| {
+        assert!(!now.swap(true, Ordering::Relaxed), "two launches at once");
+        std::thread::yield_now();
+        now.store(false, Ordering::Relaxed);
+    });
+    ranks(&drivers, |world, driver, gpu, _| {
+        let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let stream = gpu.stream().unwrap();
+                    (0..50).for_each(|_| x.barrier(&stream).unwrap());
+                });
+            }
+        });
+        assert_eq!(driver.launches().len(), 100);
     });
 }
 

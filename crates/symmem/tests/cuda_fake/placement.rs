@@ -1,14 +1,16 @@
 //! Ranks on one device, and on unlike ones.
 
+use std::sync::Arc;
+
 use symmem::cuda::{Gpu, Stream};
-use symmem::{Algorithm, ReduceOp, World, WorldOptions};
+use symmem::{Algorithm, Error, ReduceOp, Result, World, WorldOptions};
 use symmem_sys::cuda::fake::{Config, Fake};
 use symmem_testing::{Ranks, test_name};
 
 use super::{configured, on};
 
 /// Tries with all ranks but the last on device 0, and then with each on its own.
-fn try_sharing(world: &World, driver: &std::sync::Arc<Fake>) {
+fn try_sharing(world: &World, driver: &Arc<Fake>) {
     let rendezvous = |number: usize| {
         let gpu = Gpu::with_driver(driver.clone(), number as u32).unwrap();
         gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).map(drop)
@@ -65,4 +67,39 @@ fn grids_are_alike_where_some_ranks_share_a_device_and_others_have_a_smaller_one
     on(&drivers, |rank| rank / 2, |world, _, gpu, stream| two_shot(world, gpu, stream));
     let grids: Vec<_> = drivers.iter().map(|driver| driver.launches()[0].grid).collect();
     assert_eq!(grids, [[2, 1, 1]; 3]);
+}
+
+/// A rendezvous of all ranks, each on the device that `device` gives for it.
+fn try_on(world: &World, driver: &Arc<Fake>, device: impl Fn(usize) -> usize) -> Result<()> {
+    let gpu = Gpu::with_driver(driver.clone(), device(world.rank()) as u32).unwrap();
+    gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).map(drop)
+}
+
+#[test]
+fn ranks_that_disagree_whether_a_device_is_new_to_the_group_are_told() {
+    let driver = Fake::plain(2);
+    World::threads(2, |world| {
+        try_on(&world, &driver, |rank| rank).unwrap();
+        let e = try_on(&world, &driver, |_| 0).unwrap_err();
+        assert!(matches!(e, Error::Mismatch { what: "operation", .. }), "{e}");
+        try_on(&world, &driver, |rank| rank).unwrap();
+    })
+    .unwrap();
+    assert_eq!(driver.live(), [""; 0]);
+}
+
+#[test]
+fn ranks_that_disagree_where_they_are_are_told() {
+    let driver = Fake::plain(3);
+    World::threads(3, |world| {
+        try_on(&world, &driver, |rank| rank).unwrap();
+        try_on(&world, &driver, |rank| (rank + 1) % 3).unwrap();
+        let e = try_on(&world, &driver, |rank| if rank == 0 { 0 } else { (rank + 1) % 3 });
+        let e = e.unwrap_err();
+        assert!(matches!(e, Error::Mismatch { what: "placement of ranks", .. }), "{e}");
+        try_on(&world, &driver, |rank| rank).unwrap();
+        try_on(&world, &driver, |rank| (rank + 1) % 3).unwrap();
+    })
+    .unwrap();
+    assert_eq!(driver.live(), [""; 0]);
 }
