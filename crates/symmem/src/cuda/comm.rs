@@ -74,6 +74,8 @@ struct State {
     /// Where the last kernel went, and in which capture.
     last: Option<(sys::Stream, Option<u64>)>,
     event: Event,
+    /// The event is that of the last kernel, and not yet to be recorded at its stream's end.
+    recorded: bool,
 }
 
 impl Comm {
@@ -112,7 +114,7 @@ impl Comm {
             parameter,
             mailbox: Some(mailbox),
             members: group.world_ranks().to_vec(),
-            state: Mutex::new(State { last: None, event }),
+            state: Mutex::new(State { last: None, event, recorded: false }),
             failed: AtomicBool::new(false),
             _pads: handle.keep(),
         });
@@ -158,7 +160,20 @@ impl Comm {
         self.order(&mut state, group, op, stream)?;
         let op = OPS.iter().position(|known| *known == op).unwrap_or(OPS.len() - 1);
         let timeout = nanoseconds(group);
-        launch(GroupParameter { op: op as u32, call, timeout, ..self.parameter })
+        launch(GroupParameter { op: op as u32, call, timeout, ..self.parameter })?;
+        self.mark(&mut state, stream);
+        Ok(())
+    }
+
+    /// Marks where the kernel is in its stream, so that one in another stream waits for nothing that comes later in this
+    /// one. With one stream there is nobody to wait.
+    fn mark(&self, state: &mut State, stream: &Stream) {
+        state.recorded = self.gpu.has_several_streams()
+            && self
+                .gpu
+                .call(|driver| driver.event_record(state.event.raw, stream.raw()))
+                .inspect_err(|e| tracing::warn!("{e}"))
+                .is_ok();
     }
 
     fn order(&self, state: &mut State, group: &Group, op: &'static str, to: &Stream) -> Result<()> {
@@ -169,7 +184,9 @@ impl Comm {
             // Both run, or both are noted in one graph: an event orders them.
             Some((stream, capture)) if capture == now.1 => {
                 let event = state.event.raw;
-                if self.gpu.knows(stream) {
+                if state.recorded {
+                    self.gpu.call(|driver| driver.stream_wait(now.0, event))?;
+                } else if self.gpu.knows(stream) {
                     self.gpu.call(|driver| {
                         driver.event_record(event, stream)?;
                         driver.stream_wait(now.0, event)

@@ -227,6 +227,11 @@ impl Gpu {
         self.retired().streams.contains(&stream)
     }
 
+    /// Whether there are streams besides the caller's.
+    pub(super) fn has_several_streams(&self) -> bool {
+        self.retired().streams.len() > 1
+    }
+
     /// Has each end that streams left behind when they went pass by `each`, and so what was in them.
     pub(super) fn for_gone(
         &self,

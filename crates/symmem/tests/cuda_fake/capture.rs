@@ -97,11 +97,11 @@ fn memory_is_refused_while_somebody_elses_stream_is_captured() {
         gpu.alloc::<u32>(world, LEN).unwrap().rendezvous(world).unwrap();
         drop(known);
         // SAFETY: the test's own, and not used again.
-        unsafe {
-            driver.graph_destroy(graph).unwrap();
-            driver.stream_destroy(theirs).unwrap();
-            driver.context_release(device).unwrap();
-        }
+        unsafe { driver.graph_destroy(graph) }.unwrap();
+        // SAFETY: likewise.
+        unsafe { driver.stream_destroy(theirs) }.unwrap();
+        // SAFETY: likewise.
+        unsafe { driver.context_release(device) }.unwrap();
     });
 }
 

@@ -118,17 +118,32 @@ fn two_streams_are_ordered_by_an_event() {
         let count = || (driver.calls("cuEventRecord"), driver.calls("cuStreamWaitEvent"));
         x.barrier(a).unwrap();
         x.barrier(a).unwrap();
-        assert_eq!(count(), (0, 0), "one stream needs no event");
+        assert_eq!(count(), (2, 0), "marked, so that nobody waits for what comes later");
         x.barrier(&b).unwrap();
-        assert_eq!(count(), (1, 1));
+        assert_eq!(count(), (3, 1));
         x.barrier(&b).unwrap();
-        assert_eq!(count(), (1, 1));
+        assert_eq!(count(), (4, 1));
         x.barrier(a).unwrap();
-        assert_eq!(count(), (2, 2));
+        assert_eq!(count(), (5, 2));
         let other = world.subgroup(&[0, 1]).unwrap();
         let y = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(&other).unwrap();
         y.barrier(&b).unwrap();
-        assert_eq!(count(), (2, 2), "groups are not ordered against each other");
+        assert_eq!(count(), (6, 2), "groups are not ordered against each other");
+        world.barrier().unwrap();
+    });
+}
+
+#[test]
+fn one_stream_needs_no_event_until_there_is_another() {
+    ranks(&drivers(2), |world, driver, gpu, a| {
+        let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
+        let count = || (driver.calls("cuEventRecord"), driver.calls("cuStreamWaitEvent"));
+        x.barrier(a).unwrap();
+        x.barrier(a).unwrap();
+        assert_eq!(count(), (0, 0));
+        let b = gpu.stream().unwrap();
+        x.barrier(&b).unwrap();
+        assert_eq!(count(), (2, 1), "the end of the first, and the mark of the second");
         world.barrier().unwrap();
     });
 }
@@ -164,22 +179,23 @@ fn every_collective_waits_for_the_last_in_another_stream() {
     });
 }
 
-/// Nothing runs without the order that it needs.
+/// Nothing runs without the order that it needs; a mark that cannot be made is made up for by waiting for more.
 #[test]
 fn an_order_that_cannot_be_kept_is_an_error() {
-    for call in ["cuEventRecord", "cuStreamWaitEvent"] {
-        ranks(&drivers(1), |world, driver, gpu, a| {
-            let b = gpu.stream().unwrap();
-            let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
-            x.barrier(a).unwrap();
+    ranks(&drivers(1), |world, driver, gpu, a| {
+        let b = gpu.stream().unwrap();
+        let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
+        driver.fail("cuEventRecord", 1, code::UNKNOWN);
+        x.barrier(a).unwrap();
+        for call in ["cuEventRecord", "cuStreamWaitEvent"] {
             driver.fail(call, 1, code::UNKNOWN);
             let e = x.barrier(&b).unwrap_err();
             assert!(e.to_string().contains(call), "{e}");
             assert_eq!(driver.launches().len(), 1);
-            x.barrier(&b).unwrap();
-            assert_eq!(driver.launches().len(), 2);
-        });
-    }
+        }
+        x.barrier(&b).unwrap();
+        assert_eq!(driver.launches().len(), 2);
+    });
 }
 
 #[test]
@@ -212,11 +228,12 @@ fn what_was_in_a_stream_that_is_gone_comes_first() {
         let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
         let b = gpu.stream().unwrap();
         x.barrier(&b).unwrap();
-        drop(b); // nothing is in it
+        drop(b);
         x.barrier(a).unwrap();
-        assert_eq!(driver.calls("cuStreamWaitEvent"), 0);
+        assert_eq!(driver.calls("cuStreamWaitEvent"), 1, "its mark is still there");
         let c = gpu.stream().unwrap();
-        x.barrier(&c).unwrap();
+        driver.fail("cuEventRecord", 2, code::UNKNOWN);
+        x.barrier(&c).unwrap(); // the end of `a`, and no mark of its own
         driver.fail("cuStreamQuery", 1, code::NOT_READY);
         let waits = driver.calls("cuStreamWaitEvent");
         drop(c);
