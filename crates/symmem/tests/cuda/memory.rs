@@ -221,7 +221,7 @@ fn allocations_and_rendezvous_in_a_loop_take_no_more_memory() {
             y.barrier(stream).unwrap();
             x.barrier(stream).unwrap();
             // Half of the allocations go while something is in the stream.
-            let x = (i % 2 == 0).then_some(x);
+            let x = i.is_multiple_of(2).then_some(x);
             y.synchronize(stream).unwrap();
             drop((x, y));
         };
@@ -339,11 +339,46 @@ fn two_allocations_share_the_groups_pads_and_leave_their_own_alone() {
         both[1].synchronize(&other).unwrap();
         for i in 0..2 {
             let mut there = vec![0_u32; words];
-            // SAFETY: as long as the pad, and alive until the stream is empty.
             let to = there.as_mut_ptr().cast();
+            // SAFETY: as long as the pad, and alive until the stream is empty.
             unsafe { held.driver.copy_to_host(to, pad(i), 4 * words, held.raw) }.unwrap();
             held.driver.stream_synchronize(held.raw).unwrap();
             assert!(there.iter().all(|word| *word == 1), "allocation {i}");
+        }
+    });
+}
+
+/// As others fork a capture: by an event of one stream that another waits for, and back.
+#[test]
+#[ignore = "needs a CUDA device: cargo xtask gpu"]
+fn streams_that_fork_within_a_capture_are_ordered() {
+    each(test_name!(), |world, gpu, stream| {
+        let (first, second) = (Held::new(), Held::new());
+        let (a, b) = (first.stream(gpu), second.stream(gpu));
+        let driver = &first.driver;
+        let join = |from: sys::Stream, to: sys::Stream| {
+            let event = driver.event_create(false).unwrap();
+            driver.event_record(event, from).unwrap();
+            driver.stream_wait(to, event).unwrap();
+        };
+        let mut x = gpu.alloc::<f32>(world, 3000).unwrap().rendezvous(world).unwrap();
+        x.all_reduce(ReduceOp::Sum, &a).unwrap(); // loads the kernel
+        x.synchronize(&a).unwrap();
+        let graph = a.capture(|| {
+            join(first.raw, second.raw);
+            x.all_reduce(ReduceOp::Sum, &a)?;
+            x.all_reduce(ReduceOp::Sum, &b)?;
+            join(second.raw, first.raw);
+            Ok(())
+        });
+        let (graph, n) = (graph.unwrap(), world.size() as f32);
+        for round in 0..4 {
+            x.write(&[1.0; 3000], stream).unwrap();
+            world.barrier().unwrap();
+            // SAFETY: the memory lives, and all ranks launch theirs.
+            unsafe { graph.launch(&a) }.unwrap();
+            a.synchronize().unwrap();
+            assert_eq!(x.read(stream).unwrap(), [n * n; 3000], "round {round}");
         }
     });
 }

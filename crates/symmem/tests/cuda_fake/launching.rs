@@ -93,6 +93,19 @@ fn grids_are_alike_where_some_ranks_share_a_device() {
     assert_eq!(grids, [[16, 1, 1]; 3]);
 }
 
+/// The pads on which kernels meet are not the signal pad, and have room for every grid.
+#[test]
+fn a_small_signal_pad_limits_no_grid() {
+    ranks(&drivers(2), |world, driver, gpu, stream| {
+        let one_channel = GroupOptions { signal_pad_size: Some(8), ..Default::default() };
+        let group = world.subgroup_with(&[0, 1], one_channel).unwrap();
+        let mut x = gpu.alloc::<f32>(world, 1 << 20).unwrap().rendezvous(&group).unwrap();
+        x.all_reduce_with(ReduceOp::Sum, Algorithm::TwoShot, stream).unwrap();
+        assert_eq!(driver.launches()[0].grid, [32, 1, 1]);
+        world.barrier().unwrap();
+    });
+}
+
 #[test]
 fn ranks_on_one_device_need_its_scope_only() {
     let drivers = drivers(2);

@@ -200,6 +200,18 @@ fn an_address_leads_to_its_allocation() {
     });
 }
 
+#[test]
+fn network_cards_may_reach_the_memory_where_the_device_allows_it() {
+    for rdma in [false, true] {
+        let driver = Fake::new(vec![Config { rdma, ..Config::default() }]);
+        ranks(&[driver], |world, driver, gpu, _| {
+            let _buffer = gpu.alloc::<u32>(world, LEN).unwrap();
+            let fit = driver.live().iter().filter(|line| line.contains("for RDMA")).count();
+            assert_eq!(fit, usize::from(rdma));
+        });
+    }
+}
+
 /// Whatever is current for the caller's thread stays so, and none need be.
 #[test]
 fn the_callers_context_stays_current() {

@@ -44,7 +44,8 @@ impl VirtualMemory for Fake {
         }
         let label = Label { device, handle, multicast: false };
         let file = pages::file(bytes, label).map_err(|error| system(call, error))?;
-        Ok(insert(&mut state, physical(file, bytes, label, true)))
+        let memory = Physical { rdma, ..physical(file, bytes, label, true) };
+        Ok(insert(&mut state, memory))
     }
 
     unsafe fn release(&self, memory: Memory) -> Result<()> {
@@ -417,6 +418,7 @@ fn physical(file: OwnedFd, bytes: usize, label: Label, created: bool) -> Physica
         device,
         handle,
         created,
+        rdma: false,
         handles: 1,
         mappings: 0,
         bindings: 0,

@@ -52,6 +52,8 @@ pub(super) struct Physical {
     pub(super) handle: HandleType,
     /// Whether it was created here, and counts as this device's memory.
     pub(super) created: bool,
+    /// Whether network cards may reach it.
+    pub(super) rdma: bool,
     /// How often it has to be released.
     pub(super) handles: usize,
     pub(super) mappings: usize,
@@ -268,8 +270,9 @@ impl State {
         for (id, memory) in &self.memories {
             let what = if memory.multicast.is_some() { "multicast object" } else { "memory" };
             let Physical { bytes, handles, mappings, bindings, .. } = memory;
+            let rdma = if memory.rdma { ", for RDMA" } else { "" };
             list.push(format!(
-                "{what} {id}: {bytes} bytes of {:?}, {handles} handles, {mappings} mappings, {bindings} bindings",
+                "{what} {id}: {bytes} bytes of {:?}{rdma}, {handles} handles, {mappings} mappings, {bindings} bindings",
                 memory.device
             ));
         }
