@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use symmem_sys::cuda::fake::{Config, Fabric, Fake};
 use symmem_sys::cuda::{
-    Access, Attribute, Capture, Compare, Device, Driver, Granularity, HandleType, Launch, MemOp,
-    Memory, MemoryProperties, MulticastProperties, Stream, code,
+    Access, Attribute, Capture, CaptureMode, Compare, Device, Driver, Granularity, HandleType,
+    Launch, MemOp, Memory, MemoryProperties, MulticastProperties, Stream, code,
 };
 
 const STEP: usize = 2 << 20;
@@ -232,6 +232,31 @@ fn kernels_are_rust_functions_also_in_graphs() {
     let launches = fake.launches();
     assert_eq!(launches.len(), 3);
     assert_eq!((launches[2].function.as_str(), launches[2].count), ("fill", 1));
+}
+
+#[test]
+fn a_capture_is_ended_by_what_its_thread_may_not_do() {
+    let fake = Fake::plain(1);
+    let driver = start(&fake);
+    let (stream, other) = (driver.stream_create().unwrap(), driver.stream_create().unwrap());
+    // In another thread it does no harm, nor in this one where the thread says that it knows.
+    driver.capture_begin(stream).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| driver.stream_query(other).unwrap());
+    });
+    assert_eq!(driver.capture_mode(CaptureMode::Relaxed).unwrap(), CaptureMode::Global);
+    assert!(driver.stream_query(other).unwrap());
+    assert_eq!(driver.capture_mode(CaptureMode::Global).unwrap(), CaptureMode::Relaxed);
+    let graph = driver.capture_end(stream).unwrap();
+    unsafe { driver.graph_destroy(graph) }.unwrap();
+
+    driver.capture_begin(stream).unwrap();
+    let refused = driver.stream_query(other).unwrap_err();
+    assert_eq!(refused.code, code::STREAM_CAPTURE_UNSUPPORTED);
+    assert_eq!(driver.stream_capture(stream).unwrap(), Capture::Invalidated);
+    let ended = driver.capture_end(stream).unwrap_err();
+    assert_eq!(ended.code, code::STREAM_CAPTURE_INVALIDATED);
+    assert_eq!(driver.stream_capture(stream).unwrap(), Capture::None);
 }
 
 #[test]

@@ -262,6 +262,7 @@ impl Comm {
     /// Puts the pads in order, with all ranks: epochs from which no flag of before counts.
     fn recover(&self, state: &State, group: &Group) -> Result<()> {
         const OP: &str = "recover";
+        group.check_free(OP, &self.gpu)?;
         let last = self.last_epoch(state);
         let own = last.as_ref().copied().unwrap_or(0);
         let last = exchange(group, OP, own, |all| last.map(|_| all.into_iter().max()))?;

@@ -248,6 +248,7 @@ impl<T: Element> Symmetric<T> {
 
 fn upload<T: Element>(gpu: &Gpu, to: ViewMut<'_, T>, data: &[T], stream: &Stream) -> Result<()> {
     check_len("write", to.len, data.len())?;
+    stream.check_runs("write")?;
     gpu.call(|driver| {
         let (from, bytes) = (data.as_ptr().cast(), size_of_val(data));
         // SAFETY: S3: as long as each other; `data` lives until the stream is empty.
@@ -257,6 +258,7 @@ fn upload<T: Element>(gpu: &Gpu, to: ViewMut<'_, T>, data: &[T], stream: &Stream
 }
 
 fn download<T: Element>(gpu: &Gpu, from: View<'_, T>, stream: &Stream) -> Result<Vec<T>> {
+    stream.check_runs("read")?;
     let mut data: Vec<T> = Vec::with_capacity(from.len);
     gpu.call(|driver| {
         let (to, bytes) = (data.as_mut_ptr().cast(), from.len * size_of::<T>());

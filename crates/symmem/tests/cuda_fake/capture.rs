@@ -58,6 +58,29 @@ fn memory_is_refused_while_a_graph_is_captured_and_the_capture_goes_on() {
     });
 }
 
+/// Waiting for what is only noted, or for anything else meanwhile.
+#[test]
+fn nothing_is_waited_for_in_a_capture_which_goes_on() {
+    let waits = |result: Result<()>| match result {
+        Err(e @ Error::Usage { .. }) => assert!(e.to_string().contains("capturing a graph"), "{e}"),
+        other => panic!("{other:?}"),
+    };
+    ranks(&drivers(2), |world, _, gpu, stream| {
+        let other = gpu.stream().unwrap();
+        let mut x = gpu.alloc::<u32>(world, LEN).unwrap().rendezvous(world).unwrap();
+        let graph = stream.capture(|| {
+            for stream in [stream, &other] {
+                waits(x.write(&[0; LEN], stream));
+                waits(x.read(stream).map(drop));
+                waits(x.synchronize(stream));
+            }
+            x.barrier(stream)
+        });
+        graph.unwrap();
+        x.synchronize(stream).unwrap();
+    });
+}
+
 #[test]
 fn what_is_dropped_in_a_capture_does_not_end_it() {
     ranks(&drivers(2), |world, driver, gpu, stream| {
