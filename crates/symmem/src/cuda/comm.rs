@@ -3,20 +3,18 @@
 //!
 //! A kernel that gives up notes why, tells all ranks, and returns; all later ones return at once. The host hands the error
 //! out once, on every rank; the call after that puts the pads in order together with the other ranks, and goes on.
-#![allow(unsafe_code)] // S1, S3 (addresses within the pads), S4
+#![allow(unsafe_code)] // S3 (addresses within the pads), S4
 
-use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use symmem_sys::cuda::{self as sys, HostMemory};
+use symmem_sys::cuda as sys;
 
 use super::gpu::Gpu;
-use super::layout::{
-    BROKEN, EPOCHS, GroupParameter, MAX_BLOCKS, MAX_RANKS, MailboxWords, Pointers, pad_bytes,
-};
+use super::layout::{BROKEN, EPOCHS, GroupParameter, MAX_BLOCKS, MAX_RANKS, Pointers, pad_bytes};
+use super::mailbox::Mailbox;
 use super::placement::{Placed, check_apart, has_multicast, most_on_one, smallest_if_unlike};
 use super::stream::{Event, Stream};
 use crate::backend::Device;
@@ -392,66 +390,4 @@ fn exchange<T: Serialize + DeserializeOwned, R>(
 pub(super) fn nanoseconds(group: &Group) -> u64 {
     let limit = group.deadline().remaining().unwrap_or(Duration::ZERO);
     u64::try_from(limit.as_nanos()).unwrap_or(0)
-}
-
-/// What a kernel noted.
-struct Note {
-    kind: u32,
-    op: u32,
-    channel: u32,
-    rank: u32,
-    ours: u32,
-    theirs: u32,
-}
-
-struct Mailbox {
-    gpu: Gpu,
-    memory: HostMemory,
-}
-
-// SAFETY: atomics in memory that lives as long as this; they may be shared with anyone.
-unsafe impl Send for Mailbox {}
-// SAFETY: as above.
-unsafe impl Sync for Mailbox {}
-
-impl Mailbox {
-    fn new(gpu: &Gpu) -> Result<Self> {
-        let memory = gpu.call(|driver| driver.host_alloc(size_of::<MailboxWords>()))?;
-        let mailbox = Self { gpu: gpu.clone(), memory };
-        mailbox.words().poison.store(0, Ordering::Relaxed);
-        mailbox.clear();
-        Ok(mailbox)
-    }
-
-    fn words(&self) -> &MailboxWords {
-        let words: NonNull<MailboxWords> = self.memory.host.cast();
-        // SAFETY: S1: pinned memory of that size, page-aligned, which goes with `self`; atomics have no invalid values.
-        unsafe { words.as_ref() }
-    }
-
-    fn read(&self) -> Option<Note> {
-        let words = self.words();
-        // Acquire: pairs with the fence before the kernel's last store.
-        if words.state.load(Ordering::Acquire) != 2 {
-            return None;
-        }
-        let [kind, op, channel, rank, ours, theirs] =
-            [&words.kind, &words.op, &words.channel, &words.rank, &words.ours, &words.theirs]
-                .map(|word| word.load(Ordering::Relaxed));
-        Some(Note { kind, op, channel, rank, ours, theirs })
-    }
-
-    fn clear(&self) {
-        self.words().state.store(0, Ordering::Release);
-    }
-}
-
-impl Drop for Mailbox {
-    fn drop(&mut self) {
-        // SAFETY: S4: from one `host_alloc`; kernels that look into it are done.
-        let gone = self.gpu.call(|driver| unsafe { driver.host_free(self.memory.host) });
-        if let Err(e) = gone {
-            tracing::warn!("{e}");
-        }
-    }
 }

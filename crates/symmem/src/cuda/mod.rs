@@ -10,6 +10,7 @@ mod gpu;
 mod graph;
 mod kernels;
 mod layout;
+mod mailbox;
 mod memory;
 mod module;
 mod multicast;
