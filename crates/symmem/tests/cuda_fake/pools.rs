@@ -210,33 +210,49 @@ fn an_id_gives_the_same_memory_again() {
     });
 }
 
-/// Two ranks as threads, with two devices of one process, and what they have dropped in any order.
+/// What two ranks of one process have, dropped in any order.
+fn drop_in_any_order(seed: u64, gpu: impl Fn(usize) -> Gpu + Sync) {
+    World::threads(2, |world| {
+        let rank = world.rank();
+        let gpu = gpu(rank);
+        let stream = gpu.stream().unwrap();
+        let pool = gpu.pool(&world, SEGMENT);
+        let x = pool.alloc::<u32>(LEN).unwrap().rendezvous(&world).unwrap();
+        let y = pool.alloc::<u32>(LEN).unwrap();
+        let z = gpu.alloc_persistent::<u32>(&world, 1, LEN).unwrap();
+        let z = z.rendezvous(&world).unwrap();
+        drop(gpu.alloc_persistent::<u32>(&world, 2, LEN).unwrap());
+        x.barrier(&stream).unwrap();
+        world.barrier().unwrap();
+        let handle = x.handle().clone();
+        let mut things: Vec<Box<dyn Any>> = vec![Box::new(x), Box::new(y), Box::new(z)];
+        things.extend([Box::new(pool) as Box<dyn Any>, Box::new(stream), Box::new(gpu)]);
+        things.extend([Box::new(world) as Box<dyn Any>, Box::new(handle)]);
+        let mut random = Random(seed * 2 + rank as u64);
+        while !things.is_empty() {
+            drop(things.swap_remove(random.below(things.len())));
+        }
+    })
+    .unwrap();
+}
+
 #[test]
 fn nothing_is_left_of_a_process_with_two_devices_whatever_goes_first() {
     for seed in 0..24 {
         let driver = Fake::plain(2);
-        World::threads(2, |world| {
-            let rank = world.rank();
-            let gpu = Gpu::with_driver(driver.clone(), rank as u32).unwrap();
-            let stream = gpu.stream().unwrap();
-            let pool = gpu.pool(&world, SEGMENT);
-            let x = pool.alloc::<u32>(LEN).unwrap().rendezvous(&world).unwrap();
-            let y = pool.alloc::<u32>(LEN).unwrap();
-            let z = gpu.alloc_persistent::<u32>(&world, 1, LEN).unwrap();
-            let z = z.rendezvous(&world).unwrap();
-            drop(gpu.alloc_persistent::<u32>(&world, 2, LEN).unwrap());
-            x.barrier(&stream).unwrap();
-            world.barrier().unwrap();
-            let handle = x.handle().clone();
-            let mut things: Vec<Box<dyn Any>> = vec![Box::new(x), Box::new(y), Box::new(z)];
-            things.extend([Box::new(pool) as Box<dyn Any>, Box::new(stream), Box::new(gpu)]);
-            things.extend([Box::new(world) as Box<dyn Any>, Box::new(handle)]);
-            let mut random = Random(seed * 2 + rank as u64);
-            while !things.is_empty() {
-                drop(things.swap_remove(random.below(things.len())));
-            }
-        })
-        .unwrap();
+        let open = |number| Gpu::with_driver(driver.clone(), number as u32).unwrap();
+        drop_in_any_order(seed, open);
+        assert_eq!(driver.live(), [""; 0], "seed {seed}");
+    }
+}
+
+#[test]
+fn nothing_is_left_of_two_ranks_with_one_device_whatever_goes_first() {
+    for seed in 0..24 {
+        let driver = Fake::plain(1);
+        let gpu = Gpu::with_driver(driver.clone(), 0).unwrap();
+        drop_in_any_order(seed, |_| gpu.clone());
+        drop(gpu);
         assert_eq!(driver.live(), [""; 0], "seed {seed}");
     }
 }
