@@ -160,6 +160,11 @@ impl Fake {
         self.lock().calls(call)
     }
 
+    /// All calls so far, in their order, failures included.
+    pub fn history(&self) -> Vec<&'static str> {
+        self.lock().history.clone()
+    }
+
     /// Everything that was made and not given back, one line each.
     pub fn live(&self) -> Vec<String> {
         self.lock().live()
