@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use symmem_sys::cuda::{self as sys, Attribute, HostMemory};
 
+use super::fabric;
 use super::gpu::Gpu;
 use super::layout::{
     BROKEN, EPOCHS, GroupParameter, MAX_BLOCKS, MAX_RANKS, MailboxWords, Pointers, pad_bytes,
@@ -52,6 +53,8 @@ pub(super) struct Comm {
     pub(super) neighbours: usize,
     /// All ranks have devices of their own that can be reached at once.
     pub(super) has_multicast: bool,
+    /// Memory is handed on by fabric handles.
+    pub(super) over_fabric: bool,
     parameter: GroupParameter,
     /// Always there, until this goes.
     mailbox: Option<Mailbox>,
@@ -84,7 +87,8 @@ impl Comm {
         // Whatever can fail on one rank alone comes before all agree to go on.
         let (places, Own { block, mailbox, event }) = meet(group, gpu, Own::new(group, gpu))?;
         let neighbours = most_on_one(&places);
-        let handle = Handle::of_block(&block, group, DType::U8)?;
+        let able = places.iter().map(|place| place.has_fabric);
+        let (handle, over_fabric) = fabric::map_pads(group, &block, able)?;
         let parameter = GroupParameter {
             rank: group.rank() as u32,
             size: size as u32,
@@ -100,6 +104,7 @@ impl Comm {
             gpu: gpu.clone(),
             neighbours,
             has_multicast: has_multicast(group, &places),
+            over_fabric,
             parameter,
             mailbox: Some(mailbox),
             members: group.world_ranks().to_vec(),
@@ -109,6 +114,15 @@ impl Comm {
         let mourner: std::sync::Weak<Self> = Arc::downgrade(&comm);
         group.context().mesh.watch(mourner);
         Ok(comm)
+    }
+
+    /// Maps all ranks' counterparts of `block`. Collective the first time.
+    pub(super) fn map(&self, block: &Arc<Block>, group: &Group, dtype: DType) -> Result<Handle> {
+        if self.over_fabric {
+            Handle::over_fabric(block, group, dtype)
+        } else {
+            Handle::of_block(block, group, dtype)
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -313,12 +327,13 @@ impl Own {
 struct Placed {
     device: [u8; 16],
     can_multicast: bool,
+    has_fabric: bool,
 }
 
 /// Where all ranks are, once all of them have what they need; an error on all if one has not.
 fn meet(group: &Group, gpu: &Gpu, own: Result<Own>) -> Result<(Vec<Placed>, Own)> {
     let can_multicast = gpu.driver().has(Attribute::Multicast, gpu.device());
-    let placed = Placed { device: gpu.uuid(), can_multicast };
+    let placed = Placed { device: gpu.uuid(), can_multicast, has_fabric: gpu.has_fabric() };
     exchange(group, "rendezvous", placed, |places| Ok((places, own?)))
 }
 

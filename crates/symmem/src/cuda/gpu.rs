@@ -1,7 +1,7 @@
 //! One device: its primary context, and what the library keeps for it.
 #![allow(unsafe_code)] // S4
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use symmem_sys::cuda::{self, Attribute, Capture, Context, Device, Driver, Event, Failure, Stream};
 
@@ -22,6 +22,8 @@ struct Inner {
     multiprocessors: u32,
     /// Kernels can be launched before the ones before them have ended.
     hopper: bool,
+    /// It has fabric handles, once that was asked.
+    fabric: OnceLock<bool>,
     kernels: Kernels,
     retired: Mutex<Retired>,
 }
@@ -118,6 +120,7 @@ impl Gpu {
             context,
             multiprocessors,
             hopper,
+            fabric: OnceLock::new(),
             kernels,
             retired: Mutex::default(),
         })))
@@ -143,6 +146,10 @@ impl Gpu {
 
     pub(super) fn is_hopper(&self) -> bool {
         self.0.hopper
+    }
+
+    pub(super) fn fabric(&self) -> &OnceLock<bool> {
+        &self.0.fabric
     }
 
     pub(super) fn kernels(&self) -> &Kernels {

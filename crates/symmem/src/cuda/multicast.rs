@@ -5,7 +5,6 @@
 //! nobody holds is gone.
 #![allow(unsafe_code)] // S1 (regions keep the mapping and what is bound), S4
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -15,25 +14,25 @@ use super::failed;
 use super::gpu::{Gpu, InUse};
 use super::memory::{Mapped, Physical};
 use crate::backend::Exported;
+use crate::block::Block;
 use crate::error::{Error, Result};
 use crate::group::{Group, no_descriptor};
 use crate::region::Region;
 use crate::symmetric::Handle;
 
 /// Gives all ranks' parts of `handle` one address more; none, if one rank cannot. Collective.
-pub(super) fn set_up(gpu: &Gpu, handle: &Handle) -> Result<()> {
-    let group = handle.group();
-    let (block, _) = handle.keep();
+pub(super) fn set_up(gpu: &Gpu, handle: &Handle, over_fabric: bool) -> Result<()> {
+    let (group, (block, _)) = (handle.group(), handle.keep());
     let bytes = || gpu.whole(block.segment().bytes());
-    let made = || (group.rank() == 0).then(|| Made::new(gpu, bytes()?, group.size())).transpose();
-    let Some((made, sent)) = agreed(group, made(), |made| made.as_ref().map(|made| &made.fd))?
-    else {
-        return Ok(());
-    };
+    let way = if over_fabric { HandleType::Fabric } else { HandleType::Fd };
+    let make = || Made::new(gpu, bytes()?, group.size(), way);
+    let made = (group.rank() == 0).then(make).transpose();
+    let exported = |made: &Option<Made>| made.as_ref().map(|made| made.exported.try_clone());
+    let Some((made, sent)) = agreed(group, &block, made, exported)? else { return Ok(()) };
     let joined = join(gpu, made.as_ref(), sent);
-    let Some((object, _)) = agreed(group, joined, |_| None)? else { return Ok(()) };
-    let bound = bytes().and_then(|bytes| bind(gpu, object, block.region(), bytes));
-    if let Some((region, _)) = agreed(group, bound, |_| None)? {
+    let Some((object, _)) = agreed(group, &block, joined, |_| None)? else { return Ok(()) };
+    let bound = bytes().and_then(|bytes| bind(gpu, object, &block, bytes));
+    if let Some((region, _)) = agreed(group, &block, bound, |_| None)? {
         handle.set_multicast(region);
     }
     drop(made);
@@ -44,22 +43,18 @@ pub(super) fn set_up(gpu: &Gpu, handle: &Handle) -> Result<()> {
 /// rank 0 has sent; nothing on all ranks, if the step failed on one.
 fn agreed<T>(
     group: &Group,
+    block: &Block,
     step: Result<T>,
-    memory: impl Fn(&T) -> Option<&OwnedFd>,
+    memory: impl Fn(&T) -> Option<Result<Exported>>,
 ) -> Result<Option<(T, Option<Exported>)>> {
-    let report = Report(step.as_ref().err().map(Error::to_string));
+    let failure = step.as_ref().err().map(Error::to_string);
+    let report = Report { failure, offset: block.offset() };
     let report = postcard::to_stdvec(&report).unwrap_or_default();
-    let send = || {
-        let fd = step.as_ref().ok().and_then(&memory).map(OwnedFd::try_clone).transpose();
-        let fd = fd.map_err(Error::system("dup of a multicast object's descriptor"))?;
-        Ok(fd.map(Exported::Descriptor))
-    };
+    let send = || step.as_ref().ok().and_then(&memory).transpose();
     let terms = [("operation", "multicast".to_owned())];
     let (failure, sent) = group.converse("rendezvous", group.deadline(), |conversation| {
         conversation.hold(&terms, report, send, |reports, memories| {
-            let failures = reports.iter().map(|report| Report::read(report)).enumerate();
-            let failure = failures.filter_map(|(rank, report)| Some((rank, report.0?))).next();
-            Ok((failure, memories.into_iter().next().flatten()))
+            Ok((Report::first_failure(&reports), memories.into_iter().next().flatten()))
         })
     })?;
     if let Some((rank, reason)) = failure {
@@ -69,49 +64,66 @@ fn agreed<T>(
     step.map(|done| Some((done, sent)))
 }
 
-/// How a step went: why it failed, if it did.
+/// How a step went.
 #[derive(Serialize, Deserialize)]
-struct Report(Option<String>);
+struct Report {
+    /// Why it failed, if it did.
+    failure: Option<String>,
+    /// Where the part begins in the memory that is bound: at the same place on all ranks, or one address cannot reach all.
+    offset: usize,
+}
 
 impl Report {
     fn read(bytes: &[u8]) -> Self {
-        postcard::from_bytes(bytes).unwrap_or_else(|e| Self(Some(format!("garbled report: {e}"))))
+        postcard::from_bytes(bytes).unwrap_or_else(|e| {
+            let failure = Some(format!("garbled report: {e}"));
+            Self { failure, offset: 0 }
+        })
+    }
+
+    /// The rank that could not go on, and why; the same on all.
+    fn first_failure(reports: &[Vec<u8>]) -> Option<(usize, String)> {
+        let first = Self::read(reports.first()?).offset;
+        let why = |report: Self| {
+            let elsewhere = || "its part lies elsewhere in its pool than that of rank 0".to_owned();
+            report.failure.or_else(|| (report.offset != first).then(elsewhere))
+        };
+        let mut all = reports.iter().map(|report| Self::read(report)).enumerate();
+        all.find_map(|(rank, report)| Some((rank, why(report)?)))
     }
 }
 
 /// What rank 0 makes for all.
 struct Made {
-    fd: OwnedFd,
+    exported: Exported,
     _object: Physical,
 }
 
 impl Made {
-    fn new(gpu: &Gpu, bytes: usize, ranks: usize) -> Result<Self> {
-        let (devices, handle) = (ranks as u32, HandleType::Fd);
+    fn new(gpu: &Gpu, bytes: usize, ranks: usize, handle: HandleType) -> Result<Self> {
+        let (driver, devices) = (gpu.driver(), ranks as u32);
         let properties = MulticastProperties { devices, bytes, handle };
-        let memory = gpu.driver().multicast_create(&properties).map_err(failed)?;
+        let memory = driver.multicast_create(&properties).map_err(failed)?;
         let object = Physical { gpu: gpu.clone(), memory };
-        let fd = gpu.driver().export_fd(memory).map_err(failed)?;
-        Ok(Self { fd, _object: object })
+        let exported = match handle {
+            HandleType::Fabric => driver.export_fabric(memory).map(Exported::Fabric),
+            _ => driver.export_fd(memory).map(Exported::Descriptor),
+        };
+        Ok(Self { exported: exported.map_err(failed)?, _object: object })
     }
 }
 
 /// The object, with our device in it.
 fn join(gpu: &Gpu, made: Option<&Made>, sent: Option<Exported>) -> Result<Physical> {
-    let fd = match (made, &sent) {
-        (Some(made), _) => made.fd.as_fd(),
-        (None, Some(Exported::Descriptor(fd))) => fd.as_fd(),
-        (None, _) => return Err(no_descriptor()),
-    };
-    let memory = gpu.driver().import_fd(fd).map_err(failed)?;
-    let object = Physical { gpu: gpu.clone(), memory };
-    gpu.driver().multicast_add(memory, gpu.device()).map_err(failed)?;
+    let exported = made.map(|made| &made.exported).or(sent.as_ref()).ok_or_else(no_descriptor)?;
+    let object = Physical::import(gpu, exported)?;
+    gpu.driver().multicast_add(object.memory, gpu.device()).map_err(failed)?;
     Ok(object)
 }
 
 /// The object at addresses of this process, with our memory as our device's part.
-fn bind(gpu: &Gpu, object: Physical, own: &Region, bytes: usize) -> Result<Region> {
-    let memory = gpu.driver().retain(own.address() as u64).map_err(failed)?;
+fn bind(gpu: &Gpu, object: Physical, own: &Block, bytes: usize) -> Result<Region> {
+    let memory = gpu.driver().retain(own.region().address() as u64).map_err(failed)?;
     let memory = Physical { gpu: gpu.clone(), memory };
     let object = Arc::new(object);
     // SAFETY: S4: our own memory, all of it; whoever stores to the address may store to the memory, which is symmetric.
@@ -121,7 +133,8 @@ fn bind(gpu: &Gpu, object: Physical, own: &Region, bytes: usize) -> Result<Regio
     let mapped = Mapped::new(object, bytes)?;
     let address = mapped.address();
     let everywhere = Everywhere { _mapped: mapped, _bound: bound };
-    Region::of_device(address, bytes, Box::new(InUse::new(gpu.clone(), everywhere)))
+    let all = Region::of_device(address, bytes, Box::new(InUse::new(gpu.clone(), everywhere)))?;
+    all.part(own.offset(), own.region().bytes())
 }
 
 /// Memory as a part of an object, which goes after the mapping and before the memory.
