@@ -6,6 +6,8 @@
 
 mod collectives;
 mod comm;
+mod copies;
+mod fabric;
 mod gpu;
 mod graph;
 mod kernels;
@@ -13,6 +15,7 @@ mod layout;
 mod memory;
 mod module;
 mod multicast;
+mod multimem;
 mod stream;
 mod symmetric;
 
