@@ -14,6 +14,10 @@ use crate::cuda::{
     MemoryProperties, MulticastProperties, PointerInfo, Result, code,
 };
 
+/// What tells handles of the fabric from descriptors, for which the driver has the same calls.
+const EXPORT_FABRIC: &str = "export_fabric";
+const IMPORT_FABRIC: &str = "import_fabric";
+
 impl VirtualMemory for Fake {
     fn granularity(&self, properties: &MemoryProperties, _: Granularity) -> Result<usize> {
         let call = "cuMemGetAllocationGranularity";
@@ -179,12 +183,15 @@ impl VirtualMemory for Fake {
         if !found.handle.allows(HandleType::Fabric) {
             return refuse(call, code::INVALID_VALUE, "it was not created for the fabric");
         }
-        Ok(pages::fabric_handle(found.file.as_fd()))
+        let handle = pages::fabric_handle(found.file.as_fd());
+        state.enter(EXPORT_FABRIC)?;
+        Ok(handle)
     }
 
     fn import_fabric(&self, handle: &FabricHandle) -> Result<Memory> {
         let call = "cuMemImportFromShareableHandle";
         let mut state = self.enter(call)?;
+        state.enter(IMPORT_FABRIC)?;
         let Some(file) = pages::follow(handle) else {
             return refuse(call, code::INVALID_VALUE, "the handle leads nowhere");
         };
