@@ -30,7 +30,7 @@ pub enum Order {
     /// By rank, so that every algorithm gives the same bits.
     #[default]
     Ranked,
-    /// Any: the bits may depend on the algorithm, and so a switch may add up on the way.
+    /// Any, so that a switch may add up on the way: the bits may depend on the algorithm, and differ between outputs.
     Any,
 }
 

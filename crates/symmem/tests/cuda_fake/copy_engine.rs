@@ -87,6 +87,27 @@ fn a_gather_into_symmetric_memory_copies_to_all() {
     }
 }
 
+#[test]
+fn a_gather_by_multicast_is_captured_and_replayed() {
+    ranks(&meeting(vec![able(); 2]), |world, driver, gpu, stream| {
+        let mut x = gpu.alloc::<u32>(world, 10).unwrap().rendezvous(world).unwrap();
+        let all = x.handle().multicast_ptr().unwrap() as u64;
+        let mut from = gpu.alloc::<u32>(world, 5).unwrap();
+        x.all_gather_from(from.view(), WAY, stream).unwrap();
+        let (copies, launches) = (driver.calls(COPY), driver.launches().len());
+        let graph = stream.capture(|| x.all_gather_from(from.view(), WAY, stream)).unwrap();
+        assert_eq!((driver.calls(COPY), driver.launches().len()), (copies + 1, launches));
+        for turn in 0..4 {
+            from.write(&[10 * turn + world.rank() as u32; 5], stream).unwrap();
+            // SAFETY: the memory is there, and all ranks launch theirs.
+            unsafe { graph.launch(stream) }.unwrap();
+            let seen: Vec<u32> = (0..10).map(|i| load(all + 4 * i)).collect();
+            assert_eq!(seen, [[10 * turn; 5], [10 * turn + 1; 5]].concat());
+            world.barrier().unwrap();
+        }
+    });
+}
+
 /// The reduction that the kernel does, in plain Rust.
 fn reduce(launched: &Launched) {
     let group = Group::of(launched);
