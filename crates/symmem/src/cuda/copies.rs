@@ -32,7 +32,7 @@ impl<T: Element> Symmetric<T> {
         let bytes = self.len() * size_of::<T>();
         self.enqueue(NAME, call, stream, |group| {
             self.meet(group, stream)?;
-            for (peer, from) in self.from_own_on() {
+            for (peer, from) in self.parts_in_turn() {
                 let to = out.address + (peer * bytes) as u64;
                 // SAFETY: all of a peer's part; `out` has room for one of each rank.
                 unsafe { self.copy(to, from, bytes, stream) }?;
@@ -100,7 +100,7 @@ impl<T: Element> Symmetric<T> {
         let at = (self.group().rank() * bytes) as u64;
         self.enqueue(NAME, call, stream, |group| {
             self.meet(group, stream)?;
-            let each = || self.from_own_on().map(|(_, part)| part).collect();
+            let each = || self.parts_in_turn().map(|(_, part)| part).collect();
             for part in all.map_or_else(each, |all| vec![all]) {
                 // SAFETY: all parts hold a block of that many bytes for each rank.
                 unsafe { self.copy(part + at, from.address, bytes, stream) }?;
@@ -125,7 +125,7 @@ impl<T: Element> Symmetric<T> {
             (0..self.group().size()).map(|peer| gathered as usize + peer * bytes).collect();
         self.enqueue(NAME, call, stream, |group| {
             self.meet(group, stream)?;
-            for (peer, from) in self.from_own_on() {
+            for (peer, from) in self.parts_in_turn() {
                 let to = gathered + (peer * bytes) as u64;
                 // SAFETY: our block of the peer's part; `gathered` has room for one of each rank.
                 unsafe { self.copy(to, from + own, bytes, stream) }?;
@@ -154,7 +154,7 @@ impl<T: Element> Symmetric<T> {
     }
 
     /// All ranks and their parts, each rank beginning with its own and going down: no two read from one at once.
-    fn from_own_on(&self) -> impl Iterator<Item = (usize, u64)> {
+    fn parts_in_turn(&self) -> impl Iterator<Item = (usize, u64)> {
         let (rank, size) = (self.group().rank(), self.group().size());
         let peers = (0..size).map(move |step| (rank + size - step) % size);
         peers.filter_map(|peer| Some((peer, *self.parts.0.get(peer)?)))

@@ -160,3 +160,26 @@ struct Everywhere {
     _mapped: Mapped,
     _bound: Bound,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn first(reports: &[(Option<&str>, usize)]) -> Option<(usize, String)> {
+        let card = |&(failure, offset): &(Option<&str>, usize)| {
+            let report = Report { failure: failure.map(str::to_owned), offset };
+            postcard::to_stdvec(&report).unwrap()
+        };
+        Report::first_failure(&reports.iter().map(card).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_rank_that_failed_or_lies_elsewhere_is_named() {
+        assert_eq!(first(&[(None, 128), (None, 128)]), None);
+        assert_eq!(first(&[(None, 0), (Some("no"), 0)]), Some((1, "no".to_owned())));
+        let (rank, why) = first(&[(None, 128), (None, 128), (None, 0)]).unwrap();
+        assert!(rank == 2 && why.contains("elsewhere in its pool"), "{why}");
+        let (rank, why) = Report::first_failure(&[vec![], vec![]]).unwrap();
+        assert!(rank == 0 && why.contains("garbled"), "{why}");
+    }
+}

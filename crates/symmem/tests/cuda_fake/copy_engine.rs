@@ -19,7 +19,9 @@ fn meeting(devices: Vec<Config>) -> Vec<Arc<Fake>> {
     let all = Arc::new(Barrier::new(drivers.len()));
     for driver in &drivers {
         let (meet, meet_first) = (all.clone(), all.clone());
-        driver.kernel("barrier", &[GROUP], move |_| drop(meet.wait()));
+        driver.kernel("barrier", &[GROUP], move |_| {
+            meet.wait();
+        });
         driver.kernel("reduce_pull", &declared(REDUCE, "reduce_pull"), move |launched| {
             meet_first.wait();
             reduce(launched);
