@@ -1,10 +1,12 @@
 //! Collectives whose bytes the driver copies: what goes where, between which meetings, and what is refused.
 
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use symmem::cuda::{Gpu, Stream};
 use symmem::{Algorithm, Error, ReduceOp, World};
-use symmem_sys::cuda::fake::{Config, Fake, Launched};
+use symmem_sys::cuda::fake::{Config, Fake, Launched, PATIENCE};
 
 use super::multicast::able;
 use super::{GROUP, Group, configured, declared, drivers, load, ranks};
@@ -13,17 +15,25 @@ const WAY: Algorithm = Algorithm::CopyEngine;
 const COPY: &str = "cuMemcpyDtoDAsync";
 const REDUCE: &str = include_str!("../../../../kernels/ptx/reduce_f32.ptx");
 
+/// Waits until all of `n` have come, each as often as this one, as blocks that meet do.
+fn meet(arrivals: &AtomicUsize, n: usize) {
+    let (turn, start) = (arrivals.fetch_add(1, Ordering::AcqRel) / n, Instant::now());
+    while arrivals.load(Ordering::Acquire) < (turn + 1) * n {
+        assert!(start.elapsed() < PATIENCE, "a rank did not come");
+        std::thread::yield_now();
+    }
+}
+
 /// Drivers on whose devices kernels that meet wait for all ranks: the barrier, and the reduction, which `reduce` does.
 fn meeting(devices: Vec<Config>) -> Vec<Arc<Fake>> {
-    let drivers = configured(devices.len(), &devices);
-    let all = Arc::new(Barrier::new(drivers.len()));
+    let n = devices.len();
+    let (drivers, arrivals) = (configured(n, &devices), Arc::new(AtomicUsize::new(0)));
     for driver in &drivers {
-        let (meet, meet_first) = (all.clone(), all.clone());
-        driver.kernel("barrier", &[GROUP], move |_| {
-            meet.wait();
-        });
+        let all = arrivals.clone();
+        driver.kernel("barrier", &[GROUP], move |_| meet(&all, n));
+        let all = arrivals.clone();
         driver.kernel("reduce_pull", &declared(REDUCE, "reduce_pull"), move |launched| {
-            meet_first.wait();
+            meet(&all, n);
             reduce(launched);
         });
     }
@@ -123,7 +133,7 @@ fn reduce(launched: &Launched) {
         let element = |rank| f32::from_bits(load(part(rank) + 4 * i));
         let sum: f32 = (1..group.size()).fold(element(0), |sum, rank| sum + element(rank));
         let to = super::word(out.unwrap() + 4 * i);
-        to.store(sum.to_bits(), std::sync::atomic::Ordering::Release);
+        to.store(sum.to_bits(), Ordering::Release);
     }
 }
 
