@@ -87,8 +87,8 @@ impl Comm {
         // Whatever can fail on one rank alone comes before all agree to go on.
         let (places, Own { block, mailbox, event }) = meet(group, gpu, Own::new(group, gpu))?;
         let neighbours = most_on_one(&places);
-        let able = places.iter().map(|place| place.has_fabric);
-        let (handle, over_fabric) = fabric::map_pads(group, &block, able)?;
+        let able: Vec<bool> = places.iter().map(|place| place.has_fabric).collect();
+        let (handle, over_fabric) = fabric::map_pads(group, &block, &able)?;
         let parameter = GroupParameter {
             rank: group.rank() as u32,
             size: size as u32,

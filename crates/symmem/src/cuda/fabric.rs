@@ -46,27 +46,19 @@ impl Gpu {
     }
 }
 
-/// Maps the pads of all ranks, over the fabric if `able` says that each of them can; and whether it was that.
-pub(super) fn map_pads(
-    group: &Group,
-    pads: &Arc<Block>,
-    able: impl Iterator<Item = bool> + Clone,
-) -> Result<(Handle, bool)> {
-    if able.clone().all(|can| can) {
-        match Handle::over_fabric(pads, group, DType::U8) {
+/// Maps the pads of all ranks, over the fabric if each of them is `able` to; and whether it was that.
+pub(super) fn map_pads(group: &Group, pads: &Arc<Block>, able: &[bool]) -> Result<(Handle, bool)> {
+    match able.iter().position(|able| !able) {
+        None => match Handle::over_fabric(pads, group, DType::U8) {
             Ok(handle) => return Ok((handle, true)),
             Err(e @ (Error::PeerLost { .. } | Error::Timeout { .. })) => return Err(e),
-            // It failed on all ranks, so all of them come here.
-            Err(e) => {
-                tracing::warn!("no fabric handles in {group:?}, descriptors are used: {e}");
-            }
-        }
-    } else if let (true, Some(without)) =
-        (able.clone().any(|can| can), able.clone().position(|can| !can))
-    {
-        tracing::warn!(
-            "no fabric handles in {group:?}, descriptors are used: the device of rank {without} has none"
-        );
+            // It failed on all ranks, so all of them go on below.
+            Err(e) => tracing::warn!("no fabric handles in {group:?}, descriptors are used: {e}"),
+        },
+        Some(rank) if able.contains(&true) => tracing::warn!(
+            "no fabric handles in {group:?}, descriptors are used: the device of rank {rank} has none"
+        ),
+        Some(_) => {}
     }
     Ok((Handle::of_block(pads, group, DType::U8)?, false))
 }
