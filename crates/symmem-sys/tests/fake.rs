@@ -104,7 +104,8 @@ fn fabric_handles_work_where_they_are_permitted() {
     };
     assert_eq!(refused(Fabric::No), (false, code::NOT_SUPPORTED));
     assert_eq!(refused(Fabric::NotPermitted), (true, code::NOT_PERMITTED));
-    let driver = start(&Fake::new(vec![config(Fabric::Yes)]));
+    let fake = Fake::new(vec![config(Fabric::Yes)]);
+    let driver = start(&fake);
     let memory = driver.create(STEP, &wanted).unwrap();
     assert_eq!(driver.export_fd(memory).unwrap_err().code, code::INVALID_VALUE);
     let handle = driver.export_fabric(memory).unwrap();
@@ -113,6 +114,13 @@ fn fabric_handles_work_where_they_are_permitted() {
     unsafe { driver.memset8(a, 1, 4, Stream::DEFAULT) }.unwrap();
     assert_eq!(word(b), 0x0101_0101);
     assert_eq!(driver.import_fabric(&[0; 64]).unwrap_err().code, code::INVALID_VALUE);
+    let either = driver.create(STEP, &properties(HandleType::FdOrFabric)).unwrap();
+    driver.import_fd(driver.export_fd(either).unwrap().as_fd()).unwrap();
+    driver.import_fabric(&driver.export_fabric(either).unwrap()).unwrap();
+    let count = |call| fake.calls(call);
+    assert_eq!((count("export_fabric"), count("import_fabric")), (2, 3));
+    let last = &fake.history()[fake.history().len() - 2..];
+    assert_eq!(last, ["cuMemImportFromShareableHandle", "import_fabric"]);
 }
 
 #[test]

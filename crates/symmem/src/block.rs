@@ -53,6 +53,10 @@ impl Segment {
     pub(crate) fn export(&self) -> Result<Exported> {
         self.allocation.export()
     }
+
+    pub(crate) fn export_fabric(&self) -> Result<Exported> {
+        self.allocation.export_fabric()
+    }
 }
 
 /// The sizes of a block's parts.

@@ -12,6 +12,7 @@ use symmem::{Algorithm, Element, Error, F8E4M3, F8E5M2, Group, GroupOptions, Red
 use symmem_testing::{Ranks, die, test_name};
 
 mod cuda {
+    mod copy_engine;
     mod memory;
 }
 

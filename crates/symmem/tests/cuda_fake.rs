@@ -16,11 +16,14 @@ mod cuda_fake {
     use symmem_sys::cuda::fake::{Config, Fake, Launched};
 
     mod capture;
+    mod copy_engine;
+    mod fabric;
     mod failing;
     mod launching;
     mod mailbox;
     mod memory;
     mod multicast;
+    mod multimem;
     mod placement;
     mod pools;
 
@@ -59,6 +62,18 @@ mod cuda_fake {
             world.barrier().unwrap();
         })
         .unwrap();
+    }
+
+    /// The bytes of each parameter of a kernel, as its PTX declares them.
+    fn declared(ptx: &str, kernel: &str) -> Vec<usize> {
+        let (_, rest) = ptx.split_once(&format!(".entry {kernel}(")).unwrap();
+        let list = rest.split_once(')').unwrap().0.split(',');
+        let bytes = |declared: &str| match declared.split_once('[') {
+            Some((_, length)) => length.trim_end().trim_end_matches(']').parse().unwrap(),
+            None if declared.contains(".u64") || declared.contains(".b64") => 8,
+            None => 4,
+        };
+        list.map(bytes).collect()
     }
 
     /// A word of "device" or pinned memory.

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use super::types::{Compare, Device, HandleType, MemOp, MemoryProperties, MulticastProperties};
+use super::types::{Compare, Device, MemOp, MemoryProperties, MulticastProperties};
 
 pub(super) const ALLOCATION_PINNED: c_int = 1;
 pub(super) const LOCATION_DEVICE: c_int = 1;
@@ -82,12 +82,9 @@ pub(super) struct MulticastProp {
 
 impl From<&MulticastProperties> for MulticastProp {
     fn from(properties: &MulticastProperties) -> Self {
-        let handle_types = match properties.handle {
-            HandleType::None => 0,
-            HandleType::Fd => 1,
-            HandleType::Fabric => 8,
-        };
-        Self { devices: properties.devices, bytes: properties.bytes, handle_types, flags: 0 }
+        let &MulticastProperties { devices, bytes, handle } = properties;
+        let handle_types = (handle as c_int).cast_unsigned().into();
+        Self { devices, bytes, handle_types, flags: 0 }
     }
 }
 

@@ -132,6 +132,15 @@ pub enum HandleType {
     Fd = 1,
     /// By 64 bytes, to every machine on the same NVLink fabric.
     Fabric = 8,
+    /// By either.
+    FdOrFabric = 9,
+}
+
+impl HandleType {
+    /// Whether memory that was created for `self` can be exported as `way`.
+    pub const fn allows(self, way: Self) -> bool {
+        self as i32 & way as i32 == way as i32
+    }
 }
 
 /// A fabric handle: what [`HandleType::Fabric`] memory is exported as.

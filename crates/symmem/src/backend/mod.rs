@@ -90,6 +90,14 @@ pub trait Allocation: Send + Sync {
 
     /// What a peer needs to map it.
     fn export(&self) -> Result<Exported>;
+
+    /// The same as a fabric handle, where the memory has one.
+    fn export_fabric(&self) -> Result<Exported> {
+        Err(Error::Unavailable {
+            what: "a fabric handle".into(),
+            why: "the memory has none".into(),
+        })
+    }
 }
 
 /// Memory on its way to a peer.
@@ -97,8 +105,24 @@ pub trait Allocation: Send + Sync {
 pub enum Exported {
     /// A descriptor, for a peer in another process.
     Descriptor(OwnedFd),
+    /// Bytes that lead to memory of a device while its owner lives, for a peer anywhere on the same NVLink fabric.
+    Fabric([u8; 64]),
     /// The mapping itself, for a peer in this process.
     Mapping(Region),
+}
+
+impl Exported {
+    /// The same for one peer more.
+    pub(crate) fn try_clone(&self) -> Result<Self> {
+        Ok(match self {
+            Self::Descriptor(fd) => {
+                let fd = fd.try_clone().map_err(Error::system("dup of a memory descriptor"))?;
+                Self::Descriptor(fd)
+            }
+            Self::Fabric(handle) => Self::Fabric(*handle),
+            Self::Mapping(region) => Self::Mapping(region.clone()),
+        })
+    }
 }
 
 /// The backend of the given name.

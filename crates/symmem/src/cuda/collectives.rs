@@ -15,12 +15,12 @@ use crate::dtype::{DType, Element, ReduceOp};
 use crate::error::Result;
 
 /// Threads of a block that moves much.
-const THREADS: u32 = 512;
+pub(super) const THREADS: u32 = 512;
 /// Bytes that a thread moves at once.
 const VECTOR: usize = 16;
 
 /// The PTX file of the reductions of a type.
-const fn file(dtype: DType) -> &'static str {
+pub(super) const fn file(dtype: DType) -> &'static str {
     match dtype {
         DType::F64 => "reduce_f64",
         DType::F32 => "reduce_f32",
@@ -51,7 +51,8 @@ impl<T: Element> Symmetric<T> {
         self.all_reduce_with(op, Algorithm::Auto, stream)
     }
 
-    /// As [`Symmetric::all_reduce`], by the given algorithm. All give the same bits.
+    /// As [`Symmetric::all_reduce`], by the given algorithm. All give the same bits but [`Algorithm::Multimem`], whose
+    /// order of additions is the switch's.
     pub fn all_reduce_with(
         &mut self,
         op: ReduceOp,
@@ -63,12 +64,21 @@ impl<T: Element> Symmetric<T> {
         let (bytes, ranks) = (self.len() * size_of::<T>(), self.group().size());
         let chosen = match algorithm {
             Algorithm::Auto if is_small(bytes, ranks) => Algorithm::Staged,
+            Algorithm::Auto if self.may_multimem(op) => Algorithm::Multimem,
             Algorithm::Auto => Algorithm::TwoShot,
             given => given,
         };
         let name = match chosen {
             Algorithm::Staged => {
                 return self.flagged(NAME, "all_reduce_flagged", op, self.own_mut(), stream);
+            }
+            Algorithm::Multimem => return self.multimem_all_reduce(op, stream),
+            Algorithm::CopyEngine => {
+                return Err(self.no_such_way(
+                    NAME,
+                    "Auto, Staged, OneShot, TwoShot or Multimem",
+                    chosen,
+                ));
             }
             Algorithm::OneShot => "all_reduce_one_shot_in_place",
             _ => "all_reduce_two_shot",
@@ -201,13 +211,15 @@ impl<T: Element> Symmetric<T> {
     /// A barrier of the group, in `stream`: what any rank's stream did before is seen by all after.
     pub fn barrier(&self, stream: &Stream) -> Result<()> {
         const NAME: &str = "barrier";
-        self.enqueue(NAME, self.digest(NAME, &[]), stream, |group| {
-            let mut group = group;
-            let threads = group.size.next_multiple_of(32);
-            let kernel = self.gpu.kernel("move", NAME, threads)?;
-            // SAFETY: the kernel's parameter; it touches the pads alone.
-            unsafe { self.launch(kernel, 1, stream, parameters![group]) }
-        })
+        self.enqueue(NAME, self.digest(NAME, &[]), stream, |group| self.meet(group, stream))
+    }
+
+    /// The kernel in which one block of each rank meets the others.
+    pub(super) fn meet(&self, mut group: GroupParameter, stream: &Stream) -> Result<()> {
+        let threads = group.size.next_multiple_of(32);
+        let kernel = self.gpu.kernel("move", "barrier", threads)?;
+        // SAFETY: the kernel's parameter; it touches the pads alone.
+        unsafe { self.launch(kernel, 1, stream, parameters![group]) }
     }
 
     /// Sends our elements with flags, and reduces what all have sent into `to`, by `kernel`.
@@ -244,6 +256,10 @@ impl<T: Element> Symmetric<T> {
         active: bool,
         stream: &Stream,
     ) -> Result<()> {
+        if self.may_multimem(op) {
+            let shape = (first, rows, columns, pitch);
+            return self.multimem_pull(name, op, out, shape, active, stream);
+        }
         self.check_operator(name, op)?;
         let call = self.digest(name, &[op as usize, rows, columns, pitch]);
         let bytes = rows * columns * size_of::<T>();
@@ -286,7 +302,7 @@ impl<T: Element> Symmetric<T> {
         })
     }
 
-    fn enqueue(
+    pub(super) fn enqueue(
         &self,
         name: &'static str,
         call: u32,
@@ -298,7 +314,7 @@ impl<T: Element> Symmetric<T> {
 
     /// # Safety
     /// See [`Gpu::launch`](super::Gpu).
-    unsafe fn launch(
+    pub(super) unsafe fn launch(
         &self,
         kernel: BuiltIn,
         blocks: u32,
@@ -311,7 +327,7 @@ impl<T: Element> Symmetric<T> {
 
     /// Blocks for a kernel that works on so many bytes of this rank: enough to keep the device busy, and no more than fit on
     /// it together with those of the ranks that share it.
-    fn blocks(&self, kernel: BuiltIn, bytes: usize) -> u32 {
+    pub(super) fn blocks(&self, kernel: BuiltIn, bytes: usize) -> u32 {
         let wanted = bytes.div_ceil(VECTOR * THREADS as usize);
         u32::try_from(wanted).unwrap_or(u32::MAX).clamp(1, self.together(kernel))
     }
@@ -321,20 +337,20 @@ impl<T: Element> Symmetric<T> {
         self.comm.blocks_together(kernel.fit)
     }
 
-    fn digest(&self, name: &'static str, agreed: &[usize]) -> u32 {
+    pub(super) fn digest(&self, name: &'static str, agreed: &[usize]) -> u32 {
         let number = self.handle.number() as usize;
         digest(name, T::DTYPE as usize, number, self.len(), agreed)
     }
 
-    fn block(&self, name: &'static str, len: usize) -> Result<usize> {
+    pub(super) fn block(&self, name: &'static str, len: usize) -> Result<usize> {
         crate::collectives::block_len(self.group(), name, len)
     }
 
-    fn check_out(&self, name: &'static str, expected: usize, got: usize) -> Result<()> {
+    pub(super) fn check_out(&self, name: &'static str, expected: usize, got: usize) -> Result<()> {
         crate::collectives::check_len(self.group(), name, "an output", expected, got)
     }
 
-    fn check_operator(&self, name: &'static str, op: ReduceOp) -> Result<()> {
+    pub(super) fn check_operator(&self, name: &'static str, op: ReduceOp) -> Result<()> {
         crate::collectives::loop_for::<T>(self.group(), name, op).map(drop)
     }
 }

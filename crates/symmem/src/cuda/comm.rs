@@ -12,6 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use symmem_sys::cuda as sys;
 
+use super::fabric;
 use super::gpu::Gpu;
 use super::layout::{BROKEN, EPOCHS, GroupParameter, MAX_BLOCKS, MAX_RANKS, Pointers, pad_bytes};
 use super::mailbox::Mailbox;
@@ -57,6 +58,8 @@ pub(super) struct Comm {
     unlike: Option<u32>,
     /// All ranks have devices of their own that can be reached at once.
     pub(super) has_multicast: bool,
+    /// Memory is handed on by fabric handles.
+    pub(super) over_fabric: bool,
     parameter: GroupParameter,
     /// Always there, until this goes.
     mailbox: Option<Mailbox>,
@@ -92,7 +95,8 @@ impl Comm {
         // Whatever can fail on one rank alone comes before all agree to go on.
         let (places, Own { block, mailbox, event }) = meet(group, gpu, Own::new(group, gpu))?;
         let neighbours = most_on_one(&places);
-        let handle = Handle::of_block(&block, group, DType::U8)?;
+        let able: Vec<bool> = places.iter().map(|place| place.has_fabric).collect();
+        let (handle, over_fabric) = fabric::map_pads(group, &block, &able)?;
         let parameter = GroupParameter {
             rank: group.rank() as u32,
             size: size as u32,
@@ -109,6 +113,7 @@ impl Comm {
             neighbours,
             unlike: smallest_if_unlike(&places),
             has_multicast: has_multicast(group, &places),
+            over_fabric,
             parameter,
             mailbox: Some(mailbox),
             members: group.world_ranks().to_vec(),
@@ -120,6 +125,15 @@ impl Comm {
         let mourner: std::sync::Weak<Self> = Arc::downgrade(&comm);
         group.context().mesh.watch(mourner);
         Ok(comm)
+    }
+
+    /// Maps all ranks' counterparts of `block`. Collective the first time.
+    pub(super) fn map(&self, block: &Arc<Block>, group: &Group, dtype: DType) -> Result<Handle> {
+        if self.over_fabric {
+            Handle::over_fabric(block, group, dtype)
+        } else {
+            Handle::of_block(block, group, dtype)
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // S4
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use symmem_sys::cuda::{
     self, Attribute, Capture, CaptureMode, Context, Device, Driver, Event, Failure, Stream,
@@ -27,6 +27,8 @@ struct Inner {
     capability: (i32, i32),
     /// Kernels can be launched before the ones before them have ended.
     hopper: bool,
+    /// It has fabric handles, once that was asked.
+    fabric: OnceLock<bool>,
     kernels: Kernels,
     retired: Mutex<Retired>,
 }
@@ -127,6 +129,7 @@ impl Gpu {
             multiprocessors,
             capability,
             hopper,
+            fabric: OnceLock::new(),
             kernels,
             retired: Mutex::default(),
         })))
@@ -156,6 +159,10 @@ impl Gpu {
 
     pub(super) fn is_hopper(&self) -> bool {
         self.0.hopper
+    }
+
+    pub(super) fn fabric(&self) -> &OnceLock<bool> {
+        &self.0.fabric
     }
 
     pub(super) fn kernels(&self) -> &Kernels {

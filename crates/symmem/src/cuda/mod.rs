@@ -6,6 +6,8 @@
 
 mod collectives;
 mod comm;
+mod copies;
+mod fabric;
 mod gpu;
 mod graph;
 mod kernels;
@@ -14,6 +16,7 @@ mod mailbox;
 mod memory;
 mod module;
 mod multicast;
+mod multimem;
 mod placement;
 mod stream;
 mod symmetric;

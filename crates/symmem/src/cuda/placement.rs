@@ -17,6 +17,7 @@ pub(super) struct Placed {
     /// What decides how many blocks of a kernel fit.
     kind: (i32, i32, u32),
     can_multicast: bool,
+    pub(super) has_fabric: bool,
     /// It wants no two ranks on one device.
     strict: bool,
 }
@@ -28,6 +29,7 @@ impl Placed {
             device: gpu.uuid(),
             kind: (major, minor, gpu.multiprocessors()),
             can_multicast: gpu.driver().has(Attribute::Multicast, gpu.device()),
+            has_fabric: gpu.has_fabric(),
             strict: group.context().strict_devices,
         }
     }

@@ -70,14 +70,14 @@ impl<T: Element> Buffer<T> {
     /// Maps all ranks' buffers into each. Collective over `group`, the first time for this allocation and group.
     pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>> {
         let comm = Comm::of(group, &self.gpu)?;
-        let handle = Handle::of_block(&self.block, group, T::DTYPE)?;
+        let handle = comm.map(&self.block, group, T::DTYPE)?;
         if comm.has_multicast {
-            handle.try_multicast(|| multicast::set_up(&self.gpu, &handle))?;
+            handle.try_multicast(|| multicast::set_up(&self.gpu, &handle, comm.over_fabric))?;
         }
         handle.set_witness(&comm);
         let parts = Pointers::new(&handle.buffer_ptrs());
         let (gpu, len) = (self.gpu, self.len);
-        Ok(Symmetric { gpu, comm, handle, parts, len, elements: PhantomData })
+        Ok(Symmetric { gpu, comm, handle, parts, scratch: None, len, elements: PhantomData })
     }
 
     /// How many elements.
@@ -165,6 +165,8 @@ pub struct Symmetric<T> {
     pub(super) handle: Handle,
     /// All ranks' parts as mapped here.
     pub(super) parts: Pointers,
+    /// As much as this rank's part, for what has to be gathered before it is reduced.
+    scratch: Option<Buffer<T>>,
     len: usize,
     elements: PhantomData<T>,
 }
@@ -225,6 +227,14 @@ impl<T: Element> Symmetric<T> {
     /// This rank's elements, to write. Of `&self`, because whoever calls it has the value for itself.
     pub(super) fn own_mut(&self) -> ViewMut<'_, T> {
         ViewMut { address: self.own(), len: self.len, of: PhantomData }
+    }
+
+    /// Memory of this rank's alone, as much as its part; allocated when first asked for.
+    pub(super) fn scratch(&mut self) -> Result<u64> {
+        if self.scratch.is_none() {
+            self.scratch = Some(self.gpu.alloc(self.handle.group(), self.len)?);
+        }
+        Ok(self.scratch.as_ref().map_or(0, |scratch| scratch.view().address))
     }
 
     /// Copies `data` to this rank's elements, and waits for it.

@@ -24,6 +24,7 @@ pub(crate) use conversation::Conversation;
 pub(crate) use desk::{DESK, Desk};
 
 use crate::backend::{Backend, Device};
+use crate::dtype::Order;
 use crate::error::{Error, Result};
 use crate::mesh::Scope;
 use crate::signal::Stop;
@@ -84,6 +85,8 @@ pub struct GroupOptions {
     pub signal_pad_size: Option<usize>,
     /// How long a wait lasts unless its call says otherwise; 0 for ever.
     pub timeout: Option<Duration>,
+    /// In which order reductions combine the ranks' elements: the same on all ranks.
+    pub order: Option<Order>,
 }
 
 /// A set of ranks that work together. Cheap to clone.
@@ -202,6 +205,7 @@ impl Group {
             members,
             pad_size: options.signal_pad_size.unwrap_or_else(|| context.pad_size()),
             limit: options.timeout.map_or(self.deadline(), Deadline::within),
+            order: options.order.unwrap_or_else(|| self.order()),
             root: None,
         };
         Self::begin(context, plan)

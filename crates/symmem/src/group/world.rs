@@ -10,6 +10,7 @@ use super::context::Context;
 use super::environment::{self, Place};
 use super::form::Plan;
 use crate::backend::{self, Backend};
+use crate::dtype::Order;
 use crate::error::{Error, Result};
 use crate::mesh::{Bootstrap, Mesh, connect};
 use crate::store::{MemoryStore, SharedStore, TcpServer, TcpStore};
@@ -170,6 +171,7 @@ impl WorldOptions {
             members: (0..context.mesh.size()).collect(),
             pad_size: context.pad_size(),
             limit,
+            order: Order::Ranked,
             root: None,
         };
         let group = Group::begin(&context, plan)?;

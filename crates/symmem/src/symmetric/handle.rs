@@ -54,6 +54,11 @@ impl Handle {
         Self::rendezvous(block, group, dtype, 0, Bringing::Owned)
     }
 
+    /// Likewise, by fabric handles, which all ranks' memory has.
+    pub(crate) fn over_fabric(block: &Arc<Block>, group: &Group, dtype: DType) -> Result<Self> {
+        Self::rendezvous(block, group, dtype, 0, Bringing::OverFabric)
+    }
+
     /// What keeps the memory, without the group.
     pub(crate) fn keep(&self) -> (Arc<Block>, Arc<Mapping>) {
         (Arc::clone(&self.block), Arc::clone(&self.mapping))
@@ -204,6 +209,8 @@ impl Group {
 pub(super) enum Bringing {
     /// It gave up the value that owned its part.
     Owned,
+    /// Likewise, and it is handed on as a fabric handle.
+    OverFabric,
     /// It gave up the value, and others may be reading by right of that rendezvous (group and number). Collective in any
     /// case: success says that none of the group is, nor will be.
     Read(u128, u64),
@@ -231,7 +238,7 @@ fn map_all(block: &Arc<Block>, group: &Group, dtype: DType, bringing: Bringing) 
     group.check_free(OP, &*block.segment().backend)?;
     let read_in = match bringing {
         Bringing::Read(group, number) => Some((group, number)),
-        Bringing::Owned | Bringing::Address => None,
+        Bringing::Owned | Bringing::OverFabric | Bringing::Address => None,
     };
     let backend = &block.segment().backend;
     let placement = group.placement(backend.device());
@@ -266,11 +273,15 @@ fn map_all(block: &Arc<Block>, group: &Group, dtype: DType, bringing: Bringing) 
         let region = imports.block(backend.as_ref(), place, exported, block.shape())?;
         Ok((region, place))
     };
+    let export = || match bringing {
+        Bringing::OverFabric => block.segment().export_fabric(),
+        _ => block.segment().export(),
+    };
     group.converse(OP, group.deadline(), |conversation| {
         conversation.hold(
             &terms,
             own,
-            || block.segment().export().map(Some),
+            || export().map(Some),
             |brought, memories| {
                 let ranks = brought.iter().zip(memories).enumerate();
                 let blocks: Result<Vec<_>> = ranks.map(|(r, (b, m))| import(r, b, m)).collect();

@@ -17,7 +17,7 @@ fn value(rank: usize, i: usize) -> u32 {
 }
 
 /// Fills this rank's memory, and sees all ranks' at the handle's addresses.
-fn exchange(world: &World, gpu: &Gpu) {
+pub(super) fn exchange(world: &World, gpu: &Gpu) {
     let stream = gpu.stream().unwrap();
     let buffer = gpu.alloc::<u32>(world, LEN).unwrap();
     assert_eq!(buffer.read(&stream).unwrap(), [0; LEN], "not zeroed");

@@ -17,6 +17,7 @@ pub(super) struct State {
     initialised: bool,
     last: usize,
     counts: BTreeMap<String, usize>,
+    pub(super) history: Vec<&'static str>,
     planned: Vec<Planned>,
     /// How often the primary context of a device is retained.
     pub(super) contexts: BTreeMap<i32, usize>,
@@ -161,6 +162,7 @@ impl State {
     }
 
     pub(super) fn enter(&mut self, call: &'static str) -> Result<()> {
+        self.history.push(call);
         let count = self.counts.entry(call.to_owned()).or_default();
         *count += 1;
         let hit = |plan: &&Planned| plan.call == call && plan.at.is_none_or(|at| at == *count);
