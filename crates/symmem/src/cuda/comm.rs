@@ -18,6 +18,7 @@ use super::gpu::Gpu;
 use super::layout::{
     BROKEN, EPOCHS, GroupParameter, MAX_BLOCKS, MAX_RANKS, MailboxWords, Pointers, pad_bytes,
 };
+use super::rows::Scratch;
 use super::stream::{Event, Stream};
 use crate::block::{Block, Mapping};
 use crate::dtype::DType;
@@ -28,7 +29,7 @@ use crate::symmetric::Handle;
 use crate::sync::Ordering;
 
 /// What kernels say they are about.
-const OPS: [&str; 14] = [
+const OPS: [&str; 16] = [
     "barrier",
     "all_reduce",
     "reduce_scatter",
@@ -41,9 +42,16 @@ const OPS: [&str; 14] = [
     "scatter",
     "put_signal",
     "wait_signal",
-    "memset32",
+    "barrier_on_channel",
+    "all_to_all_v_2d",
+    "all_to_all_v_2d_offset",
     "a kernel of the caller's",
 ];
+
+/// The number by which a kernel says what it is about.
+pub(super) fn op_code(op: &str) -> u32 {
+    OPS.iter().position(|known| *known == op).unwrap_or(OPS.len() - 1) as u32
+}
 
 /// A group on a device.
 pub(super) struct Comm {
@@ -57,6 +65,8 @@ pub(super) struct Comm {
     mailbox: Option<Mailbox>,
     members: Vec<usize>,
     state: Mutex<State>,
+    /// For those of its kernels that plan: one after the other, like all of them.
+    pub(super) scratch: Scratch,
     /// Not the handle, which would keep the group, which keeps this.
     _pads: (Arc<Block>, Arc<Mapping>),
 }
@@ -104,6 +114,7 @@ impl Comm {
             mailbox: Some(mailbox),
             members: group.world_ranks().to_vec(),
             state: Mutex::new(State { last: None, event, failed: false }),
+            scratch: Scratch::default(),
             _pads: handle.keep(),
         });
         let mourner: std::sync::Weak<Self> = Arc::downgrade(&comm);
@@ -132,16 +143,42 @@ impl Comm {
         stream: &Stream,
         launch: impl FnOnce(GroupParameter) -> Result<()>,
     ) -> Result<()> {
-        if *stream.gpu() != self.gpu {
-            let expected = format!("a stream of {:?}", self.gpu);
-            return Err(group.usage(op, expected, format!("one of {:?}", stream.gpu())));
-        }
+        self.check_stream(group, op, stream)?;
         let mut state = self.state();
         self.check_in(&mut state, group, op)?;
         self.order(&mut state, group, op, stream)?;
-        let op = OPS.iter().position(|known| *known == op).unwrap_or(OPS.len() - 1);
         let timeout = nanoseconds(group);
-        launch(GroupParameter { op: op as u32, call, timeout, ..self.parameter })
+        launch(GroupParameter { op: op_code(op), call, timeout, ..self.parameter })
+    }
+
+    /// Has `work` put something into `stream` that meets none of the group's kernels, and is not ordered with them.
+    ///
+    /// It is no collective, so it cannot put the group in order after a failure, and is refused until one has.
+    pub(super) fn beside(
+        &self,
+        group: &Group,
+        op: &'static str,
+        stream: &Stream,
+        work: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        self.check_stream(group, op, stream)?;
+        let mut state = self.state();
+        group.check_whole(op)?;
+        if state.failed {
+            let expected = "a group in order, as its next collective makes it".to_owned();
+            return Err(group.usage(op, expected, "one that has failed".to_owned()));
+        }
+        self.take_failure(&mut state, group, op)?;
+        drop(state);
+        work()
+    }
+
+    fn check_stream(&self, group: &Group, op: &'static str, stream: &Stream) -> Result<()> {
+        if *stream.gpu() == self.gpu {
+            return Ok(());
+        }
+        let expected = format!("a stream of {:?}", self.gpu);
+        Err(group.usage(op, expected, format!("one of {:?}", stream.gpu())))
     }
 
     fn order(&self, state: &mut State, group: &Group, op: &'static str, to: &Stream) -> Result<()> {

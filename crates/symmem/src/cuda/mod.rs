@@ -13,6 +13,8 @@ mod layout;
 mod memory;
 mod module;
 mod multicast;
+mod rows;
+mod signals;
 mod stream;
 mod symmetric;
 
