@@ -20,6 +20,9 @@ mod cuda_fake {
     mod mailbox;
     mod memory;
     mod multicast;
+    mod rows;
+    mod signals;
+    mod words;
 
     /// Bytes of what a kernel gets about its group.
     const GROUP: usize = 616;
@@ -56,6 +59,17 @@ mod cuda_fake {
             world.barrier().unwrap();
         })
         .unwrap();
+    }
+
+    /// How long the parameters of a kernel are, as its PTX says.
+    fn sizes(ptx: &str, kernel: &str) -> Vec<usize> {
+        let (_, rest) = ptx.split_once(&format!(".entry {kernel}(")).unwrap();
+        let size = |parameter: &str| match parameter.split_once('[') {
+            Some((_, rest)) => rest.trim_end_matches(']').parse().unwrap(),
+            None if parameter.contains("64 ") => 8,
+            None => 4,
+        };
+        rest.split_once(')').unwrap().0.split(',').map(|parameter| size(parameter.trim())).collect()
     }
 
     /// A word of "device" or pinned memory.

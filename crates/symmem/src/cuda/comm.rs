@@ -18,7 +18,6 @@ use super::gpu::Gpu;
 use super::layout::{
     BROKEN, EPOCHS, GroupParameter, MAX_BLOCKS, MAX_RANKS, MailboxWords, Pointers, pad_bytes,
 };
-use super::rows::Scratch;
 use super::stream::{Event, Stream};
 use crate::block::{Block, Mapping};
 use crate::dtype::DType;
@@ -65,8 +64,6 @@ pub(super) struct Comm {
     mailbox: Option<Mailbox>,
     members: Vec<usize>,
     state: Mutex<State>,
-    /// For those of its kernels that plan: one after the other, like all of them.
-    pub(super) scratch: Scratch,
     /// Not the handle, which would keep the group, which keeps this.
     _pads: (Arc<Block>, Arc<Mapping>),
 }
@@ -114,7 +111,6 @@ impl Comm {
             mailbox: Some(mailbox),
             members: group.world_ranks().to_vec(),
             state: Mutex::new(State { last: None, event, failed: false }),
-            scratch: Scratch::default(),
             _pads: handle.keep(),
         });
         let mourner: std::sync::Weak<Self> = Arc::downgrade(&comm);

@@ -110,7 +110,7 @@ impl Exchange {
         check_len(group, self.name, "splits and offsets received", 2 * pieces, received.len)?;
         let (row_bytes, out_rows) = (self.row_len * size_of::<T>(), out.len / self.row_len);
         let words = 1 + 3 * pieces + ranks * splits.len();
-        let words = x.comm.scratch.address(self.name, &x.gpu, group, words, stream)?;
+        let words = scratch(group, &x.gpu, self.name, words, stream)?;
         let agreed =
             [self.row_len, self.align, out_rows, self.experts, splits.handle.number() as usize];
         let call =
@@ -210,33 +210,31 @@ fn blocks(kernel: BuiltIn, neighbours: usize, bytes: u64) -> u32 {
     u32::try_from(wanted).unwrap_or(u32::MAX).clamp(1, together)
 }
 
-/// Memory in which a group's kernels leave their plans for the next. What was handed out stays as long as the group does,
-/// since graphs have its address.
+/// Memory in which a group's kernels, which run one after the other, leave their plans for the next. What was handed out
+/// stays as long as the group does, since graphs have its address.
 #[derive(Default)]
-pub(super) struct Scratch(Mutex<Vec<Buffer<u64>>>);
+struct Scratch(Mutex<Vec<Buffer<u64>>>);
 
-impl Scratch {
-    /// The address of at least so many words.
-    fn address(
-        &self,
-        op: &'static str,
-        gpu: &Gpu,
-        group: &Group,
-        words: usize,
-        stream: &Stream,
-    ) -> Result<u64> {
-        let mut buffers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(buffer) = buffers.iter().find(|buffer| buffer.len() >= words) {
-            return Ok(buffer.view().address);
-        }
-        if stream.captured_by()?.is_some() {
-            let expected = "a call as large before the stream is captured".to_owned();
-            return Err(group.usage(op, expected, "none".to_owned()));
-        }
-        // Rounded up so that few sizes need another.
-        let buffer = gpu.alloc::<u64>(group, words.next_power_of_two().max(1 << 17))?;
-        let address = buffer.view().address;
-        buffers.push(buffer);
-        Ok(address)
+/// The address of at least so many words.
+fn scratch(
+    group: &Group,
+    gpu: &Gpu,
+    op: &'static str,
+    words: usize,
+    stream: &Stream,
+) -> Result<u64> {
+    let scratch = group.attached(u64::from(gpu.number()), || Ok(Arc::<Scratch>::default()))?;
+    let mut buffers = scratch.0.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(buffer) = buffers.iter().find(|buffer| buffer.len() >= words) {
+        return Ok(buffer.view().address);
     }
+    if stream.captured_by()?.is_some() {
+        let expected = "a call of this size before the first that is captured".to_owned();
+        return Err(group.usage(op, expected, "none".to_owned()));
+    }
+    // Rounded up so that few sizes need another.
+    let buffer = gpu.alloc::<u64>(group, words.next_power_of_two().max(1 << 17))?;
+    let address = buffer.view().address;
+    buffers.push(buffer);
+    Ok(address)
 }
