@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use symmem::cuda::{DeviceHandle, Gpu};
 use symmem::{Error, GroupOptions};
+use symmem_sys::cuda::code;
 use symmem_sys::cuda::fake::{Fake, Launched};
 use symmem_testing::{Ranks, die, test_name};
 
@@ -334,5 +335,28 @@ fn nothing_is_put_into_a_stream_once_a_rank_is_lost() {
         }
         assert!(driver.launches().is_empty());
         assert_eq!(driver.calls("cuMemcpyDtoDAsync") + driver.calls("cuStreamWriteValue32"), 0);
+    });
+}
+
+#[test]
+fn a_call_that_the_driver_fails_is_named_and_the_next_works() {
+    let drivers = drivers(1);
+    signalling(&drivers);
+    ranks(&drivers, |world, driver, gpu, stream| {
+        let x = gpu.alloc::<u32>(world, 4).unwrap().rendezvous(world).unwrap();
+        let data = gpu.alloc::<u32>(world, 4).unwrap();
+        let calls: [(&str, &dyn Fn() -> symmem::Result<()>); 5] = [
+            ("cuModuleLoadDataEx", &|| x.put_signal(0, 0, stream)),
+            ("cuLaunchKernel", &|| x.wait_signal(0, 0, stream)),
+            ("cuMemcpyDtoDAsync", &|| x.put(0, 0, data.view(), stream)),
+            ("cuMemsetD32Async", &|| x.memset32(0, 0, 1, 1, stream)),
+            ("cuStreamWriteValue32", &|| x.write_value32(0, 0, 1, stream)),
+        ];
+        for (call, work) in calls {
+            driver.fail(call, 1, code::UNKNOWN);
+            let e = work().unwrap_err();
+            assert!(matches!(&e, Error::Driver { call: named, .. } if *named == call), "{e}");
+            work().unwrap();
+        }
     });
 }
