@@ -19,6 +19,7 @@ mod cuda_fake {
     mod launching;
     mod mailbox;
     mod memory;
+    mod moving;
     mod multicast;
     mod rows;
     mod signals;
@@ -61,8 +62,8 @@ mod cuda_fake {
         .unwrap();
     }
 
-    /// How long the parameters of a kernel are, as its PTX says.
-    fn sizes(ptx: &str, kernel: &str) -> Vec<usize> {
+    /// The bytes of each parameter of a kernel, as its PTX declares them.
+    fn declared(ptx: &str, kernel: &str) -> Vec<usize> {
         let (_, rest) = ptx.split_once(&format!(".entry {kernel}(")).unwrap();
         let size = |parameter: &str| match parameter.split_once('[') {
             Some((_, rest)) => rest.trim_end_matches(']').parse().unwrap(),

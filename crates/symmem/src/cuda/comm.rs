@@ -130,6 +130,12 @@ impl Comm {
         self.parameter.scope
     }
 
+    /// The most blocks of a kernel that each rank may launch, where `fit` are on a device at once: so that those of all ranks
+    /// that share it fit on it, for they wait for each other.
+    pub(super) fn blocks_together(&self, fit: u32) -> u32 {
+        (fit / self.neighbours.max(1) as u32).clamp(1, MAX_BLOCKS)
+    }
+
     /// Makes the group's next kernel, by `launch`, come after its last, whatever their streams.
     pub(super) fn enqueue(
         &self,

@@ -7,8 +7,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::gpu::Gpu;
-use super::kernels::{BuiltIn, parameters};
-use super::layout::{GroupParameter, MAX_BLOCKS};
+use super::kernels::parameters;
+use super::layout::GroupParameter;
 use super::stream::Stream;
 use super::symmetric::{Buffer, Symmetric, ViewMut};
 use crate::collectives::{block_len, check_len, digest};
@@ -18,7 +18,7 @@ use crate::group::Group;
 
 /// Threads of a block, and bytes that one of them moves at once.
 const THREADS: u32 = 512;
-const VECTOR: usize = 16;
+const VECTOR: u64 = 16;
 /// Beyond this, a kernel's sums end; so does any memory.
 const TOO_MANY: usize = 1 << 48;
 
@@ -174,7 +174,9 @@ impl Launch {
         let (gpu, neighbours) = (&x.gpu, x.comm.neighbours);
         let plan = gpu.kernel("rows", "all_to_all_v_plan", THREADS)?;
         let fetch = gpu.kernel("rows", "all_to_all_v", THREADS)?;
-        let blocks = blocks(fetch, neighbours, self.out_rows * self.row_bytes);
+        let wanted = (self.out_rows * self.row_bytes).div_ceil(VECTOR * u64::from(THREADS));
+        let most = x.comm.blocks_together(fetch.fit);
+        let blocks = u32::try_from(wanted).unwrap_or(u32::MAX).clamp(1, most);
         let (mut parts, mut tables) = (x.parts, splits.parts);
         let list = parameters![
             group,
@@ -201,13 +203,6 @@ impl Launch {
         // SAFETY: the kernel's parameters in order; it moves what the plan found to lie within the parts and `out`.
         unsafe { gpu.launch(fetch, blocks, neighbours, stream, list) }
     }
-}
-
-/// As many blocks as so many bytes keep busy, and no more than fit on the device with those of the ranks that share it.
-fn blocks(kernel: BuiltIn, neighbours: usize, bytes: u64) -> u32 {
-    let together = (kernel.fit / neighbours.max(1) as u32).clamp(1, MAX_BLOCKS);
-    let wanted = bytes.div_ceil(VECTOR as u64 * u64::from(THREADS));
-    u32::try_from(wanted).unwrap_or(u32::MAX).clamp(1, together)
 }
 
 /// Memory in which a group's kernels, which run one after the other, leave their plans for the next. What was handed out
