@@ -84,17 +84,19 @@ else
   step device 20 "$here/symmem" doctor
 fi
 step "driver tests" 30 "$here/sys-tests" --ignored --test-threads 1
+# Without MPS, which ends the work of all its clients when one dies in the middle of a kernel.
+step "a rank that dies" 30 "$here/cuda-tests" --ignored --test-threads 1 dies
+step "a rank killed in its kernel" 60 "$here/cuda-tests" --ignored --test-threads 1 killed_in_its_kernel
 if start_mps; then
   for ranks in 1 2 4 8; do
-    SYMMEM_GPU_RANKS=$ranks tests "tests, $ranks ranks" 60 --skip dies
+    SYMMEM_GPU_RANKS=$ranks tests "tests, $ranks ranks" 100 --skip dies --skip killed_in_its_kernel
   done
   for ranks in 2 4 8; do measure "$ranks"; done
 else
-  SYMMEM_GPU_RANKS=1,2 tests "tests without MPS" 150 --skip dies
+  SYMMEM_GPU_RANKS=1,2 tests "tests without MPS" 150 --skip dies --skip killed_in_its_kernel
   note bench 0 "skipped: without MPS processes take turns of milliseconds"
 fi
 stop_mps
-step "a rank that dies" 30 "$here/cuda-tests" --ignored --test-threads 1 dies
 if command -v compute-sanitizer >/dev/null; then
   SYMMEM_GPU_RANKS=1 step sanitizer 60 compute-sanitizer --target-processes all --error-exitcode 9 \
     "$here/cuda-tests" --ignored --test-threads 1 --exact what_only_moves_arrives_as_on_the_host

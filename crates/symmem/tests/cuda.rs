@@ -13,7 +13,11 @@ use symmem_testing::{Ranks, die, test_name};
 
 mod cuda {
     mod copy_engine;
+    mod dying;
     mod memory;
+    mod moving;
+    mod rows;
+    mod signals;
 }
 
 fn ranks() -> Vec<usize> {

@@ -22,10 +22,14 @@ mod cuda_fake {
     mod launching;
     mod mailbox;
     mod memory;
+    mod moving;
     mod multicast;
     mod multimem;
     mod placement;
     mod pools;
+    mod rows;
+    mod signals;
+    mod words;
 
     /// Bytes of what a kernel gets about its group.
     const GROUP: usize = 616;

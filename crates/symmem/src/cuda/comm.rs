@@ -32,7 +32,7 @@ use crate::sync::atomic::AtomicBool;
 pub(super) const OP: &str = "rendezvous";
 
 /// What kernels say they are about.
-const OPS: [&str; 14] = [
+const OPS: [&str; 16] = [
     "barrier",
     "all_reduce",
     "reduce_scatter",
@@ -45,9 +45,16 @@ const OPS: [&str; 14] = [
     "scatter",
     "put_signal",
     "wait_signal",
-    "memset32",
+    "barrier_on_channel",
+    "all_to_all_v_2d",
+    "all_to_all_v_2d_offset",
     "a kernel of the caller's",
 ];
+
+/// The number by which a kernel says what it is about.
+pub(super) fn op_code(op: &str) -> u32 {
+    OPS.iter().position(|known| *known == op).unwrap_or(OPS.len() - 1) as u32
+}
 
 /// A group on a device.
 pub(super) struct Comm {
@@ -163,16 +170,12 @@ impl Comm {
         stream: &Stream,
         launch: impl FnOnce(GroupParameter) -> Result<()>,
     ) -> Result<()> {
-        if *stream.gpu() != self.gpu {
-            let expected = format!("a stream of {:?}", self.gpu);
-            return Err(group.usage(op, expected, format!("one of {:?}", stream.gpu())));
-        }
+        self.check_stream(group, op, stream)?;
         let mut state = self.state();
         self.check_in(&state, group, op)?;
         self.order(&mut state, group, op, stream)?;
-        let op = OPS.iter().position(|known| *known == op).unwrap_or(OPS.len() - 1);
         let timeout = nanoseconds(group);
-        launch(GroupParameter { op: op as u32, call, timeout, ..self.parameter })?;
+        launch(GroupParameter { op: op_code(op), call, timeout, ..self.parameter })?;
         self.mark(&mut state, stream);
         Ok(())
     }
@@ -186,6 +189,36 @@ impl Comm {
                 .call(|driver| driver.event_record(state.event.raw, stream.raw()))
                 .inspect_err(|e| tracing::warn!("{e}"))
                 .is_ok();
+    }
+
+    /// Has `work` put something into `stream` that meets none of the group's kernels, and is not ordered with them.
+    ///
+    /// It is no collective, so it cannot put the group in order after a failure, and is refused until one has.
+    pub(super) fn beside(
+        &self,
+        group: &Group,
+        op: &'static str,
+        stream: &Stream,
+        work: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        self.check_stream(group, op, stream)?;
+        let state = self.state();
+        group.check_whole(op)?;
+        if self.has_failed() {
+            let expected = "a group in order, as its next collective makes it".to_owned();
+            return Err(group.usage(op, expected, "one that has failed".to_owned()));
+        }
+        self.take_failure(group, op)?;
+        drop(state);
+        work()
+    }
+
+    fn check_stream(&self, group: &Group, op: &'static str, stream: &Stream) -> Result<()> {
+        if *stream.gpu() == self.gpu {
+            return Ok(());
+        }
+        let expected = format!("a stream of {:?}", self.gpu);
+        Err(group.usage(op, expected, format!("one of {:?}", stream.gpu())))
     }
 
     fn order(&self, state: &mut State, group: &Group, op: &'static str, to: &Stream) -> Result<()> {

@@ -66,6 +66,13 @@ pub(super) struct BuiltIn {
     early: bool,
 }
 
+impl BuiltIn {
+    /// For a kernel that does not wait by itself for the one before it, whatever its file can do.
+    pub(super) const fn in_turn(self) -> Self {
+        Self { early: false, ..self }
+    }
+}
+
 impl Kernels {
     /// Gives everything back.
     pub(super) fn unload(&mut self, driver: &dyn Driver, context: Context) {

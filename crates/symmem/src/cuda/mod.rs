@@ -18,6 +18,8 @@ mod module;
 mod multicast;
 mod multimem;
 mod placement;
+mod rows;
+mod signals;
 mod stream;
 mod symmetric;
 

@@ -220,6 +220,11 @@ impl<T: Element> Symmetric<T> {
         View { address: self.own(), len: self.len, of: PhantomData }
     }
 
+    /// This rank's elements, as something that collectives of other memory write.
+    pub fn view_mut(&mut self) -> ViewMut<'_, T> {
+        self.own_mut()
+    }
+
     fn own(&self) -> u64 {
         self.parts.0.get(self.group().rank()).copied().unwrap_or(0)
     }
