@@ -22,14 +22,15 @@ extern "C" __constant__ symmem_u32 symmem_layout[] = {
     SYMMEM_OFFSET(SymmemHandle, buffers),
     SYMMEM_OFFSET(SymmemHandle, pads),
     SYMMEM_OFFSET(SymmemHandle, multicast),
+    SYMMEM_OFFSET(SymmemHandle, group_pads),
 };
 
 // ---- signals ----------------------------------------------------------------------------------------------------------
 
 // All ranks' blocks meet; what they wrote before is visible after.
 KERNEL barrier(CONSTANT SymmemGroup group) {
-    SymmemBlock block = symmem_begin(group);
-    symmem_sync_blocks<false>(group, block); // it writes nothing itself, and the kernels before it have ended
+    SymmemBlock block = symmem_begin(group, 1);
+    symmem_sync_blocks<SYMMEM_FIRST | SYMMEM_LAST>(group, block); // it writes nothing itself, and the kernels before it have ended
 }
 
 KERNEL put_signal(CONSTANT SymmemHandle handle, symmem_u32 to, symmem_u32 channel) {
@@ -66,10 +67,10 @@ KERNEL copy(char *to, const char *from, symmem_u64 bytes) {
 // `copies` copies from peers, between two meetings.
 template <class F>
 __device__ __forceinline__ void between_meetings(const SymmemGroup &group, symmem_u32 copies, F copy) {
-    SymmemBlock block = symmem_begin(group);
-    if (symmem_sync_blocks<false>(group, block)) {
+    SymmemBlock block = symmem_begin(group, 2);
+    if (symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
         Worker().each(copies, copy);
-        symmem_sync_blocks<false>(group, block);
+        symmem_sync_blocks<SYMMEM_LAST>(group, block);
     }
 }
 

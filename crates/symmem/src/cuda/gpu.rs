@@ -20,6 +20,8 @@ struct Inner {
     uuid: [u8; 16],
     context: Context,
     multiprocessors: u32,
+    /// Bytes of the cache that all multiprocessors share.
+    cache: usize,
     /// Kernels can be launched before the ones before them have ended.
     hopper: bool,
     kernels: Kernels,
@@ -104,6 +106,7 @@ impl Gpu {
             }
         }
         let multiprocessors = driver.attribute(Attribute::SmCount, device).map_err(failed)?;
+        let cache = driver.attribute(Attribute::L2Bytes, device).unwrap_or(0);
         let hopper =
             driver.attribute(Attribute::ComputeMajor, device).is_ok_and(|major| major >= 9);
         let uuid = driver.device_uuid(device).map_err(failed)?;
@@ -117,6 +120,7 @@ impl Gpu {
             uuid,
             context,
             multiprocessors,
+            cache: usize::try_from(cache).unwrap_or(0),
             hopper,
             kernels,
             retired: Mutex::default(),
@@ -139,6 +143,10 @@ impl Gpu {
 
     pub(super) fn multiprocessors(&self) -> u32 {
         self.0.multiprocessors
+    }
+
+    pub(super) fn cache(&self) -> usize {
+        self.0.cache
     }
 
     pub(super) fn is_hopper(&self) -> bool {
