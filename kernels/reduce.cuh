@@ -22,12 +22,14 @@ template <bool TO_ALL> struct Places {
     const SymmemPointers &parts;
     symmem_u32 size;
     symmem_u64 first; // byte of the parts
-    Stretch stretch;
+    Stretch stretch; // all of it, if the result goes back
     char *out;
 
     __device__ __forceinline__ char *part(symmem_u32 rank, symmem_u64 byte) const {
         return static_cast<char *>(parts.at[rank]) + first + byte;
     }
+    // Where a byte of the result is in the parts.
+    __device__ __forceinline__ symmem_u64 at(symmem_u64 byte) const { return TO_ALL ? byte : stretch.at(byte); }
     // Bits in which any two addresses differ.
     __device__ __forceinline__ symmem_u64 apart() const {
         symmem_u64 mine = (symmem_u64)part(0, 0);
@@ -52,7 +54,7 @@ __device__ __forceinline__ symmem_u64 reduced_element(const SymmemPointers &part
 
 // Likewise, to where it belongs; `byte` counts bytes of the result.
 template <bool TO_ALL> __device__ inline void reduce_element(const Places<TO_ALL> &places, symmem_u64 byte, Op op) {
-    symmem_u64 at = places.stretch.at(byte);
+    symmem_u64 at = places.at(byte);
     symmem_u64 bits = reduced_element(places.parts, places.size, places.first + at, op);
     if constexpr (TO_ALL) {
         for (symmem_u32 rank = 0; rank < places.size; rank++) {
@@ -63,18 +65,50 @@ template <bool TO_ALL> __device__ inline void reduce_element(const Places<TO_ALL
     }
 }
 
+// A part of the vectors: number `number` of `of`, and which way it is gone through.
+struct Share {
+    symmem_u32 number, of;
+    bool backwards;
+    symmem_u64 kept; // vectors at the end of it that the next kernel will find in the device's cache, or 0 if all fit there
+};
+
+// Which vectors this thread takes of a share: numbers `i`, `i + stride` and so on below `count`.
+//
+// With TURNS it may be gone through backwards: what was touched last is still in the device's cache, so that a kernel had
+// better begin where the one before it ended.
+template <bool TURNS> struct Lane {
+    symmem_u64 i, count, stride;
+    symmem_u64 origin, flip;
+
+    __device__ __forceinline__ Lane(symmem_u64 vectors, const Share &share) {
+        symmem_u64 of_each = ((vectors + share.of - 1) / share.of + 31) / 32 * 32;
+        symmem_u64 from = least(of_each * share.number, vectors);
+        count = least(of_each, vectors - from);
+        i = thread_of_grid();
+        stride = threads_of_grid();
+        origin = TURNS && share.backwards ? from + count : from;
+        flip = TURNS && share.backwards ? ~0ull : 0;
+    }
+    // Number `n` of the share among all vectors.
+    __device__ __forceinline__ symmem_u64 at(symmem_u64 n) const { return (TURNS ? n ^ flip : n) + origin; }
+};
+
 // U vectors of N ranks, both known when this is compiled, and sums: all loads are under way before the first addition.
-template <int N, int U, bool TO_ALL>
-__device__ __forceinline__ void sum_batch(const Places<TO_ALL> &places, symmem_u64 head, symmem_u64 v,
-                                          symmem_u64 stride, Op op) {
+// In the place of vectors beyond the last it loads that again: a condition would let the compiler put loads behind it.
+// With STREAMED there are none beyond the last.
+template <int N, int U, bool STREAMED, bool TO_ALL>
+__device__ __forceinline__ void sum_batch(const Places<TO_ALL> &places, symmem_u64 head, const Lane<TO_ALL> &lane,
+                                          Op op) {
     symmem_u32 words[U][N][4];
     symmem_u64 at[U];
 #pragma unroll
     for (int u = 0; u < U; u++) {
-        at[u] = places.first + places.stretch.at(head + 16 * (v + u * stride));
+        symmem_u64 n = lane.i + u * lane.stride;
+        at[u] = head + 16 * lane.at(STREAMED || u == 0 ? n : least(n, lane.count - 1));
 #pragma unroll
         for (int rank = 0; rank < N; rank++) {
-            load_vector(words[u][rank], static_cast<const char *>(places.parts.at[rank]) + at[u]);
+            const char *from = places.part(rank, places.at(at[u]));
+            STREAMED ? load_streamed(words[u][rank], from) : load_vector(words[u][rank], from);
         }
     }
 #pragma unroll
@@ -86,33 +120,32 @@ __device__ __forceinline__ void sum_batch(const Places<TO_ALL> &places, symmem_u
             sum.add(words[u][rank]);
         }
         sum.template finish<N>(words[u][0], op, N);
-        if constexpr (TO_ALL) {
+        if (!STREAMED && u > 0 && lane.i + u * lane.stride >= lane.count) {
+            return;
+        }
 #pragma unroll
-            for (int rank = 0; rank < N; rank++) {
-                store_vector(static_cast<char *>(places.parts.at[rank]) + at[u], words[u][0]);
-            }
-        } else {
-            store_vector(places.out + head + 16 * (v + u * stride), words[u][0]);
+        for (int rank = 0; rank < (TO_ALL ? N : 1); rank++) {
+            char *to = TO_ALL ? places.part(rank, at[u]) : places.out + at[u];
+            STREAMED ? store_streamed(to, words[u][0]) : store_vector(to, words[u][0]);
         }
     }
 }
 
+// A share of the vectors of a cut.
 template <int N, bool TO_ALL>
-__device__ __forceinline__ void sum_vectors(const Places<TO_ALL> &places, symmem_u64 head, symmem_u64 from,
-                                            symmem_u64 to, Op op) {
+__device__ __forceinline__ void sum_vectors(const Places<TO_ALL> &places, const Cut &cut, const Share &share, Op op) {
     // Vectors at once: about 8 loads, 32 registers. Two-byte floats take twice the registers that they lie in.
     const int U = N >= 8 ? 1 : N == 2 && Number::BYTES == 2 ? 3 : 8 / N;
-    const symmem_u64 stride = threads_of_grid();
-    symmem_u64 v = from + thread_of_grid();
-    // Whole batches apart from the rest: a condition between them would let the compiler put loads behind it.
-    for (; v + (U - 1) * stride < to; v += U * stride) {
-        sum_batch<N, U>(places, head, v, stride, op);
-    }
-    if constexpr (U > 1) {
-#pragma unroll 1
-        for (; v < to; v += stride) {
-            sum_batch<N, 1>(places, head, v, stride, op);
+    Lane<TO_ALL> lane(cut.vectors, share);
+    if constexpr (TO_ALL) {
+        if (share.kept != 0) {
+            for (; lane.i + (U - 1) * lane.stride + share.kept < lane.count; lane.i += U * lane.stride) {
+                sum_batch<N, U, true>(places, cut.head, lane, op);
+            }
         }
+    }
+    for (; lane.i < lane.count; lane.i += U * lane.stride) {
+        sum_batch<N, U, false>(places, cut.head, lane, op);
     }
 }
 
@@ -162,10 +195,10 @@ __device__ __forceinline__ void sum_vector(symmem_u32 (&result)[4], const Symmem
 }
 
 template <bool TO_ALL>
-__device__ __forceinline__ void reduce_any(const Places<TO_ALL> &places, symmem_u64 head, symmem_u64 from,
-                                           symmem_u64 to, Op op) {
-    for (symmem_u64 v = from + thread_of_grid(); v < to; v += threads_of_grid()) {
-        symmem_u64 at = places.stretch.at(head + 16 * v);
+__device__ __forceinline__ void reduce_any(const Places<TO_ALL> &places, const Cut &cut, const Share &share, Op op) {
+    const Lane<TO_ALL> lane(cut.vectors, share);
+    for (symmem_u64 i = lane.i; i < lane.count; i += lane.stride) {
+        symmem_u64 byte = cut.head + 16 * lane.at(i), at = places.at(byte);
         symmem_u32 words[4];
         if (op <= AVERAGE) {
             sum_vector(words, places.parts, places.size, places.first + at, op);
@@ -177,27 +210,27 @@ __device__ __forceinline__ void reduce_any(const Places<TO_ALL> &places, symmem_
                 store_vector(places.part(rank, at), words);
             }
         } else {
-            store_vector(places.out + head + 16 * v, words);
+            store_vector(places.out + byte, words);
         }
     }
 }
 
+// A share of the vectors of a cut.
 template <bool TO_ALL>
-__device__ __forceinline__ void reduce_vectors(const Places<TO_ALL> &places, symmem_u64 head, symmem_u64 from,
-                                               symmem_u64 to, Op op) {
+__device__ __forceinline__ void reduce_vectors(const Places<TO_ALL> &places, const Cut &cut, const Share &share, Op op) {
     // Arithmetic on bytes takes as long as the loads: nothing is gained by more of them at once.
     if constexpr (Number::BYTES > 1) {
         if (op <= AVERAGE && places.size == 2) {
-            return sum_vectors<2>(places, head, from, to, op);
+            return sum_vectors<2>(places, cut, share, op);
         }
         if (op <= AVERAGE && places.size == 4) {
-            return sum_vectors<4>(places, head, from, to, op);
+            return sum_vectors<4>(places, cut, share, op);
         }
         if (op <= AVERAGE && places.size == 8) {
-            return sum_vectors<8>(places, head, from, to, op);
+            return sum_vectors<8>(places, cut, share, op);
         }
     }
-    reduce_any(places, head, from, to, op);
+    reduce_any(places, cut, share, op);
 }
 
 // The part of the loose elements of a cut that is number `share` of `shares`.

@@ -14,8 +14,8 @@ use crate::collectives::{Algorithm, digest};
 use crate::dtype::{DType, Element, ReduceOp};
 use crate::error::Result;
 
-/// Threads of a block that moves much.
-pub(super) const THREADS: u32 = 512;
+/// Threads of a block that moves little, or much.
+const THREADS: (u32, u32) = (256, 512);
 /// Bytes that a thread moves at once.
 const VECTOR: usize = 16;
 
@@ -39,10 +39,15 @@ pub(super) const fn file(dtype: DType) -> &'static str {
     }
 }
 
-/// Up to how many bytes data travels with its flags; beyond, each rank reduces its share. Every rank sends to every other,
-/// so it grows with the square of their number. Measured on an H200 that the ranks share.
+/// Up to how many bytes an all-reduce sends with their flags; beyond, each rank reduces its share. Every rank sends to every
+/// other, so it grows with the square of their number. Measured on an H200 that the ranks share, as is what follows.
 fn is_small(bytes: usize, ranks: usize) -> bool {
-    bytes <= (1 << 20) / (ranks.max(2) * ranks.max(2))
+    bytes <= (1 << 18).min((2 << 20) / (ranks * ranks).max(1))
+}
+
+/// The same for the block of a reduce-scatter.
+fn is_small_block(bytes: usize, ranks: usize) -> bool {
+    bytes <= (1 << 17) && is_small(bytes, ranks)
 }
 
 impl<T: Element> Symmetric<T> {
@@ -86,12 +91,13 @@ impl<T: Element> Symmetric<T> {
         let work = if chosen == Algorithm::OneShot { bytes } else { bytes.div_ceil(ranks) };
         let call = self.digest(NAME, &[op as usize, chosen as usize]);
         let (mut length, mut first, mut op) = (self.len() as u64, 0_u64, op as u32);
-        let mut parts = self.parts;
+        let (mut parts, mut kept) = (self.parts, self.kept(bytes));
         self.enqueue(NAME, call, stream, |group| {
-            let kernel = self.gpu.kernel(file(T::DTYPE), name, THREADS)?;
+            let (kernel, blocks) = self.shaped(file(T::DTYPE), name, work)?;
             let mut group = group;
-            let blocks = self.blocks(kernel, work);
-            let list = parameters![group, parts, first, length, op];
+            let list = parameters![group, parts, first, length, op, kept];
+            // One-shot has no parameter for what is kept.
+            let list = if chosen == Algorithm::OneShot { &mut list[..5] } else { &mut list[..] };
             // SAFETY: the kernel's parameters in order; it touches `length` elements of all parts.
             unsafe { self.launch(kernel, blocks, stream, list) }
         })
@@ -123,7 +129,7 @@ impl<T: Element> Symmetric<T> {
         const NAME: &str = "reduce_scatter";
         let block = self.block(NAME, self.len())?;
         self.check_out(NAME, block, out.len)?;
-        if is_small(block * size_of::<T>(), self.group().size()) {
+        if is_small_block(block * size_of::<T>(), self.group().size()) {
             return self.flagged(NAME, "reduce_scatter_flagged", op, out, stream);
         }
         let first = self.group().rank() * block;
@@ -216,7 +222,7 @@ impl<T: Element> Symmetric<T> {
 
     /// The kernel in which one block of each rank meets the others.
     pub(super) fn meet(&self, mut group: GroupParameter, stream: &Stream) -> Result<()> {
-        let threads = group.size.next_multiple_of(32);
+        let threads = group.size.next_multiple_of(32) + 32; // one warp more than tells the peers
         let kernel = self.gpu.kernel("move", "barrier", threads)?;
         // SAFETY: the kernel's parameter; it touches the pads alone.
         unsafe { self.launch(kernel, 1, stream, parameters![group]) }
@@ -268,9 +274,8 @@ impl<T: Element> Symmetric<T> {
         let (mut to, mut active, mut op) = (out.address, u32::from(active), op as u32);
         let mut parts = self.parts;
         self.enqueue(name, call, stream, |group| {
-            let kernel = self.gpu.kernel(file(T::DTYPE), "reduce_pull", THREADS)?;
+            let (kernel, blocks) = self.shaped(file(T::DTYPE), "reduce_pull", bytes)?;
             let mut group = group;
-            let blocks = self.blocks(kernel, bytes);
             let list = parameters![group, parts, to, first, rows, columns, pitch, active, op];
             // SAFETY: the kernel's parameters in order; the rows lie within all parts, and `out` has as many elements.
             unsafe { self.launch(kernel, blocks, stream, list) }
@@ -290,9 +295,8 @@ impl<T: Element> Symmetric<T> {
         let (mut out, mut first, mut bytes) = (out, 0_u64, (len * size_of::<T>()) as u64);
         let mut parts = self.parts;
         self.enqueue(name, call, stream, |group| {
-            let kernel = self.gpu.kernel("move", name, THREADS)?;
+            let (kernel, blocks) = self.shaped("move", name, bytes as usize)?;
             let mut group = group;
-            let blocks = self.blocks(kernel, bytes as usize);
             let mut root_parameter = root.unwrap_or(0) as u32;
             let list = parameters![group, parts, out, first, bytes, root_parameter];
             // The kernels without a root have no parameter for it.
@@ -325,11 +329,32 @@ impl<T: Element> Symmetric<T> {
         unsafe { self.gpu.launch(kernel, blocks, self.comm.neighbours, stream, parameters) }
     }
 
-    /// Blocks for a kernel that works on so many bytes of this rank: enough to keep the device busy, and no more than fit on
-    /// it together with those of the ranks that share it.
-    pub(super) fn blocks(&self, kernel: BuiltIn, bytes: usize) -> u32 {
-        let wanted = bytes.div_ceil(VECTOR * THREADS as usize);
-        u32::try_from(wanted).unwrap_or(u32::MAX).clamp(1, self.together(kernel))
+    /// The kernel `name` of a file for work on so many bytes of this rank, and its blocks: enough to keep the device busy, and
+    /// no more than fit on it together with those of the ranks that share it.
+    pub(super) fn shaped(
+        &self,
+        file: &'static str,
+        name: &'static str,
+        bytes: usize,
+    ) -> Result<(BuiltIn, u32)> {
+        let vectors = u32::try_from(bytes.div_ceil(VECTOR)).unwrap_or(u32::MAX).max(1);
+        // Little work goes to small blocks, so that many multiprocessors share in it; but each block has flags of its own.
+        let ranks = self.group().size() as u32;
+        let threads = if vectors.div_ceil(THREADS.0) * ranks <= 64 { THREADS.0 } else { THREADS.1 };
+        let kernel = self.gpu.kernel(file, name, threads)?;
+        let (wanted, most) = (vectors.div_ceil(threads), self.together(kernel));
+        // As long as a thread has few vectors, it is better to leave room for the next kernel, which is then there early.
+        let half = (most / 2).max(1);
+        Ok((kernel, wanted.min(if wanted <= 4 * half { half } else { most })))
+    }
+
+    /// How many vectors of each share a kernel leaves in the device's cache for the next, where they do not all fit.
+    fn kept(&self, bytes: usize) -> u64 {
+        let (cache, here) = (self.gpu.cache(), self.comm.neighbours.max(1));
+        if bytes.saturating_mul(here) <= cache {
+            return 0;
+        }
+        (cache / 8 * 5 / (here * self.group().size() * VECTOR)) as u64
     }
 
     /// The most blocks of each rank, so that those of all ranks that share the device fit on it: they wait for each other.
@@ -358,7 +383,7 @@ impl<T: Element> Symmetric<T> {
 /// Blocks and threads of the kernel that sends data with flags: 8 bytes a thread, until there are as many as may be.
 fn flagged(bytes: usize, ranks: usize) -> (u32, u32) {
     let words = u32::try_from(bytes.div_ceil(8)).unwrap_or(u32::MAX);
-    let least = (ranks as u32).next_multiple_of(32);
+    let least = (ranks as u32).next_multiple_of(32) + 32; // one warp more than tells the peers
     let threads = words.next_multiple_of(32).clamp(least, FLAGGED.1.max(least));
     (words.div_ceil(threads).clamp(1, FLAGGED.0), threads)
 }

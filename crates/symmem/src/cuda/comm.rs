@@ -151,6 +151,10 @@ impl Comm {
         self.parameter.mailbox
     }
 
+    pub(super) fn pads(&self) -> Pointers {
+        self.parameter.pads
+    }
+
     pub(super) fn scope(&self) -> u32 {
         self.parameter.scope
     }

@@ -4,7 +4,7 @@
 //! Copies cannot be called back. Where a meeting fails they are still made, of whatever the peers have there.
 #![allow(unsafe_code)] // S1, S3: lengths are checked here, and copies touch nothing else
 
-use super::collectives::{THREADS, file};
+use super::collectives::file;
 use super::kernels::parameters;
 use super::layout::{GroupParameter, Pointers};
 use super::stream::Stream;
@@ -143,8 +143,8 @@ impl<T: Element> Symmetric<T> {
         out: ViewMut<'_, T>,
         stream: &Stream,
     ) -> Result<()> {
-        let kernel = self.gpu.kernel(file(T::DTYPE), "reduce_pull", THREADS)?;
-        let blocks = self.blocks(kernel, out.len * size_of::<T>());
+        let bytes = out.len * size_of::<T>();
+        let (kernel, blocks) = self.shaped(file(T::DTYPE), "reduce_pull", bytes)?;
         let (mut group, mut parts, mut to, mut op) = (group, parts, out.address, op as u32);
         let (mut first, mut rows, mut active) = (0_u64, 1_u64, 1_u32);
         let (mut columns, mut pitch) = (out.len as u64, out.len as u64);

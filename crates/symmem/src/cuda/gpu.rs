@@ -25,6 +25,8 @@ struct Inner {
     context: Context,
     multiprocessors: u32,
     capability: (i32, i32),
+    /// Bytes of the cache that all multiprocessors share.
+    cache: usize,
     /// Kernels can be launched before the ones before them have ended.
     hopper: bool,
     /// It has fabric handles, once that was asked.
@@ -116,6 +118,7 @@ impl Gpu {
         let number_of = |attribute| driver.attribute(attribute, device).map_err(failed);
         let capability = (number_of(Attribute::ComputeMajor)?, number_of(Attribute::ComputeMinor)?);
         let hopper = capability.0 >= 9;
+        let cache = driver.attribute(Attribute::L2Bytes, device).unwrap_or(0);
         let uuid = driver.device_uuid(device).map_err(failed)?;
         let context = driver.context_retain(device).map_err(failed)?;
         let kernels = Kernels::default();
@@ -128,6 +131,7 @@ impl Gpu {
             context,
             multiprocessors,
             capability,
+            cache: usize::try_from(cache).unwrap_or(0),
             hopper,
             fabric: OnceLock::new(),
             kernels,
@@ -155,6 +159,10 @@ impl Gpu {
 
     pub(super) fn capability(&self) -> (i32, i32) {
         self.0.capability
+    }
+
+    pub(super) fn cache(&self) -> usize {
+        self.0.cache
     }
 
     pub(super) fn is_hopper(&self) -> bool {

@@ -5,7 +5,6 @@
 //! has a group whose order is [`Order::Any`]. What it cannot do is refused before anything is in the stream.
 #![allow(unsafe_code)] // S1, S3: lengths are checked here, and kernels and copies touch nothing else
 
-use super::collectives::THREADS;
 use super::kernels::parameters;
 use super::stream::Stream;
 use super::symmetric::{Symmetric, View, ViewMut};
@@ -106,11 +105,11 @@ impl<T: Element> Symmetric<T> {
         let work = (self.len() * size_of::<T>()).div_ceil(self.group().size());
         let (mut parts, mut first, mut length) = (self.parts, 0_u64, self.len() as u64);
         self.enqueue(NAME, call, stream, |group| {
-            let kernel = self.gpu.kernel(file, "multimem_all_reduce", THREADS)?;
+            let (kernel, blocks) = self.shaped(file, "multimem_all_reduce", work)?;
             let mut group = group;
             let list = parameters![group, parts, all, first, length];
             // SAFETY: the kernel's parameters in order; it touches `length` elements of all parts.
-            unsafe { self.launch(kernel, self.blocks(kernel, work), stream, list) }
+            unsafe { self.launch(kernel, blocks, stream, list) }
         })
     }
 
@@ -132,11 +131,11 @@ impl<T: Element> Symmetric<T> {
             [first, rows, columns, pitch].map(|n| n as u64);
         let (mut to, mut active, mut parts) = (out.address, u32::from(active), self.parts);
         self.enqueue(name, call, stream, |group| {
-            let kernel = self.gpu.kernel(file, "multimem_reduce_pull", THREADS)?;
+            let (kernel, blocks) = self.shaped(file, "multimem_reduce_pull", bytes)?;
             let mut group = group;
             let list = parameters![group, parts, all, to, first, rows, columns, pitch, active];
             // SAFETY: the kernel's parameters in order; the rows lie within all parts, and `out` has as many elements.
-            unsafe { self.launch(kernel, self.blocks(kernel, bytes), stream, list) }
+            unsafe { self.launch(kernel, blocks, stream, list) }
         })
     }
 
@@ -149,9 +148,9 @@ impl<T: Element> Symmetric<T> {
         let mut bytes = (from.len * size_of::<T>()) as u64;
         self.enqueue(NAME, call, stream, |group| {
             // It moves bytes, of whatever type.
-            let kernel = self.gpu.kernel("multimem_f32", "multimem_all_gather", THREADS)?;
+            let (kernel, blocks) =
+                self.shaped("multimem_f32", "multimem_all_gather", bytes as usize)?;
             let mut group = group;
-            let blocks = self.blocks(kernel, bytes as usize);
             let list = parameters![group, parts, all, input, first, bytes];
             // SAFETY: the kernel's parameters in order; all parts hold a block of that many bytes for each rank.
             unsafe { self.launch(kernel, blocks, stream, list) }

@@ -16,9 +16,8 @@ use crate::dtype::Element;
 use crate::error::Result;
 use crate::group::Group;
 
-/// Threads of a block, and bytes that one of them moves at once.
+/// Threads of the one block that plans.
 const THREADS: u32 = 512;
-const VECTOR: u64 = 16;
 /// Beyond this, a kernel's sums end; so does any memory.
 const TOO_MANY: usize = 1 << 48;
 
@@ -173,10 +172,8 @@ impl Launch {
     ) -> Result<()> {
         let (gpu, neighbours) = (&x.gpu, x.comm.neighbours);
         let plan = gpu.kernel("rows", "all_to_all_v_plan", THREADS)?;
-        let fetch = gpu.kernel("rows", "all_to_all_v", THREADS)?;
-        let wanted = (self.out_rows * self.row_bytes).div_ceil(VECTOR * u64::from(THREADS));
-        let most = x.comm.blocks_together(fetch.fit);
-        let blocks = u32::try_from(wanted).unwrap_or(u32::MAX).clamp(1, most);
+        let bytes = (self.out_rows * self.row_bytes) as usize;
+        let (fetch, blocks) = x.shaped("rows", "all_to_all_v", bytes)?;
         let (mut parts, mut tables) = (x.parts, splits.parts);
         let list = parameters![
             group,

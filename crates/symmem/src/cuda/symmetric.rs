@@ -212,6 +212,7 @@ impl<T: Element> Symmetric<T> {
             buffers: self.parts,
             pads: Pointers::new(&handle.signal_pad_ptrs()),
             multicast: handle.multicast_ptr().unwrap_or(0) as u64,
+            group_pads: self.comm.pads(),
         }
     }
 

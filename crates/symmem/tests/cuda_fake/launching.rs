@@ -16,7 +16,7 @@ fn a_kernel_gets_the_group_it_meets() {
     for driver in &drivers {
         let seen = seen.clone();
         driver.kernel("barrier", &[GROUP], move |launched| {
-            assert_eq!((launched.grid, launched.block), ([1, 1, 1], [32, 1, 1]));
+            assert_eq!((launched.grid, launched.block), ([1, 1, 1], [64, 1, 1]));
             let group = Group::of(launched);
             // All pads are mapped, and start as zeros.
             assert!((0..group.size()).all(|rank| super::load(group.pad(rank)) == 0));

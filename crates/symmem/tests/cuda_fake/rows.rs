@@ -93,7 +93,7 @@ fn two_kernels_share_a_plan_and_get_what_they_take() {
         for ((pair, op), table) in seen.chunks(2).zip(ops).zip(tables) {
             let (plan, fetch) = (&pair[0], &pair[1]);
             assert_eq!((plan.grid, fetch.grid), ([1, 1, 1], [1, 1, 1]));
-            assert_eq!((plan.block, fetch.block), ([512, 1, 1], [512, 1, 1]));
+            assert_eq!((plan.block, fetch.block), ([512, 1, 1], [256, 1, 1]));
             assert_eq!([plan, fetch].map(|l| Group::of(l).u32(12)), [op, op]);
             assert_eq!(Group::of(plan).u32(16), Group::of(fetch).u32(16), "one digest");
             let pointers = |l: &Launched, rank: usize| {
