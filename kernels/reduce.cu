@@ -272,10 +272,9 @@ KERNEL(256, 4) reduce_scatter_flagged(CONSTANT SymmemGroup group, const char *in
 
 // ---- between two meetings ---------------------------------------------------------------------------------------------
 
-// In place: elements `first..first + length` of all parts become their reduction. Each rank reduces its share of the
-// vectors and stores it with all. `kept` is that of `Share`.
-KERNEL(512, 2) all_reduce_two_shot(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, symmem_u64 first,
-                                   symmem_u64 length, symmem_u32 op, symmem_u64 kept) {
+template <class S>
+__device__ __forceinline__ void two_shot(const SymmemGroup &group, const SymmemPointers &parts, symmem_u64 first,
+                                         symmem_u64 length, Op op, const S &share) {
     const symmem_u64 bytes = length * Number::BYTES;
     Places<true> places = {parts, group.size, first * Number::BYTES, {bytes, bytes}, nullptr};
     Cut cut(places.part(0, 0), places.apart(), bytes);
@@ -283,10 +282,23 @@ KERNEL(512, 2) all_reduce_two_shot(CONSTANT SymmemGroup group, CONSTANT SymmemPo
     if (!symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
         return;
     }
-    bool backwards = kept != 0 && symmem_is_odd(block);
-    reduce_vectors(places, cut, {group.rank, group.size, backwards, kept}, (Op)op);
-    reduce_loose(places, cut, group.rank, group.size, (Op)op);
+    reduce_vectors(places, cut, share, op);
+    reduce_loose(places, cut, group.rank, group.size, op);
     symmem_sync_blocks<SYMMEM_LAST | SYMMEM_RELEASE>(group, block);
+}
+
+// In place: elements `first..first + length` of all parts become their reduction. Each rank reduces its share of the
+// vectors and stores it with all.
+KERNEL(512, 2) all_reduce_two_shot(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, symmem_u64 first,
+                                   symmem_u64 length, symmem_u32 op) {
+    two_shot(group, parts, first, length, (Op)op, Share{group.rank, group.size});
+}
+
+// Likewise, of more than the device's cache holds: see `TurningShare`.
+KERNEL(512, 2) all_reduce_two_shot_in_turns(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts,
+                                            symmem_u64 first, symmem_u64 length, symmem_u32 op, symmem_u32 backwards,
+                                            symmem_u64 kept) {
+    two_shot(group, parts, first, length, (Op)op, TurningShare{group.rank, group.size, backwards != 0, kept});
 }
 
 // `out` becomes the reduction of `rows` rows of `columns` elements, which lie `pitch` elements apart in all parts, from
@@ -304,7 +316,7 @@ KERNEL(512, 2) reduce_pull(CONSTANT SymmemGroup group, CONSTANT SymmemPointers p
         return;
     }
     if (active != 0) {
-        reduce_vectors(places, cut, {0, 1, false, 0}, (Op)op);
+        reduce_vectors(places, cut, Share{0, 1}, (Op)op);
         reduce_loose(places, cut, 0, 1, (Op)op);
     }
     symmem_sync_blocks<SYMMEM_LAST>(group, block);

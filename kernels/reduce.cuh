@@ -65,49 +65,58 @@ template <bool TO_ALL> __device__ inline void reduce_element(const Places<TO_ALL
     }
 }
 
-// A part of the vectors: number `number` of `of`, and which way it is gone through.
+// A part of the vectors: number `number` of `of`.
 struct Share {
     symmem_u32 number, of;
+};
+
+// Likewise, of more than the device's cache holds. What was touched last is still there, so a kernel had better begin where
+// the one before it ended: forwards and backwards in turn, with all but the last `kept` vectors on the way out of the cache.
+struct TurningShare {
+    symmem_u32 number, of;
     bool backwards;
-    symmem_u64 kept; // vectors at the end of it that the next kernel will find in the device's cache, or 0 if all fit there
+    symmem_u64 kept;
 };
 
 // Which vectors this thread takes of a share: numbers `i`, `i + stride` and so on below `count`.
-//
-// With TURNS it may be gone through backwards: what was touched last is still in the device's cache, so that a kernel had
-// better begin where the one before it ended.
-template <bool TURNS> struct Lane {
+template <class S> struct Lane {
     symmem_u64 i, count, stride;
     symmem_u64 origin, flip;
 
-    __device__ __forceinline__ Lane(symmem_u64 vectors, const Share &share) {
+    __device__ __forceinline__ Lane(symmem_u64 vectors, const S &share) : flip(0) {
         symmem_u64 of_each = ((vectors + share.of - 1) / share.of + 31) / 32 * 32;
-        symmem_u64 from = least(of_each * share.number, vectors);
-        count = least(of_each, vectors - from);
+        origin = least(of_each * share.number, vectors);
+        count = least(of_each, vectors - origin);
         i = thread_of_grid();
         stride = threads_of_grid();
-        origin = TURNS && share.backwards ? from + count : from;
-        flip = TURNS && share.backwards ? ~0ull : 0;
+        turn(share);
+    }
+    __device__ __forceinline__ void turn(const Share &) {}
+    __device__ __forceinline__ void turn(const TurningShare &share) {
+        if (share.backwards) {
+            origin += count;
+            flip = ~0ull;
+        }
     }
     // Number `n` of the share among all vectors.
-    __device__ __forceinline__ symmem_u64 at(symmem_u64 n) const { return (TURNS ? n ^ flip : n) + origin; }
+    __device__ __forceinline__ symmem_u64 at(symmem_u64 n) const { return (n ^ flip) + origin; }
 };
 
 // U vectors of N ranks, both known when this is compiled, and sums: all loads are under way before the first addition.
 // In the place of vectors beyond the last it loads that again: a condition would let the compiler put loads behind it.
 // With STREAMED there are none beyond the last.
-template <int N, int U, bool STREAMED, bool TO_ALL>
-__device__ __forceinline__ void sum_batch(const Places<TO_ALL> &places, symmem_u64 head, const Lane<TO_ALL> &lane,
-                                          Op op) {
+template <int N, int U, bool STREAMED, bool TO_ALL, class S>
+__device__ __forceinline__ void sum_batch(const Places<TO_ALL> &places, symmem_u64 head, const Lane<S> &lane, Op op) {
     symmem_u32 words[U][N][4];
     symmem_u64 at[U];
 #pragma unroll
     for (int u = 0; u < U; u++) {
         symmem_u64 n = lane.i + u * lane.stride;
-        at[u] = head + 16 * lane.at(STREAMED || u == 0 ? n : least(n, lane.count - 1));
+        symmem_u64 vector = lane.at(STREAMED || u == 0 ? n : least(n, lane.count - 1));
+        at[u] = places.first + places.at(head + 16 * vector);
 #pragma unroll
         for (int rank = 0; rank < N; rank++) {
-            const char *from = places.part(rank, places.at(at[u]));
+            const char *from = static_cast<const char *>(places.parts.at[rank]) + at[u];
             STREAMED ? load_streamed(words[u][rank], from) : load_vector(words[u][rank], from);
         }
     }
@@ -120,30 +129,41 @@ __device__ __forceinline__ void sum_batch(const Places<TO_ALL> &places, symmem_u
             sum.add(words[u][rank]);
         }
         sum.template finish<N>(words[u][0], op, N);
-        if (!STREAMED && u > 0 && lane.i + u * lane.stride >= lane.count) {
+        symmem_u64 n = lane.i + u * lane.stride;
+        if (!STREAMED && u > 0 && n >= lane.count) {
             return;
         }
+        if constexpr (TO_ALL) {
 #pragma unroll
-        for (int rank = 0; rank < (TO_ALL ? N : 1); rank++) {
-            char *to = TO_ALL ? places.part(rank, at[u]) : places.out + at[u];
-            STREAMED ? store_streamed(to, words[u][0]) : store_vector(to, words[u][0]);
+            for (int rank = 0; rank < N; rank++) {
+                char *to = static_cast<char *>(places.parts.at[rank]) + at[u];
+                STREAMED ? store_streamed(to, words[u][0]) : store_vector(to, words[u][0]);
+            }
+        } else {
+            store_vector(places.out + head + 16 * lane.at(n), words[u][0]);
         }
     }
 }
 
+// All but the vectors that are to stay in the cache, and their rests.
+template <int N, int U, bool TO_ALL>
+__device__ __forceinline__ void sum_streamed(const Places<TO_ALL> &, symmem_u64, Lane<Share> &, const Share &, Op) {}
+
+template <int N, int U, bool TO_ALL>
+__device__ __forceinline__ void sum_streamed(const Places<TO_ALL> &places, symmem_u64 head, Lane<TurningShare> &lane,
+                                             const TurningShare &share, Op op) {
+    for (; lane.i + (U - 1) * lane.stride + share.kept < lane.count; lane.i += U * lane.stride) {
+        sum_batch<N, U, true>(places, head, lane, op);
+    }
+}
+
 // A share of the vectors of a cut.
-template <int N, bool TO_ALL>
-__device__ __forceinline__ void sum_vectors(const Places<TO_ALL> &places, const Cut &cut, const Share &share, Op op) {
+template <int N, bool TO_ALL, class S>
+__device__ __forceinline__ void sum_vectors(const Places<TO_ALL> &places, const Cut &cut, const S &share, Op op) {
     // Vectors at once: about 8 loads, 32 registers. Two-byte floats take twice the registers that they lie in.
     const int U = N >= 8 ? 1 : N == 2 && Number::BYTES == 2 ? 3 : 8 / N;
-    Lane<TO_ALL> lane(cut.vectors, share);
-    if constexpr (TO_ALL) {
-        if (share.kept != 0) {
-            for (; lane.i + (U - 1) * lane.stride + share.kept < lane.count; lane.i += U * lane.stride) {
-                sum_batch<N, U, true>(places, cut.head, lane, op);
-            }
-        }
-    }
+    Lane<S> lane(cut.vectors, share);
+    sum_streamed<N, U>(places, cut.head, lane, share, op);
     for (; lane.i < lane.count; lane.i += U * lane.stride) {
         sum_batch<N, U, false>(places, cut.head, lane, op);
     }
@@ -194,9 +214,9 @@ __device__ __forceinline__ void sum_vector(symmem_u32 (&result)[4], const Symmem
     sum.finish<0>(result, op, size);
 }
 
-template <bool TO_ALL>
-__device__ __forceinline__ void reduce_any(const Places<TO_ALL> &places, const Cut &cut, const Share &share, Op op) {
-    const Lane<TO_ALL> lane(cut.vectors, share);
+template <bool TO_ALL, class S>
+__device__ __forceinline__ void reduce_any(const Places<TO_ALL> &places, const Cut &cut, const S &share, Op op) {
+    const Lane<S> lane(cut.vectors, share);
     for (symmem_u64 i = lane.i; i < lane.count; i += lane.stride) {
         symmem_u64 byte = cut.head + 16 * lane.at(i), at = places.at(byte);
         symmem_u32 words[4];
@@ -216,8 +236,8 @@ __device__ __forceinline__ void reduce_any(const Places<TO_ALL> &places, const C
 }
 
 // A share of the vectors of a cut.
-template <bool TO_ALL>
-__device__ __forceinline__ void reduce_vectors(const Places<TO_ALL> &places, const Cut &cut, const Share &share, Op op) {
+template <bool TO_ALL, class S>
+__device__ __forceinline__ void reduce_vectors(const Places<TO_ALL> &places, const Cut &cut, const S &share, Op op) {
     // Arithmetic on bytes takes as long as the loads: nothing is gained by more of them at once.
     if constexpr (Number::BYTES > 1) {
         if (op <= AVERAGE && places.size == 2) {

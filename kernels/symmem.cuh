@@ -365,9 +365,6 @@ __device__ __forceinline__ SymmemBlock symmem_begin(const SymmemGroup &group, sy
     return block;
 }
 
-// Orders nothing. Whether this is the second, fourth, … kernel with two meetings in a row.
-__device__ __forceinline__ bool symmem_is_odd(const SymmemBlock &block) { return (block.epoch & 2) != 0; }
-
 // Orders nothing. Notes a failure and tells all ranks; those that were told are not told again. Returns false.
 SYMMEM_COLD bool symmem_fail(const SymmemGroup &group, symmem_u32 why, symmem_u32 rank, symmem_u32 theirs) {
     symmem_note(group.mailbox, why, group.op, blockIdx.x, rank, why == SYMMEM_OTHER_CALL ? group.call : 0, theirs);

@@ -73,31 +73,50 @@ impl<T: Element> Symmetric<T> {
             Algorithm::Auto => Algorithm::TwoShot,
             given => given,
         };
-        let name = match chosen {
+        match chosen {
             Algorithm::Staged => {
-                return self.flagged(NAME, "all_reduce_flagged", op, self.own_mut(), stream);
+                self.flagged(NAME, "all_reduce_flagged", op, self.own_mut(), stream)
             }
-            Algorithm::Multimem => return self.multimem_all_reduce(op, stream),
+            Algorithm::Multimem => self.multimem_all_reduce(op, stream),
             Algorithm::CopyEngine => {
-                return Err(self.no_such_way(
-                    NAME,
-                    "Auto, Staged, OneShot, TwoShot or Multimem",
-                    chosen,
-                ));
+                let ways = "Auto, Staged, OneShot, TwoShot or Multimem";
+                Err(self.no_such_way(NAME, ways, chosen))
             }
-            Algorithm::OneShot => "all_reduce_one_shot_in_place",
-            _ => "all_reduce_two_shot",
-        };
-        let work = if chosen == Algorithm::OneShot { bytes } else { bytes.div_ceil(ranks) };
-        let call = self.digest(NAME, &[op as usize, chosen as usize]);
-        let (mut length, mut first, mut op) = (self.len() as u64, 0_u64, op as u32);
-        let (mut parts, mut kept) = (self.parts, self.kept(bytes));
+            Algorithm::OneShot => {
+                self.in_place("all_reduce_one_shot_in_place", chosen, op, bytes, None, stream)
+            }
+            _ => {
+                let (share, kept) = (bytes.div_ceil(ranks), self.kept(bytes));
+                self.backwards = !self.backwards && kept.is_some();
+                let name = match kept {
+                    Some(_) => "all_reduce_two_shot_in_turns",
+                    None => "all_reduce_two_shot",
+                };
+                self.in_place(name, Algorithm::TwoShot, op, share, kept, stream)
+            }
+        }
+    }
+
+    /// Reduces all parts where they lie, by the kernel `name`, of which this rank's share is so many bytes.
+    fn in_place(
+        &self,
+        name: &'static str,
+        algorithm: Algorithm,
+        op: ReduceOp,
+        share: usize,
+        kept: Option<u64>,
+        stream: &Stream,
+    ) -> Result<()> {
+        const NAME: &str = "all_reduce";
+        let call = self.digest(NAME, &[op as usize, algorithm as usize]);
+        let (mut parts, mut first, mut length) = (self.parts, 0_u64, self.len() as u64);
+        let (mut op, mut backwards) = (op as u32, u32::from(self.backwards));
         self.enqueue(NAME, call, stream, |group| {
-            let (kernel, blocks) = self.shaped(file(T::DTYPE), name, work)?;
-            let mut group = group;
-            let list = parameters![group, parts, first, length, op, kept];
-            // One-shot has no parameter for what is kept.
-            let list = if chosen == Algorithm::OneShot { &mut list[..5] } else { &mut list[..] };
+            let (kernel, blocks) = self.shaped(file(T::DTYPE), name, share)?;
+            let (mut group, mut vectors) = (group, kept.unwrap_or(0));
+            let list = parameters![group, parts, first, length, op, backwards, vectors];
+            // Only the kernel that goes both ways has parameters for that.
+            let list = if kept.is_some() { &mut list[..] } else { &mut list[..5] };
             // SAFETY: the kernel's parameters in order; it touches `length` elements of all parts.
             unsafe { self.launch(kernel, blocks, stream, list) }
         })
@@ -348,13 +367,12 @@ impl<T: Element> Symmetric<T> {
         Ok((kernel, wanted.min(if wanted <= 4 * half { half } else { most })))
     }
 
-    /// How many vectors of each share a kernel leaves in the device's cache for the next, where they do not all fit.
-    fn kept(&self, bytes: usize) -> u64 {
+    /// Of parts that do not all fit in the cache of their device, how many vectors of each share a kernel leaves there for
+    /// the next.
+    fn kept(&self, bytes: usize) -> Option<u64> {
         let (cache, here) = (self.gpu.cache(), self.comm.neighbours.max(1));
-        if bytes.saturating_mul(here) <= cache {
-            return 0;
-        }
-        (cache / 8 * 5 / (here * self.group().size() * VECTOR)) as u64
+        let left = cache / 8 * 5 / (here * self.group().size() * VECTOR);
+        (bytes.saturating_mul(here) > cache).then_some(left as u64)
     }
 
     /// The most blocks of each rank, so that those of all ranks that share the device fit on it: they wait for each other.

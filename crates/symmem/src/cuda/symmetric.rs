@@ -77,7 +77,8 @@ impl<T: Element> Buffer<T> {
         handle.set_witness(&comm);
         let parts = Pointers::new(&handle.buffer_ptrs());
         let (gpu, len) = (self.gpu, self.len);
-        Ok(Symmetric { gpu, comm, handle, parts, scratch: None, len, elements: PhantomData })
+        let (scratch, backwards, elements) = (None, false, PhantomData);
+        Ok(Symmetric { gpu, comm, handle, parts, scratch, backwards, len, elements })
     }
 
     /// How many elements.
@@ -167,6 +168,8 @@ pub struct Symmetric<T> {
     pub(super) parts: Pointers,
     /// As much as this rank's part, for what has to be gathered before it is reduced.
     scratch: Option<Buffer<T>>,
+    /// Which way the last all-reduce of more than the device's cache holds went through it.
+    pub(super) backwards: bool,
     len: usize,
     elements: PhantomData<T>,
 }
