@@ -71,12 +71,14 @@ struct Share {
 };
 
 // Likewise, of more than the device's cache holds. What was touched last is still there, so a kernel had better begin where
-// the one before it ended: forwards and backwards in turn, with all but the last `kept` vectors on the way out of the cache.
+// the one before it ended: forwards and backwards in turn. What it writes is the first to leave the cache.
 struct TurningShare {
     symmem_u32 number, of;
     bool backwards;
-    symmem_u64 kept;
 };
+
+template <class S> struct Streams { static const bool VALUE = false; };
+template <> struct Streams<TurningShare> { static const bool VALUE = true; };
 
 // Which vectors this thread takes of a share: numbers `i`, `i + stride` and so on below `count`.
 template <class S> struct Lane {
@@ -104,20 +106,18 @@ template <class S> struct Lane {
 
 // U vectors of N ranks, both known when this is compiled, and sums: all loads are under way before the first addition.
 // In the place of vectors beyond the last it loads that again: a condition would let the compiler put loads behind it.
-// With STREAMED there are none beyond the last.
-template <int N, int U, bool STREAMED, bool TO_ALL, class S>
+template <int N, int U, bool TO_ALL, class S>
 __device__ __forceinline__ void sum_batch(const Places<TO_ALL> &places, symmem_u64 head, const Lane<S> &lane, Op op) {
     symmem_u32 words[U][N][4];
     symmem_u64 at[U];
 #pragma unroll
     for (int u = 0; u < U; u++) {
         symmem_u64 n = lane.i + u * lane.stride;
-        symmem_u64 vector = lane.at(STREAMED || u == 0 ? n : least(n, lane.count - 1));
+        symmem_u64 vector = lane.at(u == 0 ? n : least(n, lane.count - 1));
         at[u] = places.first + places.at(head + 16 * vector);
 #pragma unroll
         for (int rank = 0; rank < N; rank++) {
-            const char *from = static_cast<const char *>(places.parts.at[rank]) + at[u];
-            STREAMED ? load_streamed(words[u][rank], from) : load_vector(words[u][rank], from);
+            load_vector(words[u][rank], static_cast<const char *>(places.parts.at[rank]) + at[u]);
         }
     }
 #pragma unroll
@@ -130,30 +130,18 @@ __device__ __forceinline__ void sum_batch(const Places<TO_ALL> &places, symmem_u
         }
         sum.template finish<N>(words[u][0], op, N);
         symmem_u64 n = lane.i + u * lane.stride;
-        if (!STREAMED && u > 0 && n >= lane.count) {
+        if (u > 0 && n >= lane.count) {
             return;
         }
         if constexpr (TO_ALL) {
 #pragma unroll
             for (int rank = 0; rank < N; rank++) {
                 char *to = static_cast<char *>(places.parts.at[rank]) + at[u];
-                STREAMED ? store_streamed(to, words[u][0]) : store_vector(to, words[u][0]);
+                Streams<S>::VALUE ? store_streamed(to, words[u][0]) : store_vector(to, words[u][0]);
             }
         } else {
             store_vector(places.out + head + 16 * lane.at(n), words[u][0]);
         }
-    }
-}
-
-// All but the vectors that are to stay in the cache, and their rests.
-template <int N, int U, bool TO_ALL>
-__device__ __forceinline__ void sum_streamed(const Places<TO_ALL> &, symmem_u64, Lane<Share> &, const Share &, Op) {}
-
-template <int N, int U, bool TO_ALL>
-__device__ __forceinline__ void sum_streamed(const Places<TO_ALL> &places, symmem_u64 head, Lane<TurningShare> &lane,
-                                             const TurningShare &share, Op op) {
-    for (; lane.i + (U - 1) * lane.stride + share.kept < lane.count; lane.i += U * lane.stride) {
-        sum_batch<N, U, true>(places, head, lane, op);
     }
 }
 
@@ -162,10 +150,8 @@ template <int N, bool TO_ALL, class S>
 __device__ __forceinline__ void sum_vectors(const Places<TO_ALL> &places, const Cut &cut, const S &share, Op op) {
     // Vectors at once: about 8 loads, 32 registers. Two-byte floats take twice the registers that they lie in.
     const int U = N >= 8 ? 1 : N == 2 && Number::BYTES == 2 ? 3 : 8 / N;
-    Lane<S> lane(cut.vectors, share);
-    sum_streamed<N, U>(places, cut.head, lane, share, op);
-    for (; lane.i < lane.count; lane.i += U * lane.stride) {
-        sum_batch<N, U, false>(places, cut.head, lane, op);
+    for (Lane<S> lane(cut.vectors, share); lane.i < lane.count; lane.i += U * lane.stride) {
+        sum_batch<N, U>(places, cut.head, lane, op);
     }
 }
 

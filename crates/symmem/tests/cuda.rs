@@ -14,6 +14,7 @@ use symmem_testing::{Ranks, die, test_name};
 mod cuda {
     mod copy_engine;
     mod dying;
+    mod large;
     mod memory;
     mod moving;
     mod rows;

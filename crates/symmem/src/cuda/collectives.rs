@@ -83,16 +83,15 @@ impl<T: Element> Symmetric<T> {
                 Err(self.no_such_way(NAME, ways, chosen))
             }
             Algorithm::OneShot => {
-                self.in_place("all_reduce_one_shot_in_place", chosen, op, bytes, None, stream)
+                self.in_place("all_reduce_one_shot_in_place", chosen, op, bytes, stream)
             }
             _ => {
-                let (share, kept) = (bytes.div_ceil(ranks), self.kept(bytes));
-                self.backwards = !self.backwards && kept.is_some();
-                let name = match kept {
-                    Some(_) => "all_reduce_two_shot_in_turns",
-                    None => "all_reduce_two_shot",
-                };
-                self.in_place(name, Algorithm::TwoShot, op, share, kept, stream)
+                // What was touched last is in the cache still, so it is best to come back the way one went.
+                let (share, turns) = (bytes.div_ceil(ranks), self.overflows_cache(bytes));
+                self.backwards = turns && !self.backwards;
+                let name =
+                    if turns { "all_reduce_two_shot_in_turns" } else { "all_reduce_two_shot" };
+                self.in_place(name, Algorithm::TwoShot, op, share, stream)
             }
         }
     }
@@ -104,7 +103,6 @@ impl<T: Element> Symmetric<T> {
         algorithm: Algorithm,
         op: ReduceOp,
         share: usize,
-        kept: Option<u64>,
         stream: &Stream,
     ) -> Result<()> {
         const NAME: &str = "all_reduce";
@@ -113,10 +111,10 @@ impl<T: Element> Symmetric<T> {
         let (mut op, mut backwards) = (op as u32, u32::from(self.backwards));
         self.enqueue(NAME, call, stream, |group| {
             let (kernel, blocks) = self.shaped(file(T::DTYPE), name, share)?;
-            let (mut group, mut vectors) = (group, kept.unwrap_or(0));
-            let list = parameters![group, parts, first, length, op, backwards, vectors];
-            // Only the kernel that goes both ways has parameters for that.
-            let list = if kept.is_some() { &mut list[..] } else { &mut list[..5] };
+            let mut group = group;
+            let list = parameters![group, parts, first, length, op, backwards];
+            // Only the kernel that goes both ways has a parameter for that.
+            let list = if name.ends_with("turns") { &mut list[..] } else { &mut list[..5] };
             // SAFETY: the kernel's parameters in order; it touches `length` elements of all parts.
             unsafe { self.launch(kernel, blocks, stream, list) }
         })
@@ -367,12 +365,9 @@ impl<T: Element> Symmetric<T> {
         Ok((kernel, wanted.min(if wanted <= 4 * half { half } else { most })))
     }
 
-    /// Of parts that do not all fit in the cache of their device, how many vectors of each share a kernel leaves there for
-    /// the next.
-    fn kept(&self, bytes: usize) -> Option<u64> {
-        let (cache, here) = (self.gpu.cache(), self.comm.neighbours.max(1));
-        let left = cache / 8 * 5 / (here * self.group().size() * VECTOR);
-        (bytes.saturating_mul(here) > cache).then_some(left as u64)
+    /// Whether parts of so many bytes are more than the cache of their device holds.
+    fn overflows_cache(&self, bytes: usize) -> bool {
+        bytes.saturating_mul(self.comm.neighbours) > self.gpu.cache()
     }
 
     /// The most blocks of each rank, so that those of all ranks that share the device fit on it: they wait for each other.

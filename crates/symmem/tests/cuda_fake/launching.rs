@@ -106,6 +106,30 @@ fn a_small_signal_pad_limits_no_grid() {
     });
 }
 
+/// The fake's devices have a cache of 50 MiB.
+#[test]
+fn what_the_cache_does_not_hold_is_gone_through_there_and_back() {
+    let ways: Arc<Mutex<Vec<u8>>> = Arc::default();
+    let drivers = drivers(2);
+    let seen = ways.clone();
+    drivers[1].kernel("all_reduce_two_shot_in_turns", &[GROUP, 576, 8, 8, 4, 4], move |launched| {
+        seen.lock().unwrap().push(launched.parameters[5][0]);
+    });
+    ranks(&drivers, |world, driver, gpu, stream| {
+        let mut fits = gpu.alloc::<u8>(world, 50 << 20).unwrap().rendezvous(world).unwrap();
+        let mut more = gpu.alloc::<u8>(world, (50 << 20) + 1).unwrap().rendezvous(world).unwrap();
+        for _ in 0..3 {
+            more.all_reduce(ReduceOp::Sum, stream).unwrap();
+            fits.all_reduce(ReduceOp::Sum, stream).unwrap();
+        }
+        let names = driver.launches().into_iter().map(|launched| launched.function);
+        let plain = names.filter(|name| name == "all_reduce_two_shot").count();
+        assert_eq!(plain, 3);
+        world.barrier().unwrap();
+    });
+    assert_eq!(*ways.lock().unwrap(), [1, 0, 1]);
+}
+
 #[test]
 fn ranks_on_one_device_need_its_scope_only() {
     let drivers = drivers(2);
