@@ -79,10 +79,9 @@ tests() { # NAME LIMIT OPTION...: ranks are processes that the tests start
   shared "$1" "$2" "$here/cuda-tests" --ignored --test-threads 1 "${@:3}"
 }
 
-measure() { # RANKS
-  shared "bench, $1 ranks" 200 "$here/symmem" bench --backend cuda --graph "--peers=$here" -n "$1" \
-    --rounds "${SYMMEM_GPU_ROUNDS:-1}" --dtype bf16,f32 --bytes 1K,16K,64K,256K,1M,16M,128M \
-    ${OUT:+--json "$OUT/bench-$1.json"}
+measure() { # RANKS SIZES FILE [OPTION...]
+  shared "bench, $1 ranks, $2" 150 "$here/symmem" bench --backend cuda --graph -n "$1" --bytes "$2" \
+    --rounds "${SYMMEM_GPU_ROUNDS:-1}" --dtype bf16,f32 "${@:4}" ${OUT:+--json "$OUT/$3"}
 }
 
 if command -v nvidia-smi >/dev/null; then
@@ -100,7 +99,13 @@ if start_mps; then
   for ranks in ${do_tests:+1 2 4 8}; do
     SYMMEM_GPU_RANKS=$ranks tests "tests, $ranks ranks" 100 --skip dies --skip killed_in_its_kernel
   done
-  for ranks in ${do_bench:+2 4 8}; do measure "$ranks"; done
+  for ranks in ${do_bench:+2 4}; do
+    measure "$ranks" 1K,16K,64K,256K,1M,16M,128M "bench-$ranks.json" "--peers=$here"
+  done
+  if [ -n "$do_bench" ]; then
+    measure 8 1K,16K,64K,256K,1M bench-8.json "--peers=$here"
+    measure 8 16M,128M bench-8-large.json # PyTorch's two-shot does not end with 8 ranks on one device
+  fi
 else
   [ -z "$do_tests" ] ||
     SYMMEM_GPU_RANKS=1,2 tests "tests without MPS" 150 --skip dies --skip killed_in_its_kernel
