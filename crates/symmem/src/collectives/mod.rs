@@ -178,8 +178,12 @@ impl Group {
         let mut tiny = [0_u64; Desk::TINY / size_of::<u64>()];
         lay(tiny.as_mut_ptr().cast());
         let write = |desk: &Desk<'_>, to: usize| {
-            // SAFETY: as many bytes as there are, aligned; `to` does not read them before our flag.
-            unsafe { desk.tiny_for(to).cast::<[u64; 3]>().write(tiny) };
+            let place = desk.tiny_for(to);
+            for (at, word) in tiny.iter().enumerate() {
+                // Word by word, as `lay` has written them: wider loads would wait until those stores are through.
+                // SAFETY: as many words as there are, aligned; `to` does not read them before our flag.
+                unsafe { place.wrapping_add(at).write_volatile(*word) };
+            }
         };
         let read = |desk: &Desk<'_>| by_rank(self.size(), |r| desk.tiny_from(r).cast(), work);
         self.exchange(call, write, read)
@@ -206,6 +210,9 @@ fn fetch_to_write(first: *const u8, bytes: usize) {
 /// Calls `f` with a pointer for each rank, made by `of`; without an allocation where the ranks are few.
 #[inline]
 fn by_rank<P: Copy, R>(ranks: usize, of: impl Fn(usize) -> P, f: impl FnOnce(&[P]) -> R) -> R {
+    if ranks == 2 {
+        return f(&[of(0), of(1)]);
+    }
     let mut few = [of(0); 16];
     match few.get_mut(..ranks) {
         Some(few) => {

@@ -17,7 +17,14 @@ pub(crate) const VECTOR: usize = 32;
 ///
 /// # Safety
 /// `from` may be read and `to` written for `bytes`, by nobody else meanwhile.
+#[inline]
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize, stores: Stores) {
+    if bytes == size_of::<u64>() {
+        // One number is the most usual tiny message, and a call would take longer. SAFETY: as the caller promises.
+        let number = unsafe { from.cast::<u64>().read_unaligned() };
+        // SAFETY: as the caller promises.
+        return unsafe { to.cast::<u64>().write_unaligned(number) };
+    }
     #[cfg(target_arch = "x86_64")]
     if stores == Stores::Streaming && bytes >= 512 && is_x86_feature_detected!("avx") {
         // SAFETY: as the caller promises, and the processor can.
