@@ -167,12 +167,8 @@ impl Group {
                     lay(desk.stage(to));
                 }
             };
-            let read = |desk: &Desk<'_>| {
-                let done = by_rank(self.size(), |r| desk.stage(r).cast_const().cast(), work);
-                // Peers have read what lies where we write next: their copies of it can go while the caller works.
-                fetch_to_write(desk.next_stage(), bytes.min(EAGER));
-                done
-            };
+            let place = |desk: &Desk<'_>, rank| desk.stage(rank).cast_const().cast();
+            let read = |desk: &Desk<'_>| by_rank(self.size(), |rank| place(desk, rank), work);
             return self.exchange(call, write, read);
         }
         let mut tiny = [0_u64; Desk::TINY / size_of::<u64>()];
@@ -195,16 +191,6 @@ impl Group {
 fn record<T: Element>(group: &Group, op: &'static str, len: usize, way: &'static str) {
     let (name, rank, bytes) = (group.name(), group.rank(), len * size_of::<T>());
     tracing::debug!(op, group = name, rank, bytes, dtype = %T::DTYPE, way);
-}
-
-/// How much of the next desk is fetched ahead: about what a core can have under way at once.
-const EAGER: usize = 2048;
-
-/// Hints that `bytes` are about to be written.
-fn fetch_to_write(first: *const u8, bytes: usize) {
-    for at in (0..bytes).step_by(LINE) {
-        crate::sync::fetch_to_write(first.wrapping_add(at));
-    }
 }
 
 /// Calls `f` with a pointer for each rank, made by `of`; without an allocation where the ranks are few.

@@ -111,11 +111,11 @@ pub(super) fn results(bytes: usize, destinations: usize) -> Stores {
     }
 }
 
-/// How `bytes` are laid out for peers. They have the old contents in their caches: taking a line back from there costs
-/// many times what it costs to store around them and have the peer fetch it from memory. A fence is the price, which a few
-/// lines are not worth.
+/// How `bytes` are laid out for peers. They have the old contents in their caches. As many lines as a core has stores
+/// under way are taken back from there all at once; beyond, each costs many times what it costs to store around the
+/// caches and have the peer fetch it from memory.
 pub(super) fn lay(bytes: usize) -> Stores {
-    if bytes >= 2048 { Stores::Streaming } else { Stores::Cached }
+    if bytes > 2048 { Stores::Streaming } else { Stores::Cached }
 }
 
 #[cfg(test)]

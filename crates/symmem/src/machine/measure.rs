@@ -13,20 +13,19 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::{Costs, lists};
 use crate::error::{Error, Result};
+use crate::sync::Ordering;
 use crate::sync::shared::AtomicU64;
-use crate::sync::{Ordering, fetch_to_write};
 
 /// How long the two threads measure, on two cores and on one.
 const APART: Duration = Duration::from_millis(150);
 const TOGETHER: Duration = Duration::from_millis(50);
 /// Flags that a rank has for each of few peers and of many.
 const FLAGS: [usize; 2] = [1, 8];
-/// Lines of a message: few and many, around the sizes at which the algorithms cross.
-const LINES: [usize; 2] = [8, 64];
+/// Lines of a message: few and many, around the sizes at which the algorithms cross. No more than a core has stores under
+/// way: beyond, each line that is taken from a peer waits for the one before.
+const LINES: [usize; 2] = [8, 32];
 /// Exchanges or round trips in a row, timed together.
 const ROW: u32 = 16;
-/// Lines that are asked for ahead, as collectives do.
-const AHEAD: usize = 32;
 /// Lines that push others out of the first cache.
 const MANY: usize = 1024;
 /// A flag that goes there and back faster travels within one core, between its two threads. In picoseconds.
@@ -283,8 +282,7 @@ impl Side<'_> {
 
     /// Copies lines to one desk, and adds up what both have laid out: what each of the two takes.
     fn staged(&self, desk: usize, lines: usize) -> (u64, u64) {
-        let [own, next] = [desk, 1 - desk].map(|desk| &self.table.desks[self.me][desk]);
-        let theirs = &self.table.desks[1 - self.me][desk];
+        let [own, theirs] = [self.me, 1 - self.me].map(|who| &self.table.desks[who][desk]);
         let part = &self.table.parts[self.me][..lines];
         part.iter().for_each(|line| line.write(self.epoch.get()));
         self.meet_apart();
@@ -296,7 +294,6 @@ impl Side<'_> {
             part.write(own.read().wrapping_add(theirs.read()));
         }
         let fresh = since(begin);
-        next.iter().take(AHEAD).for_each(|line| fetch_to_write(std::ptr::from_ref(line).cast()));
         (laid, fresh)
     }
 
