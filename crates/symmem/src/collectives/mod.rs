@@ -18,6 +18,7 @@ mod rooted;
 mod slices;
 mod words;
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::ptr::NonNull;
 
@@ -145,7 +146,7 @@ impl<T: Element> Symmetric<T> {
                 unsafe { copy(own.cast(), to, bytes, plan::lay(bytes)) };
             }
         };
-        group.staged(call, bytes, lay, |from| work(from, own))
+        group.staged(call, bytes, lay, Some(own.cast_const()), |from| work(from, own))
     }
 }
 
@@ -153,22 +154,30 @@ impl Group {
     /// The way of what is small or not in symmetric memory: every rank lays out at most `bytes` bytes, by `lay`, beside its
     /// flag, and `work` gets what each has laid out, by rank. `bytes` is the same on all ranks, and at most [`DESK`].
     ///
-    /// One barrier is all: what is laid out stays as it is until all have passed the next.
+    /// One barrier is all: what is laid out stays as it is until all have passed the next. What this rank has laid out it
+    /// finds at `own`, where that is given: lines that peers are fetching from our cache are slow to read for us as well.
     fn staged<T, R>(
         &self,
         call: Call,
         bytes: usize,
         lay: impl Fn(*mut u8),
+        own: Option<*const T>,
         work: impl FnOnce(&[*const T]) -> R,
     ) -> Result<R> {
+        // A call that goes on with an expired one lays out nothing: what counts is what was laid out then.
+        let laid = Cell::new(false);
+        let own = |rank| own.filter(|_| rank == self.rank() && laid.get());
         if bytes > Desk::TINY {
             let write = |desk: &Desk<'_>, to: usize| {
                 if to == self.rank() {
                     lay(desk.stage(to));
+                    laid.set(true);
                 }
             };
-            let place = |desk: &Desk<'_>, rank| desk.stage(rank).cast_const().cast();
-            let read = |desk: &Desk<'_>| by_rank(self.size(), |rank| place(desk, rank), work);
+            let read = |desk: &Desk<'_>| {
+                let place = |rank| own(rank).unwrap_or(desk.stage(rank).cast_const().cast());
+                by_rank(self.size(), place, work)
+            };
             return self.exchange(call, write, read);
         }
         let mut tiny = [0_u64; Desk::TINY / size_of::<u64>()];
@@ -180,8 +189,12 @@ impl Group {
                 // SAFETY: as many words as there are, aligned; `to` does not read them before our flag.
                 unsafe { place.wrapping_add(at).write_volatile(*word) };
             }
+            laid.set(true);
         };
-        let read = |desk: &Desk<'_>| by_rank(self.size(), |r| desk.tiny_from(r).cast(), work);
+        let read = |desk: &Desk<'_>| {
+            let place = |rank| own(rank).unwrap_or(desk.tiny_from(rank).cast());
+            by_rank(self.size(), place, work)
+        };
         self.exchange(call, write, read)
     }
 }
