@@ -153,15 +153,25 @@ floats! {
         #[cfg(target_arch = "x86_64")]
         #[inline(always)]
         unsafe fn widen_fast<const L: usize, const X: bool>(narrow: [Self; L]) -> [f32; L] {
-            // SAFETY: the processor can.
-            if X && L % 32 == 0 { unsafe { avx512::widen(narrow) } } else { unsafe { f16c::widen(narrow) } }
+            if X && L.is_multiple_of(32) {
+                // SAFETY: the processor can.
+                unsafe { avx512::widen(narrow) }
+            } else {
+                // SAFETY: the processor can.
+                unsafe { f16c::widen(narrow) }
+            }
         }
 
         #[cfg(target_arch = "x86_64")]
         #[inline(always)]
         unsafe fn narrow_fast<const L: usize, const X: bool>(wide: [f32; L]) -> [Self; L] {
-            // SAFETY: the processor can.
-            if X && L % 32 == 0 { unsafe { avx512::narrow(wide) } } else { unsafe { f16c::narrow(wide) } }
+            if X && L.is_multiple_of(32) {
+                // SAFETY: the processor can.
+                unsafe { avx512::narrow(wide) }
+            } else {
+                // SAFETY: the processor can.
+                unsafe { f16c::narrow(wide) }
+            }
         }
     };
     F8E5M2, f32, |x| decode::<2, 15>(u32::from(x.0)), |w| F8E5M2(encode::<2, 15>(w) as u8), {};
@@ -185,8 +195,9 @@ mod f16c {
         for (narrow, wide) in narrow.chunks_exact(8).zip(wide.chunks_exact_mut(8)) {
             // SAFETY: eight elements are there.
             let eight = unsafe { _mm_loadu_si128(narrow.as_ptr().cast()) };
+            let eight = _mm256_cvtph_ps(eight);
             // SAFETY: likewise.
-            unsafe { _mm256_storeu_ps(wide.as_mut_ptr(), _mm256_cvtph_ps(eight)) };
+            unsafe { _mm256_storeu_ps(wide.as_mut_ptr(), eight) };
         }
         wide
     }
@@ -226,8 +237,9 @@ mod avx512 {
         for (narrow, wide) in narrow.chunks_exact(16).zip(wide.chunks_exact_mut(16)) {
             // SAFETY: sixteen elements are there.
             let sixteen = unsafe { _mm256_loadu_si256(narrow.as_ptr().cast()) };
+            let sixteen = _mm512_cvtph_ps(sixteen);
             // SAFETY: likewise.
-            unsafe { _mm512_storeu_ps(wide.as_mut_ptr(), _mm512_cvtph_ps(sixteen)) };
+            unsafe { _mm512_storeu_ps(wide.as_mut_ptr(), sixteen) };
         }
         wide
     }

@@ -329,6 +329,18 @@ mod tests {
         .collect()
     }
 
+    /// The loops of all instruction sets that this processor has.
+    fn loops<N: Number, O: Operator>() -> Vec<Loop<N>> {
+        let mut loops: Vec<Loop<N>> = vec![portable::<N, O>];
+        #[cfg(target_arch = "x86_64")]
+        match instructions() {
+            Instructions::Portable => {}
+            Instructions::Avx2 => loops.push(avx2::<N, O>),
+            Instructions::Avx512 => loops.extend([avx2::<N, O> as Loop<N>, avx512::<N, O>]),
+        }
+        loops
+    }
+
     fn all_agree<N: Number>(make: impl Fn(f32) -> N, bytes: impl Fn(&[N]) -> Vec<u8>) {
         for ranks in [2, 3, 8] {
             for len in [1, 5, 63, 64, 65, 1000] {
@@ -337,18 +349,21 @@ mod tests {
                     .collect();
                 for op in ReduceOp::ALL {
                     let Some(chosen) = reduce_loop::<N>(op) else { continue };
-                    let plain = match op {
-                        ReduceOp::Sum => portable::<N, Sum>,
-                        ReduceOp::Average => portable::<N, Average>,
-                        ReduceOp::Product => portable::<N, Product>,
-                        ReduceOp::Min => portable::<N, Min>,
-                        ReduceOp::Max => portable::<N, Max>,
-                        ReduceOp::And => portable::<N, And>,
-                        ReduceOp::Or => portable::<N, Or>,
-                        ReduceOp::Xor => portable::<N, Xor>,
+                    let loops = match op {
+                        ReduceOp::Sum => loops::<N, Sum>(),
+                        ReduceOp::Average => loops::<N, Average>(),
+                        ReduceOp::Product => loops::<N, Product>(),
+                        ReduceOp::Min => loops::<N, Min>(),
+                        ReduceOp::Max => loops::<N, Max>(),
+                        ReduceOp::And => loops::<N, And>(),
+                        ReduceOp::Or => loops::<N, Or>(),
+                        ReduceOp::Xor => loops::<N, Xor>(),
                     };
-                    let (a, b) = (run(chosen, &sources, 0), run(plain, &sources, 0));
-                    assert_eq!(bytes(&a), bytes(&b), "{op} of {ranks} × {len}");
+                    let a = run(chosen, &sources, 0);
+                    for (i, other) in loops.into_iter().enumerate() {
+                        let b = run(other, &sources, 0);
+                        assert_eq!(bytes(&a), bytes(&b), "{op} of {ranks} × {len}, loop {i}");
+                    }
                     if len > 3 {
                         let shifted = run(chosen, &sources, 3);
                         assert_eq!(bytes(&shifted), bytes(&a[3..]), "{op} from element 3");
