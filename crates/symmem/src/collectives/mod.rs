@@ -18,6 +18,7 @@ mod rooted;
 mod slices;
 mod words;
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::ptr::NonNull;
 
@@ -146,7 +147,7 @@ impl<T: Element> Symmetric<T> {
                 unsafe { copy(own.cast(), to, bytes, plan::lay(bytes)) };
             }
         };
-        group.staged(call, bytes, lay, |from| work(from, own))
+        group.staged(call, bytes, lay, Some(own.cast_const()), |from| work(from, own))
     }
 }
 
@@ -154,35 +155,47 @@ impl Group {
     /// The way of what is small or not in symmetric memory: every rank lays out at most `bytes` bytes, by `lay`, beside its
     /// flag, and `work` gets what each has laid out, by rank. `bytes` is the same on all ranks, and at most [`DESK`].
     ///
-    /// One barrier is all: what is laid out stays as it is until all have passed the next.
+    /// One barrier is all: what is laid out stays as it is until all have passed the next. What this rank has laid out it
+    /// finds at `own`, where that is given: lines that peers are fetching from our cache are slow to read for us as well.
     fn staged<T, R>(
         &self,
         call: Call,
         bytes: usize,
         lay: impl Fn(*mut u8),
+        own: Option<*const T>,
         work: impl FnOnce(&[*const T]) -> R,
     ) -> Result<R> {
+        // A call that goes on with an expired one lays out nothing: what counts is what was laid out then.
+        let laid = Cell::new(false);
+        let own = |rank| own.filter(|_| rank == self.rank() && laid.get());
         if bytes > Desk::TINY {
             let write = |desk: &Desk<'_>, to: usize| {
                 if to == self.rank() {
                     lay(desk.stage(to));
+                    laid.set(true);
                 }
             };
             let read = |desk: &Desk<'_>| {
-                let done = by_rank(self.size(), |r| desk.stage(r).cast_const().cast(), work);
-                // Peers have read what lies where we write next: their copies of it can go while the caller works.
-                fetch_to_write(desk.next_stage(), bytes.min(EAGER));
-                done
+                let place = |rank| own(rank).unwrap_or(desk.stage(rank).cast_const().cast());
+                by_rank(self.size(), place, work)
             };
             return self.exchange(call, write, read);
         }
         let mut tiny = [0_u64; Desk::TINY / size_of::<u64>()];
         lay(tiny.as_mut_ptr().cast());
         let write = |desk: &Desk<'_>, to: usize| {
-            // SAFETY: as many bytes as there are, aligned; `to` does not read them before our flag.
-            unsafe { desk.tiny_for(to).cast::<[u64; 3]>().write(tiny) };
+            let place = desk.tiny_for(to);
+            for (at, word) in tiny.iter().enumerate() {
+                // Word by word, as `lay` has written them: wider loads would wait until those stores are through.
+                // SAFETY: as many words as there are, aligned; `to` does not read them before our flag.
+                unsafe { place.wrapping_add(at).write_volatile(*word) };
+            }
+            laid.set(true);
         };
-        let read = |desk: &Desk<'_>| by_rank(self.size(), |r| desk.tiny_from(r).cast(), work);
+        let read = |desk: &Desk<'_>| {
+            let place = |rank| own(rank).unwrap_or(desk.tiny_from(rank).cast());
+            by_rank(self.size(), place, work)
+        };
         self.exchange(call, write, read)
     }
 }
@@ -194,19 +207,12 @@ fn record<T: Element>(group: &Group, op: &'static str, len: usize, way: &'static
     tracing::debug!(op, group = name, rank, bytes, dtype = %T::DTYPE, way);
 }
 
-/// How much of the next desk is fetched ahead: about what a core can have under way at once.
-const EAGER: usize = 2048;
-
-/// Hints that `bytes` are about to be written.
-fn fetch_to_write(first: *const u8, bytes: usize) {
-    for at in (0..bytes).step_by(LINE) {
-        crate::sync::fetch_to_write(first.wrapping_add(at));
-    }
-}
-
 /// Calls `f` with a pointer for each rank, made by `of`; without an allocation where the ranks are few.
 #[inline]
 fn by_rank<P: Copy, R>(ranks: usize, of: impl Fn(usize) -> P, f: impl FnOnce(&[P]) -> R) -> R {
+    if ranks == 2 {
+        return f(&[of(0), of(1)]);
+    }
     let mut few = [of(0); 16];
     match few.get_mut(..ranks) {
         Some(few) => {

@@ -48,6 +48,10 @@ pub(super) fn estimate(rates: &Rates, bytes: usize, ranks: usize) -> [Estimate; 
 
 const ALGORITHMS: [Algorithm; 3] = [Algorithm::Staged, Algorithm::OneShot, Algorithm::TwoShot];
 
+/// Lines that a core takes from a peer at once. Each that is laid out beyond waits for the one before: about as long as two
+/// lines take in a stream.
+const AT_ONCE: u64 = 16;
+
 /// By algorithm, as above.
 fn picoseconds(rates: &Rates, bytes: usize, ranks: usize) -> [u64; 3] {
     let lines = bytes.div_ceil(super::LINE) as u64;
@@ -59,7 +63,9 @@ fn picoseconds(rates: &Rates, bytes: usize, ranks: usize) -> [u64; 3] {
         rates.exchange // it travels in the line of the flag
     } else {
         let pieces = bytes.div_ceil(DESK) as u64;
-        pieces.saturating_mul(rates.exchange).saturating_add(fetched)
+        let dearer = (2 * rates.moved).saturating_sub(rates.laid);
+        let late = lines.saturating_sub(AT_ONCE).saturating_mul(dearer);
+        pieces.saturating_mul(rates.exchange).saturating_add(fetched).saturating_add(late)
     };
     let one_shot = (3 * rates.exchange).saturating_add(fetched);
     let share = lines.div_ceil(ranks.max(1));
@@ -111,11 +117,11 @@ pub(super) fn results(bytes: usize, destinations: usize) -> Stores {
     }
 }
 
-/// How `bytes` are laid out for peers. They have the old contents in their caches: taking a line back from there costs
-/// many times what it costs to store around them and have the peer fetch it from memory. A fence is the price, which a few
-/// lines are not worth.
+/// How `bytes` are laid out for peers. They have the old contents in their caches. As many lines as a core has stores
+/// under way are taken back from there all at once; beyond, each costs many times what it costs to store around the
+/// caches and have the peer fetch it from memory.
 pub(super) fn lay(bytes: usize) -> Stores {
-    if bytes >= 2048 { Stores::Streaming } else { Stores::Cached }
+    if bytes > 2048 { Stores::Streaming } else { Stores::Cached }
 }
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ impl Group {
             let lay = |to: *mut u8| unsafe { laid.lay(to) };
             if laid.bytes() <= Desk::TINY || plan::at_once(self.rates()?, laid.bytes(), self.size())
             {
-                self.staged(call(0), laid.bytes(), lay, |from| {
+                self.staged(call(0), laid.bytes(), lay, None, |from| {
                     // SAFETY: every other rank has laid out a piece of this length, and here is ours.
                     let reduce =
                         |from: &[*const T]| unsafe { looped(from, &[data], len, Stores::Cached) };
@@ -44,7 +44,7 @@ impl Group {
                 continue;
             }
             let own = share::<T>(len, self.rank(), self.size());
-            self.staged(call(1), laid.bytes(), lay, |from| {
+            self.staged(call(1), laid.bytes(), lay, None, |from| {
                 let to = data.wrapping_add(own.start);
                 // SAFETY: our share of what every other rank has laid out, and of ours.
                 let reduce =
@@ -64,7 +64,7 @@ impl Group {
         // SAFETY: our share of the elements, which fits a desk.
         let lay = |to: *mut u8| unsafe { laid.lay(to) };
         let most = shares(0).len() * size_of::<T>();
-        self.staged(call, most, lay, |from: &[*const T]| {
+        self.staged(call, most, lay, None, |from: &[*const T]| {
             for (rank, from) in from.iter().enumerate().filter(|(rank, _)| *rank != self.rank()) {
                 let to = data.wrapping_add(shares(rank).start);
                 // SAFETY: the rank has laid out its share, and here is the place for it.
@@ -85,7 +85,7 @@ impl Group {
             let laid = Laid::one(input.as_ptr().wrapping_add(piece.start), piece.len());
             // SAFETY: a piece of `input`, which fits a desk.
             let lay = |to: *mut u8| unsafe { laid.lay(to) };
-            self.staged(call, laid.bytes(), lay, |from| {
+            self.staged(call, laid.bytes(), lay, None, |from| {
                 self.take_up(from, 0, laid.from, out, len, &piece);
             })?;
         }
@@ -111,7 +111,7 @@ impl Group {
             // SAFETY: a piece of each block of `input`, which all together fit a desk.
             let lay = |to: *mut u8| unsafe { laid.lay(to) };
             let out = out.get_mut(piece).unwrap_or_default();
-            self.staged(call, laid.bytes(), lay, |from| {
+            self.staged(call, laid.bytes(), lay, None, |from| {
                 let own = laid.from.wrapping_add(self.rank() * block);
                 let (out, len) = (out.as_mut_ptr(), out.len());
                 self.beside(from, self.rank() * len, own, |from| {
@@ -141,7 +141,7 @@ impl Group {
                     unsafe { laid.lay(to) };
                 }
             };
-            self.staged(call, laid.bytes(), lay, |from: &[*const T]| {
+            self.staged(call, laid.bytes(), lay, None, |from: &[*const T]| {
                 if let Some(from) = from.get(root).filter(|_| self.rank() != root) {
                     // SAFETY: the root has laid out a piece of this length, and here is the place for it.
                     unsafe { copy_elements(*from, data, len) };
@@ -163,7 +163,7 @@ impl Group {
             let laid = Laid::blocks(input, block, self, &piece);
             // SAFETY: a piece of each block of `input`, which all together fit a desk.
             let lay = |to: *mut u8| unsafe { laid.lay(to) };
-            self.staged(call, laid.bytes(), lay, |from| {
+            self.staged(call, laid.bytes(), lay, None, |from| {
                 let own = laid.from.wrapping_add(self.rank() * block);
                 self.take_up(from, self.rank() * piece.len(), own, out, block, &piece);
             })?;

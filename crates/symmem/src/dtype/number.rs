@@ -21,21 +21,22 @@ pub trait Number: Copy + 'static {
     fn or(a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn xor(a: Self::Wide, b: Self::Wide) -> Self::Wide;
 
-    /// As `widen`, by the processor's own means where it has any.
+    /// As `widen`, of many, by the processor's own means where it has any, and in an order that suits it:
+    /// `narrow_fast` undoes that order. `X` says that the processor has AVX-512.
     ///
     /// # Safety
-    /// The processor has F16C.
+    /// The processor has F16C, and F, BW, VL and DQ of AVX-512 where `X` says so.
     #[inline(always)]
-    unsafe fn widen_fast<const L: usize>(narrow: [Self; L]) -> [Self::Wide; L] {
+    unsafe fn widen_fast<const L: usize, const X: bool>(narrow: [Self; L]) -> [Self::Wide; L] {
         narrow.map(Self::widen)
     }
 
     /// As `narrow`, likewise.
     ///
     /// # Safety
-    /// The processor has F16C.
+    /// As `widen_fast`.
     #[inline(always)]
-    unsafe fn narrow_fast<const L: usize>(wide: [Self::Wide; L]) -> [Self; L] {
+    unsafe fn narrow_fast<const L: usize, const X: bool>(wide: [Self::Wide; L]) -> [Self; L] {
         wide.map(Self::narrow)
     }
 }
@@ -119,28 +120,58 @@ macro_rules! floats {
 floats! {
     f64, f64, |x| x, |w| if w.is_nan() { f64::NAN } else { w }, {};
     f32, f32, |x| x, |w| if w.is_nan() { f32::NAN } else { w }, {};
-    bf16, f32, |x| f32::from_bits(u32::from(x.to_bits()) << 16), |w| bf16::from_bits(to_bf16(w)), {};
-    f16, f32, |x| decode::<10, 15>(u32::from(x.to_bits())), |w| f16::from_bits(encode::<10, 15>(w) as u16), {
-        #[cfg(target_arch = "x86_64")]
+    bf16, f32, |x| f32::from_bits(u32::from(x.to_bits()) << 16), |w| bf16::from_bits(to_bf16(w)), {
+        // Those at even places in the first half, those at odd ones in the second: each is half of a 32-bit word, so
+        // that one shift or mask widens it, and no element changes its lane.
+        #[cfg(target_endian = "little")]
         #[inline(always)]
-        unsafe fn widen_fast<const L: usize>(narrow: [Self; L]) -> [f32; L] {
+        unsafe fn widen_fast<const L: usize, const X: bool>(narrow: [Self; L]) -> [f32; L] {
             let mut wide = [0.0; L];
-            for (narrow, wide) in narrow.chunks_exact(8).zip(wide.chunks_exact_mut(8)) {
-                // SAFETY: the processor can, and eight elements are there.
-                unsafe { f16c::widen(narrow.as_ptr(), wide.as_mut_ptr()) };
+            let (even, odd) = wide.split_at_mut(L / 2);
+            for ((pair, even), odd) in narrow.chunks_exact(2).zip(even).zip(odd) {
+                // SAFETY: a pair is a word; it may lie at any address.
+                let word = unsafe { pair.as_ptr().cast::<u32>().read_unaligned() };
+                (*even, *odd) = (f32::from_bits(word << 16), f32::from_bits(word & 0xffff_0000));
             }
             wide
         }
 
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(target_endian = "little")]
         #[inline(always)]
-        unsafe fn narrow_fast<const L: usize>(wide: [f32; L]) -> [Self; L] {
-            let mut narrow = [f16::ZERO; L];
-            for (wide, narrow) in wide.chunks_exact(8).zip(narrow.chunks_exact_mut(8)) {
-                // SAFETY: the processor can, and eight elements are there.
-                unsafe { f16c::narrow(wide.as_ptr(), narrow.as_mut_ptr()) };
+        unsafe fn narrow_fast<const L: usize, const X: bool>(wide: [f32; L]) -> [Self; L] {
+            let mut narrow = [bf16::ZERO; L];
+            let (even, odd) = wide.split_at(L / 2);
+            for ((pair, even), odd) in narrow.chunks_exact_mut(2).zip(even).zip(odd) {
+                let word = rounded_to_bf16(*even) >> 16 | rounded_to_bf16(*odd) & 0xffff_0000;
+                // SAFETY: a pair is a word; it may lie at any address.
+                unsafe { pair.as_mut_ptr().cast::<u32>().write_unaligned(word) };
             }
             narrow
+        }
+    };
+    f16, f32, |x| decode::<10, 15>(u32::from(x.to_bits())), |w| f16::from_bits(encode::<10, 15>(w) as u16), {
+        #[cfg(target_arch = "x86_64")]
+        #[inline(always)]
+        unsafe fn widen_fast<const L: usize, const X: bool>(narrow: [Self; L]) -> [f32; L] {
+            if X && L.is_multiple_of(32) {
+                // SAFETY: the processor can.
+                unsafe { avx512::widen(narrow) }
+            } else {
+                // SAFETY: the processor can.
+                unsafe { f16c::widen(narrow) }
+            }
+        }
+
+        #[cfg(target_arch = "x86_64")]
+        #[inline(always)]
+        unsafe fn narrow_fast<const L: usize, const X: bool>(wide: [f32; L]) -> [Self; L] {
+            if X && L.is_multiple_of(32) {
+                // SAFETY: the processor can.
+                unsafe { avx512::narrow(wide) }
+            } else {
+                // SAFETY: the processor can.
+                unsafe { f16c::narrow(wide) }
+            }
         }
     };
     F8E5M2, f32, |x| decode::<2, 15>(u32::from(x.0)), |w| F8E5M2(encode::<2, 15>(w) as u8), {};
@@ -156,37 +187,104 @@ mod f16c {
     use half::f16;
 
     /// # Safety
-    /// The processor has F16C; eight elements may be read and written.
+    /// The processor has F16C.
     #[inline]
     #[target_feature(enable = "avx,f16c")]
-    pub(super) unsafe fn widen(narrow: *const f16, wide: *mut f32) {
-        // SAFETY: as the caller promises.
-        let eight = unsafe { _mm_loadu_si128(narrow.cast()) };
-        let eight = _mm256_cvtph_ps(eight);
-        // SAFETY: as the caller promises.
-        unsafe { _mm256_storeu_ps(wide, eight) };
+    pub(super) unsafe fn widen<const L: usize>(narrow: [f16; L]) -> [f32; L] {
+        let mut wide = [0.0; L];
+        for (narrow, wide) in narrow.chunks_exact(8).zip(wide.chunks_exact_mut(8)) {
+            // SAFETY: eight elements are there.
+            let eight = unsafe { _mm_loadu_si128(narrow.as_ptr().cast()) };
+            let eight = _mm256_cvtph_ps(eight);
+            // SAFETY: likewise.
+            unsafe { _mm256_storeu_ps(wide.as_mut_ptr(), eight) };
+        }
+        wide
     }
 
     /// # Safety
     /// As `widen`.
     #[inline]
     #[target_feature(enable = "avx,f16c")]
-    pub(super) unsafe fn narrow(wide: *const f32, narrow: *mut f16) {
+    pub(super) unsafe fn narrow<const L: usize>(wide: [f32; L]) -> [f16; L] {
+        let mut narrow = [f16::ZERO; L];
+        for (wide, narrow) in wide.chunks_exact(8).zip(narrow.chunks_exact_mut(8)) {
+            // SAFETY: eight elements are there.
+            let eight = unsafe { _mm256_loadu_ps(wide.as_ptr()) };
+            let nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(eight, eight);
+            let eight = _mm256_blendv_ps(eight, _mm256_set1_ps(f32::NAN), nan);
+            let rounded = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(eight);
+            // SAFETY: likewise.
+            unsafe { _mm_storeu_si128(narrow.as_mut_ptr().cast(), rounded) };
+        }
+        narrow
+    }
+}
+
+/// The same, of sixteen at once; the results go by lines, because it is stores that a core has few of under way.
+#[cfg(target_arch = "x86_64")]
+mod avx512 {
+    use std::arch::x86_64::*;
+
+    use half::f16;
+
+    /// # Safety
+    /// The processor has F, BW, VL and DQ of AVX-512.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    pub(super) unsafe fn widen<const L: usize>(narrow: [f16; L]) -> [f32; L] {
+        let mut wide = [0.0; L];
+        for (narrow, wide) in narrow.chunks_exact(16).zip(wide.chunks_exact_mut(16)) {
+            // SAFETY: sixteen elements are there.
+            let sixteen = unsafe { _mm256_loadu_si256(narrow.as_ptr().cast()) };
+            let sixteen = _mm512_cvtph_ps(sixteen);
+            // SAFETY: likewise.
+            unsafe { _mm512_storeu_ps(wide.as_mut_ptr(), sixteen) };
+        }
+        wide
+    }
+
+    /// # Safety
+    /// As `widen`.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    pub(super) unsafe fn narrow<const L: usize>(wide: [f32; L]) -> [f16; L] {
+        let mut narrow = [f16::ZERO; L];
+        for (wide, narrow) in wide.chunks_exact(32).zip(narrow.chunks_exact_mut(32)) {
+            let (low, high) = wide.split_at(16);
+            // SAFETY: sixteen elements are there.
+            let (low, high) = (unsafe { half(low) }, unsafe { half(high) });
+            let line = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
+            // SAFETY: thirty-two elements are there.
+            unsafe { _mm512_storeu_si512(narrow.as_mut_ptr().cast(), line) };
+        }
+        narrow
+    }
+
+    /// # Safety
+    /// As `widen`; and there are sixteen.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn half(wide: &[f32]) -> __m256i {
         // SAFETY: as the caller promises.
-        let eight = unsafe { _mm256_loadu_ps(wide) };
-        let nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(eight, eight);
-        let eight = _mm256_blendv_ps(eight, _mm256_set1_ps(f32::NAN), nan);
-        let rounded = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(eight);
-        // SAFETY: as the caller promises.
-        unsafe { _mm_storeu_si128(narrow.cast(), rounded) };
+        let sixteen = unsafe { _mm512_loadu_ps(wide.as_ptr()) };
+        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(sixteen, sixteen);
+        let rounded = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(sixteen);
+        _mm256_mask_mov_epi16(rounded, nan, _mm256_set1_epi16(f16::NAN.to_bits().cast_signed()))
     }
 }
 
 #[inline(always)]
 fn to_bf16(x: f32) -> u16 {
+    (rounded_to_bf16(x) >> 16) as u16
+}
+
+/// In the upper half; what the lower one has does not count.
+#[inline(always)]
+fn rounded_to_bf16(x: f32) -> u32 {
     let bits = x.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16; // to nearest, ties to even
-    if x.is_nan() { 0x7fc0 } else { rounded as u16 }
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)); // to nearest, ties to even
+    if x.is_nan() { 0x7fc0_0000 } else { rounded }
 }
 
 /// A float of `M` mantissa bits and exponent bias `B`, with infinities and NaNs as IEEE 754 has them.

@@ -50,18 +50,7 @@ impl Desk<'_> {
     /// The [`DESK`] bytes that rank `rank` has for all; null for a rank that is not in the group.
     #[inline]
     pub(crate) fn stage(&self, rank: usize) -> *mut u8 {
-        self.stage_at(rank, self.epoch)
-    }
-
-    /// Where this rank writes at the next epoch. Nobody reads there any more: all have reached this one.
-    #[inline]
-    pub(crate) fn next_stage(&self) -> *const u8 {
-        self.stage_at(self.rank, self.epoch.wrapping_add(1)).cast_const()
-    }
-
-    #[inline]
-    fn stage_at(&self, rank: usize, epoch: u32) -> *mut u8 {
-        let offset = (epoch & 1) as usize * DESK;
+        let offset = (self.epoch & 1) as usize * DESK;
         let stage = self.pads.desks.get(rank).and_then(|desk| desk.at::<u8>(offset, DESK).ok());
         stage.map_or(std::ptr::null_mut(), std::ptr::NonNull::as_ptr)
     }

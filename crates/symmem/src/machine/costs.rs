@@ -45,8 +45,8 @@ impl Costs {
         exchange: 80_000,
         flag: 10_000,
         turn: 1_000_000,
-        laid: 5_000,
-        fresh: 6_000,
+        laid: 2_000,
+        fresh: 4_000,
         settled: 3_000,
         moved: 3_000,
     };
@@ -341,7 +341,7 @@ mod tests {
         let costs = Costs::BUILT_IN;
         assert_eq!(costs.among(2, 2).exchange, 100_000);
         let crowded = costs.among(5, 2);
-        assert_eq!((crowded.exchange, crowded.laid, crowded.fresh), (3_000_000, 3_000, 6_000));
+        assert_eq!((crowded.exchange, crowded.laid, crowded.fresh), (3_000_000, 2_000, 4_000));
         assert_eq!(costs.among(usize::MAX, 1).exchange, u64::from(u32::MAX));
         let rates = costs.among(2, 2);
         assert_eq!(Rates::from_words(rates.words()), rates);

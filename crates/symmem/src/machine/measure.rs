@@ -13,20 +13,21 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::{Costs, lists};
 use crate::error::{Error, Result};
+use crate::sync::Ordering;
 use crate::sync::shared::AtomicU64;
-use crate::sync::{Ordering, fetch_to_write};
 
 /// How long the two threads measure, on two cores and on one.
 const APART: Duration = Duration::from_millis(150);
 const TOGETHER: Duration = Duration::from_millis(50);
 /// Flags that a rank has for each of few peers and of many.
 const FLAGS: [usize; 2] = [1, 8];
-/// Lines of a message: few and many, around the sizes at which the algorithms cross.
+/// Lines of a stream: few and many, around the sizes at which the algorithms cross.
 const LINES: [usize; 2] = [8, 64];
+/// Lines of a message that is laid out: no more than a core takes from a peer at once. Beyond, each waits for the one
+/// before, and other ways are better anyway.
+const LAID: [usize; 2] = [4, 16];
 /// Exchanges or round trips in a row, timed together.
 const ROW: u32 = 16;
-/// Lines that are asked for ahead, as collectives do.
-const AHEAD: usize = 32;
 /// Lines that push others out of the first cache.
 const MANY: usize = 1024;
 /// A flag that goes there and back faster travels within one core, between its two threads. In picoseconds.
@@ -61,15 +62,15 @@ pub fn measure() -> Result<Measured> {
     let median = |of: fn(&Round) -> u64| median(rounds.iter().map(of));
     let exchange = median(|r| r.exchange[0]);
     let flag = each([exchange, median(|r| r.exchange[1])], FLAGS);
-    let line = |of: [fn(&Round) -> u64; 2]| whole(each(of.map(median), LINES));
+    let line = |of: [fn(&Round) -> u64; 2], lines| whole(each(of.map(median), lines));
     let costs = Costs {
         exchange: whole(exchange.saturating_sub(2 * flag)),
         flag: whole(flag),
         turn: whole(turn),
-        laid: line([|r| r.laid[0], |r| r.laid[1]]),
-        fresh: line([|r| r.fresh[0], |r| r.fresh[1]]),
-        settled: line([|r| r.settled[0], |r| r.settled[1]]),
-        moved: line([|r| r.moved[0], |r| r.moved[1]]),
+        laid: line([|r| r.laid[0], |r| r.laid[1]], LAID),
+        fresh: line([|r| r.fresh[0], |r| r.fresh[1]], LAID),
+        settled: line([|r| r.settled[0], |r| r.settled[1]], LINES),
+        moved: line([|r| r.moved[0], |r| r.moved[1]], LINES),
     };
     Ok(Measured { costs, cores, round_trip: whole(median(|r| r.trip)), siblings: are_siblings })
 }
@@ -254,7 +255,7 @@ impl Side<'_> {
             round.exchange[i] = since(begin) / u64::from(ROW);
         }
         for (i, &lines) in LINES.iter().enumerate() {
-            (round.laid[i], round.fresh[i]) = self.staged(i, lines);
+            (round.laid[i], round.fresh[i]) = self.staged(i, LAID[i]);
             round.moved[i] = self.moved(lines);
             round.settled[i] = self.settled(lines);
         }
@@ -281,10 +282,9 @@ impl Side<'_> {
         since(begin) / u64::from(ROW)
     }
 
-    /// Copies lines to one desk, and adds up what both have laid out: what each of the two takes.
+    /// Copies lines to one desk, and adds up ours and those that the other has laid out: what each of the two takes.
     fn staged(&self, desk: usize, lines: usize) -> (u64, u64) {
-        let [own, next] = [desk, 1 - desk].map(|desk| &self.table.desks[self.me][desk]);
-        let theirs = &self.table.desks[1 - self.me][desk];
+        let [own, theirs] = [self.me, 1 - self.me].map(|who| &self.table.desks[who][desk]);
         let part = &self.table.parts[self.me][..lines];
         part.iter().for_each(|line| line.write(self.epoch.get()));
         self.meet_apart();
@@ -292,11 +292,10 @@ impl Side<'_> {
         own.iter().zip(part).for_each(|(own, part)| own.write(part.read()));
         self.meet_apart();
         let (laid, begin) = (since(begin), Instant::now());
-        for (part, (own, theirs)) in part.iter().zip(own.iter().zip(theirs)) {
-            part.write(own.read().wrapping_add(theirs.read()));
+        for (part, theirs) in part.iter().zip(theirs) {
+            part.write(part.read().wrapping_add(theirs.read()));
         }
         let fresh = since(begin);
-        next.iter().take(AHEAD).for_each(|line| fetch_to_write(std::ptr::from_ref(line).cast()));
         (laid, fresh)
     }
 

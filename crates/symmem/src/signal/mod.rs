@@ -139,13 +139,7 @@ impl<P: Pads> Signals<P> {
         let state = &self.channels[channel];
         let _turn = self.take_turn(state, deadline)?;
         if state.unfinished.load(Ordering::Relaxed) && state.call.load(Ordering::Relaxed) != call {
-            // Whoever made the earlier call has given up on it; our peers have not, and are counting.
-            self.await_all(
-                channel,
-                state.epoch.load(Ordering::Relaxed),
-                deadline,
-                &mut interrupted,
-            )?;
+            self.finish_other(channel, deadline, &mut interrupted)?;
         }
         let epoch = self.arrive(channel, call, write);
         self.await_all(channel, epoch, deadline, &mut interrupted)?;
@@ -157,7 +151,20 @@ impl<P: Pads> Signals<P> {
         (&self.pads, self.layout)
     }
 
+    /// Waits for the barrier of an earlier call. Whoever made it has given up on it; our peers have not, and are counting.
+    #[cold]
+    fn finish_other(
+        &self,
+        channel: usize,
+        deadline: Deadline,
+        interrupted: &mut impl FnMut() -> bool,
+    ) -> Result<(), Stop> {
+        let epoch = self.channels[channel].epoch.load(Ordering::Relaxed);
+        self.await_all(channel, epoch, deadline, interrupted)
+    }
+
     /// Waits until all have reached the epoch that we have reached.
+    #[inline]
     fn await_all(
         &self,
         channel: usize,
@@ -165,12 +172,12 @@ impl<P: Pads> Signals<P> {
         deadline: Deadline,
         interrupted: &mut impl FnMut() -> bool,
     ) -> Result<(), Stop> {
-        let next = Cell::new(0);
+        let (next, ranks) = (Cell::new(0), self.layout.ranks);
         let all_here = || {
-            while next.get() < self.layout.ranks && self.has_reached(channel, next.get(), epoch) {
+            while next.get() < ranks && self.has_reached(channel, next.get(), epoch) {
                 next.set(next.get() + 1);
             }
-            next.get() == self.layout.ranks
+            next.get() == ranks
         };
         let in_the_way = || self.is_in_the_way(channel, next.get(), epoch);
         let bell = self.bell(self.rank);
@@ -181,12 +188,14 @@ impl<P: Pads> Signals<P> {
             }
             Ended::Interrupted => Err(Stop::Interrupted),
             Ended::Expired(after) => {
-                let missing = (0..self.layout.ranks)
-                    .filter(|&r| !self.has_reached(channel, r, epoch))
-                    .collect();
-                Err(Stop::Expired { after, missing })
+                Err(Stop::Expired { after, missing: self.missing(channel, epoch) })
             }
         }
+    }
+
+    #[cold]
+    fn missing(&self, channel: usize, epoch: u32) -> Vec<usize> {
+        (0..self.layout.ranks).filter(|&r| !self.has_reached(channel, r, epoch)).collect()
     }
 
     /// Whether one of the ranks from `first` on that have not reached `epoch` was last seen on our core.
@@ -226,20 +235,22 @@ impl<P: Pads> Signals<P> {
         state.epoch.store(epoch, Ordering::Relaxed);
         state.call.store(call, Ordering::Relaxed);
         state.unfinished.store(true, Ordering::Relaxed);
-        let peers = || (0..self.layout.ranks).filter(|&r| r != self.rank);
-        let core = if self.patience.crowded { current_core() } else { 0 };
+        // By value: whatever the stores below touch, these need not be read again.
+        let (rank, layout, crowded) = (self.rank, self.layout, self.patience.crowded);
+        let peers = || (0..layout.ranks).filter(|&r| r != rank);
+        let core = if crowded { current_core() } else { 0 };
         state.core.store(core, Ordering::Relaxed);
-        write(self.rank, epoch);
+        write(rank, epoch);
         for peer in peers() {
             write(peer, epoch);
-            if self.patience.crowded {
-                let word = self.pads.word(peer, self.layout.core(channel, self.rank));
+            if crowded {
+                let word = self.pads.word(peer, layout.core(channel, rank));
                 word.store(core, Ordering::Relaxed);
             }
-            let call_word = self.pads.word(peer, self.layout.call(channel, self.rank, epoch));
+            let call_word = self.pads.word(peer, layout.call(channel, rank, epoch));
             call_word.store(call, Ordering::Relaxed);
             // Release: pairs with the acquire in `has_reached` and publishes `call`, the payload and all data.
-            let slot = self.pads.word(peer, self.layout.epoch(channel, self.rank));
+            let slot = self.pads.word(peer, layout.epoch(channel, rank));
             slot.store(epoch, Ordering::Release);
         }
         fence(Ordering::SeqCst); // pairs with the fence of a peer about to sleep, see `Bell`

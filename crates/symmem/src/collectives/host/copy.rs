@@ -17,15 +17,47 @@ pub(crate) const VECTOR: usize = 32;
 ///
 /// # Safety
 /// `from` may be read and `to` written for `bytes`, by nobody else meanwhile.
+#[inline]
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize, stores: Stores) {
+    if bytes == size_of::<u64>() {
+        // One number is the most usual tiny message, and a call would take longer. SAFETY: as the caller promises.
+        let number = unsafe { from.cast::<u64>().read_unaligned() };
+        // SAFETY: as the caller promises.
+        return unsafe { to.cast::<u64>().write_unaligned(number) };
+    }
     #[cfg(target_arch = "x86_64")]
     if stores == Stores::Streaming && bytes >= 512 && is_x86_feature_detected!("avx") {
         // SAFETY: as the caller promises, and the processor can.
         return unsafe { copy_around(from, to, bytes) };
     }
+    #[cfg(target_arch = "x86_64")]
+    if SMALL.contains(&bytes) && is_x86_feature_detected!("avx512f") {
+        // SAFETY: as the caller promises, and the processor can.
+        return unsafe { copy_by_lines(from, to, bytes) };
+    }
     let _ = stores;
     // SAFETY: as the caller promises.
     unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
+}
+
+/// What is copied with one store for each line: the lines are often a peer's, and a core has only so many stores under way.
+#[cfg(target_arch = "x86_64")]
+const SMALL: std::ops::RangeInclusive<usize> = 64..=4096;
+
+/// # Safety
+/// As `copy`; at least a line, and the processor has AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn copy_by_lines(from: *const u8, to: *mut u8, bytes: usize) {
+    use std::arch::x86_64::{_mm512_loadu_si512, _mm512_storeu_si512};
+    const LINE: usize = 64;
+    let last = bytes - LINE; // may have some bytes of the line before it once more
+    for at in (0..last).step_by(LINE).chain([last]) {
+        // SAFETY: within the range.
+        let line = unsafe { _mm512_loadu_si512(from.wrapping_add(at).cast()) };
+        // SAFETY: within the range.
+        unsafe { _mm512_storeu_si512(to.wrapping_add(at).cast(), line) };
+    }
 }
 
 /// # Safety
@@ -88,8 +120,17 @@ mod tests {
     fn both_ways_copy_exactly_what_they_are_told() {
         let from: Vec<u8> = (0..20_000_u32).map(|i| (i * 7 + i / 251) as u8).collect();
         for stores in [Stores::Cached, Stores::Streaming] {
-            for (offset, bytes) in [(0, 0), (1, 1), (3, 4095), (5, 4096), (31, 10_001), (0, 16_384)]
-            {
+            for (offset, bytes) in [
+                (0, 0),
+                (1, 1),
+                (9, 8),
+                (2, 64),
+                (7, 65),
+                (3, 4095),
+                (5, 4096),
+                (31, 10_001),
+                (0, 16_384),
+            ] {
                 let mut to = vec![0; 20_064];
                 // SAFETY: both ranges are within their vectors.
                 unsafe {

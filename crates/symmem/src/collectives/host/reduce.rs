@@ -12,7 +12,7 @@ use crate::sync::atomic::{AtomicUsize, Ordering};
 /// Elements that are worked on at once: a few registers full, whatever the registers.
 const LANES: usize = 64;
 
-/// Those left over go so many at once, and only the last of them one by one.
+/// Those left over go so many at once, and the last of them four, two and one.
 const FEW: usize = 8;
 
 /// An operator as a type, so that the loop is made for it.
@@ -131,7 +131,7 @@ unsafe fn portable<N: Number, O: Operator>(
     stores: Stores,
 ) {
     // SAFETY: as the caller promises.
-    unsafe { body::<N, O, false>(from, to, len, stores) }
+    unsafe { body::<N, O, PORTABLE>(from, to, len, stores) }
 }
 
 /// # Safety
@@ -145,7 +145,7 @@ unsafe fn avx2<N: Number, O: Operator>(
     stores: Stores,
 ) {
     // SAFETY: as the caller promises.
-    unsafe { body::<N, O, true>(from, to, len, stores) }
+    unsafe { body::<N, O, AVX2>(from, to, len, stores) }
 }
 
 /// # Safety
@@ -159,30 +159,39 @@ unsafe fn avx512<N: Number, O: Operator>(
     stores: Stores,
 ) {
     // SAFETY: as the caller promises.
-    unsafe { body::<N, O, true>(from, to, len, stores) }
+    unsafe { body::<N, O, AVX512>(from, to, len, stores) }
 }
 
+/// What the loop is compiled for, as a parameter of its parts.
+const PORTABLE: u8 = 0;
+/// With F16C.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+const AVX2: u8 = 1;
+/// F, BW, VL and DQ, with F16C.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+const AVX512: u8 = 2;
+
 /// # Safety
-/// See [`Loop`]; where `V` says so, the processor has AVX2, and converts 16-bit floats by itself (F16C).
+/// See [`Loop`]; and the processor has what `V` says.
 #[inline(always)]
-unsafe fn body<N: Number, O: Operator, const V: bool>(
+unsafe fn body<N: Number, O: Operator, const V: u8>(
     from: &[*const N],
     to: &[*mut N],
     len: usize,
     stores: Stores,
 ) {
-    let stream = V
+    let stream = V != PORTABLE
         && stores == Stores::Streaming
         && to.iter().all(|to| to.cast::<u8>().align_offset(VECTOR) == 0);
     match (from, to) {
         // Two ranks are worth loops of their own, without loops in them. SAFETY: as the caller promises.
-        (&[a, b], &[c, d]) if stream => unsafe { run::<N, O, V, V>(&[a, b], &[c, d], len) },
+        (&[a, b], &[c, d]) if stream => unsafe { run::<N, O, V, true>(&[a, b], &[c, d], len) },
         // SAFETY: as the caller promises.
         (&[a, b], &[c, d]) => unsafe { run::<N, O, V, false>(&[a, b], &[c, d], len) },
         // SAFETY: as the caller promises.
         (&[a, b], &[c]) => unsafe { run::<N, O, V, false>(&[a, b], &[c], len) },
         // SAFETY: as the caller promises.
-        _ if stream => unsafe { run::<N, O, V, V>(from, to, len) },
+        _ if stream => unsafe { run::<N, O, V, true>(from, to, len) },
         // SAFETY: as the caller promises.
         _ => unsafe { run::<N, O, V, false>(from, to, len) },
     }
@@ -191,7 +200,7 @@ unsafe fn body<N: Number, O: Operator, const V: bool>(
 /// # Safety
 /// See [`body`]; where `S` says so, all destinations are aligned to vectors.
 #[inline(always)]
-unsafe fn run<N: Number, O: Operator, const V: bool, const S: bool>(
+unsafe fn run<N: Number, O: Operator, const V: u8, const S: bool>(
     from: &[*const N],
     to: &[*mut N],
     len: usize,
@@ -209,9 +218,21 @@ unsafe fn run<N: Number, O: Operator, const V: bool, const S: bool>(
         // SAFETY: as above, with fewer elements.
         unsafe { block::<N, O, V, false, FEW>(from, to, at) };
     }
-    for at in most..len {
+    // In one store where they are a power of two: who reads a small result at once, in one load, need not wait for more.
+    let (mut at, rest) = (most, len - most);
+    if rest & 4 != 0 {
+        // SAFETY: as above, with four elements.
+        unsafe { block::<N, O, PORTABLE, false, 4>(from, to, at) };
+        at += 4;
+    }
+    if rest & 2 != 0 {
+        // SAFETY: as above, with two elements.
+        unsafe { block::<N, O, PORTABLE, false, 2>(from, to, at) };
+        at += 2;
+    }
+    if rest & 1 != 0 {
         // SAFETY: as above, with one element.
-        unsafe { block::<N, O, false, false, 1>(from, to, at) };
+        unsafe { block::<N, O, PORTABLE, false, 1>(from, to, at) };
     }
     if S {
         copy::settle();
@@ -231,7 +252,7 @@ fn fetch<N>(source: *const N, elements: usize) {
 /// # Safety
 /// See [`body`], for the `L` elements from `at` on.
 #[inline(always)]
-unsafe fn block<N: Number, O: Operator, const V: bool, const S: bool, const L: usize>(
+unsafe fn block<N: Number, O: Operator, const V: u8, const S: bool, const L: usize>(
     from: &[*const N],
     to: &[*mut N],
     at: usize,
@@ -239,8 +260,13 @@ unsafe fn block<N: Number, O: Operator, const V: bool, const S: bool, const L: u
     let load = |source: *const N| {
         // SAFETY: the caller may read it; numbers may lie at any address.
         let narrow = unsafe { source.wrapping_add(at).cast::<[N; L]>().read_unaligned() };
-        // SAFETY: as `V` says.
-        if V { unsafe { N::widen_fast(narrow) } } else { narrow.map(N::widen) }
+        match V {
+            // SAFETY: as `V` says.
+            AVX512 => unsafe { N::widen_fast::<L, true>(narrow) },
+            // SAFETY: as `V` says.
+            AVX2 => unsafe { N::widen_fast::<L, false>(narrow) },
+            _ => narrow.map(N::widen),
+        }
     };
     let Some((&first, rest)) = from.split_first() else { return };
     let mut sum: [N::Wide; L] = load(first);
@@ -250,8 +276,13 @@ unsafe fn block<N: Number, O: Operator, const V: bool, const S: bool, const L: u
         }
     }
     let sum = sum.map(|sum| O::finish::<N>(sum, from.len()));
-    // SAFETY: as `V` says.
-    let result = if V { unsafe { N::narrow_fast(sum) } } else { sum.map(N::narrow) };
+    let result = match V {
+        // SAFETY: as `V` says.
+        AVX512 => unsafe { N::narrow_fast::<L, true>(sum) },
+        // SAFETY: as `V` says.
+        AVX2 => unsafe { N::narrow_fast::<L, false>(sum) },
+        _ => sum.map(N::narrow),
+    };
     for &destination in to {
         let destination = destination.wrapping_add(at).cast::<[N; L]>();
         if S {
@@ -298,6 +329,18 @@ mod tests {
         .collect()
     }
 
+    /// The loops of all instruction sets that this processor has.
+    fn loops<N: Number, O: Operator>() -> Vec<Loop<N>> {
+        let mut loops: Vec<Loop<N>> = vec![portable::<N, O>];
+        #[cfg(target_arch = "x86_64")]
+        match instructions() {
+            Instructions::Portable => {}
+            Instructions::Avx2 => loops.push(avx2::<N, O>),
+            Instructions::Avx512 => loops.extend([avx2::<N, O> as Loop<N>, avx512::<N, O>]),
+        }
+        loops
+    }
+
     fn all_agree<N: Number>(make: impl Fn(f32) -> N, bytes: impl Fn(&[N]) -> Vec<u8>) {
         for ranks in [2, 3, 8] {
             for len in [1, 5, 63, 64, 65, 1000] {
@@ -306,18 +349,21 @@ mod tests {
                     .collect();
                 for op in ReduceOp::ALL {
                     let Some(chosen) = reduce_loop::<N>(op) else { continue };
-                    let plain = match op {
-                        ReduceOp::Sum => portable::<N, Sum>,
-                        ReduceOp::Average => portable::<N, Average>,
-                        ReduceOp::Product => portable::<N, Product>,
-                        ReduceOp::Min => portable::<N, Min>,
-                        ReduceOp::Max => portable::<N, Max>,
-                        ReduceOp::And => portable::<N, And>,
-                        ReduceOp::Or => portable::<N, Or>,
-                        ReduceOp::Xor => portable::<N, Xor>,
+                    let loops = match op {
+                        ReduceOp::Sum => loops::<N, Sum>(),
+                        ReduceOp::Average => loops::<N, Average>(),
+                        ReduceOp::Product => loops::<N, Product>(),
+                        ReduceOp::Min => loops::<N, Min>(),
+                        ReduceOp::Max => loops::<N, Max>(),
+                        ReduceOp::And => loops::<N, And>(),
+                        ReduceOp::Or => loops::<N, Or>(),
+                        ReduceOp::Xor => loops::<N, Xor>(),
                     };
-                    let (a, b) = (run(chosen, &sources, 0), run(plain, &sources, 0));
-                    assert_eq!(bytes(&a), bytes(&b), "{op} of {ranks} × {len}");
+                    let a = run(chosen, &sources, 0);
+                    for (i, other) in loops.into_iter().enumerate() {
+                        let b = run(other, &sources, 0);
+                        assert_eq!(bytes(&a), bytes(&b), "{op} of {ranks} × {len}, loop {i}");
+                    }
                     if len > 3 {
                         let shifted = run(chosen, &sources, 3);
                         assert_eq!(bytes(&shifted), bytes(&a[3..]), "{op} from element 3");
