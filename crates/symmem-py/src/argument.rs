@@ -114,11 +114,6 @@ impl Slice {
         Ok(())
     }
 
-    /// How many elements of `dtype` there are.
-    pub(crate) fn count(&self, dtype: &Type) -> usize {
-        self.bytes / dtype.size()
-    }
-
     /// Whether it has bytes in common with those at `address`.
     pub(crate) fn touches(&self, address: usize, bytes: usize) -> bool {
         self.address < address.saturating_add(bytes) && address < self.address + self.bytes

@@ -115,6 +115,12 @@ impl Group {
         self.inner.deadline().remaining().map(|limit| limit.as_secs_f64())
     }
 
+    #[setter]
+    fn set_timeout(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        self.inner.set_timeout(seconds(py, timeout.unwrap_or(0.0))?);
+        Ok(())
+    }
+
     /// A group of some ranks of this one, called by those; others get None.
     #[pyo3(signature = (ranks, name=None, timeout=None))]
     fn subgroup(
@@ -187,12 +193,13 @@ impl Group {
 
     /// Allocates symmetric memory, zeroed. Not collective. With `persistent_id`, the memory outlives its users, and the
     /// next call with the same id gets it again.
-    #[pyo3(signature = (nbytes, *, device=None, persistent_id=None))]
+    #[pyo3(signature = (nbytes, *, device=None, pad_bytes=None, persistent_id=None))]
     fn alloc(
         &self,
         py: Python<'_>,
         nbytes: usize,
         device: Option<&Bound<'_, PyAny>>,
+        pad_bytes: Option<usize>,
         persistent_id: Option<u64>,
     ) -> PyResult<Memory> {
         const OP: &str = "alloc";
@@ -202,9 +209,13 @@ impl Group {
         if device != "cpu" {
             return Err(usage(py, OP, "the device \"cpu\"", device));
         }
-        let buffer = detached(py, || match persistent_id {
-            Some(id) => self.inner.alloc_persistent::<u8>(id, nbytes),
-            None => self.inner.alloc::<u8>(nbytes),
+        if persistent_id.is_some() && pad_bytes.is_some() {
+            return Err(usage(py, OP, "a persistent_id or pad_bytes", "both"));
+        }
+        let buffer = detached(py, || match (persistent_id, pad_bytes) {
+            (Some(id), _) => self.inner.alloc_persistent::<u8>(id, nbytes),
+            (None, Some(pad)) => self.inner.alloc_with_pad::<u8>(nbytes, pad),
+            (None, None) => self.inner.alloc::<u8>(nbytes),
         })?;
         Ok(Memory::new(Allocation::of_host(buffer)))
     }
