@@ -1,6 +1,6 @@
 //! One exception for each variant of the library's error, with its fields as attributes.
 
-use pyo3::exceptions::{PyException, PyOSError, PyTimeoutError, PyValueError};
+use pyo3::exceptions::{PyOSError, PyRuntimeError, PyTimeoutError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
@@ -36,7 +36,7 @@ impl Kind {
         py: Python<'py>,
         error: Option<&Bound<'py, PyType>>,
     ) -> PyResult<Bound<'py, PyType>> {
-        let base = error.cloned().unwrap_or_else(|| py.get_type::<PyException>());
+        let base = error.cloned().unwrap_or_else(|| py.get_type::<PyRuntimeError>());
         let bases =
             PyTuple::new(py, std::iter::once(base).chain((self.also)(py)).collect::<Vec<_>>())?;
         let members = PyDict::new(py);
@@ -82,7 +82,7 @@ fn raised(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     let kind = types(py)?.iter().map(|kind| kind.bind(py));
     let kind =
         kind.clone().find(|kind| kind.name().is_ok_and(|n| n == name)).or(kind.clone().next());
-    let Some(kind) = kind else { return Ok(PyException::new_err(error.to_string())) };
+    let Some(kind) = kind else { return Ok(PyRuntimeError::new_err(error.to_string())) };
     let value = kind.call1((error.to_string(),))?;
     for (field, content) in fields {
         value.setattr(field.cast::<pyo3::types::PyString>()?, content)?;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use symmem::store::{SharedStore, TcpServer, TcpStore};
+use symmem::store::{MemoryStore, SharedStore, TcpServer, TcpStore};
 use symmem::{Deadline, GroupOptions, WorldOptions};
 
 use crate::collectives;
@@ -307,13 +307,48 @@ impl World {
     }
 }
 
+/// How long the store may take to be there, unless the caller says otherwise.
+const CONNECT_LIMIT: Duration = Duration::from_secs(300);
+
+/// How a caller names the store of a job.
+enum StoreGiven {
+    Made(SharedStore),
+    At(String),
+}
+
+impl StoreGiven {
+    fn new(given: &Bound<'_, PyAny>) -> Self {
+        match given.extract() {
+            Ok(address) => Self::At(address),
+            Err(_) => Self::Made(Arc::new(PythonStore(given.clone().unbind()))),
+        }
+    }
+
+    /// The store, and its server where this rank hosts it: rank 0 does unless somebody listens there already.
+    fn open(
+        self,
+        rank: usize,
+        limit: Duration,
+    ) -> symmem::Result<(SharedStore, Option<TcpServer>)> {
+        match self {
+            Self::Made(store) => Ok((store, None)),
+            Self::At(address) => {
+                let server = if rank == 0 { TcpServer::bind(&address).ok() } else { None };
+                let store = TcpStore::connect(&address, Deadline::within(limit))?;
+                Ok((Arc::new(store), server))
+            }
+        }
+    }
+}
+
 fn options(
     py: Python<'_>,
     timeout: Option<f64>,
     signal_pad_size: Option<usize>,
+    backend: Option<String>,
 ) -> PyResult<WorldOptions> {
     let timeout = timeout.map(|given| seconds(py, given)).transpose()?;
-    Ok(WorldOptions { timeout, signal_pad_size, ..WorldOptions::default() })
+    Ok(WorldOptions { timeout, signal_pad_size, backend, ..WorldOptions::default() })
 }
 
 #[pymethods]
@@ -321,38 +356,41 @@ impl World {
     /// Joins the job that the environment describes: `symmem run`'s and torchrun's variables, Open MPI's, PMI's or
     /// Slurm's; without any, a world of one. Collective over the job.
     #[staticmethod]
-    #[pyo3(signature = (timeout=None, *, signal_pad_size=None))]
+    #[pyo3(signature = (timeout=None, *, signal_pad_size=None, backend=None))]
     fn from_env(
         py: Python<'_>,
         timeout: Option<f64>,
         signal_pad_size: Option<usize>,
+        backend: Option<String>,
     ) -> PyResult<Py<Self>> {
-        let options = options(py, timeout, signal_pad_size)?;
+        let options = options(py, timeout, signal_pad_size, backend)?;
         Self::build(py, || Ok((options.from_env()?, None)))
     }
 
     /// Joins a job as the given rank. `store` is the address of a store ("host:port" or "unix:PATH", which rank 0 hosts
-    /// unless somebody does), or an object like `torch.distributed.Store`. Collective over the job.
+    /// unless somebody does), or an object like `torch.distributed.Store`; a world of one needs none. Collective over the
+    /// job.
     #[staticmethod]
-    #[pyo3(signature = (rank, size, *, store, timeout=None, signal_pad_size=None))]
+    #[pyo3(signature = (rank, size, *, store=None, timeout=None, signal_pad_size=None, backend=None))]
     fn connect(
         py: Python<'_>,
         rank: usize,
         size: usize,
-        store: &Bound<'_, PyAny>,
+        store: Option<&Bound<'_, PyAny>>,
         timeout: Option<f64>,
         signal_pad_size: Option<usize>,
+        backend: Option<String>,
     ) -> PyResult<Py<Self>> {
-        let options = options(py, timeout, signal_pad_size)?;
-        let limit = options.timeout.unwrap_or(Duration::from_secs(300));
-        let Ok(address) = store.extract::<String>() else {
-            let store: SharedStore = Arc::new(PythonStore(store.clone().unbind()));
-            return Self::build(py, || Ok((options.join(rank, size, store)?, None)));
+        let options = options(py, timeout, signal_pad_size, backend)?;
+        let store = match store {
+            Some(store) => StoreGiven::new(store),
+            None if size == 1 => StoreGiven::Made(Arc::new(MemoryStore::new())),
+            None => return Err(usage(py, "connect", "a store for more than one rank", "None")),
         };
+        let limit = options.timeout.unwrap_or(CONNECT_LIMIT);
         Self::build(py, move || {
-            let server = if rank == 0 { TcpServer::bind(&address).ok() } else { None };
-            let store = TcpStore::connect(&address, Deadline::within(limit))?;
-            Ok((options.join(rank, size, Arc::new(store))?, server))
+            let (store, server) = store.open(rank, limit)?;
+            Ok((options.join(rank, size, store)?, server))
         })
     }
 

@@ -42,6 +42,21 @@ def test_the_same_memory_in_two_groups():
     ranks.run(2, the_same_memory_in_two_groups)
 
 
+def memory_of_another_world(world):
+    alone = symmem.World.connect(0, 1, backend="host")
+    memory = alone.alloc(80)
+    numpy.asarray(memory.view("int64"))[:] = world.rank + 1
+    handle = memory.rendezvous(world)
+    handle.all_reduce("int64", "sum", 0, 10)
+    assert (numpy.asarray(memory.view("int64")) == 3).all()
+    with pytest.raises(symmem.Usage, match="store"):
+        symmem.World.connect(0, 2)
+
+
+def test_memory_of_another_world_is_as_good():
+    ranks.run(2, memory_of_another_world)
+
+
 def pools_and_persistent_memory(world):
     pool = world.pool(1 << 20)
     first, second = pool.alloc(1000), pool.alloc(1000)

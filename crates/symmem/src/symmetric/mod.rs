@@ -92,6 +92,12 @@ impl<T: Element> Buffer<T> {
         keeping(memory, self).map(|(memory, _)| Symmetric(memory))
     }
 
+    /// As [`Buffer::rendezvous`], for raw pointers alone: this value stays with the caller, who sees to it that nothing
+    /// is done through both at once. The group may be of another world than that in which the memory was allocated.
+    pub fn handle(&self, group: &Group) -> Result<Handle> {
+        Handle::rendezvous(&self.block, group, T::DTYPE, 0, Bringing::Address)
+    }
+
     /// How many elements.
     pub fn len(&self) -> usize {
         self.len
