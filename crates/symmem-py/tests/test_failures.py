@@ -89,6 +89,28 @@ def test_ctrl_c_ends_every_wait():
     ranks.run(2, ctrl_c_ends_every_wait)
 
 
+def forks_leave_the_world_alone(world):
+    if world.rank == 0:
+        child = os.fork()
+        if child == 0:
+            with pytest.raises(symmem.Usage, match="forked"):
+                world.barrier()
+            sys.exit(0)  # by way of the world's end, and the interpreter's
+        assert os.waitpid(child, 0) == (child, 0)
+    world.barrier()
+    sleeping = os.fork()
+    if sleeping == 0:
+        signal.pause()
+    world.barrier()
+    world.close()
+    os.kill(sleeping, signal.SIGKILL)
+    os.waitpid(sleeping, 0)
+
+
+def test_forks_leave_the_world_alone():
+    ranks.run(2, forks_leave_the_world_alone)
+
+
 def others_run_while_one_waits(world):
     if world.rank == 1:
         time.sleep(0.5)
