@@ -40,6 +40,10 @@ impl Handle {
         self.0.mapped.handle()
     }
 
+    pub(crate) fn mapped(&self) -> &Mapped {
+        &self.0.mapped
+    }
+
     /// The memory, if it is a device's.
     pub(crate) fn cuda(&self) -> Option<&cuda::Symmetric<u8>> {
         self.0.mapped.cuda()

@@ -105,11 +105,12 @@ impl Handle {
     ) -> PyResult<()> {
         self.check_open(py, part.op)?;
         let mut out = self.output(py, part, out)?;
+        let stream = stream_of(device, part.stream);
+        let range = (part.offset, part.count);
         detached(py, || {
-            let mut memory = device_part(device, part.offset, part.count)?;
-            let stream = stream_of(device, part.stream);
             // SAFETY: `output` checked type and place; S2 as documented for users.
-            work(&mut memory, unsafe { out.view_mut() }, &stream)
+            let out = unsafe { out.view_mut() };
+            self.mapped().with_part(device, range, |memory| work(memory, out, &stream))
         })
     }
 
