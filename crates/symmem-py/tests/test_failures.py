@@ -164,3 +164,29 @@ def test_things_go_in_any_order(first, monkeypatch):
     for seed in range(first, first + 10):
         monkeypatch.setenv("SEED", str(seed))
         ranks.run(2, things_go_in_any_order)
+
+
+def test_exceptions_are_those_of_python_too():
+    assert issubclass(symmem.Error, RuntimeError)
+    for kind, other in ((symmem.Timeout, TimeoutError), (symmem.Usage, ValueError), (symmem.System, OSError)):
+        assert issubclass(kind, symmem.Error) and issubclass(kind, other)
+    for kind in (
+        symmem.Driver,
+        symmem.Mismatch,
+        symmem.PeerFailed,
+        symmem.PeerLost,
+        symmem.Protocol,
+        symmem.Unavailable,
+    ):
+        assert issubclass(kind, symmem.Error) and kind.__module__ == "symmem" and kind.__doc__
+
+
+def memory_that_is_not_there(world):
+    with pytest.raises(symmem.Unavailable) as raised:
+        world.alloc(1 << 60)
+    assert "memory" in raised.value.what and raised.value.why
+    world.alloc(100)
+
+
+def test_memory_that_is_not_there_is_named():
+    ranks.run(1, memory_that_is_not_there)
