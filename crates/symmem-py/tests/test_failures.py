@@ -1,5 +1,6 @@
 """Peers that die, Ctrl-C, and ends of the interpreter in any order."""
 
+import multiprocessing
 import os
 import random
 import signal
@@ -87,6 +88,25 @@ def ctrl_c_ends_every_wait(world):
 
 def test_ctrl_c_ends_every_wait():
     ranks.run(2, ctrl_c_ends_every_wait)
+
+
+def joins_alone(rank, address, results):
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    try:
+        symmem.World.connect(rank, 2, store=address, timeout=60)
+    except KeyboardInterrupt:
+        results.put("interrupted")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ctrl_c_ends_joining(rank, tmp_path):
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    process = context.Process(target=joins_alone, args=(rank, f"unix:{tmp_path}/store", results))
+    process.start()
+    assert results.get(timeout=50) == "interrupted"
+    process.join(50)
+    assert process.exitcode == 0
 
 
 def forks_leave_the_world_alone(world):
