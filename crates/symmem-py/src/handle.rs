@@ -256,7 +256,7 @@ impl Handle {
     }
 
     /// The `count` elements at byte `offset` become the reduction of all ranks' (or `out` does). `algorithm` is "auto",
-    /// "staged", "one_shot" or "two_shot"; all give the same bits.
+    /// "staged", "one_shot" or "two_shot", or on a device "copy_engine", all of which give the same bits, or "multimem".
     #[pyo3(signature = (dtype, op, offset, count, *, out=None, algorithm="auto", stream=None))]
     #[allow(clippy::too_many_arguments, reason = "named in Python")]
     fn all_reduce(
