@@ -208,6 +208,8 @@ pub(crate) trait Witness: Send + Sync {
 pub(crate) struct Mapping {
     /// The number of the rendezvous in its group: the same on all ranks.
     pub(crate) number: u64,
+    /// A collective on it failed, and peers may be in the middle of it.
+    pub(crate) failed: AtomicBool,
     /// All of them at once, where the hardware has such; set once all ranks have tried.
     pub(crate) multicast: OnceLock<Option<Region>>,
     /// Asked before the memory gets a new user, where there is one.
@@ -227,8 +229,13 @@ impl Mapping {
         shape: Shape,
         group: Weak<dyn Send + Sync>,
     ) -> Self {
-        let (multicast, witness) = (OnceLock::new(), OnceLock::new());
-        Self { number, multicast, witness, blocks, places, shape, group }
+        let (failed, multicast, witness) =
+            (AtomicBool::new(false), OnceLock::new(), OnceLock::new());
+        Self { number, failed, multicast, witness, blocks, places, shape, group }
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
     }
 
     /// Whether all blocks lie at the same offset of segments of the same length.

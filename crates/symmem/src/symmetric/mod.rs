@@ -10,6 +10,7 @@ mod atomic;
 mod failed;
 mod handle;
 mod pad;
+mod part;
 mod persistent;
 mod pool;
 
@@ -27,7 +28,7 @@ use crate::backend::Backend;
 use crate::block::{Block, Segment, Shape};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
-use crate::group::{Call, Group};
+use crate::group::{Call, Group, check_pad_size};
 use crate::region::Region;
 use handle::{Bringing, keeping};
 
@@ -41,7 +42,14 @@ pub struct Buffer<T> {
 impl Group {
     /// Allocates `len` elements of symmetric memory, zeroed. Not collective. A length of 0 is a length like any other.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
-        let block = self.block_of::<T>(Arc::clone(self.backend()), len)?;
+        self.alloc_with_pad(len, self.context().pad_size())
+    }
+
+    /// As [`Group::alloc`], with a signal pad of `pad` bytes, which is the same on all ranks of a rendezvous.
+    pub fn alloc_with_pad<T: Element>(&self, len: usize, pad: usize) -> Result<Buffer<T>> {
+        check_pad_size("alloc", Some(self.rank()), pad, 1)?;
+        let shape = Shape { pad, ..self.shape::<T>(len)? };
+        let block = self.shaped(Arc::clone(self.backend()), shape)?;
         Ok(Buffer { block, len, elements: PhantomData })
     }
 
@@ -51,7 +59,10 @@ impl Group {
         backend: Arc<dyn Backend>,
         len: usize,
     ) -> Result<Arc<Block>> {
-        let shape = self.shape::<T>(len)?;
+        self.shaped(backend, self.shape::<T>(len)?)
+    }
+
+    fn shaped(&self, backend: Arc<dyn Backend>, shape: Shape) -> Result<Arc<Block>> {
         self.check_free("alloc", &*backend)?;
         let id = crate::mesh::endpoint::random()?;
         let total = shape.total().unwrap_or(usize::MAX);
@@ -84,6 +95,12 @@ impl<T: Element> Buffer<T> {
         let handle = Handle::rendezvous(&self.block, group, T::DTYPE, 0, Bringing::Owned);
         let memory = handle.and_then(|handle| Memory::new(handle, self.len));
         keeping(memory, self).map(|(memory, _)| Symmetric(memory))
+    }
+
+    /// As [`Buffer::rendezvous`], for raw pointers alone: this value stays with the caller, who sees to it that nothing
+    /// is done through both at once. The group may be of another world than that in which the memory was allocated.
+    pub fn handle(&self, group: &Group) -> Result<Handle> {
+        Handle::rendezvous(&self.block, group, T::DTYPE, 0, Bringing::Address)
     }
 
     /// How many elements.
@@ -133,6 +150,8 @@ struct Memory<T> {
     /// By rank, each to `len` elements.
     data: Vec<NonNull<T>>,
     len: usize,
+    /// Nobody else has the addresses of this rank's part, as users of [`Handle::part`] do.
+    owned: bool,
     severed: Severed<T>,
 }
 
@@ -156,7 +175,7 @@ impl<T: Element> Memory<T> {
         let ranks = 0..handle.world_size();
         let data: Result<Vec<_>> =
             ranks.map(|r| handle.data("rendezvous", r).and_then(first)).collect();
-        Ok(Self { data: data?, handle, len, severed: Severed::No })
+        Ok(Self { data: data?, handle, len, owned: true, severed: Severed::No })
     }
 
     #[inline]
@@ -302,6 +321,9 @@ impl<T: Element> Symmetric<T> {
 
     /// Goes on with a copy of this rank's part that no peer has: they may still touch the one that they have mapped.
     pub(crate) fn sever(&mut self) {
+        if !self.0.owned {
+            return self.0.give_up();
+        }
         let own = self.group().alloc::<T>(self.len()).map(|mut copy| {
             copy.fill_from(self.0.handle.block());
             copy

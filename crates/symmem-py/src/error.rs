@@ -1,0 +1,163 @@
+//! One exception for each variant of the library's error, with its fields as attributes.
+
+use pyo3::exceptions::{PyOSError, PyRuntimeError, PyTimeoutError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyTuple, PyType};
+
+use symmem::Error;
+
+/// One exception; all derive from `Error`, and some from one of Python's own.
+struct Kind {
+    name: &'static str,
+    doc: &'static str,
+    fields: &'static [&'static str],
+    also: fn(Python<'_>) -> Option<Bound<'_, PyType>>,
+}
+
+#[rustfmt::skip]
+const KINDS: [Kind; 10] = [
+    Kind { name: "Error", doc: "What went wrong.", fields: &[], also: |_| None },
+    Kind { name: "Unavailable", doc: "Something this call needs does not exist on this machine.", fields: &["what", "why"], also: |_| None },
+    Kind { name: "System", doc: "A call into the operating system failed.", fields: &["call", "errno"], also: |py| Some(py.get_type::<PyOSError>()) },
+    Kind { name: "Driver", doc: "A call into a device's driver failed.", fields: &["call", "why"], also: |_| None },
+    Kind { name: "Mismatch", doc: "The ranks called the same operation with arguments that do not fit together. Every rank gets this, and nothing was done.", fields: &["op", "what", "rank", "ours", "theirs"], also: |_| None },
+    Kind { name: "PeerLost", doc: "A peer died or left while it was needed. Its group can go on without it: see Group.shrink.", fields: &["rank", "during", "how"], also: |_| None },
+    Kind { name: "PeerFailed", doc: "A peer lives, but could not do its part; it has its own error.", fields: &["op", "rank", "reason"], also: |_| None },
+    Kind { name: "Timeout", doc: "A wait ended at its deadline.", fields: &["op", "channel", "waiting_for", "after"], also: |py| Some(py.get_type::<PyTimeoutError>()) },
+    Kind { name: "Protocol", doc: "The other end of a connection did not keep to the protocol, or ended it.", fields: &["peer", "expected", "got"], also: |_| None },
+    Kind { name: "Usage", doc: "The call itself is wrong, and nothing was done.", fields: &["op", "rank", "expected", "got"], also: |py| Some(py.get_type::<PyValueError>()) },
+];
+
+impl Kind {
+    /// The class, derived from `error`, or that one itself.
+    fn make<'py>(
+        &self,
+        py: Python<'py>,
+        error: Option<&Bound<'py, PyType>>,
+    ) -> PyResult<Bound<'py, PyType>> {
+        let base = error.cloned().unwrap_or_else(|| py.get_type::<PyRuntimeError>());
+        let bases =
+            PyTuple::new(py, std::iter::once(base).chain((self.also)(py)).collect::<Vec<_>>())?;
+        let members = PyDict::new(py);
+        members.set_item("__module__", "symmem")?;
+        members.set_item("__doc__", self.doc)?;
+        for field in self.fields {
+            members.set_item(field, py.None())?;
+        }
+        let class = py.get_type::<PyType>().call1((self.name, bases, members))?;
+        Ok(class.cast_into::<PyType>()?)
+    }
+}
+
+static TYPES: PyOnceLock<Vec<Py<PyType>>> = PyOnceLock::new();
+
+/// The classes of `KINDS`.
+fn types(py: Python<'_>) -> PyResult<&Vec<Py<PyType>>> {
+    TYPES.get_or_try_init(py, || {
+        let [error, kinds @ ..] = &KINDS;
+        let error = error.make(py, None)?;
+        let kinds: PyResult<Vec<_>> =
+            kinds.iter().map(|kind| kind.make(py, Some(&error)).map(Bound::unbind)).collect();
+        Ok(std::iter::once(error.clone().unbind()).chain(kinds?).collect())
+    })
+}
+
+pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    for kind in types(module.py())? {
+        let kind = kind.bind(module.py());
+        module.add(kind.name()?, kind)?;
+    }
+    Ok(())
+}
+
+/// The exception for an error of the library.
+pub(crate) fn exception(py: Python<'_>, error: Error) -> PyErr {
+    raised(py, &error).unwrap_or_else(|trouble| trouble)
+}
+
+fn raised(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
+    let fields = PyDict::new(py);
+    let name = fill(&fields, error)?;
+    let kind = types(py)?.iter().map(|kind| kind.bind(py));
+    let kind =
+        kind.clone().find(|kind| kind.name().is_ok_and(|n| n == name)).or(kind.clone().next());
+    let Some(kind) = kind else { return Ok(PyRuntimeError::new_err(error.to_string())) };
+    let value = kind.call1((error.to_string(),))?;
+    for (field, content) in fields {
+        value.setattr(field.cast::<pyo3::types::PyString>()?, content)?;
+    }
+    Ok(PyErr::from_value(value))
+}
+
+/// Puts the fields of a variant into `to`; its name.
+fn fill(to: &Bound<'_, PyDict>, error: &Error) -> PyResult<&'static str> {
+    Ok(match error {
+        Error::Unavailable { what, why } => {
+            to.set_item("what", what)?;
+            to.set_item("why", why)?;
+            "Unavailable"
+        }
+        Error::System { call, source } => {
+            to.set_item("call", call)?;
+            to.set_item("errno", source.raw_os_error())?;
+            "System"
+        }
+        Error::Driver { call, why } => {
+            to.set_item("call", call)?;
+            to.set_item("why", why)?;
+            "Driver"
+        }
+        Error::Mismatch { op, what, rank, ours, theirs } => {
+            to.set_item("op", op)?;
+            to.set_item("what", what)?;
+            to.set_item("rank", rank)?;
+            to.set_item("ours", ours)?;
+            to.set_item("theirs", theirs)?;
+            "Mismatch"
+        }
+        Error::PeerLost { rank, during, how } => {
+            to.set_item("rank", rank)?;
+            to.set_item("during", during)?;
+            to.set_item("how", how)?;
+            "PeerLost"
+        }
+        Error::PeerFailed { op, rank, reason } => {
+            to.set_item("op", op)?;
+            to.set_item("rank", rank)?;
+            to.set_item("reason", reason)?;
+            "PeerFailed"
+        }
+        Error::Timeout { op, channel, waiting_for, after } => {
+            to.set_item("op", op)?;
+            to.set_item("channel", channel)?;
+            to.set_item("waiting_for", waiting_for)?;
+            to.set_item("after", after.as_secs_f64())?;
+            "Timeout"
+        }
+        Error::Protocol { with, expected, got } => {
+            to.set_item("peer", with)?;
+            to.set_item("expected", expected)?;
+            to.set_item("got", got)?;
+            "Protocol"
+        }
+        Error::Usage { op, rank, expected, got } => {
+            to.set_item("op", op)?;
+            to.set_item("rank", rank)?;
+            to.set_item("expected", expected)?;
+            to.set_item("got", got)?;
+            "Usage"
+        }
+        _ => "Error",
+    })
+}
+
+/// A `Usage` of this module's own.
+pub(crate) fn usage(
+    py: Python<'_>,
+    op: &'static str,
+    expected: impl Into<String>,
+    got: impl Into<String>,
+) -> PyErr {
+    exception(py, Error::Usage { op, rank: None, expected: expected.into(), got: got.into() })
+}
