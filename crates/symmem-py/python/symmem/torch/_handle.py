@@ -1,0 +1,162 @@
+"""The handle that a rendezvous of CPU tensors returns: PyTorch's `_SymmetricMemory`, member by member."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch._prims_common import make_contiguous_strides_for
+
+from symmem.torch import _groups, _memory
+
+
+class SymmetricMemory:
+    """One allocation in one group, as every rank of the group mapped it. Keeps the memory alive."""
+
+    __slots__ = ("_allocation", "_group", "native", "offset")
+
+    def __init__(self, allocation: _memory.Allocation, group: _groups.Group, offset: int) -> None:
+        self._allocation = allocation
+        self._group = group
+        self.native = allocation.meet(group)
+        #: Bytes from the start of the allocation to the storage that was rendezvoused.
+        self.offset = offset
+
+    def __repr__(self) -> str:
+        return f"<SymmetricMemory of {self.buffer_size} bytes, rank {self.rank} of {self.world_size} in group {self.group_name}>"
+
+    @property
+    def rank(self) -> int:
+        return self._group.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._group.size
+
+    @property
+    def group_name(self) -> str:
+        return self._group.name
+
+    @property
+    def device(self) -> torch.device:
+        return _memory.CPU
+
+    @property
+    def buffer_ptrs(self) -> list[int]:
+        """Every rank's allocation as mapped here, without `offset`."""
+        return list(self.native.buffer_ptrs)
+
+    @property
+    def buffer_ptrs_dev(self) -> int:
+        """The address of the same table."""
+        return self.native.buffer_ptrs_dev
+
+    @property
+    def signal_pad_ptrs(self) -> list[int]:
+        return list(self.native.signal_pad_ptrs)
+
+    @property
+    def signal_pad_ptrs_dev(self) -> int:
+        return self.native.signal_pad_ptrs_dev
+
+    @property
+    def buffer_size(self) -> int:
+        return self._allocation.nbytes
+
+    @property
+    def signal_pad_size(self) -> int:
+        """Bytes of this allocation's own pad."""
+        return self._allocation.pad_bytes
+
+    @property
+    def multicast_ptr(self) -> int:
+        """No CPU has multicast."""
+        return 0
+
+    @staticmethod
+    def has_multicast_support(device_type: object = None, device_idx: int = 0) -> bool:
+        return False
+
+    def get_buffer(
+        self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int = 0
+    ) -> torch.Tensor:
+        """That rank's data from `storage_offset` elements on; the tensor keeps the memory alive."""
+        return self._buffer_at("get_buffer", rank, sizes, dtype, storage_offset * dtype.itemsize)
+
+    def get_remote_tensor(self, peer: int, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """As `get_buffer`, from where the rendezvoused storage begins."""
+        return self._buffer_at("get_remote_tensor", peer, sizes, dtype, self.offset)
+
+    def _buffer_at(self, op: str, rank: int, sizes: Sequence[int], dtype: torch.dtype, offset: int) -> torch.Tensor:
+        self._group.check_rank(rank)
+        address = self.native.buffer_ptrs[rank]
+        return self._view(op, address, self.buffer_size, sizes, dtype, offset)
+
+    def get_signal_pad(
+        self,
+        rank: int,
+        sizes: Sequence[int] = (),
+        dtype: torch.dtype | None = None,
+        storage_offset: int = 0,
+    ) -> torch.Tensor:
+        """That rank's pad of this allocation, which the library itself never touches."""
+        self._group.check_rank(rank)
+        dtype = torch.uint32 if dtype is None else dtype
+        sizes = sizes or (self.signal_pad_size // dtype.itemsize,)
+        address = self.native.signal_pad_ptrs[rank]
+        return self._view("get_signal_pad", address, self.signal_pad_size, sizes, dtype, storage_offset * dtype.itemsize)
+
+    def _view(
+        self, op: str, address: int, limit: int, sizes: Sequence[int], dtype: torch.dtype, offset: int
+    ) -> torch.Tensor:
+        sizes = tuple(sizes)
+        nbytes = math.prod(sizes) * dtype.itemsize
+        if offset < 0:
+            raise RuntimeError(f"{op}: storage_offset must be non-negative")
+        if offset + nbytes > limit:
+            raise RuntimeError(
+                f"{op}: the requested size ({offset + nbytes} bytes) exceeds the allocated size ({limit} bytes)"
+            )
+        stride = make_contiguous_strides_for(sizes)
+        return _memory.tensor_at(address + offset, nbytes, self, sizes, stride, dtype)[0]
+
+    def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
+        """Wait for all ranks. A timeout of 0 is the group's own: SYMMEM_TIMEOUT, or 5 minutes."""
+        self._group.check_channel(channel)
+        self.native.barrier(channel, timeout_ms)
+
+    def put_signal(self, dst_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
+        self._group.check_rank(dst_rank)
+        self._group.check_channel(channel)
+        self.native.put_signal(dst_rank, channel, timeout_ms)
+
+    def wait_signal(self, src_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
+        self._group.check_rank(src_rank)
+        self._group.check_channel(channel)
+        self.native.wait_signal(src_rank, channel, timeout_ms)
+
+    def boxed(self) -> object:
+        raise NotImplementedError("boxed: the class that operators take is C++ only; pass the tensor and the group's name")
+
+    def get_peer_cft_handle(self, peer: int) -> tuple[int, int]:
+        raise RuntimeError("get_peer_cft_handle: only available on the NCCL backend")
+
+    def get_multimem_cft_handle(self) -> tuple[int, int]:
+        raise RuntimeError("get_multimem_cft_handle: only available on the NCCL backend")
+
+
+def rendezvous(tensor: torch.Tensor, group_name: str | None = None) -> SymmetricMemory | None:
+    """Map all ranks' counterparts of the tensor's memory; collective the first time, None for ordinary memory."""
+    allocation = _memory.find(tensor)
+    if allocation is None:
+        warnings.warn("Pointer not within any SymmetricMemory allocation, is the tensor allocated from SymmetricMemory?")
+        return None
+    name = group_name or allocation.group_name
+    if not name:
+        raise RuntimeError(
+            "rendezvous: `group_name` is neither specified during allocation nor passed to rendezvous()"
+        )
+    offset = tensor.untyped_storage().data_ptr() - allocation.address
+    return SymmetricMemory(allocation, _groups.of(name), offset)

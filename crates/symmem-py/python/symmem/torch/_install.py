@@ -1,0 +1,170 @@
+"""Puts CPU memory behind PyTorch's own entry points; everything else goes where it went before."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+import torch.distributed._symmetric_memory as symm_mem
+from torch._C._distributed_c10d import _is_process_group_registered, _SymmetricMemory
+
+from symmem import _native
+from symmem.torch import _groups, _handle, _memory, _one_sided, _operators, _pipeline, _pool
+from symmem.torch._workspace import workspace
+
+#: The name of the CPU's backend, as `get_backend` gives it.
+BACKEND = "SYMMEM"
+
+
+def install(device: str = "cpu") -> None:
+    """Have `torch.distributed._symmetric_memory` work on CPU tensors. Importing `symmem.torch` does that.
+
+    For "cuda", have its operators run on this library's kernels; not available yet.
+    """
+    kind = torch.device(device).type
+    if kind == "cpu":
+        _install_cpu()
+    else:
+        raise _native.Unavailable(
+            f"symmem.torch on {kind}: the Python module has host memory only so far; torch's own backend stays in use there"
+        )
+
+
+@functools.cache
+def _install_cpu() -> torch.library.Library:
+    _static("empty_strided_p2p", _empty_strided_p2p)
+    _static("rendezvous", _rendezvous)
+    _static("is_symm_mem_tensor", _is_symm_mem_tensor)
+    _static("get_backend", _get_backend)
+    _static("set_backend", _set_backend)
+    _static("get_mempool_allocator", _get_mempool_allocator)
+    _static("has_multicast_support", _has_multicast_support)
+    _static("set_group_info", _set_group_info)
+    _static("stream_write_value32", _stream_write_value32)
+    _static("memset32", _memset32)
+    _function("get_symm_mem_workspace", _get_symm_mem_workspace)
+    _function("is_symm_mem_enabled_for_group", _is_symm_mem_enabled_for_group)
+    for name in ("get", "put_signal", "wait_signal"):
+        _function(name, functools.partial(_by_handle, getattr(_one_sided, name)))
+    _function("reduce_scatter_offset", _reduce_scatter_offset)
+    _function("all_to_all_nd", _all_to_all_nd)
+    _function("_pipelined_multi_all_gather_and_consume", _multi_all_gather_and_consume)
+    _function("_pipelined_all_gather_and_consume_last_dim", _all_gather_and_consume_last_dim)
+    _function("_pipelined_produce_and_all2all", _produce_and_all2all)
+    for name in ("MemPool", "use_mem_pool"):
+        if not hasattr(torch.cpu, name):
+            setattr(torch.cpu, name, getattr(_pool, name))
+    return _operators.register()
+
+
+def _static(name: str, replacement: Callable) -> None:
+    """Replace a static method of PyTorch's handle class, if this torch has it; the former is the first argument."""
+    former = getattr(_SymmetricMemory, name, None)
+    if former is not None:
+        wrapped = functools.update_wrapper(functools.partial(replacement, former), replacement)
+        setattr(_SymmetricMemory, name, staticmethod(wrapped))
+
+
+def _function(name: str, replacement: Callable) -> None:
+    """Replace a function of PyTorch's module, if this torch has it; the former is the first argument."""
+    former = getattr(symm_mem, name, None)
+    if former is not None:
+        setattr(symm_mem, name, functools.update_wrapper(functools.partial(replacement, former), former))
+
+
+def _is_cpu(device: object) -> bool:
+    return torch.device(device).type == "cpu"
+
+
+def _empty_strided_p2p(former, size, stride, dtype, device, group_name=None, alloc_id=None):
+    if not _is_cpu(device):
+        return former(size, stride, dtype, device, group_name, alloc_id)
+    return _memory.allocate(size, stride, dtype, group_name, alloc_id)
+
+
+def _rendezvous(former, tensor, group_name=None):
+    if not tensor.is_cpu:
+        return former(tensor, group_name)
+    return _handle.rendezvous(tensor, group_name)
+
+
+def _is_symm_mem_tensor(former, tensor):
+    return _memory.find(tensor) is not None if tensor.is_cpu else former(tensor)
+
+
+def _get_backend(former, device):
+    return BACKEND if _is_cpu(device) else former(device)
+
+
+def _set_backend(former, name):
+    """The CPU has one backend only, so naming it changes nothing."""
+    if name != BACKEND:
+        former(name)
+
+
+def _get_mempool_allocator(former, device):
+    return _pool.ALLOCATOR if _is_cpu(device) else former(device)
+
+
+def _has_multicast_support(former, device_type, device_idx=None):
+    # PyTorch asks with the index of a CPU tensor's device, which is None.
+    return former(device_type, device_idx) if device_idx is not None else False
+
+
+def _set_group_info(former, name, rank, world_size, store):
+    former(name, rank, world_size, store)
+    _groups.register(name, rank, world_size, store)
+
+
+def _stream_write_value32(former, input, offset, val):
+    return torch.ops.symm_mem.stream_write_value32_(input, offset, val) if input.is_cpu else former(input, offset, val)
+
+
+def _memset32(former, input, offset, val, count=1):
+    return torch.ops.symm_mem.memset32_(input, offset, val, count) if input.is_cpu else former(input, offset, val, count)
+
+
+def _get_symm_mem_workspace(former, group_name, min_size):
+    """PyTorch's function has no device argument: it means the accelerator where there is one, and the CPU elsewhere."""
+    return former(group_name, min_size) if torch.accelerator.is_available() else workspace(group_name, min_size)
+
+
+def _is_symm_mem_enabled_for_group(former, group_name):
+    if symm_mem._is_test_mode or torch.accelerator.is_available():
+        return former(group_name)
+    return _is_process_group_registered(group_name)
+
+
+def _by_handle(ours, former, *args, **kwargs):
+    """Ours, if any argument is one of our handles."""
+    given = (*args, *kwargs.values())
+    return (ours if any(isinstance(a, _handle.SymmetricMemory) for a in given) else former)(*args, **kwargs)
+
+
+def _reduce_scatter_offset(former, input, out, group, *, dim, offsets=None, dst_ranks=None, red_op="sum"):
+    if not input.is_cpu:
+        return former(input, out, group, dim=dim, offsets=offsets, dst_ranks=dst_ranks, red_op=red_op)
+    return _one_sided.reduce_scatter_offset(input, out, group, dim, offsets, dst_ranks, red_op)
+
+
+def _all_to_all_nd(former, input, out, scatter_dim, gather_dim, *, group):
+    if not input.is_cpu:
+        return former(input, out, scatter_dim, gather_dim, group=group)
+    return _one_sided.all_to_all_nd(input, out, scatter_dim, gather_dim, group)
+
+
+def _multi_all_gather_and_consume(former, shard, shard_consumer, ag_out, group_name, ag_out_needed=True):
+    ours = all(tensor.is_cpu for tensor in shard)
+    gather = _pipeline.multi_all_gather_and_consume if ours else former
+    gather(shard, shard_consumer, ag_out, group_name, ag_out_needed)
+
+
+def _all_gather_and_consume_last_dim(former, shard, shard_consumer, ag_out, group_name, ag_out_needed=True):
+    gather = _pipeline.all_gather_and_consume_last_dim if shard.is_cpu else former
+    gather(shard, shard_consumer, ag_out, group_name, ag_out_needed)
+
+
+def _produce_and_all2all(former, chunk_producer, output, group_name, out_chunk_dim=0):
+    exchange = _pipeline.produce_and_all2all if output.is_cpu else former
+    exchange(chunk_producer, output, group_name, out_chunk_dim)
