@@ -1,12 +1,37 @@
-//! The native half of the Python package `symmem`. The Python API follows; for now it has `__version__`.
+//! The native half of the Python package `symmem`: classes over the library's, which the package makes pleasant.
+//!
+//! Nothing here decides anything: a method finds its arguments' types, leaves Python for as long as the library works
+//! ([`wait`]), and turns an error into an exception ([`error`]).
+
+mod argument;
+mod array;
+mod collectives;
+mod dlpack;
+mod dtype;
+mod error;
+mod group;
+mod handle;
+mod memory;
+
+mod store;
+mod wait;
 
 /// The module `symmem._native`, re-exported by the package.
 #[pyo3::pymodule]
 mod _native {
+    #[pymodule_export]
+    use super::array::Array;
+    #[pymodule_export]
+    use super::group::{Group, World, close_all, set_signal_pad_size, signal_pad_size};
+    #[pymodule_export]
+    use super::handle::Handle;
+    #[pymodule_export]
+    use super::memory::{Memory, Pool, find};
     use pyo3::prelude::*;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        module.add("__version__", env!("CARGO_PKG_VERSION"))
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        super::error::add_to(module)
     }
 }

@@ -180,6 +180,8 @@ pub(crate) struct Mapping {
     pub(crate) number: u64,
     /// All of them at once, where the hardware has such; set before anybody has a handle.
     pub(crate) multicast: OnceLock<Region>,
+    /// A collective on it failed, and peers may be in the middle of it.
+    pub(crate) failed: AtomicBool,
     /// By rank in the group; our own block at our own place.
     blocks: Vec<Region>,
     shape: Shape,
@@ -193,7 +195,12 @@ impl Mapping {
         shape: Shape,
         group: Weak<dyn Send + Sync>,
     ) -> Self {
-        Self { number, multicast: OnceLock::new(), blocks, shape, group }
+        let failed = AtomicBool::new(false);
+        Self { number, multicast: OnceLock::new(), failed, blocks, shape, group }
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
     }
 
     fn group_lives(&self) -> bool {

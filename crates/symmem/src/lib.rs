@@ -28,6 +28,7 @@ pub mod cuda;
 pub mod dtype;
 pub mod error;
 pub mod group;
+mod interrupt;
 pub mod machine;
 mod mesh;
 pub mod region;
@@ -50,6 +51,7 @@ pub use group::{
     DEFAULT_SIGNAL_PAD_SIZE, Group, GroupOptions, World, WorldOptions, set_signal_pad_size,
     signal_pad_size,
 };
+pub use interrupt::interruptible;
 pub use symmetric::{Buffer, Failed, Handle, Paused, Pool, Shared, SignalPad, Symmetric};
 pub use sync::Deadline;
 

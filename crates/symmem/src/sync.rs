@@ -5,6 +5,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::interrupt::interrupted;
+
 pub use atomic::Ordering;
 #[cfg(loom)]
 pub(crate) use loom::sync::Mutex;
@@ -91,9 +93,9 @@ impl Deadline {
         }
     }
 
-    /// Whether no time is left.
+    /// Whether no time is left, or this thread's waits shall end: see [`interruptible`](crate::interruptible).
     pub fn expired(self) -> bool {
-        self.remaining() == Some(Duration::ZERO)
+        self.remaining() == Some(Duration::ZERO) || interrupted()
     }
 
     /// Time passed since the deadline started counting.

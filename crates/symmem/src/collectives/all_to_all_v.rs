@@ -195,7 +195,7 @@ impl<T: Element> Symmetric<T> {
         }
         let words = splits.len();
         let mut table = vec![0; words * self.group().size()];
-        let memory = [self.handle().number() as usize, self.len(), T::DTYPE as usize];
+        let memory = [self.handle().digest(), self.len(), T::DTYPE as usize];
         let agreed = [call.row_len, call.align, call.out];
         let agreed: Vec<usize> = agreed.into_iter().chain(memory).collect();
         splits.collective(call.name, &agreed, |session| {

@@ -118,9 +118,8 @@ impl<T: Element> Symmetric<T> {
     }
 
     fn call(&self, name: &'static str, way: Way, agreed: &[usize]) -> Call {
-        let (number, kind) =
-            (self.handle().number() as usize, T::DTYPE as usize * 2 + way as usize);
-        Call::Collective(name, digest(name, kind, number, self.len(), agreed))
+        let (memory, kind) = (self.handle().digest(), T::DTYPE as usize * 2 + way as usize);
+        Call::Collective(name, digest(name, kind, memory, self.len(), agreed))
     }
 
     /// [`Group::staged`] with the elements of `range` of our part, laid out by every rank that `lays`; `work` also gets

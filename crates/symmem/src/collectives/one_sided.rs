@@ -35,6 +35,15 @@ impl<T: Element> Symmetric<T> {
             Err(error) => Err(Failed { error, kept: self }),
         }
     }
+
+    /// As [`Symmetric::open`], without the barrier.
+    ///
+    /// # Safety
+    /// For as long as the value lives, nobody on any rank touches these elements but through such values, or where
+    /// the caller's own signals and barriers keep that apart from all puts and gets.
+    pub unsafe fn assume_open(self) -> Open<T> {
+        Open(self)
+    }
 }
 
 impl<T: Element> Open<T> {

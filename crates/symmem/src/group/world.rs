@@ -48,6 +48,12 @@ impl World {
     pub fn local_rank(&self) -> usize {
         self.local_rank
     }
+
+    /// Leaves the job in order now, and not when the last value of this world is dropped. Groups of this rank must not be
+    /// used after it: what they wait for may never come, and the loss of a peer is no longer noticed.
+    pub fn leave(&self) {
+        self.context().mesh.leave("it left", None);
+    }
 }
 
 /// How a rank joins; `Default` takes the environment's settings.

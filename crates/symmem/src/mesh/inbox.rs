@@ -214,7 +214,7 @@ impl Inbox {
                 return Err(Shortfall::Expired { world_ranks: missing, after: deadline.elapsed() });
             }
             state.awaited.insert((subject.clone(), phase), missing.len());
-            let nap = deadline.nap(Duration::from_secs(1));
+            let nap = deadline.nap(Duration::from_millis(100));
             state = self.changed.wait_timeout(state, nap).unwrap_or_else(PoisonError::into_inner).0;
             state.awaited.remove(&(subject.clone(), phase));
         }

@@ -209,11 +209,10 @@ impl Connection {
             ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => return Err(self.end()),
             _ => return Err(Error::system(format!("talking to {}", self.with))(error)),
         }
-        let left = until.remaining();
-        if left.is_some_and(|left| left.is_zero()) {
+        if until.expired() {
             return Err(timed_out(op, until));
         }
-        let limit = left.and_then(|left| Timespec::try_from(left).ok());
+        let limit = Timespec::try_from(until.nap(Duration::from_millis(100))).ok();
         match poll(&mut [PollFd::new(&self.stream, flags)], limit.as_ref()) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(Error::system(format!("poll on {}", self.with))(error)),

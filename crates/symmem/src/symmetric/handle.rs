@@ -34,7 +34,8 @@ impl Handle {
         offset: usize,
         bringing: Bringing,
     ) -> Result<Self> {
-        let known = block.mapping(group.id()?).filter(|_| !bringing.is_read());
+        let usable = |known: &Arc<Mapping>| !bringing.is_read() && !known.has_failed();
+        let known = block.mapping(group.id()?).filter(usable);
         let mapping = match known {
             Some(known) => known,
             None => Arc::new(map_all(block, group, dtype, bringing)?),
@@ -54,12 +55,26 @@ impl Handle {
         (Arc::clone(&self.block), Arc::clone(&self.mapping))
     }
 
+    /// The same memory from byte `offset` of this handle on, which lies within it.
+    pub(super) fn from(&self, offset: usize) -> Self {
+        Self { offset: self.offset + offset, ..self.clone() }
+    }
+
+    pub(super) fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
     pub(crate) fn block(&self) -> &Arc<Block> {
         &self.block
     }
 
     pub(crate) fn number(&self) -> u64 {
         self.mapping.number
+    }
+
+    /// A number that tells the memory of one handle from that of others; the same on all ranks.
+    pub(crate) fn digest(&self) -> usize {
+        self.mapping.number as usize ^ self.offset.rotate_left(32)
     }
 
     /// This rank's number in the group.

@@ -10,6 +10,7 @@ mod atomic;
 mod failed;
 mod handle;
 mod pad;
+mod part;
 mod persistent;
 mod pool;
 
@@ -132,6 +133,8 @@ struct Memory<T> {
     /// By rank, each to `len` elements.
     data: Vec<NonNull<T>>,
     len: usize,
+    /// Nobody else has the addresses of this rank's part, as users of [`Handle::part`] do.
+    owned: bool,
     severed: Severed<T>,
 }
 
@@ -155,7 +158,7 @@ impl<T: Element> Memory<T> {
         let ranks = 0..handle.world_size();
         let data: Result<Vec<_>> =
             ranks.map(|r| handle.data("rendezvous", r).and_then(first)).collect();
-        Ok(Self { data: data?, handle, len, severed: Severed::No })
+        Ok(Self { data: data?, handle, len, owned: true, severed: Severed::No })
     }
 
     #[inline]
@@ -301,6 +304,9 @@ impl<T: Element> Symmetric<T> {
 
     /// Goes on with a copy of this rank's part that no peer has: they may still touch the one that they have mapped.
     pub(crate) fn sever(&mut self) {
+        if !self.0.owned {
+            return self.0.give_up();
+        }
         let own = self.group().alloc::<T>(self.len()).map(|mut copy| {
             copy.fill_from(self.0.handle.block());
             copy

@@ -1,0 +1,157 @@
+//! Memory of the caller's in arguments: arrays of any library, and buffers.
+#![allow(unsafe_code)] // S1 (the argument is held), S3 (lengths are checked); aliasing is the caller's, as documented
+
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use symmem::Element;
+
+use crate::array::Array;
+use crate::dlpack::Import;
+use crate::dtype::Type;
+use crate::error::usage;
+use crate::memory::Place;
+
+/// Where an argument's elements lie. They stay there for as long as this lives.
+pub(crate) struct Slice {
+    address: usize,
+    bytes: usize,
+    /// `None` for bytes of any type.
+    dtype: Option<&'static Type>,
+    /// `None` for wherever it is wanted.
+    place: Option<Place>,
+    _keep: Option<Py<PyAny>>,
+}
+
+impl Slice {
+    /// No elements.
+    pub(crate) const EMPTY: Self =
+        Self { address: 0, bytes: 0, dtype: None, place: None, _keep: None };
+
+    /// An argument that is written to.
+    pub(crate) fn output(op: &'static str, given: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Self::of(op, given, true)
+    }
+
+    /// An argument that is only read.
+    pub(crate) fn input(op: &'static str, given: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Self::of(op, given, false)
+    }
+
+    fn of(op: &'static str, given: &Bound<'_, PyAny>, write: bool) -> PyResult<Self> {
+        if let Ok(array) = given.cast::<Array>() {
+            let (keep, array) = (given.clone().unbind(), array.get());
+            let bytes = array.elements() * array.dtype.size();
+            let (address, place) = (array.address, Some(array.place));
+            return Ok(Self { address, bytes, dtype: Some(array.dtype), place, _keep: Some(keep) });
+        }
+        if let Ok(raw) = given.cast::<PyTuple>() {
+            let (address, bytes, owner): (usize, usize, Py<PyAny>) = raw.extract()?;
+            return Ok(Self { address, bytes, dtype: None, place: None, _keep: Some(owner) });
+        }
+        let Some(import) = Import::of(given)? else { return Self::of_buffer(op, given, write) };
+        if write && import.read_only {
+            return Err(usage(given.py(), op, "an array that may be written", "a read-only one"));
+        }
+        let place = if import.on_host { Place::Host } else { Place::Cuda(0) };
+        Ok(Self {
+            address: import.address,
+            bytes: import.bytes,
+            dtype: Some(import.dtype),
+            place: Some(place),
+            _keep: Some(import.keep),
+        })
+    }
+
+    /// By the buffer protocol, which the stable ABI has only since 3.11: `ctypes` knows it as well.
+    fn of_buffer(op: &'static str, given: &Bound<'_, PyAny>, write: bool) -> PyResult<Self> {
+        let py = given.py();
+        let view = py.import("builtins")?.call_method1("memoryview", (given,)).map_err(|_| {
+            let got = given.get_type().to_string();
+            usage(py, op, "an array (DLPack or the buffer protocol)", got)
+        })?;
+        let bytes: usize = view.getattr("nbytes")?.extract()?;
+        let ctypes = py.import("ctypes")?;
+        let kind = ctypes.getattr("c_char")?.mul(bytes)?;
+        let read_only: bool = view.getattr("readonly")?.extract()?;
+        let buffer = match (read_only, write) {
+            (true, true) => {
+                return Err(usage(py, op, "a buffer that may be written", "a read-only one"));
+            }
+            (true, false) => kind.call_method1("from_buffer_copy", (view,))?,
+            _ => kind.call_method1("from_buffer", (view,))?,
+        };
+        let address = ctypes.call_method1("addressof", (&buffer,))?.extract()?;
+        let keep = Some(buffer.unbind());
+        Ok(Self { address, bytes, dtype: None, place: Some(Place::Host), _keep: keep })
+    }
+
+    /// The elements' type, if the argument has one.
+    pub(crate) fn dtype(&self) -> Option<&'static Type> {
+        self.dtype
+    }
+
+    /// Refuses an argument of another type than `dtype`, or on another kind of device than `place`.
+    pub(crate) fn check(
+        &self,
+        py: Python<'_>,
+        op: &'static str,
+        dtype: &Type,
+        place: Place,
+    ) -> PyResult<()> {
+        if let Some(other) = self.dtype.filter(|other| *other != dtype) {
+            return Err(usage(py, op, format!("an array of {}", dtype.name), other.name));
+        }
+        if let Some(other) = self.place.filter(|other| other.is_host() != place.is_host()) {
+            let got = if other.is_host() { "one on the host" } else { "one on a device" };
+            return Err(usage(py, op, format!("an array on {place}"), got));
+        }
+        let size = dtype.size();
+        if !self.address.is_multiple_of(size.min(8)) || !self.bytes.is_multiple_of(size) {
+            let expected = format!("whole, aligned elements of {}", dtype.name);
+            let got = format!("{} bytes at {:#x}", self.bytes, self.address);
+            return Err(usage(py, op, expected, got));
+        }
+        Ok(())
+    }
+
+    /// How many elements of `dtype` there are.
+    pub(crate) fn count(&self, dtype: &Type) -> usize {
+        self.bytes / dtype.size()
+    }
+
+    /// Whether it has bytes in common with those at `address`.
+    pub(crate) fn touches(&self, address: usize, bytes: usize) -> bool {
+        self.address < address.saturating_add(bytes) && address < self.address + self.bytes
+    }
+
+    /// Whether it has bytes in common with another.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        self.touches(other.address, other.bytes)
+    }
+
+    /// The elements, to read.
+    ///
+    /// # Safety
+    /// `check` found the type and the place fitting, and nobody writes them while the slice lives.
+    pub(crate) unsafe fn elements<T: Element>(&self) -> &[T] {
+        if self.bytes == 0 {
+            return &[];
+        }
+        let first = self.address as *const T;
+        // SAFETY: S1 by what is held; S3: this many bytes, aligned, as the caller promises.
+        unsafe { std::slice::from_raw_parts(first, self.bytes / size_of::<T>()) }
+    }
+
+    /// The elements, to write.
+    ///
+    /// # Safety
+    /// As `elements`, and nobody touches them while the slice lives.
+    pub(crate) unsafe fn elements_mut<T: Element>(&mut self) -> &mut [T] {
+        if self.bytes == 0 {
+            return &mut [];
+        }
+        let first = self.address as *mut T;
+        // SAFETY: as in `elements`.
+        unsafe { std::slice::from_raw_parts_mut(first, self.bytes / size_of::<T>()) }
+    }
+}

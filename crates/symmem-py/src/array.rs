@@ -1,0 +1,225 @@
+//! A view of symmetric memory, this rank's or a peer's, that numpy, torch and others take without a copy.
+
+use std::sync::Arc;
+
+use pyo3::exceptions::{PyAttributeError, PyBufferError};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+use crate::dlpack::{self, Export};
+use crate::dtype::Type;
+use crate::error::usage;
+use crate::memory::Place;
+
+/// A typed view of memory with n dimensions, in C order. It keeps the memory alive, and so does whatever is made of it:
+/// `numpy.asarray(array)`, `numpy.from_dlpack(array)`, `torch.from_dlpack(array)`.
+#[pyclass(frozen, module = "symmem")]
+pub(crate) struct Array {
+    pub(crate) address: usize,
+    pub(crate) dtype: &'static Type,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) place: Place,
+    keep: Arc<dyn Send + Sync>,
+}
+
+impl Array {
+    /// The memory at `address`, which `keep` keeps, as elements of `dtype`; the caller knows that it is as long.
+    pub(crate) fn new(
+        address: usize,
+        dtype: &'static Type,
+        shape: Vec<usize>,
+        place: Place,
+        keep: Arc<dyn Send + Sync>,
+    ) -> Self {
+        Self { address, dtype, shape, place, keep }
+    }
+
+    pub(crate) fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Elements from one entry to the next, by dimension.
+    fn steps(&self) -> Vec<i64> {
+        let mut step = 1_i64;
+        let mut steps: Vec<i64> = Vec::with_capacity(self.shape.len());
+        for len in self.shape.iter().rev() {
+            steps.push(step);
+            step = step.saturating_mul((*len).max(1) as i64);
+        }
+        steps.reverse();
+        steps
+    }
+
+    fn interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let typestr = self.dtype.typestr().ok_or_else(|| {
+            PyAttributeError::new_err(format!("numpy has no {}; use DLPack", self.dtype.name))
+        })?;
+        let interface = PyDict::new(py);
+        interface.set_item("version", 3)?;
+        interface.set_item("shape", PyTuple::new(py, &self.shape)?)?;
+        interface.set_item("typestr", typestr)?;
+        interface.set_item("data", (self.address, false))?;
+        interface.set_item("strides", py.None())?;
+        Ok(interface)
+    }
+
+    /// Checks that a view of `dtype` and `shape` at byte `offset` lies within `bytes`; its elements' size in bytes.
+    pub(crate) fn check(
+        py: Python<'_>,
+        op: &'static str,
+        (bytes, offset): (usize, usize),
+        dtype: &Type,
+        shape: &[usize],
+    ) -> PyResult<usize> {
+        let elements = shape.iter().try_fold(1_usize, |all, len| all.checked_mul(*len));
+        let wanted = elements.and_then(|all| all.checked_mul(dtype.size()));
+        let end = wanted.and_then(|wanted| wanted.checked_add(offset));
+        let fits = end.is_some_and(|end| end <= bytes);
+        match wanted {
+            Some(wanted) if fits && offset.is_multiple_of(dtype.size().min(16)) => Ok(wanted),
+            _ => {
+                let expected = format!("aligned elements within the {bytes} bytes of the memory");
+                let got = format!("{shape:?} of {} at byte {offset}", dtype.name);
+                Err(usage(py, op, expected, got))
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl Array {
+    /// The numbers of elements, by dimension.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.shape)
+    }
+
+    /// Bytes from one entry to the next, by dimension.
+    #[getter]
+    fn strides<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let size = self.dtype.size() as i64;
+        PyTuple::new(py, self.steps().into_iter().map(|step| step * size).collect::<Vec<_>>())
+    }
+
+    /// The name of the elements' type, such as "float32".
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.dtype.name
+    }
+
+    /// Bytes of one element.
+    #[getter]
+    fn itemsize(&self) -> usize {
+        self.dtype.size()
+    }
+
+    /// How many elements there are.
+    #[getter]
+    fn size(&self) -> usize {
+        self.elements()
+    }
+
+    /// Bytes of all elements.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.elements() * self.dtype.size()
+    }
+
+    /// How many dimensions there are.
+    #[getter]
+    fn ndim(&self) -> usize {
+        self.shape.len()
+    }
+
+    /// The address of the first element.
+    #[getter]
+    fn address(&self) -> usize {
+        self.address
+    }
+
+    /// "cpu" or "cuda:N".
+    #[getter]
+    fn device(&self) -> String {
+        self.place.to_string()
+    }
+
+    /// The same memory as elements of another type or shape, from byte `offset` on.
+    #[pyo3(signature = (dtype=None, shape=None, offset=0))]
+    fn view(
+        &self,
+        py: Python<'_>,
+        dtype: Option<&Bound<'_, PyAny>>,
+        shape: Option<Vec<usize>>,
+        offset: usize,
+    ) -> PyResult<Self> {
+        const OP: &str = "view";
+        let dtype = dtype.map_or(Ok(self.dtype), |given| Type::named(OP, given))?;
+        let left = self.nbytes().saturating_sub(offset);
+        let shape = shape.unwrap_or_else(|| vec![left / dtype.size()]);
+        Self::check(py, OP, (self.nbytes(), offset), dtype, &shape)?;
+        let keep = Arc::clone(&self.keep);
+        Ok(Self::new(self.address + offset, dtype, shape, self.place, keep))
+    }
+
+    /// The memory as a numpy array, without a copy.
+    fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("numpy")?.call_method1("asarray", (slf,))
+    }
+
+    #[getter]
+    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        match self.place {
+            Place::Host => self.interface(py),
+            Place::Cuda(_) => Err(PyAttributeError::new_err("memory of a device")),
+        }
+    }
+
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        match self.place {
+            Place::Host => Err(PyAttributeError::new_err("memory of the host")),
+            Place::Cuda(_) => self.interface(py),
+        }
+    }
+
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        match self.place {
+            Place::Host => (dlpack::CPU, 0),
+            Place::Cuda(number) => (dlpack::CUDA, number as i32),
+        }
+    }
+
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Py<PyAny>> {
+        let _ = stream; // the memory is not tied to a stream: who writes it orders that with who reads it
+        if copy == Some(true) || dl_device.is_some_and(|asked| asked != self.__dlpack_device__()) {
+            return Err(PyBufferError::new_err("symmetric memory is handed out as it is"));
+        }
+        let export = Export {
+            address: self.address,
+            device: self.__dlpack_device__(),
+            dtype: self.dtype,
+            shape: self.shape.iter().map(|len| *len as i64).collect(),
+            strides: self.steps(),
+            _keep: Box::new(Arc::clone(&self.keep)),
+        };
+        export.into_capsule(py, max_version)
+    }
+
+    fn __len__(&self) -> PyResult<usize> {
+        let first = self.shape.first().copied();
+        first.ok_or_else(|| pyo3::exceptions::PyTypeError::new_err("an array of no dimensions"))
+    }
+
+    fn __repr__(&self) -> String {
+        let (shape, dtype, place) = (&self.shape, self.dtype.name, self.place);
+        format!("symmem.Array(shape={shape:?}, dtype={dtype:?}, device=\"{place}\")")
+    }
+}

@@ -1,0 +1,385 @@
+//! Groups and the world.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use symmem::store::{SharedStore, TcpServer, TcpStore};
+use symmem::{Deadline, GroupOptions, WorldOptions};
+
+use crate::collectives;
+use crate::error::usage;
+use crate::memory::{Allocation, Memory, Pool};
+use crate::store::PythonStore;
+use crate::wait::detached;
+
+/// A world that this process joined, until the last group or handle of it is gone.
+pub(crate) struct Life {
+    world: symmem::World,
+    closed: AtomicBool,
+    /// The store, where this rank hosts it.
+    _server: Option<TcpServer>,
+}
+
+impl Life {
+    fn close(&self) {
+        if !self.closed.swap(true, Ordering::Relaxed) {
+            self.world.leave();
+        }
+    }
+
+    pub(crate) fn check_open(&self, py: Python<'_>, op: &'static str) -> PyResult<()> {
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(usage(py, op, "a world that was not closed", "one that was"));
+        }
+        Ok(())
+    }
+}
+
+/// All worlds of this process, to be left when it ends.
+static WORLDS: Mutex<Vec<Weak<Life>>> = Mutex::new(Vec::new());
+
+/// Leaves all worlds in order. The package has it called when the interpreter ends.
+#[pyfunction]
+pub(crate) fn close_all(py: Python<'_>) {
+    let worlds = std::mem::take(&mut *WORLDS.lock().unwrap_or_else(PoisonError::into_inner));
+    py.detach(|| worlds.iter().filter_map(Weak::upgrade).for_each(|life| life.close()));
+}
+
+/// A set of ranks that work together.
+#[pyclass(frozen, subclass, module = "symmem")]
+pub(crate) struct Group {
+    pub(crate) inner: symmem::Group,
+    pub(crate) life: Arc<Life>,
+}
+
+impl Group {
+    pub(crate) fn check_open(&self, py: Python<'_>, op: &'static str) -> PyResult<()> {
+        self.life.check_open(py, op)
+    }
+
+    /// The deadline of a wait: the caller's, or the group's.
+    fn deadline(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Deadline> {
+        timeout.map_or(Ok(self.inner.deadline()), |s| seconds(py, s).map(Deadline::within))
+    }
+}
+
+/// A time in Python's seconds.
+fn seconds(py: Python<'_>, given: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(given)
+        .map_err(|_| usage(py, "timeout", "a number of seconds from 0 on", given.to_string()))
+}
+
+#[pymethods]
+impl Group {
+    /// This rank's number in the group.
+    #[getter]
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    /// How many ranks the group has.
+    #[getter]
+    fn size(&self) -> usize {
+        self.inner.size()
+    }
+
+    /// The ranks' numbers in the world, by their numbers here.
+    #[getter]
+    fn ranks(&self) -> Vec<usize> {
+        self.inner.world_ranks().to_vec()
+    }
+
+    /// The group's name.
+    #[getter]
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    /// How many channels barriers and signals have.
+    #[getter]
+    fn channels(&self) -> usize {
+        self.inner.channels()
+    }
+
+    /// Bytes of the signal pad.
+    #[getter]
+    fn signal_pad_size(&self) -> usize {
+        self.inner.signal_pad_size()
+    }
+
+    /// Seconds that a wait lasts unless its call says otherwise; None for ever.
+    #[getter]
+    fn timeout(&self) -> Option<f64> {
+        self.inner.deadline().remaining().map(|limit| limit.as_secs_f64())
+    }
+
+    /// A group of some ranks of this one, called by those; others get None.
+    #[pyo3(signature = (ranks, name=None, timeout=None))]
+    fn subgroup(
+        &self,
+        py: Python<'_>,
+        ranks: Vec<usize>,
+        name: Option<String>,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Self>> {
+        self.check_open(py, "subgroup")?;
+        if ranks.iter().all(|rank| *rank < self.inner.size()) && !ranks.contains(&self.inner.rank())
+        {
+            return Ok(None);
+        }
+        let timeout = timeout.map(|given| seconds(py, given)).transpose()?;
+        let options = GroupOptions { name, timeout, ..GroupOptions::default() };
+        let inner = detached(py, || self.inner.subgroup_with(&ranks, options))?;
+        Ok(Some(Self { inner, life: Arc::clone(&self.life) }))
+    }
+
+    /// Waits for all ranks of the group; what any of them wrote before, all see after.
+    #[pyo3(signature = (timeout=None, channel=0))]
+    fn barrier(&self, py: Python<'_>, timeout: Option<f64>, channel: usize) -> PyResult<()> {
+        self.check_open(py, "barrier")?;
+        let deadline = self.deadline(py, timeout)?;
+        detached(py, || self.inner.barrier_on(channel, deadline))
+    }
+
+    /// Signals to rank `to`, whose `wait_signal` then sees what this rank wrote before.
+    #[pyo3(signature = (to, channel=0, timeout=None))]
+    fn put_signal(
+        &self,
+        py: Python<'_>,
+        to: usize,
+        channel: usize,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        self.check_open(py, "put_signal")?;
+        let deadline = self.deadline(py, timeout)?;
+        detached(py, || self.inner.put_signal(to, channel, deadline))
+    }
+
+    /// Waits for a signal of rank `source` and takes it.
+    #[pyo3(signature = (source, channel=0, timeout=None))]
+    fn wait_signal(
+        &self,
+        py: Python<'_>,
+        source: usize,
+        channel: usize,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        self.check_open(py, "wait_signal")?;
+        let deadline = self.deadline(py, timeout)?;
+        detached(py, || self.inner.wait_signal(source, channel, deadline))
+    }
+
+    /// Raises PeerLost if a member was lost.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        detached(py, || self.inner.check())
+    }
+
+    /// The group of those who are still here. Collective over the survivors.
+    #[pyo3(signature = (timeout=None))]
+    fn shrink(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Self> {
+        self.check_open(py, "shrink")?;
+        let deadline = self.deadline(py, timeout)?;
+        let inner = detached(py, || self.inner.shrink_by(deadline))?;
+        Ok(Self { inner, life: Arc::clone(&self.life) })
+    }
+
+    /// Allocates symmetric memory, zeroed. Not collective. With `persistent_id`, the memory outlives its users, and the
+    /// next call with the same id gets it again.
+    #[pyo3(signature = (nbytes, *, device=None, persistent_id=None))]
+    fn alloc(
+        &self,
+        py: Python<'_>,
+        nbytes: usize,
+        device: Option<&Bound<'_, PyAny>>,
+        persistent_id: Option<u64>,
+    ) -> PyResult<Memory> {
+        const OP: &str = "alloc";
+        self.check_open(py, OP)?;
+        let device = device
+            .map_or_else(|| Ok("cpu".to_owned()), |d| Ok::<_, PyErr>(d.str()?.to_string()))?;
+        if device != "cpu" {
+            return Err(usage(py, OP, "the device \"cpu\"", device));
+        }
+        let buffer = detached(py, || match persistent_id {
+            Some(id) => self.inner.alloc_persistent::<u8>(id, nbytes),
+            None => self.inner.alloc::<u8>(nbytes),
+        })?;
+        Ok(Memory::new(Allocation::of_host(buffer)))
+    }
+
+    /// A pool that cuts small allocations from segments of `segment_bytes`.
+    fn pool(&self, segment_bytes: usize) -> Pool {
+        Pool::new(self, segment_bytes)
+    }
+
+    /// Element i of `data` becomes the reduction of element i of all ranks. Collective, on memory of any kind.
+    #[pyo3(signature = (data, op="sum", *, dtype=None))]
+    fn all_reduce(
+        &self,
+        data: &Bound<'_, PyAny>,
+        op: &str,
+        dtype: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        collectives::slices::all_reduce(self, data, op, dtype)
+    }
+
+    /// `out` becomes all ranks' `data`, one rank's after the other's. Collective.
+    #[pyo3(signature = (data, out, *, dtype=None))]
+    fn all_gather(
+        &self,
+        data: &Bound<'_, PyAny>,
+        out: &Bound<'_, PyAny>,
+        dtype: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        collectives::slices::all_gather(self, data, out, dtype)
+    }
+
+    /// `data` is one block for each rank; `out` becomes the reduction of all ranks' blocks for this one. Collective.
+    #[pyo3(signature = (data, out, op="sum", *, dtype=None))]
+    fn reduce_scatter(
+        &self,
+        data: &Bound<'_, PyAny>,
+        out: &Bound<'_, PyAny>,
+        op: &str,
+        dtype: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        collectives::slices::reduce_scatter(self, data, out, op, dtype)
+    }
+
+    /// `data` becomes that of rank `root`. Collective.
+    #[pyo3(signature = (data, root=0, *, dtype=None))]
+    fn broadcast(
+        &self,
+        data: &Bound<'_, PyAny>,
+        root: usize,
+        dtype: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        collectives::slices::broadcast(self, data, root, dtype)
+    }
+
+    /// `data` is one block for each rank; `out` becomes the blocks that all ranks have for this one. Collective.
+    #[pyo3(signature = (data, out, *, dtype=None))]
+    fn all_to_all(
+        &self,
+        data: &Bound<'_, PyAny>,
+        out: &Bound<'_, PyAny>,
+        dtype: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        collectives::slices::all_to_all(self, data, out, dtype)
+    }
+
+    fn __repr__(&self) -> String {
+        let (name, rank, size) = (self.inner.name(), self.inner.rank(), self.inner.size());
+        format!("symmem.Group({name:?}, rank {rank} of {size})")
+    }
+}
+
+/// All ranks of a job.
+#[pyclass(frozen, extends = Group, module = "symmem")]
+pub(crate) struct World;
+
+impl World {
+    fn build(
+        py: Python<'_>,
+        join: impl FnOnce() -> symmem::Result<(symmem::World, Option<TcpServer>)> + Send,
+    ) -> PyResult<Py<Self>> {
+        let (world, server) = detached(py, join)?;
+        let inner = symmem::Group::clone(&world);
+        let life = Arc::new(Life { world, closed: AtomicBool::new(false), _server: server });
+        let mut worlds = WORLDS.lock().unwrap_or_else(PoisonError::into_inner);
+        worlds.retain(|world| world.strong_count() > 0);
+        worlds.push(Arc::downgrade(&life));
+        drop(worlds);
+        Py::new(py, PyClassInitializer::from(Group { inner, life }).add_subclass(Self))
+    }
+}
+
+fn options(
+    py: Python<'_>,
+    timeout: Option<f64>,
+    signal_pad_size: Option<usize>,
+) -> PyResult<WorldOptions> {
+    let timeout = timeout.map(|given| seconds(py, given)).transpose()?;
+    Ok(WorldOptions { timeout, signal_pad_size, ..WorldOptions::default() })
+}
+
+#[pymethods]
+impl World {
+    /// Joins the job that the environment describes: `symmem run`'s and torchrun's variables, Open MPI's, PMI's or
+    /// Slurm's; without any, a world of one. Collective over the job.
+    #[staticmethod]
+    #[pyo3(signature = (timeout=None, *, signal_pad_size=None))]
+    fn from_env(
+        py: Python<'_>,
+        timeout: Option<f64>,
+        signal_pad_size: Option<usize>,
+    ) -> PyResult<Py<Self>> {
+        let options = options(py, timeout, signal_pad_size)?;
+        Self::build(py, || Ok((options.from_env()?, None)))
+    }
+
+    /// Joins a job as the given rank. `store` is the address of a store ("host:port" or "unix:PATH", which rank 0 hosts
+    /// unless somebody does), or an object like `torch.distributed.Store`. Collective over the job.
+    #[staticmethod]
+    #[pyo3(signature = (rank, size, *, store, timeout=None, signal_pad_size=None))]
+    fn connect(
+        py: Python<'_>,
+        rank: usize,
+        size: usize,
+        store: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+        signal_pad_size: Option<usize>,
+    ) -> PyResult<Py<Self>> {
+        let options = options(py, timeout, signal_pad_size)?;
+        let limit = options.timeout.unwrap_or(Duration::from_secs(300));
+        let Ok(address) = store.extract::<String>() else {
+            let store: SharedStore = Arc::new(PythonStore(store.clone().unbind()));
+            return Self::build(py, || Ok((options.join(rank, size, store)?, None)));
+        };
+        Self::build(py, move || {
+            let server = if rank == 0 { TcpServer::bind(&address).ok() } else { None };
+            let store = TcpStore::connect(&address, Deadline::within(limit))?;
+            Ok((options.join(rank, size, Arc::new(store))?, server))
+        })
+    }
+
+    /// This rank's number among those on its machine.
+    #[getter]
+    fn local_rank(slf: &Bound<'_, Self>) -> usize {
+        slf.as_super().get().life.world.local_rank()
+    }
+
+    /// Leaves the job in order. Arrays live on; groups and handles of this world cannot be used any more.
+    fn close(slf: &Bound<'_, Self>) {
+        let life = Arc::clone(&slf.as_super().get().life);
+        slf.py().detach(|| life.close());
+    }
+
+    fn __enter__<'py>(slf: &Bound<'py, Self>) -> Bound<'py, Self> {
+        slf.clone()
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(slf: &Bound<'_, Self>, _exception: &Bound<'_, pyo3::types::PyTuple>) {
+        Self::close(slf);
+    }
+
+    fn __repr__(slf: &Bound<'_, Self>) -> String {
+        let group = &slf.as_super().get().inner;
+        format!("symmem.World(rank {} of {})", group.rank(), group.size())
+    }
+}
+
+/// The signal pad size, in bytes, of groups and allocations that are given no other.
+#[pyfunction]
+pub(crate) fn signal_pad_size() -> usize {
+    symmem::signal_pad_size()
+}
+
+/// Sets what `signal_pad_size` says; 0 restores the default. All ranks must set the same.
+#[pyfunction]
+pub(crate) fn set_signal_pad_size(py: Python<'_>, bytes: usize) -> PyResult<()> {
+    detached(py, || symmem::set_signal_pad_size(bytes))
+}

@@ -1,0 +1,415 @@
+//! All ranks' memory of one rendezvous.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use symmem::Deadline;
+
+use crate::array::Array;
+use crate::collectives::{Part, Rows, Words};
+use crate::dtype::Type;
+use crate::error::usage;
+use crate::group::{Group, Life};
+use crate::memory::{Allocation, Memory, Place};
+use crate::wait::detached;
+
+/// All ranks' memory of one rendezvous, as mapped into this process. Cheap; keeps the memory of all of them.
+///
+/// Collectives are calls of all ranks of the group with the same arguments. The elements of a call belong to it while it
+/// lasts: nobody else on any rank touches them. After a collective that failed (other than by a Mismatch or a Usage),
+/// peers may be in the middle of it: the memory must be brought to a rendezvous again.
+#[pyclass(frozen, module = "symmem")]
+pub(crate) struct Handle(Arc<Inner>);
+
+struct Inner {
+    handle: symmem::Handle,
+    allocation: Arc<Allocation>,
+    life: Arc<Life>,
+    /// For kernels and other code that takes the address of a table of addresses.
+    buffers: Vec<usize>,
+    pads: Vec<usize>,
+}
+
+impl Handle {
+    pub(crate) fn new(
+        handle: symmem::Handle,
+        allocation: Arc<Allocation>,
+        life: Arc<Life>,
+    ) -> Self {
+        let (buffers, pads) = (handle.buffer_ptrs(), handle.signal_pad_ptrs());
+        Self(Arc::new(Inner { handle, allocation, life, buffers, pads }))
+    }
+
+    pub(crate) fn raw(&self) -> &symmem::Handle {
+        &self.0.handle
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        self.0.allocation.place
+    }
+
+    pub(crate) fn check_open(&self, py: Python<'_>, op: &'static str) -> PyResult<()> {
+        self.0.life.check_open(py, op)
+    }
+
+    /// `nbytes` from byte `offset` on of what lies at `addresses[rank]` and is `len` bytes long.
+    fn bytes_at(
+        &self,
+        py: Python<'_>,
+        op: &'static str,
+        (addresses, len): (&[usize], usize),
+        rank: usize,
+        (nbytes, offset): (Option<usize>, usize),
+    ) -> PyResult<Array> {
+        let Some(address) = addresses.get(rank) else {
+            let expected = format!("a rank in [0, {})", addresses.len());
+            return Err(usage(py, op, expected, rank.to_string()));
+        };
+        let shape = vec![nbytes.unwrap_or_else(|| len.saturating_sub(offset))];
+        Array::check(py, op, (len, offset), Type::BYTES, &shape)?;
+        let keep: Arc<Inner> = Arc::clone(&self.0);
+        Ok(Array::new(address + offset, Type::BYTES, shape, self.place(), keep))
+    }
+}
+
+/// A limit as PyTorch gives it: 0 for ever.
+fn within(timeout_ms: u64) -> Deadline {
+    Deadline::within(Duration::from_millis(timeout_ms))
+}
+
+#[pymethods]
+impl Handle {
+    /// This rank's number in the group.
+    #[getter]
+    fn rank(&self) -> usize {
+        self.raw().rank()
+    }
+
+    /// How many ranks the group has.
+    #[getter]
+    fn size(&self) -> usize {
+        self.raw().world_size()
+    }
+
+    /// As `size`.
+    #[getter]
+    fn world_size(&self) -> usize {
+        self.raw().world_size()
+    }
+
+    /// Bytes of each rank's memory.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.raw().buffer_size()
+    }
+
+    /// The name of the group.
+    #[getter]
+    fn group_name(&self) -> &str {
+        self.raw().group().name()
+    }
+
+    /// The group of this handle.
+    #[getter]
+    fn group(&self) -> Group {
+        Group { inner: self.raw().group().clone(), life: Arc::clone(&self.0.life) }
+    }
+
+    /// This rank's memory.
+    #[getter]
+    fn memory(&self) -> Memory {
+        Memory::new(Arc::clone(&self.0.allocation))
+    }
+
+    /// The addresses of all ranks' memory as mapped here, by rank.
+    #[getter]
+    fn buffer_ptrs(&self) -> Vec<usize> {
+        self.0.buffers.clone()
+    }
+
+    /// The address of a table of `buffer_ptrs`.
+    #[getter]
+    fn buffer_ptrs_dev(&self) -> usize {
+        self.0.buffers.as_ptr() as usize
+    }
+
+    /// The addresses of all ranks' signal pads as mapped here, by rank.
+    #[getter]
+    fn signal_pad_ptrs(&self) -> Vec<usize> {
+        self.0.pads.clone()
+    }
+
+    /// The address of a table of `signal_pad_ptrs`.
+    #[getter]
+    fn signal_pad_ptrs_dev(&self) -> usize {
+        self.0.pads.as_ptr() as usize
+    }
+
+    /// Bytes of this memory's signal pad.
+    #[getter]
+    fn signal_pad_size(&self) -> usize {
+        self.raw().signal_pad_size()
+    }
+
+    /// An address that reaches all ranks at once; 0 where the hardware has none.
+    #[getter]
+    fn multicast_ptr(&self) -> usize {
+        self.raw().multicast_ptr().unwrap_or(0)
+    }
+
+    /// "cpu" or "cuda:N".
+    #[getter]
+    fn device(&self) -> String {
+        self.place().to_string()
+    }
+
+    /// Signals to rank `dst` in this memory's pad; waits while the last signal there is not taken. A timeout of 0 is for ever.
+    #[pyo3(signature = (dst, channel=0, timeout_ms=0))]
+    fn put_signal(
+        &self,
+        py: Python<'_>,
+        dst: usize,
+        channel: usize,
+        timeout_ms: u64,
+    ) -> PyResult<()> {
+        self.check_open(py, "put_signal")?;
+        detached(py, || self.raw().signal_pad().put(dst, channel, within(timeout_ms)))
+    }
+
+    /// Waits for a signal of rank `src` in this memory's pad and takes it: then all that `src` wrote before is seen.
+    #[pyo3(signature = (src, channel=0, timeout_ms=0))]
+    fn wait_signal(
+        &self,
+        py: Python<'_>,
+        src: usize,
+        channel: usize,
+        timeout_ms: u64,
+    ) -> PyResult<()> {
+        self.check_open(py, "wait_signal")?;
+        detached(py, || self.raw().signal_pad().wait(src, channel, within(timeout_ms)))
+    }
+
+    /// Waits for all ranks of the group; what any of them wrote before, all see after.
+    #[pyo3(signature = (channel=0, timeout_ms=0))]
+    fn barrier(&self, py: Python<'_>, channel: usize, timeout_ms: u64) -> PyResult<()> {
+        self.check_open(py, "barrier")?;
+        detached(py, || self.raw().group().barrier_on(channel, within(timeout_ms)))
+    }
+
+    /// Bytes of rank `rank`'s memory.
+    #[pyo3(signature = (rank, nbytes=None, offset=0))]
+    fn view(
+        &self,
+        py: Python<'_>,
+        rank: usize,
+        nbytes: Option<usize>,
+        offset: usize,
+    ) -> PyResult<Array> {
+        let whole = (self.0.buffers.as_slice(), self.nbytes());
+        self.bytes_at(py, "view", whole, rank, (nbytes, offset))
+    }
+
+    /// Bytes of rank `rank`'s signal pad of this memory.
+    #[pyo3(signature = (rank, nbytes=None, offset=0))]
+    fn pad_view(
+        &self,
+        py: Python<'_>,
+        rank: usize,
+        nbytes: Option<usize>,
+        offset: usize,
+    ) -> PyResult<Array> {
+        let whole = (self.0.pads.as_slice(), self.signal_pad_size());
+        self.bytes_at(py, "pad_view", whole, rank, (nbytes, offset))
+    }
+
+    /// The `count` elements at byte `offset` become the reduction of all ranks' (or `out` does). `algorithm` is "auto",
+    /// "staged", "one_shot" or "two_shot"; all give the same bits.
+    #[pyo3(signature = (dtype, op, offset, count, *, out=None, algorithm="auto"))]
+    #[allow(clippy::too_many_arguments, reason = "named in Python")]
+    fn all_reduce(
+        &self,
+        py: Python<'_>,
+        dtype: &Bound<'_, PyAny>,
+        op: &str,
+        offset: usize,
+        count: usize,
+        out: Option<&Bound<'_, PyAny>>,
+        algorithm: &str,
+    ) -> PyResult<()> {
+        let part = Part::new("all_reduce", dtype, offset, count)?;
+        self.do_all_reduce(py, part, op, out, algorithm)
+    }
+
+    /// The elements are one block for each rank, or `rows` rows of such; `out` becomes the reduced blocks for this one.
+    #[pyo3(signature = (dtype, op, offset, count, out, *, rows=None))]
+    #[allow(clippy::too_many_arguments, reason = "named in Python")]
+    fn reduce_scatter(
+        &self,
+        py: Python<'_>,
+        dtype: &Bound<'_, PyAny>,
+        op: &str,
+        offset: usize,
+        count: usize,
+        out: &Bound<'_, PyAny>,
+        rows: Option<usize>,
+    ) -> PyResult<()> {
+        let part = Part::new("reduce_scatter", dtype, offset, count)?;
+        self.do_reduce_scatter(py, part, op, rows, out)
+    }
+
+    /// On rank `root`, `out` becomes the reduction of all ranks' elements.
+    #[pyo3(signature = (dtype, op, offset, count, root, out=None))]
+    #[allow(clippy::too_many_arguments, reason = "named in Python")]
+    fn reduce(
+        &self,
+        py: Python<'_>,
+        dtype: &Bound<'_, PyAny>,
+        op: &str,
+        offset: usize,
+        count: usize,
+        root: usize,
+        out: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let part = Part::new("reduce", dtype, offset, count)?;
+        self.do_reduce(py, part, op, root, out)
+    }
+
+    /// `out` becomes all ranks' elements, one rank's after the other's.
+    fn all_gather(
+        &self,
+        py: Python<'_>,
+        dtype: &Bound<'_, PyAny>,
+        offset: usize,
+        count: usize,
+        out: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.do_all_gather(py, Part::new("all_gather", dtype, offset, count)?, out)
+    }
+
+    /// The elements are one block for each rank; `out` becomes the blocks that all ranks have for this one.
+    fn all_to_all(
+        &self,
+        py: Python<'_>,
+        dtype: &Bound<'_, PyAny>,
+        offset: usize,
+        count: usize,
+        out: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.do_all_to_all(py, Part::new("all_to_all", dtype, offset, count)?, out)
+    }
+
+    /// The elements become those of rank `root`.
+    fn broadcast(
+        &self,
+        py: Python<'_>,
+        dtype: &Bound<'_, PyAny>,
+        offset: usize,
+        count: usize,
+        root: usize,
+    ) -> PyResult<()> {
+        self.do_broadcast(py, Part::new("broadcast", dtype, offset, count)?, root)
+    }
+
+    /// On rank `root`, `out` becomes all ranks' elements, by rank.
+    #[pyo3(signature = (dtype, offset, count, root, out=None))]
+    fn gather(
+        &self,
+        py: Python<'_>,
+        dtype: &Bound<'_, PyAny>,
+        offset: usize,
+        count: usize,
+        root: usize,
+        out: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.do_gather(py, Part::new("gather", dtype, offset, count)?, root, out)
+    }
+
+    /// The elements of rank `root` are one block for each rank; `out` becomes that for this one.
+    fn scatter(
+        &self,
+        py: Python<'_>,
+        dtype: &Bound<'_, PyAny>,
+        offset: usize,
+        count: usize,
+        root: usize,
+        out: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.do_scatter(py, Part::new("scatter", dtype, offset, count)?, root, out)
+    }
+
+    /// Rows of `row_len` elements, a number of them for each rank. `splits` is `(handle, offset, count)` of int64 numbers in
+    /// symmetric memory; `received` gets the numbers of rows that came and then the first row of each.
+    ///
+    /// With `major_align`, to experts: `splits` has a number for each expert of each rank. With `offsets`, the way back:
+    /// `splits` are numbers and first rows, expert by expert.
+    #[pyo3(signature = (dtype, offset, count, row_len, splits, out, received, *, major_align=None, offsets=false))]
+    #[allow(clippy::too_many_arguments, reason = "named in Python")]
+    fn all_to_all_v(
+        &self,
+        py: Python<'_>,
+        dtype: &Bound<'_, PyAny>,
+        offset: usize,
+        count: usize,
+        row_len: usize,
+        splits: (Bound<'_, Self>, usize, usize),
+        out: &Bound<'_, PyAny>,
+        received: &Bound<'_, PyAny>,
+        major_align: Option<usize>,
+        offsets: bool,
+    ) -> PyResult<()> {
+        let part = Part::new("all_to_all_v", dtype, offset, count)?;
+        let rows = match major_align {
+            _ if offsets => Rows::FromExperts(row_len),
+            Some(align) => Rows::ByExpert(row_len, align),
+            None => Rows::ByRank(row_len),
+        };
+        let splits = (splits.0.get(), splits.1, splits.2);
+        self.do_all_to_all_v(py, part, rows, splits, out, received)
+    }
+
+    /// Copies `data` to rank `rank`'s memory, from byte `offset` on. A later signal or barrier shows it to others.
+    fn put(
+        &self,
+        py: Python<'_>,
+        rank: usize,
+        offset: usize,
+        data: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.do_put(py, "put", rank, offset, data)
+    }
+
+    /// Copies rank `rank`'s memory, from byte `offset` on, to `out`.
+    fn get(
+        &self,
+        py: Python<'_>,
+        rank: usize,
+        offset: usize,
+        out: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.do_get(py, "get", rank, offset, out)
+    }
+
+    /// Sets `count` 32-bit words of rank `rank`'s memory, from word `offset` on, to `value`.
+    #[pyo3(signature = (rank, offset, value, count=1))]
+    fn fill32(
+        &self,
+        py: Python<'_>,
+        rank: usize,
+        offset: i64,
+        value: i64,
+        count: i64,
+    ) -> PyResult<()> {
+        self.do_words(py, "fill32", Words::Fill { rank, at: offset, value, count })
+    }
+
+    /// Sets word `offset` of rank `rank`'s memory to `value`; whoever reads it sees what this rank wrote before.
+    fn write32(&self, py: Python<'_>, rank: usize, offset: i64, value: i64) -> PyResult<()> {
+        self.do_words(py, "write32", Words::Write { rank, at: offset, value })
+    }
+
+    fn __repr__(&self) -> String {
+        let (bytes, rank, size) = (self.nbytes(), self.rank(), self.size());
+        format!("symmem.Handle({bytes} bytes, rank {rank} of {size}, on {})", self.place())
+    }
+}

@@ -1,0 +1,191 @@
+//! Allocations of this rank, the table by which an address finds its allocation, and pools.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use pyo3::prelude::*;
+use symmem::DType;
+
+use crate::array::Array;
+use crate::dtype::Type;
+use crate::error::usage;
+use crate::group::{Group, Life};
+use crate::handle::Handle;
+use crate::wait::detached;
+
+/// Where memory lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Host,
+    Cuda(u32),
+}
+
+impl Place {
+    pub(crate) fn is_host(self) -> bool {
+        self == Self::Host
+    }
+}
+
+impl From<symmem::backend::Device> for Place {
+    fn from(device: symmem::backend::Device) -> Self {
+        match device {
+            symmem::backend::Device::Cuda(number) => Self::Cuda(number),
+            _ => Self::Host,
+        }
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Host => f.write_str("cpu"),
+            Self::Cuda(number) => write!(f, "cuda:{number}"),
+        }
+    }
+}
+
+/// One allocation, for as long as anything uses it.
+pub(crate) struct Allocation {
+    pub(crate) address: usize,
+    pub(crate) bytes: usize,
+    pub(crate) place: Place,
+    _buffer: symmem::Buffer<u8>,
+}
+
+/// All living allocations by address.
+static ALLOCATIONS: Mutex<BTreeMap<usize, Weak<Allocation>>> = Mutex::new(BTreeMap::new());
+
+fn allocations() -> MutexGuard<'static, BTreeMap<usize, Weak<Allocation>>> {
+    // Nothing is done under the lock that could leave the table half changed.
+    ALLOCATIONS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Allocation {
+    pub(crate) fn of_host(buffer: symmem::Buffer<u8>) -> Arc<Self> {
+        let (address, bytes) = (buffer.local().as_ptr() as usize, buffer.len());
+        let made = Arc::new(Self { address, bytes, place: Place::Host, _buffer: buffer });
+        let mut all = allocations();
+        all.retain(|_, known| known.strong_count() > 0);
+        all.insert(address, Arc::downgrade(&made));
+        made
+    }
+
+    fn find(address: usize) -> Option<Arc<Self>> {
+        let all = allocations();
+        let (_, found) = all.range(..=address).next_back()?;
+        found.upgrade().filter(|found| address - found.address < found.bytes.max(1))
+    }
+}
+
+/// An allocation of this rank's symmetric memory. Arrays and handles of it keep the memory too.
+#[pyclass(frozen, module = "symmem")]
+pub(crate) struct Memory(Mutex<Option<Arc<Allocation>>>);
+
+impl Memory {
+    pub(crate) fn new(allocation: Arc<Allocation>) -> Self {
+        Self(Mutex::new(Some(allocation)))
+    }
+
+    fn held(&self, py: Python<'_>, op: &'static str) -> PyResult<Arc<Allocation>> {
+        let held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        held.clone().ok_or_else(|| usage(py, op, "memory that was not closed", "closed memory"))
+    }
+}
+
+#[pymethods]
+impl Memory {
+    /// The address of the first byte.
+    #[getter]
+    fn address(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.held(py, "address")?.address)
+    }
+
+    /// Bytes, as asked for.
+    #[getter]
+    fn nbytes(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.held(py, "nbytes")?.bytes)
+    }
+
+    /// "cpu" or "cuda:N".
+    #[getter]
+    fn device(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.held(py, "device")?.place.to_string())
+    }
+
+    /// The memory as an array of `dtype`, from byte `offset` on; `shape` defaults to all of it.
+    #[pyo3(signature = (dtype=None, shape=None, offset=0))]
+    fn view(
+        &self,
+        py: Python<'_>,
+        dtype: Option<&Bound<'_, PyAny>>,
+        shape: Option<Vec<usize>>,
+        offset: usize,
+    ) -> PyResult<Array> {
+        const OP: &str = "view";
+        let held = self.held(py, OP)?;
+        let dtype = dtype.map_or(Ok(Type::BYTES), |given| Type::named(OP, given))?;
+        let shape = shape.unwrap_or_else(|| vec![held.bytes.saturating_sub(offset) / dtype.size()]);
+        Array::check(py, OP, (held.bytes, offset), dtype, &shape)?;
+        Ok(Array::new(held.address + offset, dtype, shape, held.place, held))
+    }
+
+    /// Maps all ranks' counterparts of this memory. Collective over `group`, the first time for this memory and group,
+    /// and again after a collective on it that failed.
+    fn rendezvous(&self, py: Python<'_>, group: &Bound<'_, Group>) -> PyResult<Handle> {
+        const OP: &str = "rendezvous";
+        let (held, group) = (self.held(py, OP)?, group.get());
+        group.check_open(py, OP)?;
+        let found = detached(py, || group.inner.rendezvous_at(held.address, DType::U8))?;
+        let handle = found.ok_or_else(|| {
+            usage(py, OP, "memory of the world that the group belongs to", "memory of another")
+        })?;
+        Ok(Handle::new(handle, held, Arc::clone(&group.life)))
+    }
+
+    /// Gives the memory up, once its arrays and handles are gone.
+    fn close(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
+    fn __repr__(&self) -> String {
+        match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(held) => format!("symmem.Memory({} bytes on {})", held.bytes, held.place),
+            None => "symmem.Memory(closed)".to_owned(),
+        }
+    }
+}
+
+/// The allocation of this process that contains an address, or None.
+#[pyfunction]
+pub(crate) fn find(address: usize) -> Option<Memory> {
+    Allocation::find(address).map(Memory::new)
+}
+
+/// Cuts small allocations from large ones.
+#[pyclass(frozen, module = "symmem")]
+pub(crate) struct Pool {
+    pool: symmem::Pool,
+    _life: Arc<Life>,
+}
+
+impl Pool {
+    pub(crate) fn new(group: &Group, segment_bytes: usize) -> Self {
+        let pool = symmem::Pool::new(&group.inner, segment_bytes);
+        Self { pool, _life: Arc::clone(&group.life) }
+    }
+}
+
+#[pymethods]
+impl Pool {
+    /// As `Group.alloc`, from the pool: it holds what its last user left.
+    fn alloc(&self, py: Python<'_>, nbytes: usize) -> PyResult<Memory> {
+        let buffer = detached(py, || self.pool.alloc::<u8>(nbytes))?;
+        Ok(Memory::new(Allocation::of_host(buffer)))
+    }
+
+    /// Bytes that the pool holds in all, and bytes of them in use.
+    #[getter]
+    fn usage(&self) -> (usize, usize) {
+        self.pool.usage()
+    }
+}

@@ -1,0 +1,115 @@
+"""Memory, arrays and what other libraries make of them."""
+
+import numpy
+import pytest
+import ranks
+
+import symmem
+
+
+def arrays_are_the_memory_itself(world):
+    memory = world.alloc(4096)
+    array = memory.view("float32", (16, 64))
+    for made in (numpy.asarray(array), numpy.from_dlpack(array)):
+        assert made.shape == (16, 64) and made.dtype == "float32"
+        assert made.ctypes.data == memory.address and made.flags.writeable
+    numpy.asarray(array)[3, 5] = 7
+    assert numpy.asarray(memory.view("float32"))[3 * 64 + 5] == 7
+
+
+def test_arrays_are_the_memory_itself():
+    ranks.run(1, arrays_are_the_memory_itself)
+
+
+def peers_see_what_a_rank_writes(world):
+    memory = world.alloc(400)
+    own = numpy.asarray(memory.view("int32"))
+    own[:] = world.rank + 1
+    handle = memory.rendezvous(world)
+    handle.barrier()
+    for rank in range(world.size):
+        peer = numpy.asarray(handle.view(rank).view("int32"))
+        assert (peer == rank + 1).all()
+
+
+def test_peers_see_what_a_rank_writes():
+    ranks.run(2, peers_see_what_a_rank_writes)
+
+
+def an_array_outlives_everything_it_came_from(world):
+    memory = world.alloc(1 << 20)
+    handle = memory.rendezvous(world)
+    own = numpy.asarray(memory.view())
+    peer = numpy.asarray(handle.view((world.rank + 1) % world.size))
+    own[:] = world.rank + 1
+    world.barrier()
+    memory.close()
+    world.close()
+    del memory, handle
+    assert (own == world.rank + 1).all()
+    assert (peer == (world.rank + 1) % world.size + 1).all()
+
+
+def test_an_array_outlives_everything_it_came_from():
+    ranks.run(2, an_array_outlives_everything_it_came_from)
+
+
+def an_address_finds_its_memory(world):
+    memory = world.alloc(1000)
+    for offset in (0, 1, 999):
+        assert symmem.find(memory.address + offset).address == memory.address
+    assert symmem.find(memory.address + 1000) is None
+    assert symmem.find(0) is None
+    address = memory.address
+    array = memory.view()
+    del memory
+    assert symmem.find(address).nbytes == 1000  # the array keeps it
+    del array
+    assert symmem.find(address) is None
+
+
+def test_an_address_finds_its_memory():
+    ranks.run(1, an_address_finds_its_memory)
+
+
+def tensors_are_the_memory_itself(world):
+    import torch
+
+    memory = world.alloc(4096)
+    tensor = torch.from_dlpack(memory.view("bfloat16", (4, 8)))
+    assert tensor.data_ptr() == memory.address and tensor.shape == (4, 8)
+    tensor.fill_(world.rank + 1)
+    handle = memory.rendezvous(world)
+    handle.all_reduce(tensor.dtype, "sum", 0, tensor.numel())
+    assert (tensor == sum(range(1, world.size + 1))).all()
+    out = torch.empty(2 * 32, dtype=torch.bfloat16)
+    handle.all_gather(tensor.dtype, 0, 32, out)
+    assert (out == tensor[0, 0]).all()
+
+
+def test_tensors_are_the_memory_itself():
+    pytest.importorskip("torch", reason="torch is not installed")
+    ranks.run(2, tensors_are_the_memory_itself)
+
+
+def views_beyond_the_memory_are_refused(world):
+    memory = world.alloc(100)
+    handle = memory.rendezvous(world)
+    for wrong in (
+        lambda: memory.view("float32", (26,)),
+        lambda: memory.view("float32", (1,), 2),
+        lambda: memory.view("float32", (2**40, 2**40)),
+        lambda: memory.view("no such type"),
+        lambda: handle.view(world.size),
+        lambda: handle.view(0, 101),
+        lambda: handle.all_reduce("float32", "sum", 0, 26),
+        lambda: handle.all_reduce("float32", "sum", 2, 4),
+        lambda: handle.all_reduce("float32", "no such operator", 0, 4),
+    ):
+        with pytest.raises(symmem.Usage, match="expected .* got"):
+            wrong()
+    handle.all_reduce("float32", "sum", 0, 25)
+
+
+def test_views_beyond_the_memory_are_refused():
+    ranks.run(2, views_beyond_the_memory_are_refused)

@@ -1,0 +1,68 @@
+//! Ending a thread's waits from outside: for languages that look for signals such as Ctrl-C themselves.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+/// How often whoever wants to end a wait is asked.
+const EVERY: Duration = Duration::from_millis(50);
+
+thread_local! {
+    static ASKED: Cell<Option<Asked>> = const { Cell::new(None) };
+}
+
+#[derive(Clone, Copy)]
+struct Asked {
+    ask: fn() -> bool,
+    last: Instant,
+    /// The answer was yes: nothing of this call waits any more.
+    ended: bool,
+}
+
+/// Runs `f`, of whose waits each that lasts asks, at least ten times a second, whether it shall `end`. Once it shall, it and
+/// all later waits of `f` end as at their deadlines: what holds after a [`Timeout`](crate::Error::Timeout) holds here.
+pub fn interruptible<R>(end: fn() -> bool, f: impl FnOnce() -> R) -> R {
+    struct Before(Option<Asked>);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            ASKED.set(self.0);
+        }
+    }
+    let now = Asked { ask: end, last: Instant::now(), ended: false };
+    let _before = Before(ASKED.replace(Some(now)));
+    f()
+}
+
+/// Whether the waits of this thread shall end.
+pub(crate) fn interrupted() -> bool {
+    let Some(asked) = ASKED.get() else { return false };
+    if asked.ended || asked.last.elapsed() < EVERY {
+        return asked.ended;
+    }
+    // Whoever is asked may run calls of its own in the meantime.
+    let ended = (asked.ask)();
+    ASKED.set(Some(Asked { last: Instant::now(), ended, ..asked }));
+    ended
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::Deadline;
+
+    #[test]
+    fn a_wait_without_a_deadline_ends_when_it_shall() {
+        let start = Instant::now();
+        interruptible(|| true, || while !Deadline::NEVER.expired() {});
+        assert!(start.elapsed() >= EVERY);
+        assert!(!Deadline::NEVER.expired(), "it outlived its call");
+    }
+
+    #[test]
+    fn what_is_asked_may_wait_itself() {
+        fn nested() -> bool {
+            interruptible(|| true, || while !Deadline::NEVER.expired() {});
+            true
+        }
+        interruptible(nested, || while !Deadline::NEVER.expired() {});
+    }
+}

@@ -1,0 +1,43 @@
+//! Parts of an allocation without a phase of their own: for callers whose language has no types for phases.
+
+use super::{Handle, Memory, Severed, Symmetric};
+use crate::dtype::Element;
+use crate::error::Result;
+use crate::sync::Ordering;
+
+impl Handle {
+    /// `len` elements of any type at byte `offset` of every rank's memory, to call collectives on. Not collective.
+    ///
+    /// A collective on it that fails, other than by a disagreement that all ranks notice before anything is done, leaves
+    /// this rank its memory as it is, where peers may be in the middle of the work. From then on this handle has no
+    /// parts: a new [`Group::rendezvous_at`](crate::Group::rendezvous_at) of the survivors gives a handle that has.
+    ///
+    /// # Safety
+    /// For as long as the value lives, nobody on any rank touches these elements but through such values, and all
+    /// ranks that make a call have made theirs with the same offset.
+    pub unsafe fn part<T: Element>(&self, offset: usize, len: usize) -> Result<Symmetric<T>> {
+        const OP: &str = "part";
+        if self.mapping().has_failed() {
+            let expected = "memory that peers have mapped".to_owned();
+            let got = "what is left after a collective that failed; rendezvous it again";
+            return Err(self.group().usage(OP, expected, got.to_owned()));
+        }
+        let (had, size) = (self.buffer_size(), size_of::<T>());
+        let fits = had.checked_sub(offset).is_some_and(|left| len <= left / size);
+        if !fits || !offset.is_multiple_of(size) {
+            let expected = format!("aligned elements within the {had} bytes of the memory");
+            let got = format!("{len} of {} at byte {offset}", T::DTYPE);
+            return Err(self.group().usage(OP, expected, got));
+        }
+        let memory = Memory::new(self.from(offset), len)?;
+        Ok(Symmetric(Memory { owned: false, ..memory }))
+    }
+}
+
+impl<T: Element> Memory<T> {
+    /// Gives up memory of which others hold the addresses: whoever asks for a part of it is told.
+    pub(super) fn give_up(&mut self) {
+        self.handle.mapping().failed.store(true, Ordering::Relaxed);
+        (self.severed, self.len) = (Severed::Lost, 0);
+    }
+}
