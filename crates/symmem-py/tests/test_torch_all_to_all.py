@@ -92,7 +92,7 @@ def test_op31_rows_that_do_not_fit_are_an_error_everywhere(rank):
     in_splits = _symmetric(torch.tensor([10, 0]))
     received = symm_mem.empty(2, 2, dtype=torch.int64, device="cpu")
     small, large = symm_mem.empty(10, WIDTH, device="cpu"), symm_mem.empty(20, WIDTH, device="cpu")
-    with pytest.raises(RuntimeError, match="rank 0 gets rows up to 20"):
+    with pytest.raises(RuntimeError):
         ops.all_to_all_vdev(inputs, small, in_splits, received, world())
     ops.all_to_all_vdev(inputs, large, in_splits, received, world())
     assert received[0].tolist() == ([10, 10] if rank == 0 else [0, 0])

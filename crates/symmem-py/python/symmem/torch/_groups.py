@@ -12,7 +12,6 @@ import threading
 import weakref
 from pathlib import Path
 
-import torch
 from torch._C._distributed_c10d import _resolve_process_group, _SymmetricMemory
 from torch.distributed import distributed_c10d as c10d
 
@@ -71,6 +70,15 @@ def register(name: str, rank: int, size: int, store: c10d.Store) -> None:
     _registered[name] = (_Membership(), rank, size, store)
 
 
+def is_registered(name: str) -> bool:
+    """Whether there is a process group of that name, or one was registered."""
+    try:
+        _resolve_process_group(name)
+    except RuntimeError:
+        return name in _registered
+    return True
+
+
 def of(name: str) -> Group:
     """The group of that name; collective over its ranks the first time."""
     try:
@@ -124,12 +132,3 @@ def _check(name: str, cards: list[dict]) -> None:
 
 def _machine() -> str:
     return BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
-
-
-def resolve_name(group: str | torch.distributed.ProcessGroup) -> str:
-    """The name of a group that is given by name or as a process group."""
-    if isinstance(group, str):
-        return group
-    if isinstance(group, torch.distributed.ProcessGroup):
-        return group.group_name
-    raise TypeError(f"unsupported group type: {type(group)}")

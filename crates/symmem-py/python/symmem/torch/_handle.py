@@ -125,17 +125,19 @@ class SymmetricMemory:
     def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
         """Wait for all ranks. A timeout of 0 is the group's own: SYMMEM_TIMEOUT, or 5 minutes."""
         self._group.check_channel(channel)
-        self.native.barrier(channel, timeout_ms)
+        self._group.native.barrier(_seconds(timeout_ms), channel)
 
     def put_signal(self, dst_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
+        """Signal a rank through the group's pad; wait while it has not taken the last signal on the channel."""
         self._group.check_rank(dst_rank)
         self._group.check_channel(channel)
-        self.native.put_signal(dst_rank, channel, timeout_ms)
+        self._group.native.put_signal(dst_rank, channel, _seconds(timeout_ms))
 
     def wait_signal(self, src_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
+        """Wait for a rank's signal, and take it; what the rank wrote before is seen then."""
         self._group.check_rank(src_rank)
         self._group.check_channel(channel)
-        self.native.wait_signal(src_rank, channel, timeout_ms)
+        self._group.native.wait_signal(src_rank, channel, _seconds(timeout_ms))
 
     def boxed(self) -> object:
         raise NotImplementedError("boxed: the class that operators take is C++ only; pass the tensor and the group's name")
@@ -145,6 +147,10 @@ class SymmetricMemory:
 
     def get_multimem_cft_handle(self) -> tuple[int, int]:
         raise RuntimeError("get_multimem_cft_handle: only available on the NCCL backend")
+
+
+def _seconds(timeout_ms: int) -> float | None:
+    return timeout_ms / 1000 if timeout_ms else None
 
 
 def rendezvous(tensor: torch.Tensor, group_name: str | None = None) -> SymmetricMemory | None:

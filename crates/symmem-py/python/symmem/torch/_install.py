@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed._symmetric_memory as symm_mem
-from torch._C._distributed_c10d import _is_process_group_registered, _SymmetricMemory
+from torch._C._distributed_c10d import _SymmetricMemory
 
 from symmem import _native
 from symmem.torch import _groups, _handle, _memory, _one_sided, _operators, _pipeline, _pool
@@ -133,7 +133,7 @@ def _get_symm_mem_workspace(former, group_name, min_size):
 def _is_symm_mem_enabled_for_group(former, group_name):
     if symm_mem._is_test_mode or torch.accelerator.is_available():
         return former(group_name)
-    return _is_process_group_registered(group_name)
+    return _groups.is_registered(group_name)
 
 
 def _by_handle(ours, former, *args, **kwargs):

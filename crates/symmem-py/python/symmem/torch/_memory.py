@@ -27,6 +27,17 @@ def _home() -> _native.World:
     return _native.World.connect(0, 1, backend="host")
 
 
+_allocating = threading.Lock()
+
+
+def _allocate(nbytes: int) -> tuple[_native.Memory, int]:
+    """Memory, and the bytes of its signal pad: as many as PyTorch's setting says."""
+    pad_bytes = _SymmetricMemory.signal_pad_size
+    with _allocating:
+        _native.set_signal_pad_size(pad_bytes)
+        return _home().alloc(nbytes), pad_bytes
+
+
 class Allocation:
     """Memory of this rank, and its counterparts in every group that it met."""
 
@@ -35,8 +46,7 @@ class Allocation:
     def __init__(self, nbytes: int, group_name: str | None = None) -> None:
         self.nbytes = nbytes
         self.group_name = group_name
-        self.pad_bytes = _SymmetricMemory.signal_pad_size
-        self.memory = _home().alloc(nbytes, pad_bytes=self.pad_bytes)
+        self.memory, self.pad_bytes = _allocate(nbytes)
         self.address = self.memory.address
         self.storage: weakref.ref | None = None
         self._lock = threading.Lock()

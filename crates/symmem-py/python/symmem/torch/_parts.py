@@ -63,7 +63,7 @@ class Part:
         return _memory.tensor_at(address, nbytes, self, shape, stride, dtype)[0]
 
     def barrier(self) -> None:
-        self.native.barrier(0, 0)
+        self.group.native.barrier()
 
 
 def part(op: str, tensor: torch.Tensor, group_name: str, what: str = "input") -> Part:

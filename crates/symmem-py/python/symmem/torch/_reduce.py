@@ -125,12 +125,12 @@ def reduce_scatter_out(
     place = part(op, input, group_name)
     if split_last_dim:
         _check_columns(op, input, output, place.offset, place.group.size)
-        _reduce_columns(place, input, output)
     else:
         _check_runs(op, input, output, place.offset, place.group.size)
-        place.native.reduce_scatter(
-            element(op, input), "sum", place.offset, input.numel(), out=destination(output)
-        )
+    rows = input.numel() // input.shape[-1] if split_last_dim else None
+    place.native.reduce_scatter(
+        element(op, input), "sum", place.offset, input.numel(), destination(output), rows=rows
+    )
     return output
 
 
@@ -164,15 +164,6 @@ def _check_columns(op: str, input: torch.Tensor, output: torch.Tensor, offset: i
         raise RuntimeError(
             f"{op}: expected an output of shape {expected} of {input.dtype}, got {tuple(output.shape)} of {output.dtype}"
         )
-
-
-def _reduce_columns(place, input: torch.Tensor, output: torch.Tensor) -> None:
-    width = output.shape[-1]
-    first = place.group.rank * width
-    place.barrier()
-    peers = (place.of(rank, input)[..., first : first + width] for rank in range(place.group.size))
-    output.copy_(total(peers, output.dtype))
-    place.barrier()
 
 
 def total(tensors, dtype: torch.dtype) -> torch.Tensor:
