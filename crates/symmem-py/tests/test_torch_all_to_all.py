@@ -8,6 +8,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import torch.distributed as dist  # noqa: E402
 import torch.distributed._symmetric_memory as symm_mem  # noqa: E402
 
+import symmem.torch  # noqa: E402, F401
+
 ops = torch.ops.symm_mem
 WIDTH = 5
 

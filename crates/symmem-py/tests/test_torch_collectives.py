@@ -11,6 +11,8 @@ import torch.distributed as dist  # noqa: E402
 import torch.distributed._symmetric_memory as symm_mem  # noqa: E402
 from torch._C._distributed_c10d import _SymmetricMemory  # noqa: E402
 
+import symmem.torch  # noqa: E402, F401
+
 ops = torch.ops.symm_mem
 DTYPES = (torch.float32, torch.bfloat16)
 SIZES = (4, 8192, 8196)

@@ -10,6 +10,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import torch.distributed as dist  # noqa: E402
 import torch.distributed._symmetric_memory as symm_mem  # noqa: E402
 
+import symmem.torch  # noqa: E402, F401
+
 
 def _handle(group=None, count=64):
     return symm_mem.rendezvous(symm_mem.empty(count, device="cpu"), group or world())

@@ -32,18 +32,19 @@ def _store_with_all(place: Part, input: torch.Tensor, out: torch.Tensor) -> None
     place.barrier()
 
 
-def memcpy_to_multicast_(symm_mem_out: torch.Tensor, src: torch.Tensor, byte_offset: int, group_name: str) -> torch.Tensor:
+def memcpy_to_multicast_(
+    symm_mem_out: torch.Tensor, src: torch.Tensor, byte_offset: int, group_name: str
+) -> torch.Tensor:
     op = "memcpy_to_multicast_"
     contiguous(op, src, "src")
-    handle = part(op, symm_mem_out, group_name, "dst") and symm_mem.rendezvous(symm_mem_out, group_name)
-    nbytes = src.numel() * src.element_size()
     if byte_offset < 0:
         raise RuntimeError(f"{op}: byte_offset must be non-negative, got {byte_offset}")
-    if byte_offset + nbytes > handle.buffer_size - handle.offset:
-        raise RuntimeError(f"{op}: byte_offset + src size ({byte_offset + nbytes}) exceeds dst buffer size")
+    place = part(op, symm_mem_out, group_name, "dst")
     raw = src.reshape(-1).view(torch.uint8)
+    if place.offset + byte_offset + raw.numel() > place.nbytes:
+        raise RuntimeError(f"{op}: byte_offset + src size ({byte_offset + raw.numel()}) exceeds dst buffer size")
     for rank in range(place.group.size):
-        handle.get_buffer(rank, raw.shape, torch.uint8, handle.offset + byte_offset).copy_(raw)
+        place.rows(rank, raw, byte_offset, raw.numel()).copy_(raw)
     return symm_mem_out
 
 
