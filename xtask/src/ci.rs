@@ -7,7 +7,8 @@ use anyhow::{Result, bail};
 use crate::command::{cargo, run};
 use crate::{Arguments, Outcome};
 
-const STEPS: &[&str] = &["fmt", "clippy", "test", "loom", "tsan", "fuzz", "kernels", "tidy", "doc"];
+const STEPS: &[&str] =
+    &["fmt", "clippy", "test", "python", "loom", "tsan", "fuzz", "kernels", "tidy", "doc"];
 
 /// Runs the steps in order and stops at the first failure.
 pub(crate) fn ci(mut arguments: Arguments) -> Result<Outcome> {

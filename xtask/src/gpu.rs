@@ -50,7 +50,7 @@ fn device() -> Result<()> {
 }
 
 /// The program that a build makes, as cargo says.
-fn built(build: &mut Command) -> Result<PathBuf> {
+pub(crate) fn built(build: &mut Command) -> Result<PathBuf> {
     let said = output(build.stderr(Stdio::inherit()))?;
     executable(&said).map(PathBuf::from).context("the build made no program")
 }
@@ -62,7 +62,7 @@ fn executable(messages: &str) -> Option<&str> {
 }
 
 /// Copies a program without what only a debugger reads; where there is no `strip`, with it.
-fn strip(program: &Path, to: &Path) -> Result<()> {
+pub(crate) fn strip(program: &Path, to: &Path) -> Result<()> {
     if output(Command::new("strip").arg("-o").arg(to).arg(program)).is_ok() {
         return Ok(());
     }

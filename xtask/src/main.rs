@@ -6,6 +6,7 @@ mod command;
 mod gpu;
 mod kernels;
 mod nightly;
+mod python;
 mod suites;
 mod tidy;
 
@@ -32,7 +33,7 @@ struct Task {
 #[rustfmt::skip]
 const TASKS: &[Task] = &[
     Task { name: "test", options: "", about: "all tests, doc tests and examples; needs only Rust and a C compiler", run: suites::test },
-    Task { name: "ci", options: "[--skip TASK]...", about: "fmt, clippy, test, loom, tsan, fuzz, kernels, tidy, doc; stops at the first failure", run: ci::ci },
+    Task { name: "ci", options: "[--skip TASK]...", about: "fmt, clippy, test, python, loom, tsan, fuzz, kernels, tidy, doc; stops at the first failure", run: ci::ci },
     Task { name: "fmt", options: "", about: "checks the formatting", run: ci::fmt },
     Task { name: "clippy", options: "", about: "lints everything; a warning is a failure", run: ci::clippy },
     Task { name: "doc", options: "", about: "builds the documentation; a warning is a failure", run: ci::doc },
@@ -42,6 +43,8 @@ const TASKS: &[Task] = &[
     Task { name: "tsan", options: "", about: "looks for data races with the thread sanitizer (nightly)", run: nightly::tsan },
     Task { name: "kernels", options: "[--check]", about: "makes kernels/ptx; --check: compares it, and assembles it for each architecture", run: kernels::kernels },
     Task { name: "gpu", options: "[--bundle DIR]", about: "builds what wants a CUDA device into target/gpu (or DIR), and runs it where there is one", run: gpu::gpu },
+    Task { name: "wheel", options: "", about: "builds the Python package, with the symmem program, into target/wheels (maturin from PyPI)", run: python::wheel },
+    Task { name: "python", options: "[--site DIR]", about: "tests the wheel in a clean environment; --site: where torch is installed, if anywhere", run: python::python },
     Task { name: "fuzz", options: "[--seconds N]", about: "fuzzes each target (default 20 seconds; nightly)", run: nightly::fuzz },
 ];
 

@@ -11,6 +11,13 @@ use crate::dtype::Type;
 use crate::error::usage;
 use crate::memory::Place;
 
+/// Where the elements of any library's array lie, how many bytes they are, and the name of their type.
+#[pyfunction]
+pub(crate) fn span(array: &Bound<'_, PyAny>) -> PyResult<(usize, usize, &'static str)> {
+    let slice = Slice::input("span", array)?;
+    Ok((slice.address, slice.bytes, slice.dtype.unwrap_or(Type::BYTES).name))
+}
+
 /// Where an argument's elements lie. They stay there for as long as this lives.
 pub(crate) struct Slice {
     address: usize,
@@ -112,11 +119,6 @@ impl Slice {
             return Err(usage(py, op, expected, got));
         }
         Ok(())
-    }
-
-    /// How many elements of `dtype` there are.
-    pub(crate) fn count(&self, dtype: &Type) -> usize {
-        self.bytes / dtype.size()
     }
 
     /// Whether it has bytes in common with those at `address`.

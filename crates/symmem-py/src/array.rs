@@ -88,6 +88,12 @@ impl Array {
 
 #[pymethods]
 impl Array {
+    /// Bytes of one element of a type.
+    #[staticmethod]
+    fn itemsize_of(dtype: &Bound<'_, PyAny>) -> PyResult<usize> {
+        Type::named("itemsize_of", dtype).map(Type::size)
+    }
+
     /// The numbers of elements, by dimension.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {

@@ -218,23 +218,23 @@ fn read(capsule: &Bound<'_, PyCapsule>) -> PyResult<(Tensor, u64)> {
 /// How many elements there are, if they lie one after the other.
 fn contiguous(tensor: &Tensor) -> Option<usize> {
     let dims = usize::try_from(tensor.ndim).ok()?;
+    let (shape, strides) = (entries(tensor.shape, dims), entries(tensor.strides, dims));
+    let count = shape.iter().try_fold(1_i64, |all, len| all.checked_mul(*len))?;
     let mut expected = 1_i64;
-    for at in (0..dims).rev() {
-        // SAFETY: DLPack's contract: as many entries as dimensions.
-        let len = unsafe { *tensor.shape.add(at) };
-        if !tensor.strides.is_null() && len != 1 {
-            // SAFETY: as above, where there are strides.
-            let stride = unsafe { *tensor.strides.add(at) };
-            if stride != expected && !is_empty(tensor, dims) {
-                return None;
-            }
+    for (len, stride) in shape.iter().zip(strides).rev().filter(|(len, _)| **len > 1) {
+        if *stride != expected && count != 0 {
+            return None;
         }
-        expected = expected.checked_mul(len)?;
+        expected = expected.checked_mul(*len)?;
     }
-    usize::try_from(expected).ok()
+    usize::try_from(count).ok()
 }
 
-fn is_empty(tensor: &Tensor, dims: usize) -> bool {
-    // SAFETY: as in `contiguous`.
-    (0..dims).any(|at| unsafe { *tensor.shape.add(at) } == 0)
+/// One number for each dimension; none where the producer left them out.
+fn entries<'a>(first: *const i64, dims: usize) -> &'a [i64] {
+    if first.is_null() || dims == 0 {
+        return &[];
+    }
+    // SAFETY: DLPack's contract: as many entries as dimensions, which the capsule keeps.
+    unsafe { std::slice::from_raw_parts(first, dims) }
 }

@@ -52,8 +52,6 @@ static TYPES: [Type; 17] = [
 impl Type {
     /// The type of bytes.
     pub(crate) const BYTES: &'static Self = &TYPES[13];
-    /// That of words to fill and write.
-    pub(crate) const WORDS: &'static Self = &TYPES[11];
     /// That of numbers of rows.
     pub(crate) const NUMBERS: &'static Self = &TYPES[6];
 

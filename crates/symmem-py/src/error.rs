@@ -1,66 +1,65 @@
 //! One exception for each variant of the library's error, with its fields as attributes.
 
-use pyo3::exceptions::{PyException, PyOSError, PyTimeoutError, PyValueError};
+use pyo3::exceptions::{PyOSError, PyRuntimeError, PyTimeoutError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 
 use symmem::Error;
 
-/// Name, document and second base of each; all derive from `Error`.
-type Kind = (&'static str, &'static str, fn(Python<'_>) -> Option<Bound<'_, PyType>>);
+/// One exception; all derive from `Error`, and some from one of Python's own.
+struct Kind {
+    name: &'static str,
+    doc: &'static str,
+    fields: &'static [&'static str],
+    also: fn(Python<'_>) -> Option<Bound<'_, PyType>>,
+}
 
-const KINDS: [Kind; 8] = [
-    ("Unavailable", "Something this call needs does not exist on this machine: what, why.", |_| {
-        None
-    }),
-    ("System", "A call into the operating system failed: call, errno.", |py| {
-        Some(py.get_type::<PyOSError>())
-    }),
-    ("Driver", "A call into a device's driver failed: call, why.", |_| None),
-    (
-        "Mismatch",
-        "The ranks called the same operation with arguments that do not fit together: op, what, rank, ours, theirs. \
-         Every rank gets this, and nothing was done.",
-        |_| None,
-    ),
-    (
-        "PeerLost",
-        "A peer died or left while it was needed: rank, during, how. Its group can go on without it: see Group.shrink.",
-        |_| None,
-    ),
-    ("PeerFailed", "A peer lives, but could not do its part: op, rank, reason.", |_| None),
-    ("Timeout", "A wait ended at its deadline: op, channel, waiting_for, after.", |py| {
-        Some(py.get_type::<PyTimeoutError>())
-    }),
-    (
-        "Protocol",
-        "The other end of a connection did not keep to the protocol: peer, expected, got.",
-        |_| None,
-    ),
+#[rustfmt::skip]
+const KINDS: [Kind; 10] = [
+    Kind { name: "Error", doc: "What went wrong.", fields: &[], also: |_| None },
+    Kind { name: "Unavailable", doc: "Something this call needs does not exist on this machine.", fields: &["what", "why"], also: |_| None },
+    Kind { name: "System", doc: "A call into the operating system failed.", fields: &["call", "errno"], also: |py| Some(py.get_type::<PyOSError>()) },
+    Kind { name: "Driver", doc: "A call into a device's driver failed.", fields: &["call", "why"], also: |_| None },
+    Kind { name: "Mismatch", doc: "The ranks called the same operation with arguments that do not fit together. Every rank gets this, and nothing was done.", fields: &["op", "what", "rank", "ours", "theirs"], also: |_| None },
+    Kind { name: "PeerLost", doc: "A peer died or left while it was needed. Its group can go on without it: see Group.shrink.", fields: &["rank", "during", "how"], also: |_| None },
+    Kind { name: "PeerFailed", doc: "A peer lives, but could not do its part; it has its own error.", fields: &["op", "rank", "reason"], also: |_| None },
+    Kind { name: "Timeout", doc: "A wait ended at its deadline.", fields: &["op", "channel", "waiting_for", "after"], also: |py| Some(py.get_type::<PyTimeoutError>()) },
+    Kind { name: "Protocol", doc: "The other end of a connection did not keep to the protocol, or ended it.", fields: &["peer", "expected", "got"], also: |_| None },
+    Kind { name: "Usage", doc: "The call itself is wrong, and nothing was done.", fields: &["op", "rank", "expected", "got"], also: |py| Some(py.get_type::<PyValueError>()) },
 ];
+
+impl Kind {
+    /// The class, derived from `error`, or that one itself.
+    fn make<'py>(
+        &self,
+        py: Python<'py>,
+        error: Option<&Bound<'py, PyType>>,
+    ) -> PyResult<Bound<'py, PyType>> {
+        let base = error.cloned().unwrap_or_else(|| py.get_type::<PyRuntimeError>());
+        let bases =
+            PyTuple::new(py, std::iter::once(base).chain((self.also)(py)).collect::<Vec<_>>())?;
+        let members = PyDict::new(py);
+        members.set_item("__module__", "symmem")?;
+        members.set_item("__doc__", self.doc)?;
+        for field in self.fields {
+            members.set_item(field, py.None())?;
+        }
+        let class = py.get_type::<PyType>().call1((self.name, bases, members))?;
+        Ok(class.cast_into::<PyType>()?)
+    }
+}
 
 static TYPES: PyOnceLock<Vec<Py<PyType>>> = PyOnceLock::new();
 
-/// `Error`, then `Usage`, then all of `KINDS`.
-fn types<'py>(py: Python<'py>) -> PyResult<&'py Vec<Py<PyType>>> {
+/// The classes of `KINDS`.
+fn types(py: Python<'_>) -> PyResult<&Vec<Py<PyType>>> {
     TYPES.get_or_try_init(py, || {
-        let of = |name: &str, doc: &str, bases: Vec<Bound<'py, PyType>>| -> PyResult<Py<PyType>> {
-            let members = PyDict::new(py);
-            members.set_item("__module__", "symmem")?;
-            members.set_item("__doc__", doc)?;
-            let made = py.get_type::<PyType>().call1((name, PyTuple::new(py, bases)?, members))?;
-            Ok(made.cast_into::<PyType>()?.unbind())
-        };
-        let base = of("Error", "What went wrong in symmem.", vec![py.get_type::<PyException>()])?;
-        let with = |other: Option<Bound<'py, PyType>>| -> Vec<Bound<'py, PyType>> {
-            std::iter::once(base.bind(py).clone()).chain(other).collect()
-        };
-        let doc = "The call itself is wrong, and nothing was done: op, rank, expected, got.";
-        let usage = of("Usage", doc, with(Some(py.get_type::<PyValueError>())))?;
-        let kinds = KINDS.iter().map(|(name, doc, other)| of(name, doc, with(other(py))));
-        let kinds: PyResult<Vec<_>> = kinds.collect();
-        Ok([base.clone_ref(py), usage].into_iter().chain(kinds?).collect())
+        let [error, kinds @ ..] = &KINDS;
+        let error = error.make(py, None)?;
+        let kinds: PyResult<Vec<_>> =
+            kinds.iter().map(|kind| kind.make(py, Some(&error)).map(Bound::unbind)).collect();
+        Ok(std::iter::once(error.clone().unbind()).chain(kinds?).collect())
     })
 }
 
@@ -83,7 +82,7 @@ fn raised(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     let kind = types(py)?.iter().map(|kind| kind.bind(py));
     let kind =
         kind.clone().find(|kind| kind.name().is_ok_and(|n| n == name)).or(kind.clone().next());
-    let Some(kind) = kind else { return Ok(PyException::new_err(error.to_string())) };
+    let Some(kind) = kind else { return Ok(PyRuntimeError::new_err(error.to_string())) };
     let value = kind.call1((error.to_string(),))?;
     for (field, content) in fields {
         value.setattr(field.cast::<pyo3::types::PyString>()?, content)?;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use symmem::store::{SharedStore, TcpServer, TcpStore};
+use symmem::store::{MemoryStore, SharedStore, TcpServer, TcpStore};
 use symmem::{Deadline, GroupOptions, WorldOptions};
 
 use crate::collectives;
@@ -115,6 +115,12 @@ impl Group {
         self.inner.deadline().remaining().map(|limit| limit.as_secs_f64())
     }
 
+    #[setter]
+    fn set_timeout(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        self.inner.set_timeout(seconds(py, timeout.unwrap_or(0.0))?);
+        Ok(())
+    }
+
     /// A group of some ranks of this one, called by those; others get None.
     #[pyo3(signature = (ranks, name=None, timeout=None))]
     fn subgroup(
@@ -187,12 +193,13 @@ impl Group {
 
     /// Allocates symmetric memory, zeroed. Not collective. With `persistent_id`, the memory outlives its users, and the
     /// next call with the same id gets it again.
-    #[pyo3(signature = (nbytes, *, device=None, persistent_id=None))]
+    #[pyo3(signature = (nbytes, *, device=None, pad_bytes=None, persistent_id=None))]
     fn alloc(
         &self,
         py: Python<'_>,
         nbytes: usize,
         device: Option<&Bound<'_, PyAny>>,
+        pad_bytes: Option<usize>,
         persistent_id: Option<u64>,
     ) -> PyResult<Memory> {
         const OP: &str = "alloc";
@@ -202,9 +209,13 @@ impl Group {
         if device != "cpu" {
             return Err(usage(py, OP, "the device \"cpu\"", device));
         }
-        let buffer = detached(py, || match persistent_id {
-            Some(id) => self.inner.alloc_persistent::<u8>(id, nbytes),
-            None => self.inner.alloc::<u8>(nbytes),
+        if persistent_id.is_some() && pad_bytes.is_some() {
+            return Err(usage(py, OP, "a persistent_id or pad_bytes", "both"));
+        }
+        let buffer = detached(py, || match (persistent_id, pad_bytes) {
+            (Some(id), _) => self.inner.alloc_persistent::<u8>(id, nbytes),
+            (None, Some(pad)) => self.inner.alloc_with_pad::<u8>(nbytes, pad),
+            (None, None) => self.inner.alloc::<u8>(nbytes),
         })?;
         Ok(Memory::new(Allocation::of_host(buffer)))
     }
@@ -296,13 +307,48 @@ impl World {
     }
 }
 
+/// How long the store may take to be there, unless the caller says otherwise.
+const CONNECT_LIMIT: Duration = Duration::from_secs(300);
+
+/// How a caller names the store of a job.
+enum StoreGiven {
+    Made(SharedStore),
+    At(String),
+}
+
+impl StoreGiven {
+    fn new(given: &Bound<'_, PyAny>) -> Self {
+        match given.extract() {
+            Ok(address) => Self::At(address),
+            Err(_) => Self::Made(Arc::new(PythonStore(given.clone().unbind()))),
+        }
+    }
+
+    /// The store, and its server where this rank hosts it: rank 0 does unless somebody listens there already.
+    fn open(
+        self,
+        rank: usize,
+        limit: Duration,
+    ) -> symmem::Result<(SharedStore, Option<TcpServer>)> {
+        match self {
+            Self::Made(store) => Ok((store, None)),
+            Self::At(address) => {
+                let server = if rank == 0 { TcpServer::bind(&address).ok() } else { None };
+                let store = TcpStore::connect(&address, Deadline::within(limit))?;
+                Ok((Arc::new(store), server))
+            }
+        }
+    }
+}
+
 fn options(
     py: Python<'_>,
     timeout: Option<f64>,
     signal_pad_size: Option<usize>,
+    backend: Option<String>,
 ) -> PyResult<WorldOptions> {
     let timeout = timeout.map(|given| seconds(py, given)).transpose()?;
-    Ok(WorldOptions { timeout, signal_pad_size, ..WorldOptions::default() })
+    Ok(WorldOptions { timeout, signal_pad_size, backend, ..WorldOptions::default() })
 }
 
 #[pymethods]
@@ -310,38 +356,41 @@ impl World {
     /// Joins the job that the environment describes: `symmem run`'s and torchrun's variables, Open MPI's, PMI's or
     /// Slurm's; without any, a world of one. Collective over the job.
     #[staticmethod]
-    #[pyo3(signature = (timeout=None, *, signal_pad_size=None))]
+    #[pyo3(signature = (timeout=None, *, signal_pad_size=None, backend=None))]
     fn from_env(
         py: Python<'_>,
         timeout: Option<f64>,
         signal_pad_size: Option<usize>,
+        backend: Option<String>,
     ) -> PyResult<Py<Self>> {
-        let options = options(py, timeout, signal_pad_size)?;
+        let options = options(py, timeout, signal_pad_size, backend)?;
         Self::build(py, || Ok((options.from_env()?, None)))
     }
 
     /// Joins a job as the given rank. `store` is the address of a store ("host:port" or "unix:PATH", which rank 0 hosts
-    /// unless somebody does), or an object like `torch.distributed.Store`. Collective over the job.
+    /// unless somebody does), or an object like `torch.distributed.Store`; a world of one needs none. Collective over the
+    /// job.
     #[staticmethod]
-    #[pyo3(signature = (rank, size, *, store, timeout=None, signal_pad_size=None))]
+    #[pyo3(signature = (rank, size, *, store=None, timeout=None, signal_pad_size=None, backend=None))]
     fn connect(
         py: Python<'_>,
         rank: usize,
         size: usize,
-        store: &Bound<'_, PyAny>,
+        store: Option<&Bound<'_, PyAny>>,
         timeout: Option<f64>,
         signal_pad_size: Option<usize>,
+        backend: Option<String>,
     ) -> PyResult<Py<Self>> {
-        let options = options(py, timeout, signal_pad_size)?;
-        let limit = options.timeout.unwrap_or(Duration::from_secs(300));
-        let Ok(address) = store.extract::<String>() else {
-            let store: SharedStore = Arc::new(PythonStore(store.clone().unbind()));
-            return Self::build(py, || Ok((options.join(rank, size, store)?, None)));
+        let options = options(py, timeout, signal_pad_size, backend)?;
+        let store = match store {
+            Some(store) => StoreGiven::new(store),
+            None if size == 1 => StoreGiven::Made(Arc::new(MemoryStore::new())),
+            None => return Err(usage(py, "connect", "a store for more than one rank", "None")),
         };
+        let limit = options.timeout.unwrap_or(CONNECT_LIMIT);
         Self::build(py, move || {
-            let server = if rank == 0 { TcpServer::bind(&address).ok() } else { None };
-            let store = TcpStore::connect(&address, Deadline::within(limit))?;
-            Ok((options.join(rank, size, Arc::new(store))?, server))
+            let (store, server) = store.open(rank, limit)?;
+            Ok((options.join(rank, size, store)?, server))
         })
     }
 

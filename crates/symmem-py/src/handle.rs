@@ -365,7 +365,7 @@ impl Handle {
             None => Rows::ByRank(row_len),
         };
         let splits = (splits.0.get(), splits.1, splits.2);
-        self.do_all_to_all_v(py, part, rows, splits, out, received)
+        self.do_all_to_all_v(py, part, rows, splits, (out, received))
     }
 
     /// Copies `data` to rank `rank`'s memory, from byte `offset` on. A later signal or barrier shows it to others.
@@ -376,7 +376,7 @@ impl Handle {
         offset: usize,
         data: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        self.do_put(py, "put", rank, offset, data)
+        self.do_put(py, "put", (rank, offset), data)
     }
 
     /// Copies rank `rank`'s memory, from byte `offset` on, to `out`.
@@ -387,7 +387,7 @@ impl Handle {
         offset: usize,
         out: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        self.do_get(py, "get", rank, offset, out)
+        self.do_get(py, "get", (rank, offset), out)
     }
 
     /// Sets `count` 32-bit words of rank `rank`'s memory, from word `offset` on, to `value`.

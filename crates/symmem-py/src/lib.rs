@@ -20,6 +20,8 @@ mod wait;
 #[pyo3::pymodule]
 mod _native {
     #[pymodule_export]
+    use super::argument::span;
+    #[pymodule_export]
     use super::array::Array;
     #[pymodule_export]
     use super::group::{Group, World, close_all, set_signal_pad_size, signal_pad_size};

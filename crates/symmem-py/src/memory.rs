@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use pyo3::prelude::*;
-use symmem::DType;
 
 use crate::array::Array;
 use crate::dtype::Type;
@@ -49,7 +48,7 @@ pub(crate) struct Allocation {
     pub(crate) address: usize,
     pub(crate) bytes: usize,
     pub(crate) place: Place,
-    _buffer: symmem::Buffer<u8>,
+    buffer: symmem::Buffer<u8>,
 }
 
 /// All living allocations by address.
@@ -63,7 +62,7 @@ fn allocations() -> MutexGuard<'static, BTreeMap<usize, Weak<Allocation>>> {
 impl Allocation {
     pub(crate) fn of_host(buffer: symmem::Buffer<u8>) -> Arc<Self> {
         let (address, bytes) = (buffer.local().as_ptr() as usize, buffer.len());
-        let made = Arc::new(Self { address, bytes, place: Place::Host, _buffer: buffer });
+        let made = Arc::new(Self { address, bytes, place: Place::Host, buffer });
         let mut all = allocations();
         all.retain(|_, known| known.strong_count() > 0);
         all.insert(address, Arc::downgrade(&made));
@@ -135,10 +134,7 @@ impl Memory {
         const OP: &str = "rendezvous";
         let (held, group) = (self.held(py, OP)?, group.get());
         group.check_open(py, OP)?;
-        let found = detached(py, || group.inner.rendezvous_at(held.address, DType::U8))?;
-        let handle = found.ok_or_else(|| {
-            usage(py, OP, "memory of the world that the group belongs to", "memory of another")
-        })?;
+        let handle = detached(py, || held.buffer.handle(&group.inner))?;
         Ok(Handle::new(handle, held, Arc::clone(&group.life)))
     }
 

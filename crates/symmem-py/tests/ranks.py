@@ -4,6 +4,7 @@ import importlib
 import os
 import pathlib
 import shutil
+import socket
 import subprocess
 import sys
 
@@ -16,26 +17,46 @@ def program():
     return os.environ.get("SYMMEM_PROGRAM") or shutil.which(beside) or "symmem"
 
 
-def start(n, body, **options):
-    """Starts `n` ranks of `body(world)`."""
-    rank = [sys.executable, __file__, body.__module__, body.__name__]
-    command = [program(), "run", "-n", str(n), "--", *rank]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options
-    )
+def command(body):
+    return [sys.executable, __file__, body.__module__, body.__name__]
 
 
 def run(n, body):
     """Runs `n` ranks of `body(world)`, all of which must succeed; what they printed."""
-    job = start(n, body)
-    try:
-        output, _ = job.communicate(timeout=120)
-    except subprocess.TimeoutExpired:
-        job.terminate()
-        output, _ = job.communicate()
-        raise AssertionError(f"the ranks did not end:\n{output}") from None
+    started = [program(), "run", "-n", str(n), "--", *command(body)]
+    job = subprocess.Popen(started, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    output = ended(job)
     assert job.returncode == 0, output
     return output
+
+
+def run_apart(n, body):
+    """Runs `n` ranks of `body(world)` that nobody ends when one dies; exit code and output of each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    job = {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    started = [
+        subprocess.Popen(
+            command(body),
+            env={**os.environ, **job, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(n)
+    ]
+    outputs = [ended(rank) for rank in started]
+    return [(rank.returncode, output) for rank, output in zip(started, outputs)]
+
+
+def ended(process):
+    """What a process printed, once it has ended."""
+    try:
+        return process.communicate(timeout=120)[0]
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        raise AssertionError(f"it did not end:\n{process.communicate()[0]}") from None
 
 
 def main():

@@ -1,10 +1,75 @@
-"""Symmetric memory: ranks load, store and signal in each other's buffers."""
+"""Symmetric memory: ranks load, store and signal in each other's buffers.
+
+Every rank allocates memory of the same size, a rendezvous maps all peers' memory into each rank, and from then on ranks
+load, store and signal in each other's memory, and call collectives on it::
+
+    import symmem
+
+    world = symmem.World.from_env()                       # under `symmem run`, torchrun, mpirun, srun; or alone
+    x = symmem.rendezvous(symmem.empty(1024, "float32", world), world)
+    x.local[:] = world.rank                               # a numpy array over this rank's part
+    x.all_reduce("sum")                                   # of all ranks, in place
+
+    x.barrier()
+    neighbour = x.peer((world.rank + 1) % world.size)     # a numpy array over another rank's part
+    x.barrier()
+
+Waits give up Python's lock, end by Ctrl-C, at a deadline, or when a peer is lost; what goes wrong is an `Error` that names
+the rank, the operation and what was waited for.
+"""
 
 import atexit
 
-from symmem import _native
-from symmem._native import *  # noqa: F403
-from symmem._native import __version__
+from symmem._native import (
+    Array,
+    Driver,
+    Error,
+    Group,
+    Handle,
+    Memory,
+    Mismatch,
+    PeerFailed,
+    PeerLost,
+    Pool,
+    Protocol,
+    System,
+    Timeout,
+    Unavailable,
+    Usage,
+    World,
+    __version__,
+    close_all,
+    find,
+    set_signal_pad_size,
+    signal_pad_size,
+)
+from symmem._symmetric import Symmetric, empty, rendezvous
+
+__all__ = [
+    "Array",
+    "Driver",
+    "Error",
+    "Group",
+    "Handle",
+    "Memory",
+    "Mismatch",
+    "PeerFailed",
+    "PeerLost",
+    "Pool",
+    "Protocol",
+    "Symmetric",
+    "System",
+    "Timeout",
+    "Unavailable",
+    "Usage",
+    "World",
+    "__version__",
+    "empty",
+    "find",
+    "rendezvous",
+    "set_signal_pad_size",
+    "signal_pad_size",
+]
 
 # Peers shall see this rank leave, and not vanish, whatever is still alive when the interpreter ends.
-atexit.register(_native.close_all)
+atexit.register(close_all)

@@ -60,6 +60,12 @@ macro_rules! collective {
 }
 
 impl Handle {
+    /// A part of the memory, to call collectives on.
+    fn part<T: Element>(&self, offset: usize, count: usize) -> symmem::Result<Symmetric<T>> {
+        // SAFETY: S2 as documented for users; bounds and alignment are checked there.
+        unsafe { self.raw().part(offset, count) }
+    }
+
     /// Does `work` on a part of the memory and on the elements of `out`.
     fn collective<T: Element>(
         &self,
@@ -70,10 +76,8 @@ impl Handle {
     ) -> PyResult<()> {
         self.check_open(py, part.op)?;
         let mut out = self.output(py, part, out)?;
-        let (handle, out) = (self.raw(), &mut out);
-        detached(py, move || {
-            // SAFETY: S2 as documented for users; bounds and alignment are checked there.
-            let mut memory = unsafe { handle.part::<T>(part.offset, part.count) }?;
+        detached(py, || {
+            let mut memory = self.part(part.offset, part.count)?;
             // SAFETY: `output` checked type and place; S2 as documented for users.
             work(&mut memory, unsafe { out.elements_mut() })
         })
@@ -185,26 +189,20 @@ impl Handle {
     }
 
     /// All-to-all of rows. `splits` are numbers in symmetric memory; `received` gets those of what came.
-    #[allow(clippy::too_many_arguments, reason = "as many as the call has; one caller")]
     pub(crate) fn do_all_to_all_v(
         &self,
         py: Python<'_>,
         part: Part,
         rows: Rows,
         splits: (&Handle, usize, usize),
-        out: &Bound<'_, PyAny>,
-        received: &Bound<'_, PyAny>,
+        (out, received): (&Bound<'_, PyAny>, &Bound<'_, PyAny>),
     ) -> PyResult<()> {
-        let numbers = Type::NUMBERS;
         let mut received = Slice::output(part.op, received)?;
-        received.check(py, part.op, numbers, self.place())?;
-        let (table, splits) = (splits.0.raw(), (splits.1, splits.2));
-        let received = &mut received;
+        received.check(py, part.op, Type::NUMBERS, self.place())?;
+        // SAFETY: checked above; S2 as documented for users.
+        let got = unsafe { received.elements_mut::<i64>() };
         collective!(self, py, part, moved, Some(out), |x, to| {
-            // SAFETY: S2 as documented for users; bounds and alignment are checked there.
-            let mut splits = unsafe { table.part::<i64>(splits.0, splits.1) }?;
-            // SAFETY: checked above; S2 as documented for users.
-            let got = unsafe { received.elements_mut() };
+            let mut splits = splits.0.part(splits.1, splits.2)?;
             match rows {
                 Rows::ByRank(len) => x.all_to_all_v(len, &mut splits, to, got),
                 Rows::ByExpert(len, align) => x.all_to_all_v_2d(len, &mut splits, align, to, got),
@@ -213,22 +211,10 @@ impl Handle {
         })
     }
 
-    /// Does `work` on a part of the memory in which everyone may put and get, and with the elements of `data`.
-    fn one_sided<T: Element>(
-        &self,
-        py: Python<'_>,
-        part: Part,
-        mut data: Slice,
-        work: impl FnOnce(&Open<T>, &mut Slice) -> symmem::Result<()> + Send,
-    ) -> PyResult<()> {
-        self.check_open(py, part.op)?;
-        let (handle, data) = (self.raw(), &mut data);
-        detached(py, move || {
-            // SAFETY: S2 as documented for users; bounds and alignment are checked there.
-            let memory = unsafe { handle.part::<T>(part.offset, part.count) }?;
-            // SAFETY: as above.
-            work(&unsafe { memory.assume_open() }, data)
-        })
+    /// A part of the memory in which everyone may put and get.
+    fn open<T: Element>(&self, offset: usize, count: usize) -> symmem::Result<Open<T>> {
+        // SAFETY: S2 as documented for users.
+        self.part(offset, count).map(|part| unsafe { part.assume_open() })
     }
 
     /// Copies `data` to rank `rank`'s memory.
@@ -236,20 +222,26 @@ impl Handle {
         &self,
         py: Python<'_>,
         op: &'static str,
-        rank: usize,
-        offset: usize,
+        (rank, offset): (usize, usize),
         data: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
+        self.check_open(py, op)?;
         let data = Slice::input(op, data)?;
         let dtype = data.dtype().unwrap_or(Type::BYTES);
         data.check(py, op, dtype, self.place())?;
-        let part = Part { op, dtype, offset, count: data.count(dtype) };
-        with_element!(dtype.moved(py, op)?, T => {
-            self.one_sided::<T>(py, part, data, |open, data| {
-                // SAFETY: checked above; S2 as documented for users.
-                open.put(rank, 0, unsafe { data.elements() })
-            })
-        })
+        with_element!(dtype.moved(py, op)?, T => self.put_elements::<T>(py, rank, offset, &data))
+    }
+
+    fn put_elements<T: Element>(
+        &self,
+        py: Python<'_>,
+        rank: usize,
+        offset: usize,
+        data: &Slice,
+    ) -> PyResult<()> {
+        // SAFETY: `do_put` checked type and place; S2 as documented for users.
+        let data = unsafe { data.elements::<T>() };
+        detached(py, || self.open(offset, data.len())?.put(rank, 0, data))
     }
 
     /// Copies from rank `rank`'s memory to `out`.
@@ -257,29 +249,37 @@ impl Handle {
         &self,
         py: Python<'_>,
         op: &'static str,
-        rank: usize,
-        offset: usize,
+        (rank, offset): (usize, usize),
         out: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let out = Slice::output(op, out)?;
+        self.check_open(py, op)?;
+        let mut out = Slice::output(op, out)?;
         let dtype = out.dtype().unwrap_or(Type::BYTES);
         out.check(py, op, dtype, self.place())?;
-        let part = Part { op, dtype, offset, count: out.count(dtype) };
-        with_element!(dtype.moved(py, op)?, T => {
-            self.one_sided::<T>(py, part, out, |open, out| {
-                // SAFETY: as in `do_put`.
-                open.get(rank, 0, unsafe { out.elements_mut() })
-            })
-        })
+        with_element!(dtype.moved(py, op)?, T => self.get_elements::<T>(py, rank, offset, &mut out))
+    }
+
+    fn get_elements<T: Element>(
+        &self,
+        py: Python<'_>,
+        rank: usize,
+        offset: usize,
+        out: &mut Slice,
+    ) -> PyResult<()> {
+        // SAFETY: `do_get` checked type and place; S2 as documented for users.
+        let out = unsafe { out.elements_mut::<T>() };
+        detached(py, || self.open(offset, out.len())?.get(rank, 0, out))
     }
 
     /// Fills words of rank `rank`'s memory, or writes one so that all written before is seen first.
     pub(crate) fn do_words(&self, py: Python<'_>, op: &'static str, words: Words) -> PyResult<()> {
-        let (dtype, count) = (Type::WORDS, self.raw().buffer_size() / 4);
-        let part = Part { op, dtype, offset: 0, count };
-        self.one_sided::<u32>(py, part, Slice::EMPTY, move |open, _| match words {
-            Words::Fill { rank, at, value, count } => open.memset32(rank, at, value, count),
-            Words::Write { rank, at, value } => open.write_value32(rank, at, value),
+        self.check_open(py, op)?;
+        detached(py, || {
+            let open = self.open::<u32>(0, self.raw().buffer_size() / 4)?;
+            match words {
+                Words::Fill { rank, at, value, count } => open.memset32(rank, at, value, count),
+                Words::Write { rank, at, value } => open.write_value32(rank, at, value),
+            }
         })
     }
 }

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // S2 (what the package's documents ask of its users: nobody else touches the arguments of a call)
 
 use pyo3::prelude::*;
+use symmem::Element;
 
 use super::reduce_op;
 use crate::argument::Slice;
@@ -23,7 +24,29 @@ fn type_of(
     found.ok_or_else(|| usage(py, op, "an array, or a buffer and its dtype", "a buffer alone"))
 }
 
-/// Calls the library with the elements of one argument, which is read and changed.
+/// Leaves Python with the elements of one argument, which are read and changed.
+fn changing<T: Element>(
+    py: Python<'_>,
+    data: &mut Slice,
+    work: impl FnOnce(&mut [T]) -> symmem::Result<()> + Send,
+) -> PyResult<()> {
+    // SAFETY: `in_place` checked type and place; S2 as documented for users.
+    detached(py, || work(unsafe { data.elements_mut() }))
+}
+
+/// Leaves Python with the elements of one argument that are read, and of one that are written.
+fn reading<T: Element>(
+    py: Python<'_>,
+    (data, out): (&Slice, &mut Slice),
+    work: impl FnOnce(&[T], &mut [T]) -> symmem::Result<()> + Send,
+) -> PyResult<()> {
+    // SAFETY: `from_to` checked type and place; S2 as documented for users.
+    let data = unsafe { data.elements() };
+    // SAFETY: as above, and that the two do not overlap.
+    detached(py, || work(data, unsafe { out.elements_mut() }))
+}
+
+/// Does `$work` for the type of one argument, which is read and changed.
 macro_rules! in_place {
     ($group:ident, $op:expr, $data:ident, $dtype:expr, $kind:ident, |$x:ident| $work:expr) => {{
         let (py, op) = ($data.py(), $op);
@@ -31,16 +54,12 @@ macro_rules! in_place {
         let mut data = Slice::output(op, $data)?;
         let dtype = type_of(py, op, &data, $dtype)?;
         data.check(py, op, dtype, Place::Host)?;
-        let ($group, data) = (&$group.inner, &mut data);
-        with_element!(dtype.$kind(py, op)?, T => detached(py, move || {
-            // SAFETY: checked above; S2 as documented for users.
-            let $x = unsafe { data.elements_mut::<T>() };
-            $work
-        }))
+        let $group = &$group.inner;
+        with_element!(dtype.$kind(py, op)?, T => changing::<T>(py, &mut data, |$x| $work))
     }};
 }
 
-/// Calls the library with the elements of one argument that is read and of one that is written.
+/// Does `$work` for the type of one argument that is read and one that is written.
 macro_rules! from_to {
     ($group:ident, $op:expr, $data:ident, $out:ident, $dtype:expr, $kind:ident, |$x:ident, $y:ident| $work:expr) => {{
         let (py, op) = ($data.py(), $op);
@@ -52,14 +71,10 @@ macro_rules! from_to {
         if data.overlaps(&out) {
             return Err(usage(py, op, "an output apart from the input", "one that overlaps it"));
         }
-        let ($group, data, out) = (&$group.inner, &data, &mut out);
-        with_element!(dtype.$kind(py, op)?, T => detached(py, move || {
-            // SAFETY: checked above; S2 as documented for users.
-            let $x = unsafe { data.elements::<T>() };
-            // SAFETY: as above.
-            let $y = unsafe { out.elements_mut::<T>() };
-            $work
-        }))
+        let $group = &$group.inner;
+        with_element!(dtype.$kind(py, op)?, T => {
+            reading::<T>(py, (&data, &mut out), |$x, $y| $work)
+        })
     }};
 }
 

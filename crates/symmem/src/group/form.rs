@@ -15,7 +15,7 @@ use crate::mesh::{Gone, Phase, Scope, Subject};
 use crate::region::{Region, Words};
 use crate::signal::{Layout, Pads, Signals};
 use crate::sync::atomic::AtomicU32;
-use crate::sync::{Deadline, Ordering, Patience, SharedWord};
+use crate::sync::{Deadline, Ordering, Patience, Setting, SharedWord};
 
 /// A group as its creator wants it.
 pub(super) struct Plan {
@@ -170,6 +170,7 @@ impl Group {
             health: Arc::new(Health::new(&plan.members, rank, subject)),
             context: Arc::clone(context),
             channels: plan.channels(),
+            limit: Setting::new(plan.limit.remaining().map_or(0, nanos)),
             plan: Arc::new(plan),
             forming: Mutex::new(Forming {
                 pad: Arc::clone(&pad),
@@ -218,6 +219,11 @@ impl Group {
             }
         }
     }
+}
+
+/// A limit in nanoseconds; centuries are long enough.
+pub(super) fn nanos(limit: std::time::Duration) -> usize {
+    limit.as_nanos().try_into().unwrap_or(usize::MAX)
 }
 
 impl Inner {

@@ -93,6 +93,8 @@ struct Inner {
     context: Arc<Context>,
     plan: Arc<Plan>,
     channels: usize,
+    /// Of waits that are given no deadline, in nanoseconds; 0 for ever.
+    limit: Setting,
     health: Arc<Health>,
     /// What is needed until all members have come.
     forming: Mutex<Forming>,
@@ -143,8 +145,14 @@ impl Group {
     }
 
     /// The deadline of waits that are given none.
+    #[inline]
     pub fn deadline(&self) -> Deadline {
-        self.0.plan.limit
+        Deadline::within(Duration::from_nanos(self.0.limit.load(Ordering::Relaxed) as u64))
+    }
+
+    /// Sets how long waits of this rank in this group last that are given no deadline; 0 for ever.
+    pub fn set_timeout(&self, limit: Duration) {
+        self.0.limit.store(form::nanos(limit), Ordering::Relaxed);
     }
 
     /// What the group is called on the mesh; known once it is formed.

@@ -28,7 +28,7 @@ use crate::backend::Backend;
 use crate::block::{Block, Segment, Shape};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
-use crate::group::{Call, Group};
+use crate::group::{Call, Group, check_pad_size};
 use crate::region::Region;
 use handle::{Bringing, keeping};
 
@@ -42,7 +42,13 @@ pub struct Buffer<T> {
 impl Group {
     /// Allocates `len` elements of symmetric memory, zeroed. Not collective. A length of 0 is a length like any other.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
-        let shape = self.shape::<T>(len)?;
+        self.alloc_with_pad(len, self.context().pad_size())
+    }
+
+    /// As [`Group::alloc`], with a signal pad of `pad` bytes, which is the same on all ranks of a rendezvous.
+    pub fn alloc_with_pad<T: Element>(&self, len: usize, pad: usize) -> Result<Buffer<T>> {
+        check_pad_size("alloc", Some(self.rank()), pad, 1)?;
+        let shape = Shape { pad, ..self.shape::<T>(len)? };
         let block = self.segment_on(Arc::clone(self.backend()), shape)?;
         Ok(Buffer { block, len, elements: PhantomData })
     }
@@ -84,6 +90,12 @@ impl<T: Element> Buffer<T> {
         let handle = Handle::rendezvous(&self.block, group, T::DTYPE, 0, Bringing::Owned);
         let memory = handle.and_then(|handle| Memory::new(handle, self.len));
         keeping(memory, self).map(|(memory, _)| Symmetric(memory))
+    }
+
+    /// As [`Buffer::rendezvous`], for raw pointers alone: this value stays with the caller, who sees to it that nothing
+    /// is done through both at once. The group may be of another world than that in which the memory was allocated.
+    pub fn handle(&self, group: &Group) -> Result<Handle> {
+        Handle::rendezvous(&self.block, group, T::DTYPE, 0, Bringing::Address)
     }
 
     /// How many elements.

@@ -1,0 +1,257 @@
+"""Symmetric memory with a shape and a type: what most programs use."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from symmem._native import Array, Group, Handle, Usage, find, span
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy
+
+
+def empty(
+    shape: int | Sequence[int],
+    dtype: Any,
+    group: Group,
+    *,
+    device: str | int | None = None,
+    persistent_id: int | None = None,
+) -> Array:
+    """Memory of this rank for a later `rendezvous`. Not collective.
+
+    `dtype` is a name ("float32", "bfloat16", …), numpy's or torch's. With `persistent_id`, the memory outlives its users,
+    and the next call with the same id gets it again, with what it held.
+    """
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    itemsize = Array.itemsize_of(dtype)
+    memory = group.alloc(math.prod(sizes) * itemsize, device=device, persistent_id=persistent_id)
+    return memory.view(dtype, sizes)
+
+
+def rendezvous(array: Any, group: Group) -> Symmetric:
+    """Maps all ranks' counterparts of `array`. Collective over `group`, the first time for this memory and group.
+
+    `array` is one of `empty`'s, or any array or tensor that lies in such memory: the same part of it on all ranks.
+    """
+    address, _, dtype = span(array)
+    memory = find(address)
+    if memory is None:
+        raise Usage("rendezvous: expected an array in symmetric memory, got one elsewhere")
+    return Symmetric(memory.rendezvous(group), dtype, array.shape, address - memory.address)
+
+
+class Symmetric:
+    """The same array on every rank of a group, as mapped into this process.
+
+    A collective is a call of all ranks with arguments that fit together; ranks that disagree all get a `Mismatch`, and
+    nothing is done. The array belongs to the call while it lasts: no rank touches it otherwise. Reductions give the same
+    bits on every rank, whatever the algorithm.
+
+    After a collective that failed in another way, peers may be in the middle of it: the survivors go on with
+    ``x = symmem.rendezvous(x.array, group.shrink())``.
+    """
+
+    def __init__(self, handle: Handle, dtype: str, shape: Sequence[int], offset: int = 0) -> None:
+        self._handle = handle
+        self._dtype = dtype
+        self._shape = tuple(shape)
+        self._offset = offset
+        self._count = math.prod(self._shape)
+        self._nbytes = self._count * Array.itemsize_of(dtype)
+
+    @property
+    def handle(self) -> Handle:
+        """All ranks' memory, of which this array is a part: addresses, signals, sizes."""
+        return self._handle
+
+    @property
+    def group(self) -> Group:
+        """The group that mapped it."""
+        return self._handle.group
+
+    @property
+    def rank(self) -> int:
+        """This rank's number in the group."""
+        return self._handle.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks the group has."""
+        return self._handle.size
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of each rank's array."""
+        return self._shape
+
+    @property
+    def dtype(self) -> str:
+        """The name of the elements' type."""
+        return self._dtype
+
+    @property
+    def array(self) -> Array:
+        """This rank's part, for numpy, torch and others to take by DLPack."""
+        return self.peer_array(self.rank)
+
+    @property
+    def local(self) -> numpy.ndarray:
+        """This rank's part as a numpy array, without a copy."""
+        return self.array.numpy()
+
+    def peer_array(self, rank: int) -> Array:
+        """Rank `rank`'s part, for numpy, torch and others to take by DLPack."""
+        view = self._handle.view(rank, self._nbytes, self._offset)
+        return view.view(self._dtype, self._shape)
+
+    def peer(self, rank: int) -> numpy.ndarray:
+        """Rank `rank`'s part as a numpy array, without a copy.
+
+        Who reads it waits until its owner has written it, and the other way round: by `barrier` or by signals.
+        """
+        return self.peer_array(rank).numpy()
+
+    def barrier(self, channel: int = 0, timeout: float | None = None) -> None:
+        """Waits for all ranks; what any of them wrote before, all see after."""
+        self.group.barrier(timeout, channel)
+
+    def put_signal(self, to: int, channel: int = 0, timeout: float | None = None) -> None:
+        """Signals to rank `to`, whose `wait_signal` then sees what this rank wrote before."""
+        self.group.put_signal(to, channel, timeout)
+
+    def wait_signal(self, source: int, channel: int = 0, timeout: float | None = None) -> None:
+        """Waits for a signal of rank `source` and takes it."""
+        self.group.wait_signal(source, channel, timeout)
+
+    def all_reduce(self, op: str = "sum", *, out: Any = None, algorithm: str = "auto") -> Any:
+        """Reduces all ranks' arrays: in place, or into `out`. Gives back the result."""
+        self._handle.all_reduce(
+            self._dtype, op, self._offset, self._count, out=out, algorithm=algorithm
+        )
+        return self.array if out is None else out
+
+    def reduce(self, op: str = "sum", root: int = 0, *, out: Any = None) -> Any:
+        """Reduces all ranks' arrays into `out` of rank `root`, a new array by default; others get None."""
+        out = self._at(root, out, self._shape)
+        self._handle.reduce(self._dtype, op, self._offset, self._count, root, out)
+        return out
+
+    def reduce_scatter(self, op: str = "sum", *, axis: int = 0, out: Any = None) -> Any:
+        """Reduces all ranks' arrays, of which rank r gets the r-th equal part along the first axis (0) or the last (-1)."""
+        shape = self._cut(axis)
+        out = self._new(shape) if out is None else out
+        last = axis % len(self._shape) == len(self._shape) - 1
+        rows = math.prod(self._shape[:-1]) if last else None
+        self._handle.reduce_scatter(
+            self._dtype, op, self._offset, self._count, out, rows=rows if rows != 1 else None
+        )
+        return out
+
+    def all_gather(self, *, out: Any = None) -> Any:
+        """All ranks' arrays, by rank, in a new first axis."""
+        out = self._new((self.size, *self._shape)) if out is None else out
+        self._handle.all_gather(self._dtype, self._offset, self._count, out)
+        return out
+
+    def gather(self, root: int = 0, *, out: Any = None) -> Any:
+        """As `all_gather`, on rank `root`; others get None."""
+        out = self._at(root, out, (self.size, *self._shape))
+        self._handle.gather(self._dtype, self._offset, self._count, root, out)
+        return out
+
+    def scatter(self, root: int = 0, *, out: Any = None) -> Any:
+        """The r-th equal part along the first axis of rank `root`'s array, on rank r."""
+        out = self._new(self._cut(0)) if out is None else out
+        self._handle.scatter(self._dtype, self._offset, self._count, root, out)
+        return out
+
+    def broadcast(self, root: int = 0) -> Any:
+        """The array becomes that of rank `root`. Gives it back."""
+        self._handle.broadcast(self._dtype, self._offset, self._count, root)
+        return self.array
+
+    def all_to_all(self, *, out: Any = None) -> Any:
+        """The first axis is one equal part for each rank; gives back the parts that all ranks have for this one."""
+        self._cut(0)
+        out = self._new(self._shape) if out is None else out
+        self._handle.all_to_all(self._dtype, self._offset, self._count, out)
+        return out
+
+    def all_to_all_v(
+        self,
+        splits: Symmetric,
+        out: Any,
+        received: Any = None,
+        *,
+        major_align: int | None = None,
+        offsets: bool = False,
+    ) -> Any:
+        """Sends rows (entries of the first axis) to ranks, of which each knows only how many it sends.
+
+        `splits` has one int64 number of rows for each rank. `out` becomes the rows for this rank, by source; what is given
+        back, or put into `received`, are the numbers of rows that came, and then the first row of each.
+
+        With `major_align`, `splits` has a number for each expert of each rank, and `out` is ordered by expert, of which each
+        begins at a multiple of `major_align` rows. With `offsets`, the way back: `splits` is what that gave as `received`.
+        """
+        if received is None:
+            entries = splits._count if offsets else 2 * splits._count
+            received = _numpy().empty(entries, "int64")
+        self._handle.all_to_all_v(
+            self._dtype,
+            self._offset,
+            self._count,
+            math.prod(self._shape[1:]),
+            (splits._handle, splits._offset, splits._count),
+            out,
+            received,
+            major_align=major_align,
+            offsets=offsets,
+        )
+        return received
+
+    def put(self, rank: int, data: Any, at: int = 0) -> None:
+        """Copies `data` to rank `rank`'s array, from element `at` on; a later signal or barrier shows it to others."""
+        self._handle.put(rank, self._byte(at), data)
+
+    def get(self, rank: int, out: Any, at: int = 0) -> Any:
+        """Copies elements of rank `rank`'s array, from element `at` on, to `out`."""
+        self._handle.get(rank, self._byte(at), out)
+        return out
+
+    def __repr__(self) -> str:
+        shape, dtype = self._shape, self._dtype
+        return f"symmem.Symmetric(shape={shape}, dtype={dtype!r}, rank {self.rank} of {self.size})"
+
+    def _byte(self, at: int) -> int:
+        return self._offset + at * Array.itemsize_of(self._dtype)
+
+    def _cut(self, axis: int) -> tuple[int, ...]:
+        """The shape of one of as many equal parts along an axis as there are ranks."""
+        dims = len(self._shape)
+        if not dims or axis % dims not in (0, dims - 1) or self._shape[axis] % self.size:
+            expected = f"a first or last axis divisible by the {self.size} ranks"
+            raise Usage(f"rank {self.rank}: expected {expected}, got axis {axis} of {self._shape}")
+        shape = list(self._shape)
+        shape[axis] //= self.size
+        return tuple(shape)
+
+    def _at(self, root: int, out: Any, shape: tuple[int, ...]) -> Any:
+        return self._new(shape) if out is None and self.rank == root else out
+
+    def _new(self, shape: tuple[int, ...]) -> numpy.ndarray:
+        """A new array of the same type. numpy has the smaller floats only with `ml_dtypes`."""
+        try:
+            return _numpy().empty(shape, self._dtype)
+        except TypeError:
+            raise Usage(f"expected an `out` of type {self._dtype}, which numpy does not have") from None
+
+
+def _numpy() -> Any:
+    import numpy
+
+    return numpy

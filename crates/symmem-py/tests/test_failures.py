@@ -1,0 +1,144 @@
+"""Peers that die, Ctrl-C, and ends of the interpreter in any order."""
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+
+import numpy
+import pytest
+import ranks
+
+import symmem
+
+
+def a_peer_is_killed_in_a_wait(world):
+    x = symmem.rendezvous(symmem.empty(4, "int64", world), world)
+    x.local[:] = world.rank
+    world.barrier()
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(symmem.PeerLost) as raised:
+        world.barrier()
+    assert raised.value.rank == 1 and raised.value.during == "barrier"
+    assert "rank 1" in str(raised.value)
+    with pytest.raises(symmem.PeerLost):
+        world.check()
+    survivors = world.shrink()
+    assert survivors.ranks == [0, 2]
+    x = symmem.rendezvous(x.array, survivors)
+    x.all_reduce("sum")
+    assert (x.local == 2).all()
+
+
+def test_a_peer_killed_in_a_wait_is_named_and_the_others_go_on():
+    codes = [code for code, _ in ranks.run_apart(3, a_peer_is_killed_in_a_wait)]
+    assert codes == [0, -signal.SIGKILL, 0]
+
+
+def a_peer_is_killed_in_a_collective(world):
+    x = symmem.rendezvous(symmem.empty(100_000, "int64", world), world)
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(symmem.PeerLost, match="rank 1"):
+        x.all_reduce(algorithm="two_shot")
+    with pytest.raises(symmem.Usage, match="rendezvous it again"):
+        x.all_reduce()
+    x = symmem.rendezvous(x.array, world.shrink())
+    x.all_reduce()
+
+
+def test_memory_goes_on_after_a_collective_that_failed():
+    codes = [code for code, _ in ranks.run_apart(3, a_peer_is_killed_in_a_collective)]
+    assert codes == [0, -signal.SIGKILL, 0]
+
+
+def interrupted(world, wait):
+    """Whether Ctrl-C ends a wait that no peer would."""
+    if world.rank == 0:
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        start = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            wait()
+        assert time.monotonic() - start < 20
+        world.put_signal(1, 5)
+    else:
+        world.wait_signal(0, 5)
+
+
+def ctrl_c_ends_every_wait(world):
+    x = symmem.rendezvous(symmem.empty(100_000, "int64", world), world)
+    y = symmem.rendezvous(symmem.empty(4, "int64", world), world)
+    unused = symmem.empty(4, "int64", world)
+    pair = world.subgroup([0, 1], name="pair")
+    interrupted(world, lambda: world.wait_signal(1))
+    interrupted(world, lambda: x.handle.wait_signal(1, 0, 0))
+    interrupted(world, world.barrier)
+    world.barrier()  # goes on with the one that was interrupted
+    interrupted(world, y.all_reduce)
+    y.all_reduce()  # likewise, for it is small
+    interrupted(world, lambda: symmem.rendezvous(unused, pair))
+    interrupted(world, lambda: x.all_reduce(algorithm="two_shot"))
+    x = symmem.rendezvous(x.array, world.shrink())
+    x.all_reduce()
+
+
+def test_ctrl_c_ends_every_wait():
+    ranks.run(2, ctrl_c_ends_every_wait)
+
+
+def others_run_while_one_waits(world):
+    if world.rank == 1:
+        time.sleep(0.5)
+        world.barrier()
+        return
+    ticks = []
+    waiting = threading.Thread(target=world.barrier)
+    waiting.start()
+    while waiting.is_alive():
+        ticks.append(time.monotonic())
+        time.sleep(0.01)
+    assert len(ticks) > 5
+
+
+def test_other_threads_run_while_one_waits():
+    ranks.run(2, others_run_while_one_waits)
+
+
+def things_go_in_any_order(world):
+    memory = world.alloc(1000)
+    handle = memory.rendezvous(world)
+    view = handle.view(0)
+    things = {
+        "world": world,
+        "group": world.subgroup(list(range(world.size))),
+        "pool": world.pool(1 << 16),
+        "memory": memory,
+        "handle": handle,
+        "view": view,
+        "array": numpy.asarray(view),
+        "dlpack": numpy.from_dlpack(memory.view("float32")),
+        "capsule": view.__dlpack__(max_version=(1, 0)),
+        "old capsule": view.__dlpack__(),
+        "symmetric": symmem.rendezvous(memory.view(), world),
+    }
+    del memory, handle, view
+    world.barrier()
+    seed = int(os.environ["SEED"])
+    order = random.Random(seed + world.rank).sample(sorted(things), len(things))
+    kept = order[: seed % len(order)]
+    for name in order[len(kept) :]:
+        del things[name]
+    if seed % 3 == 0:  # the rest goes with the interpreter, some of it in a cycle
+        cycle = [things.pop(name) for name in kept[:2]]
+        cycle.append(cycle)
+    sys.modules["kept by the interpreter"] = things
+
+
+@pytest.mark.parametrize("first", range(0, 100, 10))
+def test_things_go_in_any_order(first, monkeypatch):
+    for seed in range(first, first + 10):
+        monkeypatch.setenv("SEED", str(seed))
+        ranks.run(2, things_go_in_any_order)
