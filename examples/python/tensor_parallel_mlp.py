@@ -35,9 +35,8 @@ class TensorParallelMLP(torch.nn.Module):
 
     @torch.no_grad()
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # The product goes straight into symmetric memory: nothing is copied before the sum.
-        torch.mm(torch.relu(x @ self.up), self.down, out=self.partial)
-        return torch.ops.symm_mem.one_shot_all_reduce(self.partial, "sum", self.group_name)
+        part = torch.relu(x @ self.up) @ self.down
+        return torch.ops.symm_mem.one_shot_all_reduce_copy(self.partial, part, "sum", self.group_name)
 
 
 def weights() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -41,9 +41,22 @@ def test_fakes_have_the_shapes_of_results():
 def test_torch_compile_of_a_one_shot_all_reduce(rank):
     name = world()
 
+    def layer(partial, bias):
+        return torch.relu(ops.one_shot_all_reduce(partial, "sum", name)) + bias
+
+    partial = symm_mem.empty(4, 8, device="cpu").fill_(rank + 1)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    for bias in (1.0, 2.0):
+        torch.testing.assert_close(compiled(partial, torch.full((8,), bias)), torch.full((4, 8), 3 + bias))
+
+
+@ranks(2)
+def test_torch_compile_of_a_copy_into_symmetric_memory(rank):
+    """The form for values that the graph makes: they are copied into a symmetric buffer that it is given."""
+    name = world()
+
     def layer(buffer, x, weight):
-        buffer.copy_(x @ weight)
-        return torch.relu(ops.one_shot_all_reduce(buffer, "sum", name)) + 1
+        return torch.relu(ops.one_shot_all_reduce_copy(buffer, x @ weight, "sum", name)) + 1
 
     buffer = symm_mem.empty(4, 8, device="cpu")
     x, weight = torch.full((4, 3), float(rank + 1)), torch.ones(3, 8)
@@ -56,9 +69,9 @@ def test_torch_compile_of_a_one_shot_all_reduce(rank):
 def test_torch_compile_of_an_operator_that_writes(rank):
     name = world()
 
-    def reduce(buffer):
-        ops.one_shot_all_reduce_out(buffer, "sum", name, out := torch.empty_like(buffer))
+    def reduce(buffer, out):
+        ops.one_shot_all_reduce_out(buffer, "sum", name, out)
         return out * 2
 
     buffer = symm_mem.empty(16, device="cpu").fill_(rank + 1)
-    assert (torch.compile(reduce, backend="eager")(buffer) == 6).all()
+    assert (torch.compile(reduce, backend="eager")(buffer, torch.empty(16)) == 6).all()
