@@ -123,3 +123,49 @@ def test_t227_multi_root_tile_reduce(rank):
     expected = torch.zeros(64, 64)
     expected[mine] = 3
     assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("backend", ["nvshmem", "nccl"])
+@ranks(2)
+def test_t211_t428_put_and_get(rank, backend):
+    if not hasattr(ops, f"{backend}_put"):
+        return
+    buffer = symm_mem.empty(8, device="cpu").fill_(rank)
+    handle = symm_mem.rendezvous(buffer, world())
+    handle.barrier()
+    if rank == 0:
+        getattr(ops, f"{backend}_get")(buffer[:4], 1)
+        assert buffer.tolist() == [1] * 4 + [0] * 4
+        getattr(ops, f"{backend}_put")(buffer[4:], 1)
+    handle.barrier()
+    assert buffer[4:].tolist() == [0] * 4
+    with pytest.raises(RuntimeError, match=r"must be in \[0"):
+        getattr(ops, f"{backend}_put")(buffer, 2)
+
+
+@ranks(3)
+def test_t220_nvshmem_all_to_all(rank):
+    size = dist.get_world_size()
+    inputs = symm_mem.empty(10 * size, device="cpu")
+    for peer, block in enumerate(inputs.chunk(size)):
+        block.fill_(10 * rank + peer)
+    out = symm_mem.empty(10 * size, device="cpu")
+    ops.nvshmem_all_to_all(inputs, out, world())
+    assert out.view(size, 10)[:, 0].tolist() == [10 * peer + rank for peer in range(size)]
+
+
+@ranks(2)
+def test_t203_t205_a_tensor_of_the_pool_is_broadcast(rank):
+    with torch.cpu.use_mem_pool(symm_mem.get_mem_pool("cpu")):
+        tensor = torch.arange(1024.0) if rank == 0 else torch.zeros(1024)
+        product = torch.mm(torch.full((4, 4), float(rank + 1)), torch.eye(4))
+    assert torch.equal(ops.nvshmem_broadcast(tensor, 0, world()), torch.arange(1024.0))
+    assert (ops.nvshmem_broadcast(product, 1, world()) == 2).all()
+
+
+@ranks(2)
+def test_t204_a_tensor_of_the_pool_in_an_ordinary_collective(rank):
+    with torch.cpu.use_mem_pool(symm_mem.get_mem_pool("cpu")):
+        tensor = torch.ones(1024)
+    dist.all_reduce(tensor)
+    assert (tensor == 2).all()

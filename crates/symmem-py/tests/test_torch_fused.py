@@ -150,3 +150,54 @@ def test_py12_the_workspace_grows(rank):
     # W-16: another group has another workspace.
     other = symm_mem.get_symm_mem_workspace(dist.new_group([0, 1]).group_name, 10)
     assert other.buffer_size == 10
+
+
+def _fp8(*shape, seed=0):
+    return _random(*shape, seed=seed).to(torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize("gather_dim", [0, 1])
+@pytest.mark.parametrize("scales", ["tensor-wise", "row-wise-sharded", "row-wise-replicated"])
+@ranks(2)
+def test_t045_fused_all_gather_scaled_matmul(rank, gather_dim, scales):
+    batch, rows, n, k = 8, 64, 16, 32
+    shape = [batch, rows, k]
+    shape[gather_dim] //= 2
+    shard = _fp8(*shape, seed=rank)
+    weights = [_fp8(n, k, seed=i + 5).t() for i in range(3)]
+    if scales == "tensor-wise":
+        a_scale, b_scales = torch.tensor(0.1), [torch.tensor(0.2) for _ in weights]
+    else:
+        whole = (batch, rows) if scales == "row-wise-replicated" else shape[:2]
+        a_scale = 0.1 + _random(*whole, 1, seed=3 if scales == "row-wise-replicated" else 10 + rank)
+        b_scales = [0.1 + _random(1, n, seed=i + 20) for i in range(3)]
+    types = [torch.bfloat16, torch.bfloat16, torch.float32]
+    a, products = ops.fused_all_gather_scaled_matmul(
+        shard, weights, a_scale, b_scales, gather_dim, world(), [None] * 3, [None] * 3, types, [False] * 3
+    )
+    # gloo, and so PyTorch's fallback, does not gather fp8.
+    whole = torch.cat([_fp8(*shape, seed=peer) for peer in range(2)], dim=gather_dim).float()
+    assert torch.equal(a.float(), whole)
+    if scales == "row-wise-sharded":
+        a_scale = torch.cat([0.1 + _random(*shape[:2], 1, seed=10 + peer) for peer in range(2)], dim=gather_dim)
+    for product, weight, b_scale, dtype in zip(products, weights, b_scales, types):
+        assert product.dtype == dtype
+        expected = (whole * a_scale) @ (weight.float() * b_scale)
+        torch.testing.assert_close(product.float(), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("scatter_dim", [0, 1])
+@pytest.mark.parametrize("by_row", [True, False])
+@ranks(2)
+def test_t048_fused_scaled_matmul_reduce_scatter(rank, scatter_dim, by_row):
+    batch, rows, n, k = 8, 64, 16, 32
+    a, b = _fp8(batch, rows, k, seed=rank), _fp8(n, k, seed=9).t()
+    a_scale = 0.1 + _random(batch, rows, 1, seed=rank + 1) if by_row else torch.tensor(0.1)
+    b_scale = 0.1 + _random(1, n, seed=4) if by_row else torch.tensor(0.2)
+    fixed = (a, b, a_scale, b_scale, "avg", scatter_dim, scatter_dim, world())
+    result = ops.fused_scaled_matmul_reduce_scatter(*fixed, [batch, rows, n], out_dtype=torch.float32)
+    expected = symm_mem._fused_scaled_matmul_reduce_scatter_fallback(
+        *fixed, [batch, rows, n], out_dtype=torch.float32
+    )
+    torch.testing.assert_close(result, expected)
+    assert result.stride() == expected.stride()

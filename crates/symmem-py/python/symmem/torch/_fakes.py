@@ -47,6 +47,12 @@ FAKES = {
     "all_to_all_vdev_2d_offset": _nothing,
     "tile_reduce": _nothing,
     "multi_root_tile_reduce": _nothing,
+    "nvshmem_put": _nothing,
+    "nvshmem_get": _nothing,
+    "nvshmem_broadcast": _first,
+    "nvshmem_all_to_all": lambda input, out, group_name: out,
+    "nccl_put": _nothing,
+    "nccl_get": _nothing,
     "nccl_reduce_scatter_offset": _nothing,
     "nccl_all_to_all_nd": _nothing,
 }

@@ -1,13 +1,14 @@
-"""The functions of `torch.distributed._symmetric_memory` that PyTorch has for some backends only, for CPU memory."""
+"""What PyTorch has for some backends of devices only, for CPU memory: one-sided copies, and exchanges of blocks."""
 
 from __future__ import annotations
 
 import itertools
 
 import torch
+import torch.distributed as dist
 
 from symmem.torch._handle import SymmetricMemory
-from symmem.torch._parts import Part, contiguous, part
+from symmem.torch._parts import Part, contiguous, destination, part
 from symmem.torch._reduce import total
 
 
@@ -38,6 +39,47 @@ def put_signal(src: torch.Tensor, hdl: SymmetricMemory, peer: int) -> None:
 def wait_signal(hdl: SymmetricMemory, peer: int) -> None:
     """Wait for the peer's `put_signal`; its data are here then."""
     hdl.wait_signal(peer)
+
+
+def put(tensor: torch.Tensor, peer: int) -> None:
+    """Copy a tensor to its counterpart at a rank of the world. PyTorch's operators for this have no group."""
+    _counterpart("put", tensor, peer).copy_(tensor)
+
+
+def copy_from(tensor: torch.Tensor, peer: int) -> None:
+    """Copy a tensor's counterpart at a rank of the world to the tensor."""
+    tensor.copy_(_counterpart("get", tensor, peer))
+
+
+def _counterpart(op: str, tensor: torch.Tensor, peer: int) -> torch.Tensor:
+    contiguous(op, tensor)
+    place = part(op, tensor, dist.group.WORLD.group_name)
+    place.group.check_rank(peer)
+    return place.of(peer, tensor)
+
+
+def broadcast(input: torch.Tensor, root: int, group_name: str) -> torch.Tensor:
+    """Every rank's tensor becomes that of the root."""
+    contiguous("broadcast", input)
+    place = part("broadcast", input, group_name)
+    place.group.check_rank(root)
+    place.native.broadcast("uint8", place.offset, input.numel() * input.element_size(), root)
+    return input
+
+
+def all_to_all(input: torch.Tensor, out: torch.Tensor, group_name: str) -> torch.Tensor:
+    """Block i of the input goes to rank i; blocks arrive by source."""
+    op = "all_to_all"
+    contiguous(op, input)
+    contiguous(op, out, "out")
+    place = part(op, input, group_name)
+    if input.numel() != out.numel() or input.dtype != out.dtype or input.numel() % place.group.size:
+        raise RuntimeError(
+            f"{op}: input ({input.numel()} of {input.dtype}) and out ({out.numel()} of {out.dtype}) must be alike, "
+            f"and divisible by {place.group.size}"
+        )
+    place.native.all_to_all("uint8", place.offset, input.numel() * input.element_size(), destination(out))
+    return out
 
 
 def reduce_scatter_offset(
