@@ -3,7 +3,8 @@
     python benches/python/all_reduce.py --ranks 2 --bytes 4096
 
 The rounds of all candidates alternate, so that what else the machine does falls on all of them alike. A call's time is what
-rank 0 waits for it. The table has the median over all calls of a candidate, and the 10th and 90th percentile.
+rank 0 waits for it. Each rank's main thread is bound to a core of its own: left to itself, the kernel likes to put ranks
+that gloo has just woken on one core, where they wait for each other's time slices (`--no-bind` shows that). The table has the median over all calls of a candidate, and the 10th and 90th percentile.
 """
 
 import argparse
@@ -40,9 +41,14 @@ def candidates(count: int) -> dict:
     }
 
 
-def measure(rank: int, ranks: int, nbytes: int, rounds: int, calls: int, store: str, threads: int) -> None:
-    torch.set_num_threads(threads)
+def measure(rank: int, given: argparse.Namespace, store: str) -> None:
+    ranks, nbytes, rounds, calls = given.ranks, given.bytes, given.rounds, given.calls
+    torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    if given.bind:
+        # This thread only: gloo's own threads exist by now, and stay free.
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
     todo = candidates(nbytes // 4)
     times: dict[str, list[float]] = {name: [] for name in todo}
     for number in range(rounds + 1):
@@ -83,11 +89,10 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--calls", type=int, default=300, help="calls of each candidate in each round")
-    parser.add_argument("--threads", type=int, default=1, help="torch's threads in each rank")
+    parser.add_argument("--no-bind", dest="bind", action="store_false", help="leave the ranks to the kernel's scheduler")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (given.ranks, given.bytes, given.rounds, given.calls, f"{folder}/store", given.threads)
-        mp.spawn(measure, args=arguments, nprocs=given.ranks)
+        mp.spawn(measure, args=(given, f"{folder}/store"), nprocs=given.ranks)
 
 
 if __name__ == "__main__":
