@@ -22,14 +22,15 @@ extern "C" __constant__ symmem_u32 symmem_layout[] = {
     SYMMEM_OFFSET(SymmemHandle, buffers),
     SYMMEM_OFFSET(SymmemHandle, pads),
     SYMMEM_OFFSET(SymmemHandle, multicast),
+    SYMMEM_OFFSET(SymmemHandle, group_pads),
 };
 
 // ---- signals ----------------------------------------------------------------------------------------------------------
 
 // All ranks' blocks meet; what they wrote before is visible after.
 KERNEL barrier(CONSTANT SymmemGroup group) {
-    SymmemBlock block = symmem_begin(group);
-    symmem_sync_blocks<false>(group, block); // it writes nothing itself, and the kernels before it have ended
+    SymmemBlock block = symmem_begin(group, 1);
+    symmem_sync_blocks<SYMMEM_FIRST | SYMMEM_LAST>(group, block); // it writes nothing itself, and the kernels before it have ended
 }
 
 KERNEL put_signal(CONSTANT SymmemHandle handle, symmem_u32 to, symmem_u32 channel) {
@@ -49,27 +50,15 @@ KERNEL barrier_on_channel(CONSTANT SymmemHandle handle, symmem_u32 channel) {
     symmem_barrier(handle, channel);
 }
 
-// ---- without peers ----------------------------------------------------------------------------------------------------
-
-KERNEL memset32(char *to, symmem_u32 value, symmem_u64 count) {
-    for (symmem_u64 i = thread_of_grid(); i < count; i += threads_of_grid()) {
-        store_bits<4>(to + 4 * i, value);
-    }
-}
-
-KERNEL copy(char *to, const char *from, symmem_u64 bytes) {
-    copy_bytes(to, from, bytes, thread_of_grid(), threads_of_grid());
-}
-
 // ---- collectives: `first` is the byte of the parts where they begin -----------------------------------------------------
 
 // `copies` copies from peers, between two meetings.
 template <class F>
 __device__ __forceinline__ void between_meetings(const SymmemGroup &group, symmem_u32 copies, F copy) {
-    SymmemBlock block = symmem_begin(group);
-    if (symmem_sync_blocks<false>(group, block)) {
+    SymmemBlock block = symmem_begin(group, 2);
+    if (symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
         Worker().each(copies, copy);
-        symmem_sync_blocks<false>(group, block);
+        symmem_sync_blocks<SYMMEM_LAST>(group, block);
     }
 }
 

@@ -56,33 +56,33 @@ __device__ __forceinline__ void each_sum(symmem_u64 from, symmem_u64 to, At at, 
 // In place, as `all_reduce_two_shot`; `multicast` is the address of all parts.
 KERNEL multimem_all_reduce(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *multicast,
                            symmem_u64 first, symmem_u64 length) {
-    SymmemBlock block = symmem_begin(group);
+    SymmemBlock block = symmem_begin(group, 2);
     const symmem_u64 bytes = length * Number::BYTES;
     Places<true> places = {parts, group.size, first * Number::BYTES, {bytes, bytes}, nullptr};
     Cut cut(places.part(0, 0), places.apart() | ((symmem_u64)multicast ^ (symmem_u64)parts.at[0]), bytes);
     char *all = multicast + places.first + cut.head;
     symmem_u64 share = (cut.vectors + group.size - 1) / group.size;
     symmem_u64 from = least(share * group.rank, cut.vectors), to = least(from + share, cut.vectors);
-    if (!symmem_sync_blocks<false>(group, block)) {
+    if (!symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
         return;
     }
     each_sum(
         from, to, [&](symmem_u64 v) { return all + 16 * v; },
         [&](symmem_u64 v, const symmem_u32(&words)[4]) { multimem_store(all + 16 * v, words); });
     reduce_loose(places, cut, group.rank, group.size, SUM);
-    symmem_sync_blocks<true>(group, block);
+    symmem_sync_blocks<SYMMEM_LAST | SYMMEM_RELEASE>(group, block);
 }
 
 // As `reduce_pull`: one-shot all-reduce, reduce-scatter and reduce.
 KERNEL multimem_reduce_pull(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *multicast, char *out,
                             symmem_u64 first, symmem_u64 rows, symmem_u64 columns, symmem_u64 pitch,
                             symmem_u32 active) {
-    SymmemBlock block = symmem_begin(group);
+    SymmemBlock block = symmem_begin(group, 2);
     const symmem_u64 row = columns * Number::BYTES, bytes = rows * row;
     Stretch stretch = {rows > 1 ? row : bytes, rows > 1 ? pitch * Number::BYTES : bytes};
     Places<false> places = {parts, group.size, first * Number::BYTES, stretch, out};
     Cut cut(places.part(0, 0), places.apart() | ((symmem_u64)multicast ^ (symmem_u64)parts.at[0]), bytes);
-    if (!symmem_sync_blocks<false>(group, block)) {
+    if (!symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
         return;
     }
     if (active != 0) {
@@ -92,18 +92,18 @@ KERNEL multimem_reduce_pull(CONSTANT SymmemGroup group, CONSTANT SymmemPointers 
             [&](symmem_u64 v, const symmem_u32(&words)[4]) { store_vector(out + cut.head + 16 * v, words); });
         reduce_loose(places, cut, 0, 1, SUM);
     }
-    symmem_sync_blocks<false>(group, block);
+    symmem_sync_blocks<SYMMEM_LAST>(group, block);
 }
 
 // Into all parts, by rank, from byte `first` on: the `bytes` at `in`, which this rank stores with all.
 KERNEL multimem_all_gather(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *multicast, const char *in,
                            symmem_u64 first, symmem_u64 bytes) {
-    SymmemBlock block = symmem_begin(group);
+    SymmemBlock block = symmem_begin(group, 2);
     const symmem_u64 begin = first + group.rank * bytes;
     char *all = multicast + begin;
     symmem_u64 apart = (symmem_u64)all ^ (symmem_u64)in;
     Cut cut(in, apart, bytes);
-    if (!symmem_sync_blocks<false>(group, block)) {
+    if (!symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
         return;
     }
     const symmem_u64 stride = threads_of_grid();
@@ -120,5 +120,5 @@ KERNEL multimem_all_gather(CONSTANT SymmemGroup group, CONSTANT SymmemPointers p
         copy_bytes(to, in, cut.head, thread_of_grid(), stride);
         copy_bytes(to + cut.tail(), in + cut.tail(), bytes - cut.tail(), thread_of_grid(), stride);
     }
-    symmem_sync_blocks<true>(group, block);
+    symmem_sync_blocks<SYMMEM_LAST | SYMMEM_RELEASE>(group, block);
 }

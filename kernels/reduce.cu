@@ -6,17 +6,27 @@
 
 // ---- data that carries its flag ---------------------------------------------------------------------------------------
 
+// What is seldom is not inlined: code that a kernel runs through once takes longest to fetch.
+static __device__ __noinline__ symmem_u64 load_loose(const char *from, symmem_u64 bytes) {
+    symmem_u64 bits = 0;
+#pragma unroll 1
+    for (int i = 0; i < 8 && i < bytes; i += Number::BYTES) {
+        bits |= load_bits<Number::BYTES>(from + i) << (8 * i);
+    }
+    return bits;
+}
+
+static __device__ __noinline__ void store_loose(char *to, symmem_u64 bits, symmem_u64 bytes) {
+#pragma unroll 1
+    for (int i = 0; i < 8 && i < bytes; i += Number::BYTES) {
+        store_bits<Number::BYTES>(to + i, bits >> (8 * i));
+    }
+}
+
 // Eight bytes of elements at `from`, of which `bytes` are there.
 __device__ __forceinline__ void load_unit(symmem_u32 (&unit)[2], const char *from, symmem_u64 bytes) {
-    symmem_u64 bits = 0;
-    if (bytes >= 8 && (symmem_u64)from % 8 == 0) {
-        bits = load_bits<8>(from);
-    } else {
-#pragma unroll
-        for (int i = 0; i < 8; i += Number::BYTES) {
-            bits |= i < bytes ? load_bits<Number::BYTES>(from + i) << (8 * i) : 0;
-        }
-    }
+    bool whole = bytes >= 8 && (symmem_u64)from % 8 == 0;
+    symmem_u64 bits = whole ? load_bits<8>(from) : load_loose(from, bytes);
     unit[0] = (symmem_u32)bits;
     unit[1] = (symmem_u32)(bits >> 32);
 }
@@ -24,13 +34,9 @@ __device__ __forceinline__ void load_unit(symmem_u32 (&unit)[2], const char *fro
 __device__ __forceinline__ void store_unit(char *to, const symmem_u32 (&unit)[2], symmem_u64 bytes) {
     symmem_u64 bits = unit[0] | (symmem_u64)unit[1] << 32;
     if (bytes >= 8 && (symmem_u64)to % 8 == 0) {
-        return store_bits<8>(to, bits);
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i += Number::BYTES) {
-        if (i < bytes) {
-            store_bits<Number::BYTES>(to + i, bits >> (8 * i));
-        }
+        store_bits<8>(to, bits);
+    } else {
+        store_loose(to, bits, bytes);
     }
 }
 
@@ -138,95 +144,160 @@ __device__ __forceinline__ bool take_unit(symmem_u32 (&unit)[2], const SymmemGro
     return reduce_units(unit, slot, group, epoch, op);
 }
 
-// Sends this thread's unit to all, with SCATTER that of each rank's block to that rank, and takes what they sent. `unit` is
-// loaded already unless SCATTER.
-template <bool SCATTER>
-__device__ __forceinline__ bool exchange_unit(symmem_u32 (&unit)[2], const SymmemGroup &group, symmem_u32 epoch, Op op,
-                                              const char *in, symmem_u64 at, symmem_u64 bytes) {
-    symmem_u64 to = symmem_slot_at(group, epoch, group.rank) + 16 * threadIdx.x;
-    // Each rank begins with its neighbour, so that they do not all write to one, and ends with itself.
-    symmem_u32 peer = group.rank;
-#pragma unroll 4
-    for (symmem_u32 i = 0; i < group.size; i++) {
-        peer = peer + 1 < group.size ? peer + 1 : 0;
-        if (SCATTER) {
-            load_unit(unit, in + peer * bytes + at, bytes - at);
-        }
-        send_unit(static_cast<char *>(group.pads[peer]) + to, unit, epoch);
-    }
-    return take_unit(unit, group, epoch, op);
+// The rank that comes `steps` after this one, at most all the way round.
+__device__ __forceinline__ symmem_u32 after(const SymmemGroup &group, symmem_u32 steps) {
+    symmem_u32 rank = group.rank + steps;
+    return rank < group.size ? rank : rank - group.size;
 }
 
-// `out` becomes the reduction of `length` elements that all ranks have sent: of their `in`, or with SCATTER of the block of it
-// that is for this rank. One meeting for each 2 KiB of a block. At most 16 GiB.
-template <bool SCATTER>
-__device__ __forceinline__ void flagged(const SymmemGroup &group, const char *in, char *out, symmem_u64 length, Op op) {
-    SymmemBlock block = symmem_begin(group);
-    const symmem_u64 bytes = length * Number::BYTES;
-    const symmem_u32 units = (symmem_u32)((bytes + 7) / 8), share = (units + gridDim.x - 1) / gridDim.x;
-    const symmem_u32 per_block = share < blockDim.x ? share : blockDim.x;
-    symmem_u32 base = 0;
+// Where this thread's unit from this rank lies in any rank's pad.
+__device__ __forceinline__ symmem_u64 unit_at(const SymmemGroup &group, symmem_u32 epoch) {
+    return symmem_slot_at(group, epoch, group.rank) + 16 * threadIdx.x;
+}
+
+// Sends all ranks a unit. Each begins with its neighbour, so that they do not all write to one, and ends with itself.
+__device__ __forceinline__ void send_to_all(const symmem_u32 (&unit)[2], const SymmemGroup &group, symmem_u32 epoch) {
+    symmem_u64 to = unit_at(group, epoch);
+#pragma unroll 4
+    for (symmem_u32 step = 1; step <= group.size; step++) {
+        send_unit(static_cast<char *>(group.pads[after(group, step)]) + to, unit, epoch);
+    }
+}
+
+// How units are shared out: each block takes one for a thread in every round. At most 16 GiB.
+struct Rounds {
+    symmem_u32 units, of_block, count;
+
     // At least one round: blocks without data meet as well, because their epochs count.
-    do {
-        symmem_u64 at = 8 * ((symmem_u64)base + blockIdx.x * per_block + threadIdx.x);
-        bool mine = threadIdx.x < per_block && at < bytes;
-        symmem_u32 unit[2];
-        if (!SCATTER && mine) {
-            load_unit(unit, in + at, bytes - at); // on its way together with the epoch
+    __device__ __forceinline__ Rounds(symmem_u64 bytes) {
+        units = (symmem_u32)((bytes + 7) / 8);
+        symmem_u32 share = (units + gridDim.x - 1) / gridDim.x;
+        of_block = share < blockDim.x ? share : blockDim.x;
+        count = share <= blockDim.x ? 1 : (share + blockDim.x - 1) / blockDim.x;
+    }
+    // The byte of this thread's unit; beyond all where it has none.
+    __device__ __forceinline__ symmem_u64 at(symmem_u32 round) const {
+        symmem_u32 unit = (round * gridDim.x + blockIdx.x) * of_block + threadIdx.x;
+        return threadIdx.x < of_block && unit < units ? 8 * (symmem_u64)unit : ~0ull;
+    }
+};
+
+// The same block of all ranks meets; in the meantime `exchange(epoch)` by threads with `mine`, which waits for all ranks'
+// units. False on all threads of the block: failed, noted, and all ranks told.
+template <class F>
+__device__ __forceinline__ bool flagged_round(const SymmemGroup &group, SymmemBlock &block, bool mine, F exchange) {
+    bool good = block.broken == 0 || symmem_told(group, block);
+    block.epoch = symmem_epoch_after(block.epoch, 1);
+    if (good && threadIdx.x < group.size && threadIdx.x != group.rank) {
+        symmem_arrive<false>(group, block, threadIdx.x);
+    }
+    if (good && mine) {
+        good = exchange(block.epoch);
+    } else if (good && threadIdx.x < group.size && threadIdx.x != group.rank) {
+        good = symmem_await<false>(group, block, threadIdx.x); // data carries its flags
+    }
+    return __syncthreads_and(good);
+}
+
+// Sends each rank the unit at byte `at` of its block of `bytes`, likewise; those for four ranks are under way before the first
+// is sent.
+__device__ __forceinline__ void send_blocks(const char *in, symmem_u64 bytes, symmem_u64 at, const SymmemGroup &group,
+                                            symmem_u32 epoch) {
+    const symmem_u32 N = 4;
+    symmem_u64 to = unit_at(group, epoch);
+    symmem_u32 units[N][2];
+#pragma unroll 1
+    for (symmem_u32 first = 1; first <= group.size; first += N) {
+#pragma unroll
+        for (symmem_u32 i = 0; i < N; i++) {
+            // In the place of ranks beyond the last, that one's again, without a condition around the load.
+            symmem_u32 peer = after(group, first + i < group.size ? first + i : group.size);
+            load_unit(units[i], in + peer * bytes + at, bytes - at);
         }
-        bool good = block.broken == 0 || symmem_told(group, block);
-        block.epoch = symmem_next_epoch(block.epoch);
-        if (good && threadIdx.x < group.size && threadIdx.x != group.rank) {
-            symmem_arrive<false>(group, block, threadIdx.x);
+#pragma unroll
+        for (symmem_u32 i = 0; i < N; i++) {
+            if (first + i <= group.size) {
+                send_unit(static_cast<char *>(group.pads[after(group, first + i)]) + to, units[i], epoch);
+            }
         }
-        if (good && mine) {
-            good = exchange_unit<SCATTER>(unit, group, block.epoch, op, in, at, bytes);
-        } else if (good && threadIdx.x < group.size && threadIdx.x != group.rank) {
-            good = symmem_await(group, block, threadIdx.x);
-        }
-        if (!__syncthreads_and(good)) {
-            return;
-        }
-        if (mine) {
-            store_unit(out + at, unit, bytes - at);
-        }
-        base += per_block * gridDim.x;
-    } while (base < units);
-    if (threadIdx.x == 0) {
-        symmem_store_relaxed(symmem_own_pad(group) + 128 + 4 * blockIdx.x, block.epoch);
     }
 }
 
 // `out` becomes the reduction of all ranks' `in`; they may be the same.
 KERNEL(256, 4) all_reduce_flagged(CONSTANT SymmemGroup group, const char *in, char *out, symmem_u64 length,
                                   symmem_u32 op) {
-    flagged<false>(group, in, out, length, (Op)op);
+    const symmem_u64 bytes = length * Number::BYTES;
+    const Rounds rounds(bytes);
+    SymmemBlock block = symmem_begin(group, rounds.count);
+    for (symmem_u32 round = 0; round < rounds.count; round++) {
+        symmem_u64 at = rounds.at(round);
+        symmem_u32 unit[2];
+        if (at < bytes) {
+            load_unit(unit, in + at, bytes - at);
+        }
+        auto exchange = [&](symmem_u32 epoch) {
+            send_to_all(unit, group, epoch);
+            return take_unit(unit, group, epoch, (Op)op);
+        };
+        if (!flagged_round(group, block, at < bytes, exchange)) {
+            return;
+        }
+        if (at < bytes) {
+            store_unit(out + at, unit, bytes - at);
+        }
+    }
 }
 
 // `out` becomes the reduction of all ranks' blocks for this one, of `length` elements each; `in` has one for each rank.
 KERNEL(256, 4) reduce_scatter_flagged(CONSTANT SymmemGroup group, const char *in, char *out, symmem_u64 length,
                                       symmem_u32 op) {
-    flagged<true>(group, in, out, length, (Op)op);
+    const symmem_u64 bytes = length * Number::BYTES;
+    const Rounds rounds(bytes);
+    SymmemBlock block = symmem_begin(group, rounds.count);
+    for (symmem_u32 round = 0; round < rounds.count; round++) {
+        symmem_u64 at = rounds.at(round);
+        symmem_u32 unit[2];
+        auto reduce = [&](symmem_u32 epoch) {
+            send_blocks(in, bytes, at, group, epoch);
+            return take_unit(unit, group, epoch, (Op)op);
+        };
+        if (!flagged_round(group, block, at < bytes, reduce)) {
+            return;
+        }
+        if (at < bytes) {
+            store_unit(out + at, unit, bytes - at);
+        }
+    }
 }
 
 // ---- between two meetings ---------------------------------------------------------------------------------------------
+
+template <class S>
+__device__ __forceinline__ void two_shot(const SymmemGroup &group, const SymmemPointers &parts, symmem_u64 first,
+                                         symmem_u64 length, Op op, const S &share) {
+    const symmem_u64 bytes = length * Number::BYTES;
+    Places<true> places = {parts, group.size, first * Number::BYTES, {bytes, bytes}, nullptr};
+    Cut cut(places.part(0, 0), places.apart(), bytes);
+    SymmemBlock block = symmem_begin(group, 2);
+    if (!symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
+        return;
+    }
+    reduce_vectors(places, cut, share, op);
+    reduce_loose(places, cut, group.rank, group.size, op);
+    symmem_sync_blocks<SYMMEM_LAST | SYMMEM_RELEASE>(group, block);
+}
 
 // In place: elements `first..first + length` of all parts become their reduction. Each rank reduces its share of the
 // vectors and stores it with all.
 KERNEL(512, 2) all_reduce_two_shot(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, symmem_u64 first,
                                    symmem_u64 length, symmem_u32 op) {
-    SymmemBlock block = symmem_begin(group);
-    const symmem_u64 bytes = length * Number::BYTES;
-    Places<true> places = {parts, group.size, first * Number::BYTES, {bytes, bytes}, nullptr};
-    Cut cut(places.part(0, 0), places.apart(), bytes);
-    symmem_u64 share = (cut.vectors + group.size - 1) / group.size;
-    symmem_u64 from = least(share * group.rank, cut.vectors), to = least(from + share, cut.vectors);
-    if (!symmem_sync_blocks<false>(group, block)) {
-        return;
-    }
-    reduce_vectors(places, cut.head, from, to, (Op)op);
-    reduce_loose(places, cut, group.rank, group.size, (Op)op);
-    symmem_sync_blocks<true>(group, block);
+    two_shot(group, parts, first, length, (Op)op, Share{group.rank, group.size});
+}
+
+// Likewise, of more than the device's cache holds: see `TurningShare`.
+KERNEL(512, 2) all_reduce_two_shot_in_turns(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts,
+                                            symmem_u64 first, symmem_u64 length, symmem_u32 op, symmem_u32 backwards) {
+    two_shot(group, parts, first, length, (Op)op, TurningShare{group.rank, group.size, backwards != 0});
 }
 
 // `out` becomes the reduction of `rows` rows of `columns` elements, which lie `pitch` elements apart in all parts, from
@@ -235,32 +306,32 @@ KERNEL(512, 2) all_reduce_two_shot(CONSTANT SymmemGroup group, CONSTANT SymmemPo
 // One-shot all-reduce: one row of the length. Reduce-scatter: the block for this rank. Reduce: active on the root.
 KERNEL(512, 2) reduce_pull(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *out, symmem_u64 first,
                            symmem_u64 rows, symmem_u64 columns, symmem_u64 pitch, symmem_u32 active, symmem_u32 op) {
-    SymmemBlock block = symmem_begin(group);
     const symmem_u64 row = columns * Number::BYTES, bytes = rows * row;
     Stretch stretch = {rows > 1 ? row : bytes, rows > 1 ? pitch * Number::BYTES : bytes};
     Places<false> places = {parts, group.size, first * Number::BYTES, stretch, out};
     Cut cut(places.part(0, 0), places.apart(), bytes);
-    if (!symmem_sync_blocks<false>(group, block)) {
+    SymmemBlock block = symmem_begin(group, 2);
+    if (!symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
         return;
     }
     if (active != 0) {
-        reduce_vectors(places, cut.head, 0, cut.vectors, (Op)op);
+        reduce_vectors(places, cut, Share{0, 1}, (Op)op);
         reduce_loose(places, cut, 0, 1, (Op)op);
     }
-    symmem_sync_blocks<false>(group, block);
+    symmem_sync_blocks<SYMMEM_LAST>(group, block);
 }
 
 // In place, one-shot: every rank reduces everything, and stores what its threads hold in registers once the same block
 // of all ranks has read it. A meeting for each vector of a thread.
 KERNEL(512, 2) all_reduce_one_shot_in_place(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts,
                                             symmem_u64 first, symmem_u64 length, symmem_u32 op) {
-    SymmemBlock block = symmem_begin(group);
     const symmem_u64 bytes = length * Number::BYTES, begin = first * Number::BYTES;
     char *own = static_cast<char *>(parts.at[group.rank]) + begin;
     Places<true> places = {parts, group.size, begin, {bytes, bytes}, nullptr};
     Cut cut(own, places.apart(), bytes);
     const symmem_u64 loose = cut.loose() / Number::BYTES, units = loose + cut.vectors;
-    if (!symmem_sync_blocks<false>(group, block)) {
+    SymmemBlock block = symmem_begin(group, 1 + (symmem_u32)((units + threads_of_grid() - 1) / threads_of_grid()));
+    if (!symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
         return;
     }
     for (symmem_u64 base = 0; base < units; base += threads_of_grid()) {
@@ -273,7 +344,7 @@ KERNEL(512, 2) all_reduce_one_shot_in_place(CONSTANT SymmemGroup group, CONSTANT
         } else if (unit < units) {
             reduce_vector(vector, parts, group.size, begin + at, (Op)op);
         }
-        if (!symmem_sync_blocks<false>(group, block)) {
+        if (!symmem_sync_blocks<0>(group, block)) {
             return;
         }
         if (unit < loose) {

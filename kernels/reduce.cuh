@@ -22,12 +22,14 @@ template <bool TO_ALL> struct Places {
     const SymmemPointers &parts;
     symmem_u32 size;
     symmem_u64 first; // byte of the parts
-    Stretch stretch;
+    Stretch stretch; // all of it, if the result goes back
     char *out;
 
     __device__ __forceinline__ char *part(symmem_u32 rank, symmem_u64 byte) const {
         return static_cast<char *>(parts.at[rank]) + first + byte;
     }
+    // Where a byte of the result is in the parts.
+    __device__ __forceinline__ symmem_u64 at(symmem_u64 byte) const { return TO_ALL ? byte : stretch.at(byte); }
     // Bits in which any two addresses differ.
     __device__ __forceinline__ symmem_u64 apart() const {
         symmem_u64 mine = (symmem_u64)part(0, 0);
@@ -52,7 +54,7 @@ __device__ __forceinline__ symmem_u64 reduced_element(const SymmemPointers &part
 
 // Likewise, to where it belongs; `byte` counts bytes of the result.
 template <bool TO_ALL> __device__ inline void reduce_element(const Places<TO_ALL> &places, symmem_u64 byte, Op op) {
-    symmem_u64 at = places.stretch.at(byte);
+    symmem_u64 at = places.at(byte);
     symmem_u64 bits = reduced_element(places.parts, places.size, places.first + at, op);
     if constexpr (TO_ALL) {
         for (symmem_u32 rank = 0; rank < places.size; rank++) {
@@ -63,15 +65,56 @@ template <bool TO_ALL> __device__ inline void reduce_element(const Places<TO_ALL
     }
 }
 
+// A part of the vectors: number `number` of `of`.
+struct Share {
+    symmem_u32 number, of;
+};
+
+// Likewise, of more than the device's cache holds. What was touched last is still there, so a kernel had better begin where
+// the one before it ended: forwards and backwards in turn. What it writes is the first to leave the cache.
+struct TurningShare {
+    symmem_u32 number, of;
+    bool backwards;
+};
+
+template <class S> struct Streams { static const bool VALUE = false; };
+template <> struct Streams<TurningShare> { static const bool VALUE = true; };
+
+// Which vectors this thread takes of a share: numbers `i`, `i + stride` and so on below `count`.
+template <class S> struct Lane {
+    symmem_u64 i, count, stride;
+    symmem_u64 origin, flip;
+
+    __device__ __forceinline__ Lane(symmem_u64 vectors, const S &share) : flip(0) {
+        symmem_u64 of_each = ((vectors + share.of - 1) / share.of + 31) / 32 * 32;
+        origin = least(of_each * share.number, vectors);
+        count = least(of_each, vectors - origin);
+        i = thread_of_grid();
+        stride = threads_of_grid();
+        turn(share);
+    }
+    __device__ __forceinline__ void turn(const Share &) {}
+    __device__ __forceinline__ void turn(const TurningShare &share) {
+        if (share.backwards) {
+            origin += count;
+            flip = ~0ull;
+        }
+    }
+    // Number `n` of the share among all vectors.
+    __device__ __forceinline__ symmem_u64 at(symmem_u64 n) const { return (n ^ flip) + origin; }
+};
+
 // U vectors of N ranks, both known when this is compiled, and sums: all loads are under way before the first addition.
-template <int N, int U, bool TO_ALL>
-__device__ __forceinline__ void sum_batch(const Places<TO_ALL> &places, symmem_u64 head, symmem_u64 v,
-                                          symmem_u64 stride, Op op) {
+// In the place of vectors beyond the last it loads that again: a condition would let the compiler put loads behind it.
+template <int N, int U, bool TO_ALL, class S>
+__device__ __forceinline__ void sum_batch(const Places<TO_ALL> &places, symmem_u64 head, const Lane<S> &lane, Op op) {
     symmem_u32 words[U][N][4];
     symmem_u64 at[U];
 #pragma unroll
     for (int u = 0; u < U; u++) {
-        at[u] = places.first + places.stretch.at(head + 16 * (v + u * stride));
+        symmem_u64 n = lane.i + u * lane.stride;
+        symmem_u64 vector = lane.at(u == 0 ? n : least(n, lane.count - 1));
+        at[u] = places.first + places.at(head + 16 * vector);
 #pragma unroll
         for (int rank = 0; rank < N; rank++) {
             load_vector(words[u][rank], static_cast<const char *>(places.parts.at[rank]) + at[u]);
@@ -86,33 +129,29 @@ __device__ __forceinline__ void sum_batch(const Places<TO_ALL> &places, symmem_u
             sum.add(words[u][rank]);
         }
         sum.template finish<N>(words[u][0], op, N);
+        symmem_u64 n = lane.i + u * lane.stride;
+        if (u > 0 && n >= lane.count) {
+            return;
+        }
         if constexpr (TO_ALL) {
 #pragma unroll
             for (int rank = 0; rank < N; rank++) {
-                store_vector(static_cast<char *>(places.parts.at[rank]) + at[u], words[u][0]);
+                char *to = static_cast<char *>(places.parts.at[rank]) + at[u];
+                Streams<S>::VALUE ? store_streamed(to, words[u][0]) : store_vector(to, words[u][0]);
             }
         } else {
-            store_vector(places.out + head + 16 * (v + u * stride), words[u][0]);
+            store_vector(places.out + head + 16 * lane.at(n), words[u][0]);
         }
     }
 }
 
-template <int N, bool TO_ALL>
-__device__ __forceinline__ void sum_vectors(const Places<TO_ALL> &places, symmem_u64 head, symmem_u64 from,
-                                            symmem_u64 to, Op op) {
+// A share of the vectors of a cut.
+template <int N, bool TO_ALL, class S>
+__device__ __forceinline__ void sum_vectors(const Places<TO_ALL> &places, const Cut &cut, const S &share, Op op) {
     // Vectors at once: about 8 loads, 32 registers. Two-byte floats take twice the registers that they lie in.
     const int U = N >= 8 ? 1 : N == 2 && Number::BYTES == 2 ? 3 : 8 / N;
-    const symmem_u64 stride = threads_of_grid();
-    symmem_u64 v = from + thread_of_grid();
-    // Whole batches apart from the rest: a condition between them would let the compiler put loads behind it.
-    for (; v + (U - 1) * stride < to; v += U * stride) {
-        sum_batch<N, U>(places, head, v, stride, op);
-    }
-    if constexpr (U > 1) {
-#pragma unroll 1
-        for (; v < to; v += stride) {
-            sum_batch<N, 1>(places, head, v, stride, op);
-        }
+    for (Lane<S> lane(cut.vectors, share); lane.i < lane.count; lane.i += U * lane.stride) {
+        sum_batch<N, U>(places, cut.head, lane, op);
     }
 }
 
@@ -161,11 +200,11 @@ __device__ __forceinline__ void sum_vector(symmem_u32 (&result)[4], const Symmem
     sum.finish<0>(result, op, size);
 }
 
-template <bool TO_ALL>
-__device__ __forceinline__ void reduce_any(const Places<TO_ALL> &places, symmem_u64 head, symmem_u64 from,
-                                           symmem_u64 to, Op op) {
-    for (symmem_u64 v = from + thread_of_grid(); v < to; v += threads_of_grid()) {
-        symmem_u64 at = places.stretch.at(head + 16 * v);
+template <bool TO_ALL, class S>
+__device__ __forceinline__ void reduce_any(const Places<TO_ALL> &places, const Cut &cut, const S &share, Op op) {
+    const Lane<S> lane(cut.vectors, share);
+    for (symmem_u64 i = lane.i; i < lane.count; i += lane.stride) {
+        symmem_u64 byte = cut.head + 16 * lane.at(i), at = places.at(byte);
         symmem_u32 words[4];
         if (op <= AVERAGE) {
             sum_vector(words, places.parts, places.size, places.first + at, op);
@@ -177,27 +216,27 @@ __device__ __forceinline__ void reduce_any(const Places<TO_ALL> &places, symmem_
                 store_vector(places.part(rank, at), words);
             }
         } else {
-            store_vector(places.out + head + 16 * v, words);
+            store_vector(places.out + byte, words);
         }
     }
 }
 
-template <bool TO_ALL>
-__device__ __forceinline__ void reduce_vectors(const Places<TO_ALL> &places, symmem_u64 head, symmem_u64 from,
-                                               symmem_u64 to, Op op) {
+// A share of the vectors of a cut.
+template <bool TO_ALL, class S>
+__device__ __forceinline__ void reduce_vectors(const Places<TO_ALL> &places, const Cut &cut, const S &share, Op op) {
     // Arithmetic on bytes takes as long as the loads: nothing is gained by more of them at once.
     if constexpr (Number::BYTES > 1) {
         if (op <= AVERAGE && places.size == 2) {
-            return sum_vectors<2>(places, head, from, to, op);
+            return sum_vectors<2>(places, cut, share, op);
         }
         if (op <= AVERAGE && places.size == 4) {
-            return sum_vectors<4>(places, head, from, to, op);
+            return sum_vectors<4>(places, cut, share, op);
         }
         if (op <= AVERAGE && places.size == 8) {
-            return sum_vectors<8>(places, head, from, to, op);
+            return sum_vectors<8>(places, cut, share, op);
         }
     }
-    reduce_any(places, head, from, to, op);
+    reduce_any(places, cut, share, op);
 }
 
 // The part of the loose elements of a cut that is number `share` of `shares`.

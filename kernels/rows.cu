@@ -137,8 +137,8 @@ KERNEL all_to_all_v_plan(CONSTANT SymmemGroup group, CONSTANT SymmemPointers spl
         wrong = 0;
         *plan.verdict = BEYOND_INPUT; // until found otherwise
     }
-    SymmemBlock block = symmem_begin(group);
-    if (!symmem_sync_blocks<false>(group, block)) {
+    SymmemBlock block = symmem_begin(group, 1);
+    if (!symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
         return;
     }
     for (symmem_u32 source = 0; source < group.size; source++) {
@@ -174,7 +174,7 @@ KERNEL all_to_all_v_plan(CONSTANT SymmemGroup group, CONSTANT SymmemPointers spl
 KERNEL all_to_all_v(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *out, long long *received,
                     symmem_u64 *words, symmem_u32 experts, symmem_u32 offsets, symmem_u64 row_bytes) {
     Plan plan(words, group.size, experts);
-    SymmemBlock block = symmem_begin(group);
+    SymmemBlock block = symmem_begin(group, 1);
     if (*plan.verdict == FITS && block.broken == 0) {
         Worker().each(plan.pieces, [&](symmem_u64 piece, symmem_u64 thread, symmem_u64 threads) {
             symmem_u64 source = offsets != 0 ? piece / experts : piece % group.size;
@@ -186,5 +186,5 @@ KERNEL all_to_all_v(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, c
             received[plan.pieces + piece] = (long long)plan.to[piece];
         }
     }
-    symmem_sync_blocks<false>(group, block);
+    symmem_sync_blocks<SYMMEM_LAST>(group, block);
 }

@@ -73,6 +73,7 @@ struct SymmemHandle {
     void *buffers[SYMMEM_MAX_RANKS];
     void *pads[SYMMEM_MAX_RANKS];
     void *multicast; // or null
+    void *group_pads[SYMMEM_MAX_RANKS]; // SymmemGroup::pads: where all ranks are told of a failure
 };
 
 // Some address for each rank. Passed by value.
@@ -95,13 +96,14 @@ SYMMEM_AT(SymmemGroup, call, 16);
 SYMMEM_AT(SymmemGroup, timeout, 24);
 SYMMEM_AT(SymmemGroup, mailbox, 32);
 SYMMEM_AT(SymmemGroup, pads, 40);
-static_assert(sizeof(SymmemHandle) == 1200, "layout");
+static_assert(sizeof(SymmemHandle) == 1776, "layout");
 SYMMEM_AT(SymmemHandle, op, 16);
 SYMMEM_AT(SymmemHandle, timeout, 24);
 SYMMEM_AT(SymmemHandle, mailbox, 32);
 SYMMEM_AT(SymmemHandle, buffers, 40);
 SYMMEM_AT(SymmemHandle, pads, 616);
 SYMMEM_AT(SymmemHandle, multicast, 1192);
+SYMMEM_AT(SymmemHandle, group_pads, 1200);
 static_assert(sizeof(SymmemPointers) == 576, "layout");
 #undef SYMMEM_AT
 
@@ -117,9 +119,11 @@ __device__ __forceinline__ void symmem_store_relaxed(void *word, symmem_u32 valu
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
 
-__device__ __forceinline__ symmem_u64 symmem_load64_acquire(const void *word, symmem_u32 scope) {
+template <bool ACQUIRE> __device__ __forceinline__ symmem_u64 symmem_load64(const void *word, symmem_u32 scope) {
     symmem_u64 value;
-    if (scope == SYMMEM_SCOPE_DEVICE) {
+    if (!ACQUIRE) {
+        asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    } else if (scope == SYMMEM_SCOPE_DEVICE) {
         asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     } else {
         asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
@@ -201,11 +205,19 @@ SYMMEM_COLD void symmem_note(SymmemMailbox *mailbox, symmem_u32 kind, symmem_u32
     symmem_store_relaxed(&mailbox->state, 2);
 }
 
-// Orders nothing. The reason to give up, and above the lowest byte who told; or 0. `broken` may be null.
+// Orders nothing. Tells all ranks that this one has failed.
+SYMMEM_COLD void symmem_tell(void *const *group_pads, symmem_u32 size, symmem_u32 rank) {
+#pragma unroll 1
+    for (symmem_u32 peer = 0; peer < size; peer++) {
+        symmem_store_relaxed(group_pads[peer], rank + 1);
+    }
+}
+
+// Orders nothing. The reason to give up, and above the lowest byte who told; or 0.
 SYMMEM_COLD symmem_u32 symmem_consider(symmem_u64 since, symmem_u64 timeout, SymmemMailbox *mailbox,
                                        const void *broken) {
     symmem_u32 told_by;
-    if (broken != nullptr && (told_by = symmem_load_relaxed(broken)) != 0) {
+    if ((told_by = symmem_load_relaxed(broken)) != 0) {
         return SYMMEM_TOLD | told_by << 8;
     }
     if (mailbox != nullptr && (told_by = symmem_load_relaxed(&mailbox->poison)) != 0) {
@@ -247,10 +259,13 @@ __device__ __forceinline__ symmem_u32 *symmem_signal(const SymmemHandle &handle,
     return static_cast<symmem_u32 *>(handle.pads[at]) + (symmem_u64)handle.size * channel + source;
 }
 
-// Orders nothing. Notes what `symmem_consider` said. Returns false.
+// Orders nothing. Notes what `symmem_consider` said, and tells all ranks unless they know. Returns false.
 SYMMEM_COLD bool symmem_give_up(const SymmemHandle &handle, symmem_u32 why, symmem_u32 channel, symmem_u32 waited_for) {
     symmem_u32 kind = why & 255, rank = kind == SYMMEM_TIMEOUT ? waited_for : (why >> 8) - 1;
     symmem_note(handle.mailbox, kind, handle.op, channel, rank, 0, 0);
+    if (kind == SYMMEM_TIMEOUT) { // of a lost rank all hear from their own hosts
+        symmem_tell(handle.group_pads, handle.size, handle.rank);
+    }
     return false;
 }
 
@@ -261,7 +276,7 @@ __device__ inline bool symmem_put_signal(const SymmemHandle &handle, symmem_u32 
     symmem_fence(handle.scope);
     SymmemPatience patience;
     while (symmem_swap_relaxed(word, 0, 1) != 0) {
-        if (symmem_u32 why = patience.spent(handle.timeout, handle.mailbox, nullptr)) {
+        if (symmem_u32 why = patience.spent(handle.timeout, handle.mailbox, handle.group_pads[handle.rank])) {
             return symmem_give_up(handle, why, channel, to);
         }
     }
@@ -274,7 +289,7 @@ __device__ inline bool symmem_wait_signal(const SymmemHandle &handle, symmem_u32
     symmem_u32 *word = symmem_signal(handle, handle.rank, from, channel);
     SymmemPatience patience;
     while (symmem_swap_acquire(word, 1, 0, handle.scope) != 1) {
-        if (symmem_u32 why = patience.spent(handle.timeout, handle.mailbox, nullptr)) {
+        if (symmem_u32 why = patience.spent(handle.timeout, handle.mailbox, handle.group_pads[handle.rank])) {
             return symmem_give_up(handle, why, channel, from);
         }
     }
@@ -319,29 +334,42 @@ __device__ __forceinline__ symmem_u64 symmem_slot_at(const SymmemGroup &group, s
     return first + slot * SYMMEM_SLOT_BYTES;
 }
 
-// Epochs wrap past 0, which is what a pad holds that was never written, and go on alternating between odd and even.
-__device__ __forceinline__ symmem_u32 symmem_next_epoch(symmem_u32 epoch) {
-    return epoch == 0xffffffffu ? 2 : epoch + 1;
+// The epoch that so many meetings lead to. Epochs wrap past 0, which is what a pad holds that was never written, and go on
+// alternating between odd and even.
+__device__ __forceinline__ symmem_u32 symmem_epoch_after(symmem_u32 epoch, symmem_u32 meetings) {
+    symmem_u32 after = epoch + meetings;
+    return after < epoch ? after + 2 : after;
 }
 
-// By all threads of a block, before anything else of this section. Acquire of what earlier kernels of the stream wrote,
-// also where this one was launched before they had ended. Lets the next one be launched: not before, so that never more
-// than two kernels of a stream are on the device.
-__device__ __forceinline__ SymmemBlock symmem_begin(const SymmemGroup &group) {
+// By all threads of a block, before anything else of this section, with the number of times that it will meet others if
+// all goes well. Acquire of what earlier kernels of the stream wrote, also where this one was launched before they had
+// ended.
+//
+// The next kernel is let go at once, and reads the epoch before this one has ended: so it is written now, to be there by
+// then. Not before this one may begin, so that never more than two kernels of a stream are on the device.
+__device__ __forceinline__ SymmemBlock symmem_begin(const SymmemGroup &group, symmem_u32 meetings) {
+    char *pad = symmem_own_pad(group), *epoch = pad + 128 + 4 * blockIdx.x;
+    SymmemBlock block = {symmem_load_relaxed(epoch), symmem_load_relaxed(pad)};
+    __syncthreads(); // all have read it
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
-    const char *pad = symmem_own_pad(group);
-    return {symmem_load_relaxed(pad + 128 + 4 * blockIdx.x), symmem_load_relaxed(pad)};
+    // By a thread of another warp than those that tell the peers, where there is one: this takes as long.
+    if (threadIdx.x == blockDim.x - 1) {
+        symmem_store_relaxed(epoch, symmem_epoch_after(block.epoch, meetings));
+#if __CUDA_ARCH__ >= 900
+        symmem_fence(SYMMEM_SCOPE_DEVICE);
+        asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+    }
+    return block;
 }
 
 // Orders nothing. Notes a failure and tells all ranks; those that were told are not told again. Returns false.
 SYMMEM_COLD bool symmem_fail(const SymmemGroup &group, symmem_u32 why, symmem_u32 rank, symmem_u32 theirs) {
     symmem_note(group.mailbox, why, group.op, blockIdx.x, rank, why == SYMMEM_OTHER_CALL ? group.call : 0, theirs);
-#pragma unroll 1
-    for (symmem_u32 peer = 0; peer < group.size && why != SYMMEM_TOLD; peer++) {
-        symmem_store_relaxed(group.pads[peer], group.rank + 1);
+    if (why != SYMMEM_TOLD && why != SYMMEM_POISONED) { // of a lost rank all hear from their own hosts
+        symmem_tell(group.pads, group.size, group.rank);
     }
     return false;
 }
@@ -363,12 +391,14 @@ __device__ __forceinline__ void symmem_arrive(const SymmemGroup &group, const Sy
     symmem_store64<RELEASE>(flag, block.epoch | (symmem_u64)group.call << 32, group.scope);
 }
 
-// Acquire: waits until block `blockIdx.x` of `peer` has reached the epoch in the same call. False: failed, noted, told.
+// With ACQUIRE, acquire: waits until block `blockIdx.x` of `peer` has reached the epoch in the same call. False: failed,
+// noted, told.
+template <bool ACQUIRE>
 __device__ inline bool symmem_await(const SymmemGroup &group, const SymmemBlock &block, symmem_u32 peer) {
     char *pad = symmem_own_pad(group);
     SymmemPatience patience;
     for (;;) {
-        symmem_u64 flag = symmem_load64_acquire(pad + symmem_flag_at(group, peer), group.scope);
+        symmem_u64 flag = symmem_load64<ACQUIRE>(pad + symmem_flag_at(group, peer), group.scope);
         symmem_u32 ahead = (symmem_u32)flag - block.epoch;
         symmem_u32 theirs = (symmem_u32)(flag >> 32);
         if (ahead == 0 && theirs != group.call) {
@@ -383,25 +413,30 @@ __device__ inline bool symmem_await(const SymmemGroup &group, const SymmemBlock 
     }
 }
 
-// Acquire, and with RELEASE also release: block `blockIdx.x` of all ranks meets. By all threads of the block.
+// How blocks meet.
+#define SYMMEM_RELEASE 1 // what they wrote in this kernel is for the others
+#define SYMMEM_FIRST 2   // before anything that peers' blocks must not overtake
+#define SYMMEM_LAST 4    // before the end of the kernel, which is an acquire for what follows it
+
+// Acquire unless it is the LAST, and release with RELEASE: block `blockIdx.x` of all ranks meets. By all threads of the
+// block.
 //
 // With RELEASE, what any of these blocks wrote is visible to all of them. Without, only what earlier kernels on the
 // ranks' streams wrote, whose end is a release; and nobody leaves before all have read what they were to read. False on
 // all threads of the block: failed, noted, and all ranks told.
-template <bool RELEASE> __device__ inline bool symmem_sync_blocks(const SymmemGroup &group, SymmemBlock &block) {
-    __syncthreads();
-    block.epoch = symmem_next_epoch(block.epoch);
+template <int HOW> __device__ inline bool symmem_sync_blocks(const SymmemGroup &group, SymmemBlock &block) {
+    if (!(HOW & SYMMEM_FIRST)) {
+        __syncthreads();
+    }
+    block.epoch = symmem_epoch_after(block.epoch, 1);
     bool good = block.broken == 0 || symmem_told(group, block);
     for (symmem_u32 peer = threadIdx.x; good && peer < group.size; peer += blockDim.x) {
         if (peer != group.rank) {
-            symmem_arrive<RELEASE>(group, block, peer);
+            symmem_arrive<(HOW & SYMMEM_RELEASE) != 0>(group, block, peer);
         }
     }
     for (symmem_u32 peer = threadIdx.x; good && peer < group.size; peer += blockDim.x) {
-        good = peer == group.rank || symmem_await(group, block, peer);
-    }
-    if (threadIdx.x == 0) {
-        symmem_store_relaxed(symmem_own_pad(group) + 128 + 4 * blockIdx.x, block.epoch);
+        good = peer == group.rank || symmem_await<!(HOW & SYMMEM_LAST)>(group, block, peer);
     }
     return __syncthreads_and(good);
 }

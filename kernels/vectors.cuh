@@ -16,6 +16,13 @@ __device__ __forceinline__ void store_vector(char *to, const symmem_u32 (&words)
                  : "memory");
 }
 
+// Likewise, of what nobody will touch soon: it is the first to leave the device's cache.
+__device__ __forceinline__ void store_streamed(char *to, const symmem_u32 (&words)[4]) {
+    asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]),
+                 "r"(words[3])
+                 : "memory");
+}
+
 template <int BYTES> struct Bits;
 template <> struct Bits<1> { typedef unsigned char Type; };
 template <> struct Bits<2> { typedef unsigned short Type; };

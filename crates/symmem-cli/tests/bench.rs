@@ -232,6 +232,8 @@ fn bad_arguments_are_refused_before_anything_starts() {
         (&["--graph"], "need --backend cuda"),
         (&["--device", "0"], "need --backend cuda"),
         (&["--algorithm", "flagged"], "need --backend cuda"),
+        (&["--algorithm", "multimem"], "need --backend cuda"),
+        (&["--algorithm", "copy-engine"], "need --backend cuda"),
         (&["--backend", "cuda", "--memory", "slices"], "on devices the memory is symmetric"),
     ] {
         let (output, out, err) = run(args);

@@ -31,6 +31,7 @@ fn doctor_prints_every_row() {
         "SYMMEM_SOCKET_DIR",
         "SYMMEM_SIGNAL_PAD_SIZE",
         "SYMMEM_NVRTC",
+        "SYMMEM_STRICT_DEVICES",
         "RANK",
         "WORLD_SIZE",
         "LOCAL_RANK",

@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use symmem_sys::cuda::fake::{Config, Fabric, Fake};
 use symmem_sys::cuda::{
-    Access, Attribute, Capture, Compare, Device, Driver, Granularity, HandleType, Launch, MemOp,
-    Memory, MemoryProperties, MulticastProperties, Stream, code,
+    Access, Attribute, Capture, CaptureMode, Compare, Device, Driver, Granularity, HandleType,
+    Launch, MemOp, Memory, MemoryProperties, MulticastProperties, Stream, code,
 };
 
 const STEP: usize = 2 << 20;
@@ -104,7 +104,8 @@ fn fabric_handles_work_where_they_are_permitted() {
     };
     assert_eq!(refused(Fabric::No), (false, code::NOT_SUPPORTED));
     assert_eq!(refused(Fabric::NotPermitted), (true, code::NOT_PERMITTED));
-    let driver = start(&Fake::new(vec![config(Fabric::Yes)]));
+    let fake = Fake::new(vec![config(Fabric::Yes)]);
+    let driver = start(&fake);
     let memory = driver.create(STEP, &wanted).unwrap();
     assert_eq!(driver.export_fd(memory).unwrap_err().code, code::INVALID_VALUE);
     let handle = driver.export_fabric(memory).unwrap();
@@ -113,6 +114,13 @@ fn fabric_handles_work_where_they_are_permitted() {
     unsafe { driver.memset8(a, 1, 4, Stream::DEFAULT) }.unwrap();
     assert_eq!(word(b), 0x0101_0101);
     assert_eq!(driver.import_fabric(&[0; 64]).unwrap_err().code, code::INVALID_VALUE);
+    let either = driver.create(STEP, &properties(HandleType::FdOrFabric)).unwrap();
+    driver.import_fd(driver.export_fd(either).unwrap().as_fd()).unwrap();
+    driver.import_fabric(&driver.export_fabric(either).unwrap()).unwrap();
+    let count = |call| fake.calls(call);
+    assert_eq!((count("export_fabric"), count("import_fabric")), (2, 3));
+    let last = &fake.history()[fake.history().len() - 2..];
+    assert_eq!(last, ["cuMemImportFromShareableHandle", "import_fabric"]);
 }
 
 #[test]
@@ -232,6 +240,31 @@ fn kernels_are_rust_functions_also_in_graphs() {
     let launches = fake.launches();
     assert_eq!(launches.len(), 3);
     assert_eq!((launches[2].function.as_str(), launches[2].count), ("fill", 1));
+}
+
+#[test]
+fn a_capture_is_ended_by_what_its_thread_may_not_do() {
+    let fake = Fake::plain(1);
+    let driver = start(&fake);
+    let (stream, other) = (driver.stream_create().unwrap(), driver.stream_create().unwrap());
+    // In another thread it does no harm, nor in this one where the thread says that it knows.
+    driver.capture_begin(stream).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| driver.stream_query(other).unwrap());
+    });
+    assert_eq!(driver.capture_mode(CaptureMode::Relaxed).unwrap(), CaptureMode::Global);
+    assert!(driver.stream_query(other).unwrap());
+    assert_eq!(driver.capture_mode(CaptureMode::Global).unwrap(), CaptureMode::Relaxed);
+    let graph = driver.capture_end(stream).unwrap();
+    unsafe { driver.graph_destroy(graph) }.unwrap();
+
+    driver.capture_begin(stream).unwrap();
+    let refused = driver.stream_query(other).unwrap_err();
+    assert_eq!(refused.code, code::STREAM_CAPTURE_UNSUPPORTED);
+    assert_eq!(driver.stream_capture(stream).unwrap(), Capture::Invalidated);
+    let ended = driver.capture_end(stream).unwrap_err();
+    assert_eq!(ended.code, code::STREAM_CAPTURE_INVALIDATED);
+    assert_eq!(driver.stream_capture(stream).unwrap(), Capture::None);
 }
 
 #[test]

@@ -12,8 +12,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use symmem_sys::cuda::{
-    Access, Attribute, Capture, Compare, Context, Device, Driver, FunctionAttribute, Granularity,
-    HandleType, Launch, MemOp, MemoryProperties, MulticastProperties, Stream, code, load,
+    Access, Attribute, Capture, CaptureMode, Compare, Context, Device, Driver, FunctionAttribute,
+    Granularity, HandleType, Launch, MemOp, MemoryProperties, MulticastProperties, Stream, code,
+    load,
 };
 use symmem_sys::nvml;
 
@@ -158,6 +159,33 @@ fn kernels_run_from_launches_and_from_graphs() {
     unsafe { driver.graph_exec_destroy(exec) }.unwrap();
     unsafe { driver.graph_destroy(graph) }.unwrap();
     unsafe { driver.module_unload(module) }.unwrap();
+}
+
+/// What is given back while something is captured must not end the capture.
+#[test]
+#[ignore = "needs a GPU"]
+fn a_thread_that_captures_may_free_memory_and_ask_about_streams_at_its_own_risk() {
+    let (driver, device, _) = start();
+    let (bytes, [word_at, again]) = mapped_twice(&*driver, device);
+    let properties = MemoryProperties { device, handle: HandleType::Fd, rdma: false };
+    let memory = driver.create(bytes, &properties).unwrap();
+    let (stream, other) = (driver.stream_create().unwrap(), driver.stream_create().unwrap());
+    let event = driver.event_create(false).unwrap();
+    driver.event_record(event, other).unwrap();
+    let host = driver.host_alloc(64).unwrap();
+    driver.capture_begin(stream).unwrap();
+    unsafe { driver.memset8(word_at, 1, 16, stream) }.unwrap();
+    let had = driver.capture_mode(CaptureMode::Relaxed).unwrap();
+    driver.stream_query(other).unwrap();
+    driver.event_query(event).unwrap();
+    unsafe { driver.unmap(again, bytes) }.unwrap();
+    unsafe { driver.free_address(again, bytes) }.unwrap();
+    unsafe { driver.release(memory) }.unwrap();
+    unsafe { driver.host_free(host.host) }.unwrap();
+    assert_eq!(driver.capture_mode(had).unwrap(), CaptureMode::Relaxed);
+    assert!(matches!(driver.stream_capture(stream).unwrap(), Capture::Active(_)));
+    let graph = driver.capture_end(stream).unwrap();
+    unsafe { driver.graph_destroy(graph) }.unwrap();
 }
 
 #[test]

@@ -23,8 +23,17 @@ const PAGE: usize = 4096;
 /// Memory from a backend, with a name of its own in the job.
 pub(crate) struct Segment {
     pub(crate) backend: Arc<dyn Backend>,
+    /// All ranks' segments at once, by group, for all blocks that lie alike in them; goes before the memory.
+    multicast: Mutex<Vec<Everywhere>>,
     allocation: Arc<dyn Allocation>,
-    id: u128,
+    pub(crate) id: u128,
+}
+
+/// Whose segments they are, which, and the address of all of them.
+struct Everywhere {
+    group: Weak<dyn Send + Sync>,
+    segments: Vec<u128>,
+    region: Region,
 }
 
 impl Segment {
@@ -34,7 +43,7 @@ impl Segment {
             why: "they do not fit the address space".into(),
         })?;
         let allocation = backend.allocate(whole)?;
-        Ok(Self { backend, allocation, id })
+        Ok(Self { backend, multicast: Mutex::default(), allocation, id })
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -43,6 +52,10 @@ impl Segment {
 
     pub(crate) fn export(&self) -> Result<Exported> {
         self.allocation.export()
+    }
+
+    pub(crate) fn export_fabric(&self) -> Result<Exported> {
+        self.allocation.export_fabric()
     }
 }
 
@@ -71,6 +84,12 @@ pub(crate) struct Place {
     segment: u128,
     segment_bytes: usize,
     offset: usize,
+}
+
+impl Place {
+    fn is_level_with(&self, other: &Self) -> bool {
+        (self.offset, self.segment_bytes) == (other.offset, other.segment_bytes)
+    }
 }
 
 /// One allocation of this rank.
@@ -160,30 +179,44 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        let Some(home) = &self.home else { return };
-        if self.is_open() {
-            // A peer may be reading: its mapping keeps the memory, which must not get a new user.
-            tracing::warn!(
-                "memory was dropped while peers may read it; {} bytes are not reused",
-                self.region.bytes()
-            );
-        } else {
-            let was_mapped = self.was_mapped.load(Ordering::Relaxed);
-            home.take_back(self.segment.id, self.offset, self.shape, was_mapped);
-        }
+        let Some(home) = self.home.take() else { return };
+        let was_mapped = self.was_mapped.load(Ordering::Relaxed);
+        let (open, bytes) = (self.is_open(), self.region.bytes());
+        let (segment, offset, shape) = (self.segment.id, self.offset, self.shape);
+        let witnesses: Vec<_> =
+            self.mappings().values().filter_map(|mapping| mapping.witness.get().cloned()).collect();
+        self.segment.backend.after_use(Box::new(move || {
+            if open || witnesses.iter().any(|witness| !witness.is_quiet()) {
+                // A peer's mapping keeps the memory, which must not get a new user.
+                tracing::warn!(
+                    "memory was dropped while peers may use it; {bytes} bytes are not reused"
+                );
+            } else {
+                home.take_back(segment, offset, shape, was_mapped);
+            }
+        }));
     }
+}
+
+/// Whoever knows whether peers' work on a mapping that has ended here may go on elsewhere.
+pub(crate) trait Witness: Send + Sync {
+    /// Whether what is done here is done everywhere.
+    fn is_quiet(&self) -> bool;
 }
 
 /// All ranks' counterparts of a block in one group, as mapped here.
 pub(crate) struct Mapping {
     /// The number of the rendezvous in its group: the same on all ranks.
     pub(crate) number: u64,
-    /// All of them at once, where the hardware has such; set before anybody has a handle.
-    pub(crate) multicast: OnceLock<Region>,
     /// A collective on it failed, and peers may be in the middle of it.
     pub(crate) failed: AtomicBool,
+    /// All of them at once, where the hardware has such; set once all ranks have tried.
+    pub(crate) multicast: OnceLock<Option<Region>>,
+    /// Asked before the memory gets a new user, where there is one.
+    pub(crate) witness: OnceLock<Arc<dyn Witness>>,
     /// By rank in the group; our own block at our own place.
     blocks: Vec<Region>,
+    places: Vec<Place>,
     shape: Shape,
     group: Weak<dyn Send + Sync>,
 }
@@ -192,15 +225,41 @@ impl Mapping {
     pub(crate) fn new(
         number: u64,
         blocks: Vec<Region>,
+        places: Vec<Place>,
         shape: Shape,
         group: Weak<dyn Send + Sync>,
     ) -> Self {
-        let failed = AtomicBool::new(false);
-        Self { number, multicast: OnceLock::new(), failed, blocks, shape, group }
+        let (failed, multicast, witness) =
+            (AtomicBool::new(false), OnceLock::new(), OnceLock::new());
+        Self { number, failed, multicast, witness, blocks, places, shape, group }
     }
 
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
+    }
+
+    /// Whether all blocks lie at the same offset of segments of the same length.
+    pub(crate) fn is_level(&self) -> bool {
+        self.places.windows(2).all(|pair| pair[0].is_level_with(&pair[1]))
+    }
+
+    /// The address of all ranks' segments, where a block of `own` has it already.
+    pub(crate) fn everywhere(&self, own: &Segment) -> Option<Region> {
+        let known = own.multicast.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_it = |e: &&Everywhere| e.group.ptr_eq(&self.group) && e.segments == self.segments();
+        known.iter().find(is_it).map(|e| e.region.clone())
+    }
+
+    /// Notes that address for other blocks of `own`.
+    pub(crate) fn set_everywhere(&self, own: &Segment, region: Region) {
+        let (group, segments) = (Weak::clone(&self.group), self.segments());
+        let mut known = own.multicast.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|e| e.group.strong_count() > 0);
+        known.push(Everywhere { group, segments, region });
+    }
+
+    fn segments(&self) -> Vec<u128> {
+        self.places.iter().map(|place| place.segment).collect()
     }
 
     fn group_lives(&self) -> bool {

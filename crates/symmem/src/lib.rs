@@ -45,7 +45,7 @@ pub mod model {
 }
 
 pub use collectives::{Algorithm, Open};
-pub use dtype::{DType, Element, F8E4M3, F8E5M2, ReduceOp};
+pub use dtype::{DType, Element, F8E4M3, F8E5M2, Order, ReduceOp};
 pub use error::{Error, Result};
 pub use group::{
     DEFAULT_SIGNAL_PAD_SIZE, Group, GroupOptions, World, WorldOptions, set_signal_pad_size,

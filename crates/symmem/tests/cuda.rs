@@ -11,6 +11,16 @@ use symmem::cuda::{Gpu, Stream};
 use symmem::{Algorithm, Element, Error, F8E4M3, F8E5M2, Group, GroupOptions, ReduceOp, World};
 use symmem_testing::{Ranks, die, test_name};
 
+mod cuda {
+    mod copy_engine;
+    mod dying;
+    mod large;
+    mod memory;
+    mod moving;
+    mod rows;
+    mod signals;
+}
+
 fn ranks() -> Vec<usize> {
     match std::env::var("SYMMEM_GPU_RANKS") {
         Ok(list) => list.split(',').map(|n| n.parse().unwrap()).collect(),

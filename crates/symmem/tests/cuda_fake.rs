@@ -15,11 +15,21 @@ mod cuda_fake {
     use symmem::cuda::{Gpu, Stream};
     use symmem_sys::cuda::fake::{Config, Fake, Launched};
 
+    mod capture;
+    mod copy_engine;
+    mod fabric;
     mod failing;
     mod launching;
     mod mailbox;
     mod memory;
+    mod moving;
     mod multicast;
+    mod multimem;
+    mod placement;
+    mod pools;
+    mod rows;
+    mod signals;
+    mod words;
 
     /// Bytes of what a kernel gets about its group.
     const GROUP: usize = 616;
@@ -58,10 +68,27 @@ mod cuda_fake {
         .unwrap();
     }
 
+    /// The bytes of each parameter of a kernel, as its PTX declares them.
+    fn declared(ptx: &str, kernel: &str) -> Vec<usize> {
+        let (_, rest) = ptx.split_once(&format!(".entry {kernel}(")).unwrap();
+        let list = rest.split_once(')').unwrap().0.split(',');
+        let bytes = |declared: &str| match declared.split_once('[') {
+            Some((_, length)) => length.trim_end().trim_end_matches(']').parse().unwrap(),
+            None if declared.contains(".u64") || declared.contains(".b64") => 8,
+            None => 4,
+        };
+        list.map(bytes).collect()
+    }
+
     /// A word of "device" or pinned memory.
     fn word<'a>(address: u64) -> &'a AtomicU32 {
         // SAFETY: the fake driver's addresses are those of this process; tests ask for words that are mapped.
         unsafe { AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(address as usize)) }
+    }
+
+    /// The bytes of all ranks at a handle's addresses, as words.
+    fn first_words(handle: &symmem::Handle) -> Vec<u32> {
+        handle.buffer_ptrs().into_iter().map(|address| load(address as u64)).collect()
     }
 
     fn load(address: u64) -> u32 {

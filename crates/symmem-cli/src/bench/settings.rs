@@ -33,7 +33,7 @@ pub(super) struct Settings {
     #[arg(long, value_enum, default_value_t = Memory::Symmetric)]
     pub(super) memory: Memory,
 
-    /// How an all-reduce is done
+    /// How an all-reduce is done; the last two also of what else has them
     #[arg(long, value_enum, default_value_t = How::Auto)]
     algorithm: How,
 
@@ -98,6 +98,10 @@ enum How {
     Flagged,
     OneShot,
     TwoShot,
+    /// On devices with multicast: the switch adds up
+    Multimem,
+    /// On devices: all-gather and reduce-scatter by copies of the driver's
+    CopyEngine,
 }
 
 impl How {
@@ -107,7 +111,14 @@ impl How {
             Self::Flagged => "flagged",
             Self::OneShot => "one-shot",
             Self::TwoShot => "two-shot",
+            Self::Multimem => "multimem",
+            Self::CopyEngine => "copy-engine",
         }
+    }
+
+    /// Whether host memory has it not.
+    fn is_of_devices(self) -> bool {
+        matches!(self, Self::Flagged | Self::Multimem | Self::CopyEngine)
     }
 }
 
@@ -117,6 +128,8 @@ pub(super) fn algorithm(name: &str) -> Algorithm {
         "flagged" => Algorithm::Staged,
         "one-shot" => Algorithm::OneShot,
         "two-shot" => Algorithm::TwoShot,
+        "multimem" => Algorithm::Multimem,
+        "copy-engine" => Algorithm::CopyEngine,
         _ => Algorithm::Auto,
     }
 }
@@ -139,6 +152,17 @@ impl Settings {
 
     pub(super) fn algorithm(&self) -> &'static str {
         self.algorithm.name()
+    }
+
+    /// That of a collective on devices; `-` where it has no such.
+    pub(super) fn algorithm_of(&self, collective: &str) -> &'static str {
+        let has = match collective {
+            "all_reduce" => self.algorithm != How::CopyEngine,
+            "reduce_scatter" => matches!(self.algorithm, How::Multimem | How::CopyEngine),
+            "all_gather" => self.algorithm == How::CopyEngine,
+            _ => false,
+        };
+        if has { self.algorithm.name() } else { "-" }
     }
 
     /// How long the samples of one figure may take in one round.
@@ -166,8 +190,11 @@ impl Settings {
             ensure!(self.memory == Memory::Symmetric, "on devices the memory is symmetric");
             return super::device::check(self.device);
         }
-        let asked = self.graph || self.device.is_some() || self.algorithm == How::Flagged;
-        ensure!(!asked, "--graph, --device and --algorithm flagged need --backend cuda");
+        let asked = self.graph || self.device.is_some() || self.algorithm.is_of_devices();
+        ensure!(
+            !asked,
+            "--graph, --device and --algorithm flagged, multimem or copy-engine need --backend cuda"
+        );
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use super::{Row, row};
 
 /// Names and meanings.
-const VARIABLES: [(&str, &str); 13] = [
+const VARIABLES: [(&str, &str); 14] = [
     ("SYMMEM_TIMEOUT", "seconds after which a wait gives up; 0 for ever; default 300"),
     (
         "SYMMEM_SOCKET_DIR",
@@ -11,6 +11,7 @@ const VARIABLES: [(&str, &str); 13] = [
     ),
     ("SYMMEM_SIGNAL_PAD_SIZE", "bytes of the signal pad of an allocation"),
     ("SYMMEM_BACKEND", "process or host; default host between processes, process between threads"),
+    ("SYMMEM_STRICT_DEVICES", "1: ranks of a group that share a GPU are an error; default 0"),
     (
         "SYMMEM_COSTS",
         "the file that symmem calibrate writes; default symmem/costs in the user's cache",

@@ -12,8 +12,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 use super::types::{
-    Access, Attribute, Capture, Compare, Context, Device, Event, FabricHandle, Function,
-    FunctionAttribute, Granularity, Graph, GraphExec, HostMemory, Launch, MemOp, Memory,
+    Access, Attribute, Capture, CaptureMode, Compare, Context, Device, Event, FabricHandle,
+    Function, FunctionAttribute, Granularity, Graph, GraphExec, HostMemory, Launch, MemOp, Memory,
     MemoryInfo, MemoryProperties, Module, MulticastProperties, P2pAttribute, PointerInfo, Stream,
 };
 use super::{Failure, Result};
@@ -357,6 +357,10 @@ pub trait Streams {
     ///
     /// The words are mapped, and may be written then.
     unsafe fn mem_ops(&self, stream: Stream, operations: &[MemOp]) -> Result<()>;
+
+    /// `cuThreadExchangeStreamCaptureMode`: what this thread may call while captures are under way; gives what it might
+    /// before.
+    fn capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode>;
 
     /// `cuStreamBeginCapture`: notes what comes, in thread-local mode, until [`capture_end`](Self::capture_end).
     fn capture_begin(&self, stream: Stream) -> Result<()>;

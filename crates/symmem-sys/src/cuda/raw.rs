@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use super::types::{Compare, Device, HandleType, MemOp, MemoryProperties, MulticastProperties};
+use super::types::{Compare, Device, MemOp, MemoryProperties, MulticastProperties};
 
 pub(super) const ALLOCATION_PINNED: c_int = 1;
 pub(super) const LOCATION_DEVICE: c_int = 1;
@@ -11,7 +11,6 @@ pub(super) const HOST_MAPPED: c_uint = 2;
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(super) const EVENT_DEFAULT: c_uint = 0;
 pub(super) const EVENT_NO_TIMING: c_uint = 2;
-pub(super) const CAPTURE_THREAD_LOCAL: c_int = 1;
 pub(super) const LAUNCH_COOPERATIVE: c_int = 2;
 pub(super) const LAUNCH_PROGRAMMATIC: c_int = 6;
 pub(super) const JIT_ERROR_LOG: c_int = 5;
@@ -83,12 +82,9 @@ pub(super) struct MulticastProp {
 
 impl From<&MulticastProperties> for MulticastProp {
     fn from(properties: &MulticastProperties) -> Self {
-        let handle_types = match properties.handle {
-            HandleType::None => 0,
-            HandleType::Fd => 1,
-            HandleType::Fabric => 8,
-        };
-        Self { devices: properties.devices, bytes: properties.bytes, handle_types, flags: 0 }
+        let &MulticastProperties { devices, bytes, handle } = properties;
+        let handle_types = (handle as c_int).cast_unsigned().into();
+        Self { devices, bytes, handle_types, flags: 0 }
     }
 }
 

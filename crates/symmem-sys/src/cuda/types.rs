@@ -132,6 +132,15 @@ pub enum HandleType {
     Fd = 1,
     /// By 64 bytes, to every machine on the same NVLink fabric.
     Fabric = 8,
+    /// By either.
+    FdOrFabric = 9,
+}
+
+impl HandleType {
+    /// Whether memory that was created for `self` can be exported as `way`.
+    pub const fn allows(self, way: Self) -> bool {
+        self as i32 & way as i32 == way as i32
+    }
 }
 
 /// A fabric handle: what [`HandleType::Fabric`] memory is exported as.
@@ -223,6 +232,19 @@ pub enum Capture {
     Active(u64),
     /// It was, but an error has ended it.
     Invalidated,
+}
+
+/// What a thread may call while captures are under way, `CUstreamCaptureMode`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(i32)]
+pub enum CaptureMode {
+    /// Nothing that could touch a capture of any thread: it would end that capture.
+    #[default]
+    Global = 0,
+    /// Nothing that could touch a capture of this thread.
+    ThreadLocal = 1,
+    /// Everything: the thread knows what it does.
+    Relaxed = 2,
 }
 
 /// How a stream compares a word with a value while it waits.

@@ -70,6 +70,17 @@ pub trait Backend: Send + Sync {
         words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         Ok(())
     }
+
+    /// What it is in the middle of, if allocating or mapping memory now would disturb that.
+    fn occupation(&self) -> Result<Option<String>> {
+        Ok(None)
+    }
+
+    /// Does `then` once nothing that is under way here can touch memory that its user has let go: at once, where work is
+    /// done when its call returns.
+    fn after_use(&self, then: Box<dyn FnOnce() + Send + Sync>) {
+        then();
+    }
 }
 
 /// Memory that one rank allocated; given back when the last owner, here or in a peer, lets go.
@@ -79,6 +90,14 @@ pub trait Allocation: Send + Sync {
 
     /// What a peer needs to map it.
     fn export(&self) -> Result<Exported>;
+
+    /// The same as a fabric handle, where the memory has one.
+    fn export_fabric(&self) -> Result<Exported> {
+        Err(Error::Unavailable {
+            what: "a fabric handle".into(),
+            why: "the memory has none".into(),
+        })
+    }
 }
 
 /// Memory on its way to a peer.
@@ -86,8 +105,24 @@ pub trait Allocation: Send + Sync {
 pub enum Exported {
     /// A descriptor, for a peer in another process.
     Descriptor(OwnedFd),
+    /// Bytes that lead to memory of a device while its owner lives, for a peer anywhere on the same NVLink fabric.
+    Fabric([u8; 64]),
     /// The mapping itself, for a peer in this process.
     Mapping(Region),
+}
+
+impl Exported {
+    /// The same for one peer more.
+    pub(crate) fn try_clone(&self) -> Result<Self> {
+        Ok(match self {
+            Self::Descriptor(fd) => {
+                let fd = fd.try_clone().map_err(Error::system("dup of a memory descriptor"))?;
+                Self::Descriptor(fd)
+            }
+            Self::Fabric(handle) => Self::Fabric(*handle),
+            Self::Mapping(region) => Self::Mapping(region.clone()),
+        })
+    }
 }
 
 /// The backend of the given name.

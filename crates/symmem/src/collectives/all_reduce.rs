@@ -10,7 +10,7 @@ use crate::symmetric::Symmetric;
 
 const NAME: &str = "all_reduce";
 
-/// How an all-reduce is done. All ways give the same bits.
+/// How a collective is done. All ways give the same bits but [`Algorithm::Multimem`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Algorithm {
@@ -24,6 +24,11 @@ pub enum Algorithm {
     OneShot,
     /// Every rank reduces its share of the elements and stores it with all: each byte crosses once each way.
     TwoShot,
+    /// On devices with multicast: the switch adds up what it loads from all ranks, in an order of its own, and stores the
+    /// same with all. Sums of f32, f16 and bf16.
+    Multimem,
+    /// On devices: the copy engine moves the bytes and leaves the multiprocessors to others.
+    CopyEngine,
 }
 
 impl<T: Element> Symmetric<T> {
@@ -38,6 +43,10 @@ impl<T: Element> Symmetric<T> {
         let len = self.len();
         let (bytes, ranks) = (len * size_of::<T>(), self.group().size());
         let algorithm = match algorithm {
+            Algorithm::Multimem | Algorithm::CopyEngine => {
+                let expected = "an algorithm for host memory".to_owned();
+                return Err(self.group().usage(NAME, expected, format!("{algorithm:?}")));
+            }
             // What travels in the line of the flag needs no thought, and has no time for any.
             Algorithm::Auto if bytes <= Desk::TINY => Algorithm::Staged,
             Algorithm::Auto => {

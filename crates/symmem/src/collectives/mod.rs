@@ -23,6 +23,7 @@ use std::ptr::NonNull;
 
 pub use all_reduce::Algorithm;
 pub use one_sided::Open;
+pub(crate) use words::{fill_range, write_place};
 pub use words::{memset32, write_value32};
 
 use crate::dtype::{Element, ReduceOp};

@@ -26,7 +26,7 @@ pub fn write_value32(words: &mut [u32], offset: i64, value: i64) -> Result<()> {
 }
 
 /// The words to fill and their value.
-pub(super) fn fill_range(
+pub(crate) fn fill_range(
     len: usize,
     offset: i64,
     value: i64,
@@ -46,7 +46,7 @@ pub(super) fn fill_range(
 }
 
 /// The word to write and its value.
-pub(super) fn write_place(len: usize, offset: i64, value: i64) -> Result<(usize, u32)> {
+pub(crate) fn write_place(len: usize, offset: i64, value: i64) -> Result<(usize, u32)> {
     let at = whole(WRITE, offset)?;
     let value = word(WRITE, value)?;
     if at >= len {

@@ -7,20 +7,20 @@
 use std::ffi::c_void;
 
 use super::kernels::{BuiltIn, parameters};
-use super::layout::{FLAGGED, GroupParameter, MAX_BLOCKS};
+use super::layout::{FLAGGED, GroupParameter};
 use super::stream::Stream;
 use super::symmetric::{Symmetric, ViewMut};
 use crate::collectives::{Algorithm, digest};
 use crate::dtype::{DType, Element, ReduceOp};
 use crate::error::Result;
 
-/// Threads of a block that moves much.
-const THREADS: u32 = 512;
+/// Threads of a block that moves little, or much.
+const THREADS: (u32, u32) = (256, 512);
 /// Bytes that a thread moves at once.
 const VECTOR: usize = 16;
 
 /// The PTX file of the reductions of a type.
-const fn file(dtype: DType) -> &'static str {
+pub(super) const fn file(dtype: DType) -> &'static str {
     match dtype {
         DType::F64 => "reduce_f64",
         DType::F32 => "reduce_f32",
@@ -39,10 +39,15 @@ const fn file(dtype: DType) -> &'static str {
     }
 }
 
-/// Up to how many bytes data travels with its flags; beyond, each rank reduces its share. Every rank sends to every other,
-/// so it grows with the square of their number. Measured on an H200 that the ranks share.
+/// Up to how many bytes an all-reduce sends with their flags; beyond, each rank reduces its share. Every rank sends to every
+/// other, so it grows with the square of their number. Measured on an H200 that the ranks share, as is what follows.
 fn is_small(bytes: usize, ranks: usize) -> bool {
-    bytes <= (1 << 20) / (ranks.max(2) * ranks.max(2))
+    bytes <= (1 << 18).min((2 << 20) / (ranks * ranks).max(1))
+}
+
+/// The same for the block of a reduce-scatter.
+fn is_small_block(bytes: usize, ranks: usize) -> bool {
+    bytes <= (1 << 17) && is_small(bytes, ranks)
 }
 
 impl<T: Element> Symmetric<T> {
@@ -51,7 +56,8 @@ impl<T: Element> Symmetric<T> {
         self.all_reduce_with(op, Algorithm::Auto, stream)
     }
 
-    /// As [`Symmetric::all_reduce`], by the given algorithm. All give the same bits.
+    /// As [`Symmetric::all_reduce`], by the given algorithm. All give the same bits but [`Algorithm::Multimem`], whose
+    /// order of additions is the switch's.
     pub fn all_reduce_with(
         &mut self,
         op: ReduceOp,
@@ -63,25 +69,52 @@ impl<T: Element> Symmetric<T> {
         let (bytes, ranks) = (self.len() * size_of::<T>(), self.group().size());
         let chosen = match algorithm {
             Algorithm::Auto if is_small(bytes, ranks) => Algorithm::Staged,
+            Algorithm::Auto if self.may_multimem(op) => Algorithm::Multimem,
             Algorithm::Auto => Algorithm::TwoShot,
             given => given,
         };
-        let name = match chosen {
+        match chosen {
             Algorithm::Staged => {
-                return self.flagged(NAME, "all_reduce_flagged", op, self.own_mut(), stream);
+                self.flagged(NAME, "all_reduce_flagged", op, self.own_mut(), stream)
             }
-            Algorithm::OneShot => "all_reduce_one_shot_in_place",
-            _ => "all_reduce_two_shot",
-        };
-        let work = if chosen == Algorithm::OneShot { bytes } else { bytes.div_ceil(ranks) };
-        let call = self.digest(NAME, &[op as usize, chosen as usize]);
-        let (mut length, mut first, mut op) = (self.len() as u64, 0_u64, op as u32);
-        let mut parts = self.parts;
+            Algorithm::Multimem => self.multimem_all_reduce(op, stream),
+            Algorithm::CopyEngine => {
+                let ways = "Auto, Staged, OneShot, TwoShot or Multimem";
+                Err(self.no_such_way(NAME, ways, chosen))
+            }
+            Algorithm::OneShot => {
+                self.in_place("all_reduce_one_shot_in_place", chosen, op, bytes, stream)
+            }
+            _ => {
+                // What was touched last is in the cache still, so it is best to come back the way one went.
+                let (share, turns) = (bytes.div_ceil(ranks), self.overflows_cache(bytes));
+                self.backwards = turns && !self.backwards;
+                let name =
+                    if turns { "all_reduce_two_shot_in_turns" } else { "all_reduce_two_shot" };
+                self.in_place(name, Algorithm::TwoShot, op, share, stream)
+            }
+        }
+    }
+
+    /// Reduces all parts where they lie, by the kernel `name`, of which this rank's share is so many bytes.
+    fn in_place(
+        &self,
+        name: &'static str,
+        algorithm: Algorithm,
+        op: ReduceOp,
+        share: usize,
+        stream: &Stream,
+    ) -> Result<()> {
+        const NAME: &str = "all_reduce";
+        let call = self.digest(NAME, &[op as usize, algorithm as usize]);
+        let (mut parts, mut first, mut length) = (self.parts, 0_u64, self.len() as u64);
+        let (mut op, mut backwards) = (op as u32, u32::from(self.backwards));
         self.enqueue(NAME, call, stream, |group| {
-            let kernel = self.gpu.kernel(file(T::DTYPE), name, THREADS)?;
+            let (kernel, blocks) = self.shaped(file(T::DTYPE), name, share)?;
             let mut group = group;
-            let blocks = self.blocks(kernel, work);
-            let list = parameters![group, parts, first, length, op];
+            let list = parameters![group, parts, first, length, op, backwards];
+            // Only the kernel that goes both ways has a parameter for that.
+            let list = if name.ends_with("turns") { &mut list[..] } else { &mut list[..5] };
             // SAFETY: the kernel's parameters in order; it touches `length` elements of all parts.
             unsafe { self.launch(kernel, blocks, stream, list) }
         })
@@ -113,7 +146,7 @@ impl<T: Element> Symmetric<T> {
         const NAME: &str = "reduce_scatter";
         let block = self.block(NAME, self.len())?;
         self.check_out(NAME, block, out.len)?;
-        if is_small(block * size_of::<T>(), self.group().size()) {
+        if is_small_block(block * size_of::<T>(), self.group().size()) {
             return self.flagged(NAME, "reduce_scatter_flagged", op, out, stream);
         }
         let first = self.group().rank() * block;
@@ -201,13 +234,15 @@ impl<T: Element> Symmetric<T> {
     /// A barrier of the group, in `stream`: what any rank's stream did before is seen by all after.
     pub fn barrier(&self, stream: &Stream) -> Result<()> {
         const NAME: &str = "barrier";
-        self.enqueue(NAME, self.digest(NAME, &[]), stream, |group| {
-            let mut group = group;
-            let threads = group.size.next_multiple_of(32);
-            let kernel = self.gpu.kernel("move", NAME, threads)?;
-            // SAFETY: the kernel's parameter; it touches the pads alone.
-            unsafe { self.launch(kernel, 1, stream, parameters![group]) }
-        })
+        self.enqueue(NAME, self.digest(NAME, &[]), stream, |group| self.meet(group, stream))
+    }
+
+    /// The kernel in which one block of each rank meets the others.
+    pub(super) fn meet(&self, mut group: GroupParameter, stream: &Stream) -> Result<()> {
+        let threads = group.size.next_multiple_of(32) + 32; // one warp more than tells the peers
+        let kernel = self.gpu.kernel("move", "barrier", threads)?;
+        // SAFETY: the kernel's parameter; it touches the pads alone.
+        unsafe { self.launch(kernel, 1, stream, parameters![group]) }
     }
 
     /// Sends our elements with flags, and reduces what all have sent into `to`, by `kernel`.
@@ -244,6 +279,10 @@ impl<T: Element> Symmetric<T> {
         active: bool,
         stream: &Stream,
     ) -> Result<()> {
+        if self.may_multimem(op) {
+            let shape = (first, rows, columns, pitch);
+            return self.multimem_pull(name, op, out, shape, active, stream);
+        }
         self.check_operator(name, op)?;
         let call = self.digest(name, &[op as usize, rows, columns, pitch]);
         let bytes = rows * columns * size_of::<T>();
@@ -252,9 +291,8 @@ impl<T: Element> Symmetric<T> {
         let (mut to, mut active, mut op) = (out.address, u32::from(active), op as u32);
         let mut parts = self.parts;
         self.enqueue(name, call, stream, |group| {
-            let kernel = self.gpu.kernel(file(T::DTYPE), "reduce_pull", THREADS)?;
+            let (kernel, blocks) = self.shaped(file(T::DTYPE), "reduce_pull", bytes)?;
             let mut group = group;
-            let blocks = self.blocks(kernel, bytes);
             let list = parameters![group, parts, to, first, rows, columns, pitch, active, op];
             // SAFETY: the kernel's parameters in order; the rows lie within all parts, and `out` has as many elements.
             unsafe { self.launch(kernel, blocks, stream, list) }
@@ -274,9 +312,8 @@ impl<T: Element> Symmetric<T> {
         let (mut out, mut first, mut bytes) = (out, 0_u64, (len * size_of::<T>()) as u64);
         let mut parts = self.parts;
         self.enqueue(name, call, stream, |group| {
-            let kernel = self.gpu.kernel("move", name, THREADS)?;
+            let (kernel, blocks) = self.shaped("move", name, bytes as usize)?;
             let mut group = group;
-            let blocks = self.blocks(kernel, bytes as usize);
             let mut root_parameter = root.unwrap_or(0) as u32;
             let list = parameters![group, parts, out, first, bytes, root_parameter];
             // The kernels without a root have no parameter for it.
@@ -286,7 +323,7 @@ impl<T: Element> Symmetric<T> {
         })
     }
 
-    fn enqueue(
+    pub(super) fn enqueue(
         &self,
         name: &'static str,
         call: u32,
@@ -298,7 +335,7 @@ impl<T: Element> Symmetric<T> {
 
     /// # Safety
     /// See [`Gpu::launch`](super::Gpu).
-    unsafe fn launch(
+    pub(super) unsafe fn launch(
         &self,
         kernel: BuiltIn,
         blocks: u32,
@@ -309,32 +346,49 @@ impl<T: Element> Symmetric<T> {
         unsafe { self.gpu.launch(kernel, blocks, self.comm.neighbours, stream, parameters) }
     }
 
-    /// Blocks for a kernel that works on so many bytes of this rank: enough to keep the device busy, and no more than fit on
-    /// it together with those of the ranks that share it.
-    fn blocks(&self, kernel: BuiltIn, bytes: usize) -> u32 {
-        let wanted = bytes.div_ceil(VECTOR * THREADS as usize);
-        u32::try_from(wanted).unwrap_or(u32::MAX).clamp(1, self.together(kernel))
+    /// The kernel `name` of a file for work on so many bytes of this rank, and its blocks: enough to keep the device busy, and
+    /// no more than fit on it together with those of the ranks that share it.
+    pub(super) fn shaped(
+        &self,
+        file: &'static str,
+        name: &'static str,
+        bytes: usize,
+    ) -> Result<(BuiltIn, u32)> {
+        let vectors = u32::try_from(bytes.div_ceil(VECTOR)).unwrap_or(u32::MAX).max(1);
+        // Little work goes to small blocks, so that many multiprocessors share in it; but each block has flags of its own.
+        let ranks = self.group().size() as u32;
+        let threads = if vectors.div_ceil(THREADS.0) * ranks <= 64 { THREADS.0 } else { THREADS.1 };
+        let kernel = self.gpu.kernel(file, name, threads)?;
+        let (wanted, most) = (vectors.div_ceil(threads), self.together(kernel));
+        // As long as a thread has few vectors, it is better to leave room for the next kernel, which is then there early.
+        let half = (most / 2).max(1);
+        Ok((kernel, wanted.min(if wanted <= 4 * half { half } else { most })))
+    }
+
+    /// Whether parts of so many bytes are more than the cache of their device holds.
+    fn overflows_cache(&self, bytes: usize) -> bool {
+        bytes.saturating_mul(self.comm.neighbours) > self.gpu.cache()
     }
 
     /// The most blocks of each rank, so that those of all ranks that share the device fit on it: they wait for each other.
     fn together(&self, kernel: BuiltIn) -> u32 {
-        (kernel.fit / self.comm.neighbours.max(1) as u32).clamp(1, MAX_BLOCKS)
+        self.comm.blocks_together(kernel.fit)
     }
 
-    fn digest(&self, name: &'static str, agreed: &[usize]) -> u32 {
+    pub(super) fn digest(&self, name: &'static str, agreed: &[usize]) -> u32 {
         let number = self.handle.number() as usize;
         digest(name, T::DTYPE as usize, number, self.len(), agreed)
     }
 
-    fn block(&self, name: &'static str, len: usize) -> Result<usize> {
+    pub(super) fn block(&self, name: &'static str, len: usize) -> Result<usize> {
         crate::collectives::block_len(self.group(), name, len)
     }
 
-    fn check_out(&self, name: &'static str, expected: usize, got: usize) -> Result<()> {
+    pub(super) fn check_out(&self, name: &'static str, expected: usize, got: usize) -> Result<()> {
         crate::collectives::check_len(self.group(), name, "an output", expected, got)
     }
 
-    fn check_operator(&self, name: &'static str, op: ReduceOp) -> Result<()> {
+    pub(super) fn check_operator(&self, name: &'static str, op: ReduceOp) -> Result<()> {
         crate::collectives::loop_for::<T>(self.group(), name, op).map(drop)
     }
 }
@@ -342,7 +396,7 @@ impl<T: Element> Symmetric<T> {
 /// Blocks and threads of the kernel that sends data with flags: 8 bytes a thread, until there are as many as may be.
 fn flagged(bytes: usize, ranks: usize) -> (u32, u32) {
     let words = u32::try_from(bytes.div_ceil(8)).unwrap_or(u32::MAX);
-    let least = (ranks as u32).next_multiple_of(32);
+    let least = (ranks as u32).next_multiple_of(32) + 32; // one warp more than tells the peers
     let threads = words.next_multiple_of(32).clamp(least, FLAGGED.1.max(least));
     (words.div_ceil(threads).clamp(1, FLAGGED.0), threads)
 }

@@ -3,32 +3,36 @@
 //!
 //! A kernel that gives up notes why, tells all ranks, and returns; all later ones return at once. The host hands the error
 //! out once, on every rank; the call after that puts the pads in order together with the other ranks, and goes on.
-#![allow(unsafe_code)] // S1, S3 (addresses within the pads), S4
+#![allow(unsafe_code)] // S3 (addresses within the pads), S4
 
-use std::collections::HashSet;
-use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
-use symmem_sys::cuda::{self as sys, Attribute, HostMemory};
+use symmem_sys::cuda as sys;
 
+use super::fabric;
 use super::gpu::Gpu;
-use super::layout::{
-    BROKEN, EPOCHS, GroupParameter, MAX_BLOCKS, MAX_RANKS, MailboxWords, Pointers, pad_bytes,
-};
+use super::layout::{BROKEN, EPOCHS, GroupParameter, MAX_BLOCKS, MAX_RANKS, Pointers, pad_bytes};
+use super::mailbox::Mailbox;
+use super::placement::{Placed, check_apart, has_multicast, most_on_one, smallest_if_unlike};
 use super::stream::{Event, Stream};
-use crate::block::{Block, Mapping};
+use crate::backend::Device;
+use crate::block::{Block, Mapping, Witness};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::mesh::{Gone, Mourner, Subject};
 use crate::symmetric::Handle;
 use crate::sync::Ordering;
+use crate::sync::atomic::AtomicBool;
+
+/// What forms a group on a device.
+pub(super) const OP: &str = "rendezvous";
 
 /// What kernels say they are about.
-const OPS: [&str; 14] = [
+const OPS: [&str; 16] = [
     "barrier",
     "all_reduce",
     "reduce_scatter",
@@ -41,22 +45,35 @@ const OPS: [&str; 14] = [
     "scatter",
     "put_signal",
     "wait_signal",
-    "memset32",
+    "barrier_on_channel",
+    "all_to_all_v_2d",
+    "all_to_all_v_2d_offset",
     "a kernel of the caller's",
 ];
+
+/// The number by which a kernel says what it is about.
+pub(super) fn op_code(op: &str) -> u32 {
+    OPS.iter().position(|known| *known == op).unwrap_or(OPS.len() - 1) as u32
+}
 
 /// A group on a device.
 pub(super) struct Comm {
     gpu: Gpu,
     /// The most ranks of the group on one device: the same on all ranks, whose grids must be alike.
     pub(super) neighbours: usize,
+    /// Blocks that the smallest device holds at once, whatever the kernel; where all are alike, each kernel knows better.
+    unlike: Option<u32>,
     /// All ranks have devices of their own that can be reached at once.
     pub(super) has_multicast: bool,
+    /// Memory is handed on by fabric handles.
+    pub(super) over_fabric: bool,
     parameter: GroupParameter,
     /// Always there, until this goes.
     mailbox: Option<Mailbox>,
     members: Vec<usize>,
     state: Mutex<State>,
+    /// A failure was handed out; the pads are not in order. Changed under the lock of `state`, and read without.
+    failed: AtomicBool,
     /// Not the handle, which would keep the group, which keeps this.
     _pads: (Arc<Block>, Arc<Mapping>),
 }
@@ -65,8 +82,8 @@ struct State {
     /// Where the last kernel went, and in which capture.
     last: Option<(sys::Stream, Option<u64>)>,
     event: Event,
-    /// A failure was handed out; the pads are not in order.
-    failed: bool,
+    /// The event is that of the last kernel, and not yet to be recorded at its stream's end.
+    recorded: bool,
 }
 
 impl Comm {
@@ -79,12 +96,14 @@ impl Comm {
         let size = group.size();
         if size > MAX_RANKS {
             let expected = format!("a group of at most {MAX_RANKS} ranks on a device");
-            return Err(group.usage("rendezvous", expected, size.to_string()));
+            return Err(group.usage(OP, expected, size.to_string()));
         }
+        group.check_free(OP, gpu)?;
         // Whatever can fail on one rank alone comes before all agree to go on.
         let (places, Own { block, mailbox, event }) = meet(group, gpu, Own::new(group, gpu))?;
         let neighbours = most_on_one(&places);
-        let handle = Handle::of_block(&block, group, DType::U8)?;
+        let able: Vec<bool> = places.iter().map(|place| place.has_fabric).collect();
+        let (handle, over_fabric) = fabric::map_pads(group, &block, &able)?;
         let parameter = GroupParameter {
             rank: group.rank() as u32,
             size: size as u32,
@@ -99,16 +118,29 @@ impl Comm {
         let comm = Arc::new(Self {
             gpu: gpu.clone(),
             neighbours,
+            unlike: smallest_if_unlike(&places),
             has_multicast: has_multicast(group, &places),
+            over_fabric,
             parameter,
             mailbox: Some(mailbox),
             members: group.world_ranks().to_vec(),
-            state: Mutex::new(State { last: None, event, failed: false }),
+            state: Mutex::new(State { last: None, event, recorded: false }),
+            failed: AtomicBool::new(false),
             _pads: handle.keep(),
         });
+        group.set_placement(Device::Cuda(gpu.number()), handle.number());
         let mourner: std::sync::Weak<Self> = Arc::downgrade(&comm);
         group.context().mesh.watch(mourner);
         Ok(comm)
+    }
+
+    /// Maps all ranks' counterparts of `block`. Collective the first time.
+    pub(super) fn map(&self, block: &Arc<Block>, group: &Group, dtype: DType) -> Result<Handle> {
+        if self.over_fabric {
+            Handle::over_fabric(block, group, dtype)
+        } else {
+            Handle::of_block(block, group, dtype)
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -119,8 +151,18 @@ impl Comm {
         self.parameter.mailbox
     }
 
+    pub(super) fn pads(&self) -> Pointers {
+        self.parameter.pads
+    }
+
     pub(super) fn scope(&self) -> u32 {
         self.parameter.scope
+    }
+
+    /// The most blocks of a kernel that each rank may launch, where `fit` are on this rank's device at once: the same on all
+    /// ranks, and so that those of all ranks that share a device fit on it, for they wait for each other.
+    pub(super) fn blocks_together(&self, fit: u32) -> u32 {
+        (self.unlike.unwrap_or(fit) / self.neighbours.max(1) as u32).clamp(1, MAX_BLOCKS)
     }
 
     /// Makes the group's next kernel, by `launch`, come after its last, whatever their streams.
@@ -132,16 +174,55 @@ impl Comm {
         stream: &Stream,
         launch: impl FnOnce(GroupParameter) -> Result<()>,
     ) -> Result<()> {
-        if *stream.gpu() != self.gpu {
-            let expected = format!("a stream of {:?}", self.gpu);
-            return Err(group.usage(op, expected, format!("one of {:?}", stream.gpu())));
-        }
+        self.check_stream(group, op, stream)?;
         let mut state = self.state();
-        self.check_in(&mut state, group, op)?;
+        self.check_in(&state, group, op)?;
         self.order(&mut state, group, op, stream)?;
-        let op = OPS.iter().position(|known| *known == op).unwrap_or(OPS.len() - 1);
         let timeout = nanoseconds(group);
-        launch(GroupParameter { op: op as u32, call, timeout, ..self.parameter })
+        launch(GroupParameter { op: op_code(op), call, timeout, ..self.parameter })?;
+        self.mark(&mut state, stream);
+        Ok(())
+    }
+
+    /// Marks where the kernel is in its stream, so that one in another stream waits for nothing that comes later in this
+    /// one. With one stream there is nobody to wait.
+    fn mark(&self, state: &mut State, stream: &Stream) {
+        state.recorded = self.gpu.has_several_streams()
+            && self
+                .gpu
+                .call(|driver| driver.event_record(state.event.raw, stream.raw()))
+                .inspect_err(|e| tracing::warn!("{e}"))
+                .is_ok();
+    }
+
+    /// Has `work` put something into `stream` that meets none of the group's kernels, and is not ordered with them.
+    ///
+    /// It is no collective, so it cannot put the group in order after a failure, and is refused until one has.
+    pub(super) fn beside(
+        &self,
+        group: &Group,
+        op: &'static str,
+        stream: &Stream,
+        work: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        self.check_stream(group, op, stream)?;
+        let state = self.state();
+        group.check_whole(op)?;
+        if self.has_failed() {
+            let expected = "a group in order, as its next collective makes it".to_owned();
+            return Err(group.usage(op, expected, "one that has failed".to_owned()));
+        }
+        self.take_failure(group, op)?;
+        drop(state);
+        work()
+    }
+
+    fn check_stream(&self, group: &Group, op: &'static str, stream: &Stream) -> Result<()> {
+        if *stream.gpu() == self.gpu {
+            return Ok(());
+        }
+        let expected = format!("a stream of {:?}", self.gpu);
+        Err(group.usage(op, expected, format!("one of {:?}", stream.gpu())))
     }
 
     fn order(&self, state: &mut State, group: &Group, op: &'static str, to: &Stream) -> Result<()> {
@@ -152,7 +233,9 @@ impl Comm {
             // Both run, or both are noted in one graph: an event orders them.
             Some((stream, capture)) if capture == now.1 => {
                 let event = state.event.raw;
-                if self.gpu.knows(stream) {
+                if state.recorded {
+                    self.gpu.call(|driver| driver.stream_wait(now.0, event))?;
+                } else if self.gpu.knows(stream) {
                     self.gpu.call(|driver| {
                         driver.event_record(event, stream)?;
                         driver.stream_wait(now.0, event)
@@ -176,21 +259,25 @@ impl Comm {
 
     /// The error of a kernel that failed, if one did since the last call.
     pub(super) fn check(&self, group: &Group, op: &'static str) -> Result<()> {
-        let mut state = self.state();
-        if state.failed { Ok(()) } else { self.take_failure(&mut state, group, op) }
+        let _state = self.state();
+        if self.has_failed() { Ok(()) } else { self.take_failure(group, op) }
     }
 
-    fn check_in(&self, state: &mut State, group: &Group, op: &'static str) -> Result<()> {
+    fn check_in(&self, state: &State, group: &Group, op: &'static str) -> Result<()> {
         group.check_whole(op)?;
-        if state.failed {
+        if self.has_failed() {
             return self.recover(state, group);
         }
-        self.take_failure(state, group, op)
+        self.take_failure(group, op)
     }
 
-    fn take_failure(&self, state: &mut State, group: &Group, op: &'static str) -> Result<()> {
+    fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    fn take_failure(&self, group: &Group, op: &'static str) -> Result<()> {
         let Some(note) = self.mailbox.as_ref().and_then(Mailbox::read) else { return Ok(()) };
-        state.failed = true;
+        self.failed.store(true, Ordering::Relaxed);
         group.check_whole(op)?; // a lost rank is the cause of whatever else happened
         let during = OPS.get(note.op as usize).copied().unwrap_or(op);
         let rank = note.rank as usize;
@@ -222,8 +309,9 @@ impl Comm {
     }
 
     /// Puts the pads in order, with all ranks: epochs from which no flag of before counts.
-    fn recover(&self, state: &mut State, group: &Group) -> Result<()> {
+    fn recover(&self, state: &State, group: &Group) -> Result<()> {
         const OP: &str = "recover";
+        group.check_free(OP, &self.gpu)?;
         let last = self.last_epoch(state);
         let own = last.as_ref().copied().unwrap_or(0);
         let last = exchange(group, OP, own, |all| last.map(|_| all.into_iter().max()))?;
@@ -231,7 +319,7 @@ impl Comm {
         let done = self.restart(first);
         // Nobody meets on the pads before all of them are in order.
         exchange(group, OP, (), |_| done)?;
-        state.failed = false;
+        self.failed.store(false, Ordering::Relaxed);
         Ok(())
     }
 
@@ -285,6 +373,14 @@ impl Mourner for Comm {
     }
 }
 
+impl Witness for Comm {
+    /// Not after a kernel gave up: its peers' may be late, and still at it. All are done when the pads are in order again.
+    fn is_quiet(&self) -> bool {
+        let noted = self.mailbox.as_ref().is_some_and(|mailbox| mailbox.read().is_some());
+        !noted && !self.has_failed()
+    }
+}
+
 impl Drop for Comm {
     fn drop(&mut self) {
         // Kernels that are under way look into it.
@@ -303,23 +399,17 @@ struct Own {
 
 impl Own {
     fn new(group: &Group, gpu: &Gpu) -> Result<Self> {
-        let block = group.block_on(Arc::new(gpu.clone()), pad_bytes(group.size()))?;
+        let block = group.block_of::<u8>(Arc::new(gpu.clone()), pad_bytes(group.size()))?;
         Ok(Self { block, mailbox: Mailbox::new(gpu)?, event: Event::new(gpu)? })
     }
 }
 
-/// Where a rank is.
-#[derive(Serialize, Deserialize)]
-struct Placed {
-    device: [u8; 16],
-    can_multicast: bool,
-}
-
 /// Where all ranks are, once all of them have what they need; an error on all if one has not.
 fn meet(group: &Group, gpu: &Gpu, own: Result<Own>) -> Result<(Vec<Placed>, Own)> {
-    let can_multicast = gpu.driver().has(Attribute::Multicast, gpu.device());
-    let placed = Placed { device: gpu.uuid(), can_multicast };
-    exchange(group, "rendezvous", placed, |places| Ok((places, own?)))
+    exchange(group, OP, Placed::new(group, gpu), |places| {
+        check_apart(group, &places)?;
+        Ok((places, own?))
+    })
 }
 
 /// Tells all ranks what this one has to say, and does `part` with what all have: an error on all if one fails.
@@ -347,86 +437,8 @@ fn exchange<T: Serialize + DeserializeOwned, R>(
     })
 }
 
-fn most_on_one(places: &[Placed]) -> usize {
-    let on = |device| places.iter().filter(|place| place.device == device).count();
-    places.iter().map(|place| on(place.device)).max().unwrap_or(1)
-}
-
-fn has_multicast(group: &Group, places: &[Placed]) -> bool {
-    let devices: HashSet<_> = places.iter().map(|place| place.device).collect();
-    let can = places.iter().filter(|place| place.can_multicast).count();
-    let apart = devices.len() == places.len() && places.len() > 1;
-    if apart && can > 0 && can < places.len() {
-        let without = places.iter().position(|place| !place.can_multicast).unwrap_or(0);
-        tracing::warn!("no multicast in {group:?}: the device of rank {without} cannot");
-    }
-    apart && can == places.len()
-}
-
 /// The group's limit for a wait; 0 for ever.
 pub(super) fn nanoseconds(group: &Group) -> u64 {
     let limit = group.deadline().remaining().unwrap_or(Duration::ZERO);
     u64::try_from(limit.as_nanos()).unwrap_or(0)
-}
-
-/// What a kernel noted.
-struct Note {
-    kind: u32,
-    op: u32,
-    channel: u32,
-    rank: u32,
-    ours: u32,
-    theirs: u32,
-}
-
-struct Mailbox {
-    gpu: Gpu,
-    memory: HostMemory,
-}
-
-// SAFETY: atomics in memory that lives as long as this; they may be shared with anyone.
-unsafe impl Send for Mailbox {}
-// SAFETY: as above.
-unsafe impl Sync for Mailbox {}
-
-impl Mailbox {
-    fn new(gpu: &Gpu) -> Result<Self> {
-        let memory = gpu.call(|driver| driver.host_alloc(size_of::<MailboxWords>()))?;
-        let mailbox = Self { gpu: gpu.clone(), memory };
-        mailbox.words().poison.store(0, Ordering::Relaxed);
-        mailbox.clear();
-        Ok(mailbox)
-    }
-
-    fn words(&self) -> &MailboxWords {
-        let words: NonNull<MailboxWords> = self.memory.host.cast();
-        // SAFETY: S1: pinned memory of that size, page-aligned, which goes with `self`; atomics have no invalid values.
-        unsafe { words.as_ref() }
-    }
-
-    fn read(&self) -> Option<Note> {
-        let words = self.words();
-        // Acquire: pairs with the fence before the kernel's last store.
-        if words.state.load(Ordering::Acquire) != 2 {
-            return None;
-        }
-        let [kind, op, channel, rank, ours, theirs] =
-            [&words.kind, &words.op, &words.channel, &words.rank, &words.ours, &words.theirs]
-                .map(|word| word.load(Ordering::Relaxed));
-        Some(Note { kind, op, channel, rank, ours, theirs })
-    }
-
-    fn clear(&self) {
-        self.words().state.store(0, Ordering::Release);
-    }
-}
-
-impl Drop for Mailbox {
-    fn drop(&mut self) {
-        // SAFETY: S4: from one `host_alloc`; kernels that look into it are done.
-        let gone = self.gpu.call(|driver| unsafe { driver.host_free(self.memory.host) });
-        if let Err(e) = gone {
-            tracing::warn!("{e}");
-        }
-    }
 }

@@ -1,11 +1,15 @@
 //! One device: its primary context, and what the library keeps for it.
 #![allow(unsafe_code)] // S4
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use symmem_sys::cuda::{self, Attribute, Capture, Context, Device, Driver, Event, Failure, Stream};
+use symmem_sys::cuda::{
+    self, Attribute, Capture, CaptureMode, Context, Device, Driver, Event, Failure, Stream,
+};
 
 use super::failed;
+use super::graph::is_capturing;
 use super::kernels::Kernels;
 use crate::error::{Error, Result};
 
@@ -20,8 +24,13 @@ struct Inner {
     uuid: [u8; 16],
     context: Context,
     multiprocessors: u32,
+    capability: (i32, i32),
+    /// Bytes of the cache that all multiprocessors share.
+    cache: usize,
     /// Kernels can be launched before the ones before them have ended.
     hopper: bool,
+    /// It has fabric handles, once that was asked.
+    fabric: OnceLock<bool>,
     kernels: Kernels,
     retired: Mutex<Retired>,
 }
@@ -34,10 +43,12 @@ struct Inner {
 struct Retired {
     /// The streams that there are.
     streams: Vec<Stream>,
-    /// The ends of streams that are gone.
+    /// Those of them that somebody else has made, and may capture.
+    foreign: Vec<Stream>,
+    /// The ends of streams that are gone, or were captured.
     ends: Vec<Event>,
-    /// Things, and the events that they outlive.
-    things: Vec<(Box<dyn Send + Sync>, Vec<Event>)>,
+    /// Things, and the events that they outlive, besides those of the things before them.
+    things: VecDeque<(Box<dyn Send + Sync>, Vec<Event>)>,
 }
 
 /// A thing that kernels and copies may be using when its owner lets go: it is dropped when they are done.
@@ -104,8 +115,10 @@ impl Gpu {
             }
         }
         let multiprocessors = driver.attribute(Attribute::SmCount, device).map_err(failed)?;
-        let hopper =
-            driver.attribute(Attribute::ComputeMajor, device).is_ok_and(|major| major >= 9);
+        let number_of = |attribute| driver.attribute(attribute, device).map_err(failed);
+        let capability = (number_of(Attribute::ComputeMajor)?, number_of(Attribute::ComputeMinor)?);
+        let hopper = capability.0 >= 9;
+        let cache = driver.attribute(Attribute::L2Bytes, device).unwrap_or(0);
         let uuid = driver.device_uuid(device).map_err(failed)?;
         let context = driver.context_retain(device).map_err(failed)?;
         let kernels = Kernels::default();
@@ -117,7 +130,10 @@ impl Gpu {
             uuid,
             context,
             multiprocessors,
+            capability,
+            cache: usize::try_from(cache).unwrap_or(0),
             hopper,
+            fabric: OnceLock::new(),
             kernels,
             retired: Mutex::default(),
         })))
@@ -141,8 +157,20 @@ impl Gpu {
         self.0.multiprocessors
     }
 
+    pub(super) fn capability(&self) -> (i32, i32) {
+        self.0.capability
+    }
+
+    pub(super) fn cache(&self) -> usize {
+        self.0.cache
+    }
+
     pub(super) fn is_hopper(&self) -> bool {
         self.0.hopper
+    }
+
+    pub(super) fn fabric(&self) -> &OnceLock<bool> {
+        &self.0.fabric
     }
 
     pub(super) fn kernels(&self) -> &Kernels {
@@ -154,23 +182,69 @@ impl Gpu {
     }
 
     /// Remembers a stream, whose work things that are given back outlive.
-    pub(super) fn adopt(&self, stream: Stream) {
-        self.retired().streams.push(stream);
+    pub(super) fn adopt(&self, stream: Stream, ours: bool) {
+        let mut retired = self.retired();
+        retired.streams.push(stream);
+        if !ours {
+            retired.foreign.push(stream);
+        }
     }
 
     /// Forgets a stream, but for what is still in it.
     pub(super) fn part_from(&self, stream: Stream) {
         let mut retired = self.retired();
-        if let Some(at) = retired.streams.iter().position(|known| *known == stream) {
-            retired.streams.swap_remove(at);
+        let Retired { streams, foreign, .. } = &mut *retired;
+        for list in [streams, foreign] {
+            if let Some(at) = list.iter().position(|known| *known == stream) {
+                list.swap_remove(at);
+            }
         }
-        retired.ends.retain(|end| !self.is_over(*end));
-        retired.ends.extend(self.ends(&[stream]));
+        self.note_end(&mut retired, stream);
+    }
+
+    /// Remembers what is in a stream that is about to be captured: until that is over, its end cannot be told.
+    pub(super) fn before_capture(&self, stream: Stream) {
+        self.note_end(&mut self.retired(), stream);
+    }
+
+    fn note_end(&self, retired: &mut Retired, stream: Stream) {
+        self.at_liberty(|| {
+            retired.ends.retain(|end| !self.is_over(*end));
+            retired.ends.extend(self.ends(&[stream]));
+        });
+    }
+
+    /// Whether the driver would end a capture if this thread allocated or waited: one of its own, or one of a stream that
+    /// somebody else has made, of which nothing else is known.
+    pub(super) fn is_capturing(&self) -> Result<bool> {
+        let foreign = self.retired().foreign.clone();
+        let captured = |stream: &Stream| {
+            let capture = self.call(|driver| driver.stream_capture(*stream))?;
+            Ok(capture != Capture::None)
+        };
+        let captured: Result<Vec<bool>> = foreign.iter().map(captured).collect();
+        Ok(is_capturing() || captured?.contains(&true))
+    }
+
+    /// Does what the driver refuses to a thread that captures, but which touches no stream that is being captured: else
+    /// dropping something would end the capture.
+    fn at_liberty<R>(&self, f: impl FnOnce() -> R) -> R {
+        let had = self.driver().capture_mode(CaptureMode::Relaxed);
+        let done = f();
+        if let Err(e) = had.and_then(|had| self.driver().capture_mode(had)) {
+            tracing::warn!("{e}");
+        }
+        done
     }
 
     /// Whether it is a stream that is still there.
     pub(super) fn knows(&self, stream: Stream) -> bool {
         self.retired().streams.contains(&stream)
+    }
+
+    /// Whether there are streams besides the caller's.
+    pub(super) fn has_several_streams(&self) -> bool {
+        self.retired().streams.len() > 1
     }
 
     /// Has each end that streams left behind when they went pass by `each`, and so what was in them.
@@ -186,26 +260,27 @@ impl Gpu {
     /// Drops `thing` when all is done that is in any stream now: at once, where nothing is.
     pub(super) fn retire(&self, thing: Box<dyn Send + Sync>) {
         let mut retired = self.retired();
-        let mut events = self.ends(&retired.streams);
+        let mut events = self.at_liberty(|| self.ends(&retired.streams));
         events.append(&mut retired.ends);
-        retired.things.push((thing, events));
+        retired.things.push_back((thing, events));
         drop(retired);
         self.collect();
     }
 
     /// Drops what may be dropped.
     pub(super) fn collect(&self) {
+        self.at_liberty(|| self.drop_done());
+    }
+
+    fn drop_done(&self) {
         let mut retired = self.retired();
         let mut done = Vec::new();
-        let things = std::mem::take(&mut retired.things);
-        for (thing, events) in things {
-            let left: Vec<Event> =
-                events.into_iter().filter(|event| !self.is_over(*event)).collect();
-            if left.is_empty() {
-                done.push(thing);
-            } else {
-                retired.things.push((thing, left));
+        while let Some((_, events)) = retired.things.front_mut() {
+            events.retain(|event| !self.is_over(*event));
+            if !events.is_empty() {
+                break;
             }
+            done.extend(retired.things.pop_front());
         }
         drop(retired); // what is dropped now may come back here
         drop(done);

@@ -1,10 +1,38 @@
 //! Work that is noted once and done many times.
 #![allow(unsafe_code)] // S4
 
+use std::cell::Cell;
+
 use symmem_sys::cuda::{self as sys, GraphExec};
 
 use super::stream::Stream;
 use crate::error::Result;
+
+thread_local! {
+    /// How many captures this thread is in the middle of.
+    static CAPTURES: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Whether this thread is within [`Stream::capture`]: the driver ends a capture if its thread waits or allocates.
+pub(super) fn is_capturing() -> bool {
+    CAPTURES.get() > 0
+}
+
+/// Counts a capture, until it goes.
+struct Capturing;
+
+impl Capturing {
+    fn new() -> Self {
+        CAPTURES.set(CAPTURES.get() + 1);
+        Self
+    }
+}
+
+impl Drop for Capturing {
+    fn drop(&mut self) {
+        CAPTURES.set(CAPTURES.get() - 1);
+    }
+}
 
 /// Captured work, ready to be launched. It does not keep the memory that the work touches: who launches it has to.
 #[derive(Debug)]
@@ -17,8 +45,11 @@ impl Stream {
     /// Notes what `work` puts into this stream instead of doing it.
     pub fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
         let gpu = self.gpu();
+        gpu.before_capture(self.raw());
         gpu.call(|driver| driver.capture_begin(self.raw()))?;
+        let capturing = Capturing::new();
         let worked = work();
+        drop(capturing);
         let graph = gpu.call(|driver| driver.capture_end(self.raw()));
         let graph = match worked {
             Ok(()) => graph?,

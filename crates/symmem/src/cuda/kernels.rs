@@ -52,8 +52,12 @@ pub(super) struct Kernels(Mutex<Loaded>);
 #[derive(Default)]
 struct Loaded {
     modules: HashMap<&'static str, Module>,
-    functions: HashMap<(&'static str, &'static str, u32), BuiltIn>,
+    /// Few, and looked for at every launch.
+    functions: Vec<(Key, BuiltIn)>,
 }
+
+/// Threads of a block, the kernel's name, its file.
+type Key = (u32, &'static str, &'static str);
 
 /// A kernel, for blocks of a number of threads.
 #[derive(Clone, Copy)]
@@ -64,6 +68,13 @@ pub(super) struct BuiltIn {
     pub(super) fit: u32,
     /// It waits by itself for the kernel before it, and can be launched before that has ended.
     early: bool,
+}
+
+impl BuiltIn {
+    /// For a kernel that does not wait by itself for the one before it, whatever its file can do.
+    pub(super) const fn in_turn(self) -> Self {
+        Self { early: false, ..self }
+    }
 }
 
 impl Kernels {
@@ -92,8 +103,8 @@ impl Gpu {
         threads: u32,
     ) -> Result<BuiltIn> {
         let mut loaded = self.kernels().0.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (file, name, threads);
-        if let Some(kernel) = loaded.functions.get(&key) {
+        let key = (threads, name, file);
+        if let Some((_, kernel)) = loaded.functions.iter().find(|(known, _)| *known == key) {
             return Ok(*kernel);
         }
         let newer = FILES.iter().find(|(known, _)| {
@@ -118,7 +129,7 @@ impl Gpu {
         })?;
         let fit = each * self.multiprocessors();
         let kernel = BuiltIn { function, threads, fit, early: newer.is_some() };
-        loaded.functions.insert(key, kernel);
+        loaded.functions.push((key, kernel));
         Ok(kernel)
     }
 

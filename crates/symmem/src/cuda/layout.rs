@@ -53,6 +53,7 @@ pub struct DeviceHandle {
     pub(super) buffers: Pointers,
     pub(super) pads: Pointers,
     pub(super) multicast: u64,
+    pub(super) group_pads: Pointers,
 }
 
 /// `SymmemMailbox`, in pinned memory of the host: where kernels note the first failure.
@@ -108,6 +109,7 @@ mod tests {
             offset_of!(DeviceHandle, buffers),
             offset_of!(DeviceHandle, pads),
             offset_of!(DeviceHandle, multicast),
+            offset_of!(DeviceHandle, group_pads),
         ];
         let ptx = include_str!("../../../../kernels/ptx/move.ptx");
         let (_, rest) = ptx.split_once("symmem_layout").unwrap();

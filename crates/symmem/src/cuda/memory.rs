@@ -1,4 +1,4 @@
-//! Memory of a device: physical memory, handed to peers as a descriptor, and its mapping at addresses of this process.
+//! Memory of a device: physical memory, handed to peers as a descriptor or fabric handle, and its mapping at addresses of this process.
 //!
 //! Given back in the order of the driver's rules: unmapped once nothing runs that may use it, then the addresses, then
 //! the memory, which lives on for as long as a peer has it mapped.
@@ -13,12 +13,25 @@ use super::failed;
 use super::gpu::{Gpu, InUse};
 use crate::backend::{Allocation, Backend, Device, Exported};
 use crate::error::{Error, Result};
+use crate::group::no_descriptor;
 use crate::region::Region;
 
 /// Physical memory, ours or imported.
 pub(super) struct Physical {
     pub(super) gpu: Gpu,
     pub(super) memory: Memory,
+}
+
+impl Physical {
+    /// What was exported, here or by a peer.
+    pub(super) fn import(gpu: &Gpu, exported: &Exported) -> Result<Self> {
+        let memory = match exported {
+            Exported::Descriptor(fd) => gpu.driver().import_fd(fd.as_fd()),
+            Exported::Fabric(handle) => gpu.driver().import_fabric(handle),
+            Exported::Mapping(_) => return Err(no_descriptor()),
+        };
+        Ok(Self { gpu: gpu.clone(), memory: memory.map_err(failed)? })
+    }
 }
 
 impl Drop for Physical {
@@ -101,17 +114,24 @@ impl Allocation for Allocated {
         let driver = self.memory.gpu.driver();
         driver.export_fd(self.memory.memory).map(Exported::Descriptor).map_err(failed)
     }
+
+    fn export_fabric(&self) -> Result<Exported> {
+        let driver = self.memory.gpu.driver();
+        driver.export_fabric(self.memory.memory).map(Exported::Fabric).map_err(failed)
+    }
 }
 
 impl Gpu {
-    fn properties(&self) -> MemoryProperties {
+    /// Of memory that can be handed on by `handle`.
+    pub(super) fn properties(&self, handle: HandleType) -> MemoryProperties {
         let rdma = self.driver().has(Attribute::RdmaMemory, self.device());
-        MemoryProperties { device: self.device(), handle: HandleType::Fd, rdma }
+        MemoryProperties { device: self.device(), handle, rdma }
     }
 
     /// Sizes are multiples of the driver's granularity; peers compute the same.
     pub(super) fn whole(&self, bytes: usize) -> Result<usize> {
-        let granularity = self.driver().granularity(&self.properties(), Granularity::Recommended);
+        let properties = self.properties(self.handle_type());
+        let granularity = self.driver().granularity(&properties, Granularity::Recommended);
         let granularity = granularity.map_err(failed)?;
         bytes.checked_next_multiple_of(granularity).ok_or_else(|| Error::Unavailable {
             what: format!("{bytes} bytes of {self:?}"),
@@ -136,7 +156,8 @@ impl Backend for Gpu {
     fn allocate(&self, bytes: usize) -> Result<Arc<dyn Allocation>> {
         self.collect();
         let whole = self.whole(bytes)?;
-        let memory = self.driver().create(whole, &self.properties()).map_err(failed)?;
+        let properties = self.properties(self.handle_type());
+        let memory = self.driver().create(whole, &properties).map_err(failed)?;
         let memory = Arc::new(Physical { gpu: self.clone(), memory });
         let region = Mapped::new(Arc::clone(&memory), whole)?.region(bytes)?;
         self.clear(&region, 0, bytes)?;
@@ -144,14 +165,11 @@ impl Backend for Gpu {
     }
 
     fn import(&self, exported: Exported, bytes: usize) -> Result<Region> {
-        match exported {
-            Exported::Descriptor(fd) => {
-                let memory = self.driver().import_fd(fd.as_fd()).map_err(failed)?;
-                let memory = Arc::new(Physical { gpu: self.clone(), memory });
-                Mapped::new(memory, self.whole(bytes)?)?.region(bytes)
-            }
-            Exported::Mapping(region) => region.part(0, bytes),
+        if let Exported::Mapping(region) = exported {
+            return region.part(0, bytes);
         }
+        let memory = Physical::import(self, &exported)?;
+        Mapped::new(Arc::new(memory), self.whole(bytes)?)?.region(bytes)
     }
 
     fn clear(&self, region: &Region, offset: usize, bytes: usize) -> Result<()> {
@@ -162,5 +180,24 @@ impl Backend for Gpu {
             unsafe { driver.memset8(region.address() as u64, 0, bytes, stream.raw()) }?;
             driver.stream_synchronize(stream.raw())
         })
+    }
+
+    fn occupation(&self) -> Result<Option<String>> {
+        Ok(self.is_capturing()?.then(|| "a stream that is capturing a graph".to_owned()))
+    }
+
+    fn after_use(&self, then: Box<dyn FnOnce() + Send + Sync>) {
+        self.retire(Box::new(Last(Some(then))));
+    }
+}
+
+/// What is done when it goes.
+struct Last(Option<Box<dyn FnOnce() + Send + Sync>>);
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        if let Some(then) = self.0.take() {
+            then();
+        }
     }
 }

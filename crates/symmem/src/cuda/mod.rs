@@ -6,13 +6,20 @@
 
 mod collectives;
 mod comm;
+mod copies;
+mod fabric;
 mod gpu;
 mod graph;
 mod kernels;
 mod layout;
+mod mailbox;
 mod memory;
 mod module;
 mod multicast;
+mod multimem;
+mod placement;
+mod rows;
+mod signals;
 mod stream;
 mod symmetric;
 

@@ -5,7 +5,6 @@
 //! nobody holds is gone.
 #![allow(unsafe_code)] // S1 (regions keep the mapping and what is bound), S4
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -21,15 +20,14 @@ use crate::region::Region;
 use crate::symmetric::Handle;
 
 /// Gives all ranks' parts of `handle` one address more; none, if one rank cannot. Collective.
-pub(super) fn set_up(gpu: &Gpu, handle: &Handle) -> Result<()> {
-    let group = handle.group();
-    let (block, _) = handle.keep();
+pub(super) fn set_up(gpu: &Gpu, handle: &Handle, over_fabric: bool) -> Result<()> {
+    let (group, (block, _)) = (handle.group(), handle.keep());
     let bytes = || gpu.whole(block.segment().bytes());
-    let made = || (group.rank() == 0).then(|| Made::new(gpu, bytes()?, group.size())).transpose();
-    let Some((made, sent)) = agreed(group, made(), |made| made.as_ref().map(|made| &made.fd))?
-    else {
-        return Ok(());
-    };
+    let way = if over_fabric { HandleType::Fabric } else { HandleType::Fd };
+    let make = || Made::new(gpu, bytes()?, group.size(), way);
+    let made = (group.rank() == 0).then(make).transpose();
+    let exported = |made: &Option<Made>| made.as_ref().map(|made| made.exported.try_clone());
+    let Some((made, sent)) = agreed(group, made, exported)? else { return Ok(()) };
     let joined = join(gpu, made.as_ref(), sent);
     let Some((object, _)) = agreed(group, joined, |_| None)? else { return Ok(()) };
     let bound = bytes().and_then(|bytes| bind(gpu, object, block.region(), bytes));
@@ -45,15 +43,11 @@ pub(super) fn set_up(gpu: &Gpu, handle: &Handle) -> Result<()> {
 fn agreed<T>(
     group: &Group,
     step: Result<T>,
-    memory: impl Fn(&T) -> Option<&OwnedFd>,
+    memory: impl Fn(&T) -> Option<Result<Exported>>,
 ) -> Result<Option<(T, Option<Exported>)>> {
     let report = Report(step.as_ref().err().map(Error::to_string));
     let report = postcard::to_stdvec(&report).unwrap_or_default();
-    let send = || {
-        let fd = step.as_ref().ok().and_then(&memory).map(OwnedFd::try_clone).transpose();
-        let fd = fd.map_err(Error::system("dup of a multicast object's descriptor"))?;
-        Ok(fd.map(Exported::Descriptor))
-    };
+    let send = || step.as_ref().ok().and_then(&memory).transpose();
     let terms = [("operation", "multicast".to_owned())];
     let (failure, sent) = group.converse("rendezvous", group.deadline(), |conversation| {
         conversation.hold(&terms, report, send, |reports, memories| {
@@ -81,31 +75,29 @@ impl Report {
 
 /// What rank 0 makes for all.
 struct Made {
-    fd: OwnedFd,
+    exported: Exported,
     _object: Physical,
 }
 
 impl Made {
-    fn new(gpu: &Gpu, bytes: usize, ranks: usize) -> Result<Self> {
-        let (devices, handle) = (ranks as u32, HandleType::Fd);
+    fn new(gpu: &Gpu, bytes: usize, ranks: usize, handle: HandleType) -> Result<Self> {
+        let (driver, devices) = (gpu.driver(), ranks as u32);
         let properties = MulticastProperties { devices, bytes, handle };
-        let memory = gpu.driver().multicast_create(&properties).map_err(failed)?;
+        let memory = driver.multicast_create(&properties).map_err(failed)?;
         let object = Physical { gpu: gpu.clone(), memory };
-        let fd = gpu.driver().export_fd(memory).map_err(failed)?;
-        Ok(Self { fd, _object: object })
+        let exported = match handle {
+            HandleType::Fabric => driver.export_fabric(memory).map(Exported::Fabric),
+            _ => driver.export_fd(memory).map(Exported::Descriptor),
+        };
+        Ok(Self { exported: exported.map_err(failed)?, _object: object })
     }
 }
 
 /// The object, with our device in it.
 fn join(gpu: &Gpu, made: Option<&Made>, sent: Option<Exported>) -> Result<Physical> {
-    let fd = match (made, &sent) {
-        (Some(made), _) => made.fd.as_fd(),
-        (None, Some(Exported::Descriptor(fd))) => fd.as_fd(),
-        (None, _) => return Err(no_descriptor()),
-    };
-    let memory = gpu.driver().import_fd(fd).map_err(failed)?;
-    let object = Physical { gpu: gpu.clone(), memory };
-    gpu.driver().multicast_add(memory, gpu.device()).map_err(failed)?;
+    let exported = made.map(|made| &made.exported).or(sent.as_ref()).ok_or_else(no_descriptor)?;
+    let object = Physical::import(gpu, exported)?;
+    gpu.driver().multicast_add(object.memory, gpu.device()).map_err(failed)?;
     Ok(object)
 }
 

@@ -4,7 +4,8 @@
 use symmem_sys::cuda::{self as sys, Capture};
 
 use super::gpu::Gpu;
-use crate::error::Result;
+use super::graph::is_capturing;
+use crate::error::{Error, Result};
 
 /// Work on a device that is done in order.
 #[derive(Debug)]
@@ -18,7 +19,7 @@ impl Gpu {
     /// A new stream, which does not wait for the default one.
     pub fn stream(&self) -> Result<Stream> {
         let raw = self.call(|driver| driver.stream_create())?;
-        self.adopt(raw);
+        self.adopt(raw, true);
         Ok(Stream { gpu: self.clone(), raw, ours: true })
     }
 
@@ -36,7 +37,7 @@ impl Stream {
     pub unsafe fn from_raw(gpu: &Gpu, raw: usize) -> Self {
         // SAFETY: as the caller promises.
         let raw = unsafe { sys::Stream::from_raw(raw) };
-        gpu.adopt(raw);
+        gpu.adopt(raw, false);
         Self { gpu: gpu.clone(), raw, ours: false }
     }
 
@@ -51,6 +52,7 @@ impl Stream {
 
     /// Waits until everything in it is done.
     pub fn synchronize(&self) -> Result<()> {
+        self.check_runs("synchronize")?;
         self.gpu.call(|driver| driver.stream_synchronize(self.raw))?;
         self.gpu.collect();
         Ok(())
@@ -59,6 +61,15 @@ impl Stream {
     /// Whether everything in it is done.
     pub fn is_idle(&self) -> Result<bool> {
         self.gpu.call(|driver| driver.stream_query(self.raw))
+    }
+
+    /// Refuses to wait where work is only noted, before the driver does so by ending the capture.
+    pub(super) fn check_runs(&self, op: &'static str) -> Result<()> {
+        if !is_capturing() && self.captured_by()?.is_none() {
+            return Ok(());
+        }
+        let expected = "a stream that can be waited for".to_owned();
+        Err(Error::Usage { op, rank: None, expected, got: "one while capturing a graph".into() })
     }
 
     /// The number of the capture that notes what is put into it, if one does.

@@ -12,11 +12,12 @@ use super::gpu::Gpu;
 use super::layout::{DeviceHandle, Pointers};
 use super::multicast;
 use super::stream::Stream;
+use crate::backend::Backend;
 use crate::block::Block;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::symmetric::Handle;
+use crate::symmetric::{Handle, Pool};
 
 /// Memory of a device, this rank's alone. Zeroed.
 pub struct Buffer<T> {
@@ -29,26 +30,55 @@ pub struct Buffer<T> {
 impl Gpu {
     /// Allocates `len` elements on this device, zeroed, for use in groups of `group`'s world. Not collective.
     pub fn alloc<T: Element>(&self, group: &Group, len: usize) -> Result<Buffer<T>> {
-        let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| {
-            let expected = "a length that fits the address space".to_owned();
-            group.usage("alloc", expected, format!("{len} elements of {}", T::DTYPE))
-        })?;
-        let block = group.block_on(Arc::new(self.clone()), bytes)?;
+        let block = group.block_of::<T>(Arc::new(self.clone()), len)?;
         Ok(Buffer { gpu: self.clone(), block, len, elements: PhantomData })
+    }
+
+    /// As [`Group::alloc_persistent`], on this device: the same id gives the same memory again, with what it held, and
+    /// the rendezvous it had. What a former user has put into streams may still be under way.
+    pub fn alloc_persistent<T: Element>(
+        &self,
+        group: &Group,
+        id: u64,
+        len: usize,
+    ) -> Result<Buffer<T>> {
+        let backend: Arc<dyn Backend> = Arc::new(self.clone());
+        let make = || Ok(self.alloc::<T>(group, len)?.block);
+        let block = group.persistent(id, len, &backend, T::DTYPE, make)?;
+        Ok(Buffer { gpu: self.clone(), block, len, elements: PhantomData })
+    }
+
+    /// A pool of this device's memory, allocated `segment_bytes` at a time (or more, for a larger buffer), for use in
+    /// groups of `group`'s world.
+    pub fn pool(&self, group: &Group, segment_bytes: usize) -> Pool<Gpu> {
+        Pool::on(self.clone(), Arc::new(self.clone()), group, segment_bytes)
+    }
+}
+
+impl Pool<Gpu> {
+    /// As [`Gpu::alloc`], from the pool: not zeroed, for it holds what its last user left. No memory that something in a
+    /// stream of the device may still use.
+    pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
+        let gpu = self.device.clone();
+        gpu.collect();
+        let block = self.cut::<T>(len)?;
+        Ok(Buffer { gpu, block, len, elements: PhantomData })
     }
 }
 
 impl<T: Element> Buffer<T> {
-    /// Maps all ranks' buffers into each. Collective over `group`.
+    /// Maps all ranks' buffers into each. Collective over `group`, the first time for this allocation and group.
     pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>> {
         let comm = Comm::of(group, &self.gpu)?;
-        let handle = Handle::of_block(&self.block, group, T::DTYPE)?;
-        if comm.has_multicast && handle.multicast_ptr().is_none() {
-            multicast::set_up(&self.gpu, &handle)?;
+        let handle = comm.map(&self.block, group, T::DTYPE)?;
+        if comm.has_multicast {
+            handle.try_multicast(|| multicast::set_up(&self.gpu, &handle, comm.over_fabric))?;
         }
+        handle.set_witness(&comm);
         let parts = Pointers::new(&handle.buffer_ptrs());
         let (gpu, len) = (self.gpu, self.len);
-        Ok(Symmetric { gpu, comm, handle, parts, len, elements: PhantomData })
+        let (scratch, backwards, elements) = (None, false, PhantomData);
+        Ok(Symmetric { gpu, comm, handle, parts, scratch, backwards, len, elements })
     }
 
     /// How many elements.
@@ -61,14 +91,24 @@ impl<T: Element> Buffer<T> {
         self.len == 0
     }
 
+    /// Where it lies, for kernels of the caller's own and [`Group::rendezvous_at`].
+    pub fn address(&self) -> u64 {
+        self.block.region().address() as u64
+    }
+
+    /// Byte offset within the allocation that this buffer was cut from; not 0 only for buffers of a pool.
+    pub fn offset(&self) -> usize {
+        self.block.offset()
+    }
+
     /// The elements, as something that collectives read.
     pub fn view(&self) -> View<'_, T> {
-        View { address: self.block.region().address() as u64, len: self.len, of: PhantomData }
+        View { address: self.address(), len: self.len, of: PhantomData }
     }
 
     /// The elements, as something that collectives write.
     pub fn view_mut(&mut self) -> ViewMut<'_, T> {
-        ViewMut { address: self.block.region().address() as u64, len: self.len, of: PhantomData }
+        ViewMut { address: self.address(), len: self.len, of: PhantomData }
     }
 
     /// Copies `data` to the device, and waits for it.
@@ -126,6 +166,10 @@ pub struct Symmetric<T> {
     pub(super) handle: Handle,
     /// All ranks' parts as mapped here.
     pub(super) parts: Pointers,
+    /// As much as this rank's part, for what has to be gathered before it is reduced.
+    scratch: Option<Buffer<T>>,
+    /// Which way the last all-reduce of more than the device's cache holds went through it.
+    pub(super) backwards: bool,
     len: usize,
     elements: PhantomData<T>,
 }
@@ -171,12 +215,18 @@ impl<T: Element> Symmetric<T> {
             buffers: self.parts,
             pads: Pointers::new(&handle.signal_pad_ptrs()),
             multicast: handle.multicast_ptr().unwrap_or(0) as u64,
+            group_pads: self.comm.pads(),
         }
     }
 
     /// This rank's elements, as something that collectives read.
     pub fn view(&self) -> View<'_, T> {
         View { address: self.own(), len: self.len, of: PhantomData }
+    }
+
+    /// This rank's elements, as something that collectives of other memory write.
+    pub fn view_mut(&mut self) -> ViewMut<'_, T> {
+        self.own_mut()
     }
 
     fn own(&self) -> u64 {
@@ -186,6 +236,14 @@ impl<T: Element> Symmetric<T> {
     /// This rank's elements, to write. Of `&self`, because whoever calls it has the value for itself.
     pub(super) fn own_mut(&self) -> ViewMut<'_, T> {
         ViewMut { address: self.own(), len: self.len, of: PhantomData }
+    }
+
+    /// Memory of this rank's alone, as much as its part; allocated when first asked for.
+    pub(super) fn scratch(&mut self) -> Result<u64> {
+        if self.scratch.is_none() {
+            self.scratch = Some(self.gpu.alloc(self.handle.group(), self.len)?);
+        }
+        Ok(self.scratch.as_ref().map_or(0, |scratch| scratch.view().address))
     }
 
     /// Copies `data` to this rank's elements, and waits for it.
@@ -209,6 +267,7 @@ impl<T: Element> Symmetric<T> {
 
 fn upload<T: Element>(gpu: &Gpu, to: ViewMut<'_, T>, data: &[T], stream: &Stream) -> Result<()> {
     check_len("write", to.len, data.len())?;
+    stream.check_runs("write")?;
     gpu.call(|driver| {
         let (from, bytes) = (data.as_ptr().cast(), size_of_val(data));
         // SAFETY: S3: as long as each other; `data` lives until the stream is empty.
@@ -218,6 +277,7 @@ fn upload<T: Element>(gpu: &Gpu, to: ViewMut<'_, T>, data: &[T], stream: &Stream
 }
 
 fn download<T: Element>(gpu: &Gpu, from: View<'_, T>, stream: &Stream) -> Result<Vec<T>> {
+    stream.check_runs("read")?;
     let mut data: Vec<T> = Vec::with_capacity(from.len);
     gpu.call(|driver| {
         let (to, bytes) = (data.as_mut_ptr().cast(), from.len * size_of::<T>());

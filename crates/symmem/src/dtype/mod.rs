@@ -6,7 +6,7 @@ mod op;
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
-pub use op::ReduceOp;
+pub use op::{Order, ReduceOp};
 
 /// The type of a buffer's elements, as it travels between ranks and languages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -24,6 +24,16 @@ pub enum ReduceOp {
     Xor,
 }
 
+/// In which order the elements of all ranks are combined.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// By rank, so that every algorithm gives the same bits.
+    #[default]
+    Ranked,
+    /// Any, so that a switch may add up on the way: the bits may depend on the algorithm, and differ between outputs.
+    Any,
+}
+
 impl ReduceOp {
     /// All operators.
     pub const ALL: [Self; 8] = [

@@ -19,6 +19,8 @@ pub(crate) struct Context {
     pub(crate) pad_backend: Arc<dyn Backend>,
     /// Of this world, if it differs from the process's setting.
     pub(crate) pad_size: Option<usize>,
+    /// Ranks of a group may not share a device.
+    pub(crate) strict_devices: bool,
     names: Mutex<HashSet<String>>,
     pub(crate) imports: Imports,
     /// Living allocations by address.
@@ -35,6 +37,7 @@ impl Context {
         store: SharedStore,
         backend: Arc<dyn Backend>,
         pad_size: Option<usize>,
+        strict_devices: bool,
         server: Option<TcpServer>,
     ) -> Result<Self> {
         let pads = if mesh.in_one_process() { "process" } else { "host" };
@@ -44,6 +47,7 @@ impl Context {
             store,
             backend,
             pad_size,
+            strict_devices,
             names: Mutex::default(),
             imports: Imports::default(),
             blocks: Mutex::default(),

@@ -9,6 +9,7 @@ use super::desk::{DESK, desk_offset};
 use super::health::{Health, Parting};
 use super::{Group, Inner, check_pad_size, no_descriptor};
 use crate::backend::{Allocation, Exported};
+use crate::dtype::Order;
 use crate::error::{Error, Result};
 use crate::machine::{self, Costs, Rates};
 use crate::mesh::{Gone, Phase, Scope, Subject};
@@ -29,6 +30,7 @@ pub(super) struct Plan {
     pub(super) members: Vec<usize>,
     pub(super) pad_size: usize,
     pub(super) limit: Deadline,
+    pub(super) order: Order,
     /// The group that this one was shrunk from, in the first place.
     pub(super) root: Option<Root>,
 }
@@ -47,8 +49,11 @@ impl Plan {
         desk_offset(self.layout()) + 2 * DESK
     }
 
-    fn terms(&self) -> [(&'static str, String); 1] {
-        [("signal pad size", format!("{} bytes", self.pad_size))]
+    fn terms(&self) -> [(&'static str, String); 2] {
+        [
+            ("signal pad size", format!("{} bytes", self.pad_size)),
+            ("order of reductions", format!("{:?}", self.order)),
+        ]
     }
 
     fn make_pad(&self, context: &Context, rank: usize) -> Result<(Arc<dyn Allocation>, Card)> {
@@ -181,12 +186,18 @@ impl Group {
             rendezvous: Mutex::new(()),
             awaited: Mutex::new(None),
             slices: Mutex::new(()),
+            placements: Mutex::default(),
             attached: Mutex::default(),
         });
         let mourner: Weak<Health> = Arc::downgrade(&inner.health);
         context.mesh.watch(mourner);
         inner.conversation(inner.plan.limit).send_cards(&own, || pad.export().map(Some))?;
         Ok(Self(inner))
+    }
+
+    /// In which order its reductions combine the ranks' elements.
+    pub fn order(&self) -> Order {
+        self.0.plan.order
     }
 
     /// Waits until all members have created the group. Collective, once; any use of the group does the same.

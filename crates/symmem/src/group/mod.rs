@@ -1,5 +1,6 @@
 //! Groups of ranks: who is in, how they synchronise, and what happens when one of them is lost.
 
+mod attached;
 mod context;
 mod conversation;
 mod desk;
@@ -22,7 +23,8 @@ pub(crate) use context::Context;
 pub(crate) use conversation::Conversation;
 pub(crate) use desk::{DESK, Desk};
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Device};
+use crate::dtype::Order;
 use crate::error::{Error, Result};
 use crate::mesh::Scope;
 use crate::signal::Stop;
@@ -83,6 +85,8 @@ pub struct GroupOptions {
     pub signal_pad_size: Option<usize>,
     /// How long a wait lasts unless its call says otherwise; 0 for ever.
     pub timeout: Option<Duration>,
+    /// In which order reductions combine the ranks' elements: the same on all ranks.
+    pub order: Option<Order>,
 }
 
 /// A set of ranks that work together. Cheap to clone.
@@ -104,6 +108,8 @@ struct Inner {
     awaited: Mutex<Option<Group>>,
     /// One collective on slices at a time: each is many exchanges.
     slices: Mutex<()>,
+    /// The rendezvous by which a device of this rank knows where the other ranks are.
+    placements: Mutex<HashMap<Device, u64>>,
     /// What later layers keep for the group, by type and number.
     attached: Mutex<HashMap<(TypeId, u64), Arc<dyn Any + Send + Sync>>>,
 }
@@ -174,24 +180,6 @@ impl Group {
         self.0.slices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a later layer keeps for this group under a number, made when first asked for; it goes with the group, so it
-    /// must not keep the group.
-    pub(crate) fn attached<T: Any + Send + Sync>(
-        &self,
-        number: u64,
-        make: impl FnOnce() -> Result<Arc<T>>,
-    ) -> Result<Arc<T>> {
-        let key = (TypeId::of::<T>(), number);
-        let mut attached = self.0.attached.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = attached.get(&key).and_then(|known| Arc::clone(known).downcast().ok());
-        if let Some(known) = known {
-            return Ok(known);
-        }
-        let made = make()?;
-        attached.insert(key, Arc::clone(&made) as Arc<dyn Any + Send + Sync>);
-        Ok(made)
-    }
-
     pub(crate) fn downgrade(&self) -> Weak<dyn Send + Sync> {
         let weak: Weak<Inner> = Arc::downgrade(&self.0);
         weak
@@ -225,6 +213,7 @@ impl Group {
             members,
             pad_size: options.signal_pad_size.unwrap_or_else(|| context.pad_size()),
             limit: options.timeout.map_or(self.deadline(), Deadline::within),
+            order: options.order.unwrap_or_else(|| self.order()),
             root: None,
         };
         Self::begin(context, plan)

@@ -73,6 +73,7 @@ impl Group {
             members: ranks.iter().filter_map(|&r| members.get(r).copied()).collect(),
             pad_size: self.signal_pad_size(),
             limit: self.deadline(),
+            order: self.order(),
             root: Some(root),
         };
         Self::begin(&self.0.context, plan)

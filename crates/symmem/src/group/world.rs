@@ -10,6 +10,7 @@ use super::context::Context;
 use super::environment::{self, Place};
 use super::form::Plan;
 use crate::backend::{self, Backend};
+use crate::dtype::Order;
 use crate::error::{Error, Result};
 use crate::mesh::{Bootstrap, Mesh, connect};
 use crate::store::{MemoryStore, SharedStore, TcpServer, TcpStore};
@@ -69,6 +70,9 @@ pub struct WorldOptions {
     /// A directory in which the ranks of one machine find each other's sockets. Default: `SYMMEM_SOCKET_DIR`,
     /// or a private one. To be set when ranks run in containers that share nothing else.
     pub socket_dir: Option<PathBuf>,
+    /// Whether ranks of a group may not share a device: a rendezvous on one then fails on all ranks if any of them says
+    /// so. Default: `SYMMEM_STRICT_DEVICES` is 1.
+    pub strict_devices: Option<bool>,
 }
 
 impl WorldOptions {
@@ -159,7 +163,12 @@ impl WorldOptions {
             None => setting::<usize>("SYMMEM_SIGNAL_PAD_SIZE", "bytes")?,
         };
         let backend = self.backend(&mesh)?;
-        let context = Arc::new(Context::new(mesh, store, backend, pad_size, server)?);
+        let strict = match self.strict_devices {
+            Some(strict) => strict,
+            None => setting::<u8>("SYMMEM_STRICT_DEVICES", "(0 or 1)")?.is_some_and(|set| set > 0),
+        };
+        let context = Context::new(mesh, store, backend, pad_size, strict, server)?;
+        let context = Arc::new(context);
         let plan = Plan {
             op: "world",
             scope: String::new(),
@@ -168,6 +177,7 @@ impl WorldOptions {
             members: (0..context.mesh.size()).collect(),
             pad_size: context.pad_size(),
             limit,
+            order: Order::Ranked,
             root: None,
         };
         let group = Group::begin(&context, plan)?;

@@ -146,8 +146,12 @@ impl Mesh {
     ) -> Result<()> {
         match self.links.get(to) {
             Some(Link::Socket(fd)) => {
-                let packet =
-                    Packet::Letter { subject: subject.clone(), phase, body: body.to_vec() };
+                let (subject, body) = (subject.clone(), body.to_vec());
+                let fabric = match &memory {
+                    Some(Exported::Fabric(handle)) => Some(handle.to_vec()),
+                    _ => None,
+                };
+                let packet = Packet::Letter { subject, phase, body, fabric };
                 socket::send(fd, &packet, memory, deadline)
             }
             Some(Link::Thread(inbox)) => {

@@ -27,22 +27,30 @@ const GOODBYE: Duration = Duration::from_millis(20);
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Packet {
     /// First from the connecting rank.
-    Hello {
-        token: u128,
-        rank: usize,
-    },
+    Hello { token: u128, rank: usize },
     /// The answer.
-    Welcome {
-        token: u128,
-        rank: usize,
-    },
+    Welcome { token: u128, rank: usize },
     Letter {
         subject: Subject,
         phase: Phase,
         body: Vec<u8>,
+        /// The handle of the memory that comes with it, where that is no descriptor.
+        fabric: Option<Vec<u8>>,
     },
     /// Last, from a rank that can still say so.
     Bye(Gone),
+}
+
+impl Packet {
+    /// The memory that came as a fabric handle.
+    fn fabric(&self) -> Option<Exported> {
+        match self {
+            Self::Letter { fabric: Some(handle), .. } => {
+                handle.as_slice().try_into().ok().map(Exported::Fabric)
+            }
+            _ => None,
+        }
+    }
 }
 
 /// What one look at a socket brought.
@@ -74,7 +82,9 @@ pub(super) fn send(
     let descriptor = match &memory {
         Some(Exported::Descriptor(fd)) => Some(fd.as_fd()),
         // Cannot travel: the letter goes without, and whoever needs the memory says so.
-        Some(Exported::Mapping(_)) | None => None,
+        Some(Exported::Mapping(_)) => None,
+        // In the packet itself.
+        Some(Exported::Fabric(_)) | None => None,
     };
     let deadline = deadline.start();
     loop {
@@ -151,8 +161,11 @@ pub(super) fn receive(socket: &OwnedFd) -> Received {
         // No free descriptor in this process: the letter goes on without its memory, and whoever needs it says so.
         tracing::warn!("a descriptor was lost: this process is at its limit of open files");
     }
-    match postcard::from_bytes(bytes.get(..got.bytes).unwrap_or_default()) {
-        Ok(packet) => Received::Packet(packet, descriptor.map(Exported::Descriptor)),
+    match postcard::from_bytes::<Packet>(bytes.get(..got.bytes).unwrap_or_default()) {
+        Ok(packet) => {
+            let memory = descriptor.map(Exported::Descriptor).or_else(|| packet.fabric());
+            Received::Packet(packet, memory)
+        }
         Err(e) => Received::Garbage(format!("{} bytes: {e}", got.bytes)),
     }
 }

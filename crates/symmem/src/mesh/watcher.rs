@@ -89,7 +89,7 @@ fn ended_or_served(inbox: &Inbox, ended: &std::io::PipeReader, peers: &mut Vec<P
 fn take_in(inbox: &Inbox, peer: &Peer) -> Option<Gone> {
     loop {
         match socket::receive(&peer.socket) {
-            Received::Packet(Packet::Letter { subject, phase, body }, memory) => {
+            Received::Packet(Packet::Letter { subject, phase, body, .. }, memory) => {
                 inbox.deliver(peer.rank, subject, phase, Letter::new(body, memory));
             }
             Received::Packet(Packet::Bye(gone), _) => return Some(gone),

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::failed::Failed;
 use super::pad::SignalPad;
 use crate::backend::{Device, Exported};
-use crate::block::{Block, Mapping, Place};
+use crate::block::{Block, Mapping, Place, Witness};
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::group::{Group, no_descriptor};
@@ -45,9 +45,19 @@ impl Handle {
         Ok(Self { group: group.clone(), block: Arc::clone(block), mapping, offset })
     }
 
+    /// Notes who knows when peers' work on the memory is over.
+    pub(crate) fn set_witness<W: Witness + 'static>(&self, witness: &Arc<W>) {
+        let _ = self.mapping.witness.set(Arc::<W>::clone(witness)); // there is one for a group and device
+    }
+
     /// Maps all counterparts of a block that this rank alone has had.
     pub(crate) fn of_block(block: &Arc<Block>, group: &Group, dtype: DType) -> Result<Self> {
         Self::rendezvous(block, group, dtype, 0, Bringing::Owned)
+    }
+
+    /// Likewise, by fabric handles, which all ranks' memory has.
+    pub(crate) fn over_fabric(block: &Arc<Block>, group: &Group, dtype: DType) -> Result<Self> {
+        Self::rendezvous(block, group, dtype, 0, Bringing::OverFabric)
     }
 
     /// What keeps the memory, without the group.
@@ -114,12 +124,34 @@ impl Handle {
 
     /// An address that reaches all ranks at once, where the hardware has such.
     pub fn multicast_ptr(&self) -> Option<usize> {
-        self.mapping.multicast.get().map(|all| all.address() + self.offset)
+        let all = self.mapping.multicast.get().and_then(Option::as_ref);
+        all.map(|all| all.address() + self.offset)
     }
 
-    /// Notes that address, of the whole block.
+    /// Sees to it that such an address has been tried for, by `set_up` where blocks of these segments have none yet. Only
+    /// blocks at the same offset of segments of the same length can have one. The same on all ranks.
+    pub(crate) fn try_multicast(&self, set_up: impl FnOnce() -> Result<()>) -> Result<()> {
+        if self.mapping.multicast.get().is_some() {
+            return Ok(());
+        }
+        match self.mapping.everywhere(self.block.segment()) {
+            _ if !self.mapping.is_level() => {}
+            Some(known) => self.find_multicast(&known),
+            None => set_up()?,
+        }
+        let _ = self.mapping.multicast.set(None); // unless it was set
+        Ok(())
+    }
+
+    /// Notes the address of all ranks' segments.
     pub(crate) fn set_multicast(&self, all: Region) {
-        let _ = self.mapping.multicast.set(all); // whoever was first has the same
+        self.find_multicast(&all);
+        self.mapping.set_everywhere(self.block.segment(), all);
+    }
+
+    fn find_multicast(&self, all: &Region) {
+        let own = all.part(self.block.offset(), self.block.region().bytes()).ok();
+        let _ = self.mapping.multicast.set(own); // whoever was first has the same
     }
 
     /// The addresses of all ranks' data as mapped here, by rank, this handle's offset applied.
@@ -192,6 +224,8 @@ impl Group {
 pub(super) enum Bringing {
     /// It gave up the value that owned its part.
     Owned,
+    /// Likewise, and it is handed on as a fabric handle.
+    OverFabric,
     /// It gave up the value, and others may be reading by right of that rendezvous (group and number). Collective in any
     /// case: success says that none of the group is, nor will be.
     Read(u128, u64),
@@ -216,24 +250,28 @@ struct Brought {
 
 /// Exchanges what the ranks brought and maps it: all of them agree and succeed, or none does.
 fn map_all(block: &Arc<Block>, group: &Group, dtype: DType, bringing: Bringing) -> Result<Mapping> {
+    group.check_free(OP, &*block.segment().backend)?;
     let read_in = match bringing {
         Bringing::Read(group, number) => Some((group, number)),
-        Bringing::Owned | Bringing::Address => None,
+        Bringing::Owned | Bringing::OverFabric | Bringing::Address => None,
     };
     let backend = &block.segment().backend;
+    let placement = group.placement(backend.device());
     let terms = [
+        ("operation", "rendezvous of memory".to_owned()),
         ("size", format!("{} bytes", block.shape().bytes)),
         ("element type", dtype.to_string()),
         ("device", backend.device().kind().to_owned()),
         ("backend", backend.name().to_owned()),
         ("signal pad size", format!("{} bytes", block.shape().pad)),
+        ("placement of ranks", placement.map_or("none".into(), |n| format!("by rendezvous {n}"))),
     ];
     let own = Brought { place: block.place(), read_in };
     let own = postcard::to_stdvec(&own).unwrap_or_default();
     let imports = &group.context().imports;
     let import = |rank: usize, brought: &[u8], memory: Option<Exported>| {
         if rank == group.rank() {
-            return Ok(block.region().clone());
+            return Ok((block.region().clone(), block.place()));
         }
         let Brought { place, read_in } =
             postcard::from_bytes(brought).map_err(|e| Error::Protocol {
@@ -247,22 +285,24 @@ fn map_all(block: &Arc<Block>, group: &Group, dtype: DType, bringing: Bringing) 
             return Err(group.usage(OP, expected, "another one while holding that".into()));
         }
         let exported = || memory.ok_or_else(no_descriptor);
-        imports.block(backend.as_ref(), place, exported, block.shape())
+        let region = imports.block(backend.as_ref(), place, exported, block.shape())?;
+        Ok((region, place))
+    };
+    let export = || match bringing {
+        Bringing::OverFabric => block.segment().export_fabric(),
+        _ => block.segment().export(),
     };
     group.converse(OP, group.deadline(), |conversation| {
         conversation.hold(
             &terms,
             own,
-            || block.segment().export().map(Some),
+            || export().map(Some),
             |brought, memories| {
                 let ranks = brought.iter().zip(memories).enumerate();
                 let blocks: Result<Vec<_>> = ranks.map(|(r, (b, m))| import(r, b, m)).collect();
-                Ok(Mapping::new(
-                    conversation.subject.number,
-                    blocks?,
-                    block.shape(),
-                    group.downgrade(),
-                ))
+                let (blocks, places) = blocks?.into_iter().unzip();
+                let number = conversation.subject.number;
+                Ok(Mapping::new(number, blocks, places, block.shape(), group.downgrade()))
             },
         )
     })

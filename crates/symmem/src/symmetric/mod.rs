@@ -49,22 +49,33 @@ impl Group {
     pub fn alloc_with_pad<T: Element>(&self, len: usize, pad: usize) -> Result<Buffer<T>> {
         check_pad_size("alloc", Some(self.rank()), pad, 1)?;
         let shape = Shape { pad, ..self.shape::<T>(len)? };
-        let block = self.segment_on(Arc::clone(self.backend()), shape)?;
+        let block = self.shaped(Arc::clone(self.backend()), shape)?;
         Ok(Buffer { block, len, elements: PhantomData })
     }
 
-    /// A block of `bytes` in a segment of its own, from any backend.
-    pub(crate) fn block_on(&self, backend: Arc<dyn Backend>, bytes: usize) -> Result<Arc<Block>> {
-        self.segment_on(backend, self.shape::<u8>(bytes)?)
+    /// A block for `len` elements in a segment of its own, from any backend.
+    pub(crate) fn block_of<T: Element>(
+        &self,
+        backend: Arc<dyn Backend>,
+        len: usize,
+    ) -> Result<Arc<Block>> {
+        self.shaped(backend, self.shape::<T>(len)?)
     }
 
-    fn segment_on(&self, backend: Arc<dyn Backend>, shape: Shape) -> Result<Arc<Block>> {
+    fn shaped(&self, backend: Arc<dyn Backend>, shape: Shape) -> Result<Arc<Block>> {
+        self.check_free("alloc", &*backend)?;
         let id = crate::mesh::endpoint::random()?;
         let total = shape.total().unwrap_or(usize::MAX);
         let segment = Arc::new(Segment::allocate(backend, total, id)?);
         let block = Arc::new(Block::new(segment, 0, shape, None)?);
         self.context().register(&block);
         Ok(block)
+    }
+
+    /// Refuses to begin what would disturb something else that the backend is in the middle of.
+    pub(crate) fn check_free(&self, op: &'static str, backend: &dyn Backend) -> Result<()> {
+        let Some(occupation) = backend.occupation()? else { return Ok(()) };
+        Err(self.usage(op, "nothing under way that it would disturb".into(), occupation))
     }
 
     /// The parts of a block for `len` elements.
@@ -75,12 +86,6 @@ impl Group {
             let expected = "a length that fits the address space".to_owned();
             self.usage("alloc", expected, format!("{len} elements of {}", T::DTYPE))
         })
-    }
-
-    fn buffer<T: Element>(&self, block: Block, len: usize) -> Result<Buffer<T>> {
-        let block = Arc::new(block);
-        self.context().register(&block);
-        Ok(Buffer { block, len, elements: PhantomData })
     }
 }
 

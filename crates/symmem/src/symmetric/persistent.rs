@@ -4,7 +4,9 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use super::Buffer;
-use crate::dtype::Element;
+use crate::backend::Backend;
+use crate::block::Block;
+use crate::dtype::{DType, Element};
 use crate::error::Result;
 use crate::group::Group;
 use crate::sync::Ordering;
@@ -14,13 +16,44 @@ impl Group {
     /// Allocates `len` elements under an id of the caller's choice; a later call with the same id gets the same memory,
     /// with what it held, and the rendezvous it had. One user at a time; freed with the world.
     pub fn alloc_persistent<T: Element>(&self, id: u64, len: usize) -> Result<Buffer<T>> {
-        const OP: &str = "alloc_persistent";
+        let backend = Arc::clone(self.backend());
+        let block =
+            self.persistent(id, len, &backend, T::DTYPE, || Ok(self.alloc::<T>(len)?.block))?;
+        Ok(Buffer { block, len, elements: PhantomData })
+    }
+
+    /// The block of an id, made by `make` the first time.
+    pub(crate) fn persistent(
+        &self,
+        id: u64,
+        len: usize,
+        backend: &Arc<dyn Backend>,
+        dtype: DType,
+        make: impl FnOnce() -> Result<Arc<Block>>,
+    ) -> Result<Arc<Block>> {
         let mut table = self.context().persistent();
-        let Some((dtype, known)) = table.get(&id) else {
-            let buffer = self.alloc::<T>(len)?;
-            table.insert(id, (T::DTYPE, Arc::clone(&buffer.block)));
-            return Ok(buffer);
-        };
+        if let Some(known) = table.get(&id) {
+            self.check_known(id, len, backend, dtype, known)?;
+            if !known.1.is_open() {
+                return Ok(Arc::clone(&known.1));
+            }
+            // A peer may still read what a former user shared and never released: that memory stays as it is.
+        }
+        let block = make()?;
+        table.insert(id, (dtype, Arc::clone(&block)));
+        Ok(block)
+    }
+
+    /// Whether what an id has is free, and what is asked for.
+    fn check_known(
+        &self,
+        id: u64,
+        len: usize,
+        backend: &Arc<dyn Backend>,
+        asked: DType,
+        (dtype, known): &(DType, Arc<Block>),
+    ) -> Result<()> {
+        const OP: &str = "alloc_persistent";
         let users = Arc::strong_count(known) - 1;
         fence(Ordering::Acquire); // pairs with the release by which the last user let go
         if users > 0 {
@@ -31,28 +64,23 @@ impl Group {
                 "a previous allocation with it is still active".into(),
             ));
         }
-        let (bytes, had) = (len.saturating_mul(size_of::<T>()), known.shape().bytes);
+        let (bytes, had) = (len.saturating_mul(asked.size()), known.shape().bytes);
         if bytes != had {
             let expected = format!("the size of the previous allocation with id {id}, {had} bytes");
             return Err(self.usage(OP, expected, format!("{bytes} bytes")));
         }
-        if *dtype != T::DTYPE {
+        if *dtype != asked {
             let expected =
                 format!("the element type of the previous allocation with id {id}, {dtype}");
-            return Err(self.usage(OP, expected, T::DTYPE.to_string()));
+            return Err(self.usage(OP, expected, asked.to_string()));
         }
-        let backend = known.segment().backend.name();
-        if backend != self.backend().name() {
+        let (had, wanted) = (&known.segment().backend, backend);
+        if (had.name(), had.device()) != (wanted.name(), wanted.device()) {
+            let name = |b: &Arc<dyn Backend>| format!("{} on {}", b.name(), b.device());
             let expected =
-                format!("the backend of the previous allocation with id {id}, {backend}");
-            return Err(self.usage(OP, expected, self.backend().name().into()));
+                format!("the backend of the previous allocation with id {id}, {}", name(had));
+            return Err(self.usage(OP, expected, name(wanted)));
         }
-        if known.is_open() {
-            // A peer may still read what a former user shared and never released: that memory stays as it is.
-            table.remove(&id);
-            drop(table);
-            return self.alloc_persistent(id, len);
-        }
-        Ok(Buffer { block: Arc::clone(known), len, elements: PhantomData })
+        Ok(())
     }
 }

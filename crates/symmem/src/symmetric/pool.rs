@@ -1,19 +1,25 @@
 //! A pool: many small buffers cut from few large allocations, each as symmetric as if it had its own.
 
 use std::collections::BTreeMap;
+use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Buffer;
+use crate::backend::Backend;
 use crate::block::{Block, Home, Segment, Shape};
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::group::Group;
 
-/// Cuts buffers from segments that it allocates as needed. Memory goes back to the pool when its last user drops it,
-/// and to the system with the pool.
+/// Cuts buffers from segments that it allocates as needed. Memory goes back to the pool when its last user drops it and
+/// nothing that is under way uses it, and to the system with the pool.
+///
+/// `D` is the device whose memory it is: a `cuda::Gpu`, or `()` for main memory.
 #[derive(Clone)]
-pub struct Pool {
-    group: Group,
+pub struct Pool<D = ()> {
+    pub(crate) device: D,
+    pub(crate) group: Group,
+    backend: Arc<dyn Backend>,
     segment_bytes: usize,
     state: Arc<Segments>,
 }
@@ -24,7 +30,6 @@ struct Segments(Mutex<Vec<Cut>>);
 /// One segment and what is free in it: length by offset, never two ranges side by side.
 struct Cut {
     segment: Arc<Segment>,
-    id: u128,
     free: BTreeMap<usize, usize>,
     /// Where blocks were that peers have mapped: they are used again whole, for the same shape.
     kept: Vec<(Shape, usize)>,
@@ -33,38 +38,57 @@ struct Cut {
 impl Pool {
     /// A pool of this rank's memory, allocated `segment_bytes` at a time (or more, for a larger buffer).
     pub fn new(group: &Group, segment_bytes: usize) -> Self {
-        Self { group: group.clone(), segment_bytes, state: Arc::default() }
+        Self::on((), Arc::clone(group.backend()), group, segment_bytes)
     }
 
     /// As [`Group::alloc`], from the pool: not zeroed, for it holds what its last user left.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
+        let block = self.cut::<T>(len)?;
+        Ok(Buffer { block, len, elements: PhantomData })
+    }
+}
+
+impl<D> Pool<D> {
+    pub(crate) fn on(
+        device: D,
+        backend: Arc<dyn Backend>,
+        group: &Group,
+        segment_bytes: usize,
+    ) -> Self {
+        Self { device, group: group.clone(), backend, segment_bytes, state: Arc::default() }
+    }
+
+    /// A block for `len` elements.
+    pub(crate) fn cut<T: Element>(&self, len: usize) -> Result<Arc<Block>> {
         let shape = self.group.shape::<T>(len)?;
+        self.group.check_free("alloc", &*self.backend)?;
         let total = shape.total().unwrap_or(usize::MAX);
-        let mut cuts = self.state.lock();
-        let taken = cuts.iter_mut().find_map(|cut| {
+        let taken = self.state.lock().iter_mut().find_map(|cut| {
             let offset = cut.take_kept(shape).or_else(|| cut.take(total))?;
             Some((Arc::clone(&cut.segment), offset))
         });
         let (segment, offset) = match taken {
             Some(taken) => taken,
-            None => {
-                let cut = self.grow(total)?;
-                let segment = Arc::clone(&cut.segment);
-                cuts.push(cut);
-                (segment, cuts.last_mut().and_then(|cut| cut.take(total)).unwrap_or(0))
-            }
+            None => self.grow(total)?,
         };
-        drop(cuts);
         let home: Arc<dyn Home> = Arc::<Segments>::clone(&self.state);
-        self.group.buffer(Block::new(segment, offset, shape, Some(home))?, len)
+        let id = segment.id;
+        let block = Block::new(segment, offset, shape, Some(home));
+        let block = Arc::new(block.inspect_err(|_| self.state.take_back(id, offset, shape, true))?);
+        self.group.context().register(&block);
+        Ok(block)
     }
 
-    fn grow(&self, at_least: usize) -> Result<Cut> {
+    /// The first `bytes` of a new segment. Not under the lock: a backend may give memory back meanwhile.
+    fn grow(&self, bytes: usize) -> Result<(Arc<Segment>, usize)> {
         let id = crate::mesh::endpoint::random()?;
-        let bytes = self.segment_bytes.max(at_least);
-        let segment = Arc::new(Segment::allocate(Arc::clone(self.group.backend()), bytes, id)?);
+        let whole = self.segment_bytes.max(bytes);
+        let segment = Arc::new(Segment::allocate(Arc::clone(&self.backend), whole, id)?);
         let free = BTreeMap::from([(0, segment.bytes())]);
-        Ok(Cut { segment, id, free, kept: Vec::new() })
+        let mut cut = Cut { segment: Arc::clone(&segment), free, kept: Vec::new() };
+        let offset = cut.take(bytes).unwrap_or(0);
+        self.state.lock().push(cut);
+        Ok((segment, offset))
     }
 
     /// Bytes that the pool holds in all, and bytes of them in use.
@@ -77,7 +101,7 @@ impl Pool {
     }
 }
 
-impl std::fmt::Debug for Pool {
+impl<D> std::fmt::Debug for Pool<D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (held, used) = self.usage();
         write!(f, "Pool({used} of {held} bytes in use)")
@@ -94,7 +118,7 @@ impl Segments {
 impl Home for Segments {
     fn take_back(&self, segment: u128, offset: usize, shape: Shape, was_mapped: bool) {
         let mut cuts = self.lock();
-        let Some(cut) = cuts.iter_mut().find(|cut| cut.id == segment) else { return };
+        let Some(cut) = cuts.iter_mut().find(|cut| cut.segment.id == segment) else { return };
         if was_mapped {
             cut.kept.push((shape, offset));
         } else {
@@ -142,7 +166,7 @@ mod tests {
     fn cut(bytes: usize) -> Cut {
         let segment = Arc::new(Segment::allocate(Arc::new(Process), bytes, 1).unwrap());
         let free = BTreeMap::from([(0, segment.bytes())]);
-        Cut { segment, id: 1, free, kept: Vec::new() }
+        Cut { segment, free, kept: Vec::new() }
     }
 
     #[test]

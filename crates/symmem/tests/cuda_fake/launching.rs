@@ -1,5 +1,6 @@
 //! Launches: which kernel, how large, with which parameters, and in which order.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use symmem::cuda::Gpu;
@@ -15,7 +16,7 @@ fn a_kernel_gets_the_group_it_meets() {
     for driver in &drivers {
         let seen = seen.clone();
         driver.kernel("barrier", &[GROUP], move |launched| {
-            assert_eq!((launched.grid, launched.block), ([1, 1, 1], [32, 1, 1]));
+            assert_eq!((launched.grid, launched.block), ([1, 1, 1], [64, 1, 1]));
             let group = Group::of(launched);
             // All pads are mapped, and start as zeros.
             assert!((0..group.size()).all(|rank| super::load(group.pad(rank)) == 0));
@@ -92,6 +93,43 @@ fn grids_are_alike_where_some_ranks_share_a_device() {
     assert_eq!(grids, [[16, 1, 1]; 3]);
 }
 
+/// The pads on which kernels meet are not the signal pad, and have room for every grid.
+#[test]
+fn a_small_signal_pad_limits_no_grid() {
+    ranks(&drivers(2), |world, driver, gpu, stream| {
+        let one_channel = GroupOptions { signal_pad_size: Some(8), ..Default::default() };
+        let group = world.subgroup_with(&[0, 1], one_channel).unwrap();
+        let mut x = gpu.alloc::<f32>(world, 1 << 20).unwrap().rendezvous(&group).unwrap();
+        x.all_reduce_with(ReduceOp::Sum, Algorithm::TwoShot, stream).unwrap();
+        assert_eq!(driver.launches()[0].grid, [32, 1, 1]);
+        world.barrier().unwrap();
+    });
+}
+
+/// The fake's devices have a cache of 50 MiB.
+#[test]
+fn what_the_cache_does_not_hold_is_gone_through_there_and_back() {
+    let ways: Arc<Mutex<Vec<u8>>> = Arc::default();
+    let drivers = drivers(2);
+    let seen = ways.clone();
+    drivers[1].kernel("all_reduce_two_shot_in_turns", &[GROUP, 576, 8, 8, 4, 4], move |launched| {
+        seen.lock().unwrap().push(launched.parameters[5][0]);
+    });
+    ranks(&drivers, |world, driver, gpu, stream| {
+        let mut fits = gpu.alloc::<u8>(world, 50 << 20).unwrap().rendezvous(world).unwrap();
+        let mut more = gpu.alloc::<u8>(world, (50 << 20) + 1).unwrap().rendezvous(world).unwrap();
+        for _ in 0..3 {
+            more.all_reduce(ReduceOp::Sum, stream).unwrap();
+            fits.all_reduce(ReduceOp::Sum, stream).unwrap();
+        }
+        let names = driver.launches().into_iter().map(|launched| launched.function);
+        let plain = names.filter(|name| name == "all_reduce_two_shot").count();
+        assert_eq!(plain, 3);
+        world.barrier().unwrap();
+    });
+    assert_eq!(*ways.lock().unwrap(), [1, 0, 1]);
+}
+
 #[test]
 fn ranks_on_one_device_need_its_scope_only() {
     let drivers = drivers(2);
@@ -117,18 +155,107 @@ fn two_streams_are_ordered_by_an_event() {
         let count = || (driver.calls("cuEventRecord"), driver.calls("cuStreamWaitEvent"));
         x.barrier(a).unwrap();
         x.barrier(a).unwrap();
-        assert_eq!(count(), (0, 0), "one stream needs no event");
+        assert_eq!(count(), (2, 0), "marked, so that nobody waits for what comes later");
         x.barrier(&b).unwrap();
-        assert_eq!(count(), (1, 1));
+        assert_eq!(count(), (3, 1));
         x.barrier(&b).unwrap();
-        assert_eq!(count(), (1, 1));
+        assert_eq!(count(), (4, 1));
         x.barrier(a).unwrap();
-        assert_eq!(count(), (2, 2));
+        assert_eq!(count(), (5, 2));
         let other = world.subgroup(&[0, 1]).unwrap();
         let y = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(&other).unwrap();
         y.barrier(&b).unwrap();
-        assert_eq!(count(), (2, 2), "groups are not ordered against each other");
+        assert_eq!(count(), (6, 2), "groups are not ordered against each other");
         world.barrier().unwrap();
+    });
+}
+
+#[test]
+fn one_stream_needs_no_event_until_there_is_another() {
+    ranks(&drivers(2), |world, driver, gpu, a| {
+        let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
+        let count = || (driver.calls("cuEventRecord"), driver.calls("cuStreamWaitEvent"));
+        x.barrier(a).unwrap();
+        x.barrier(a).unwrap();
+        assert_eq!(count(), (0, 0));
+        let b = gpu.stream().unwrap();
+        x.barrier(&b).unwrap();
+        assert_eq!(count(), (2, 1), "the end of the first, and the mark of the second");
+        world.barrier().unwrap();
+    });
+}
+
+/// All that meets on the group's pads.
+#[test]
+fn every_collective_waits_for_the_last_in_another_stream() {
+    ranks(&drivers(2), |world, driver, gpu, a| {
+        let b = gpu.stream().unwrap();
+        let mut x = gpu.alloc::<f32>(world, 8).unwrap().rendezvous(world).unwrap();
+        let [mut half, mut same, mut double] =
+            [4, 8, 16].map(|len| gpu.alloc::<f32>(world, len).unwrap());
+        x.barrier(a).unwrap();
+        let mut streams = [&b, a].into_iter().cycle();
+        let mut waits = 0;
+        let mut next = |done: symmem::Result<()>| {
+            done.unwrap();
+            waits += 1;
+            assert_eq!(driver.calls("cuStreamWaitEvent"), waits);
+        };
+        next(x.all_reduce(ReduceOp::Sum, streams.next().unwrap()));
+        next(x.all_reduce_with(ReduceOp::Sum, Algorithm::TwoShot, streams.next().unwrap()));
+        next(x.all_reduce_into(ReduceOp::Sum, same.view_mut(), streams.next().unwrap()));
+        next(x.reduce_scatter(ReduceOp::Sum, half.view_mut(), streams.next().unwrap()));
+        next(x.reduce(ReduceOp::Sum, 0, same.view_mut(), streams.next().unwrap()));
+        next(x.all_gather(double.view_mut(), streams.next().unwrap()));
+        next(x.broadcast(0, streams.next().unwrap()));
+        next(x.all_to_all(same.view_mut(), streams.next().unwrap()));
+        next(x.gather(0, double.view_mut(), streams.next().unwrap()));
+        next(x.scatter(0, half.view_mut(), streams.next().unwrap()));
+        next(x.barrier(streams.next().unwrap()));
+        world.barrier().unwrap();
+    });
+}
+
+/// Nothing runs without the order that it needs; a mark that cannot be made is made up for by waiting for more.
+#[test]
+fn an_order_that_cannot_be_kept_is_an_error() {
+    ranks(&drivers(1), |world, driver, gpu, a| {
+        let b = gpu.stream().unwrap();
+        let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
+        driver.fail("cuEventRecord", 1, code::UNKNOWN);
+        x.barrier(a).unwrap();
+        for call in ["cuEventRecord", "cuStreamWaitEvent"] {
+            driver.fail(call, 1, code::UNKNOWN);
+            let e = x.barrier(&b).unwrap_err();
+            assert!(e.to_string().contains(call), "{e}");
+            assert_eq!(driver.launches().len(), 1);
+        }
+        x.barrier(&b).unwrap();
+        assert_eq!(driver.launches().len(), 2);
+    });
+}
+
+#[test]
+fn threads_launch_one_at_a_time() {
+    let drivers = drivers(1);
+    let inside = Arc::new(AtomicBool::new(false));
+    let now = Arc::clone(&inside);
+    drivers[0].kernel("barrier", &[GROUP], move |_| {
+        assert!(!now.swap(true, Ordering::Relaxed), "two launches at once");
+        std::thread::yield_now();
+        now.store(false, Ordering::Relaxed);
+    });
+    ranks(&drivers, |world, driver, gpu, _| {
+        let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let stream = gpu.stream().unwrap();
+                    (0..50).for_each(|_| x.barrier(&stream).unwrap());
+                });
+            }
+        });
+        assert_eq!(driver.launches().len(), 100);
     });
 }
 
@@ -138,11 +265,12 @@ fn what_was_in_a_stream_that_is_gone_comes_first() {
         let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
         let b = gpu.stream().unwrap();
         x.barrier(&b).unwrap();
-        drop(b); // nothing is in it
+        drop(b);
         x.barrier(a).unwrap();
-        assert_eq!(driver.calls("cuStreamWaitEvent"), 0);
+        assert_eq!(driver.calls("cuStreamWaitEvent"), 1, "its mark is still there");
         let c = gpu.stream().unwrap();
-        x.barrier(&c).unwrap();
+        driver.fail("cuEventRecord", 2, code::UNKNOWN);
+        x.barrier(&c).unwrap(); // the end of `a`, and no mark of its own
         driver.fail("cuStreamQuery", 1, code::NOT_READY);
         let waits = driver.calls("cuStreamWaitEvent");
         drop(c);

@@ -182,6 +182,29 @@ fn a_recovery_that_fails_on_one_rank_fails_on_all_and_can_be_tried_again() {
     }
 }
 
+/// It waits for the device.
+#[test]
+fn a_group_is_not_put_in_order_within_a_capture() {
+    let drivers = drivers(2);
+    let notes = noting(&drivers);
+    ranks(&drivers, |world, _, gpu, stream| {
+        let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
+        *notes[world.rank()].lock().unwrap() = Some([4, 0, 0, 0, 0, 0]);
+        x.barrier(stream).unwrap();
+        world.barrier().unwrap();
+        x.barrier(stream).unwrap_err();
+        let graph = stream.capture(|| {
+            let e = x.barrier(stream).unwrap_err();
+            assert!(matches!(e, Error::Usage { op: "recover", .. }), "{e}");
+            Ok(())
+        });
+        graph.unwrap();
+        x.barrier(stream).unwrap();
+        x.synchronize(stream).unwrap();
+        world.barrier().unwrap();
+    });
+}
+
 #[test]
 fn the_mailbox_is_poisoned_when_a_peer_dies() {
     Ranks::new(3).dying(&[1]).run(test_name!(), |world| {

@@ -3,12 +3,12 @@
 use std::any::Any;
 
 use symmem::cuda::Gpu;
-use symmem::{Error, World};
-use symmem_sys::cuda::code;
+use symmem::{DType, Error, World};
 use symmem_sys::cuda::fake::{Config, Fake};
+use symmem_sys::cuda::{Devices, code};
 use symmem_testing::{Random, Ranks, die, test_name};
 
-use super::{drivers, load, ranks};
+use super::{drivers, load, on, ranks};
 
 const LEN: usize = 1000;
 
@@ -17,7 +17,7 @@ fn value(rank: usize, i: usize) -> u32 {
 }
 
 /// Fills this rank's memory, and sees all ranks' at the handle's addresses.
-fn exchange(world: &World, gpu: &Gpu) {
+pub(super) fn exchange(world: &World, gpu: &Gpu) {
     let stream = gpu.stream().unwrap();
     let buffer = gpu.alloc::<u32>(world, LEN).unwrap();
     assert_eq!(buffer.read(&stream).unwrap(), [0; LEN], "not zeroed");
@@ -178,6 +178,115 @@ fn memory_in_use_is_given_back_once_nothing_runs() {
     })
     .unwrap();
     assert_eq!(driver.live(), [""; 0]);
+}
+
+#[test]
+fn an_address_leads_to_its_allocation() {
+    ranks(&drivers(2), |world, _, gpu, _| {
+        let pool = gpu.pool(world, 2 << 20);
+        let all = [gpu.alloc::<u32>(world, LEN), pool.alloc(LEN), pool.alloc(LEN)];
+        for buffer in all.map(|buffer| buffer.unwrap()) {
+            let address = buffer.address() as usize;
+            let at = |offset: usize| world.rendezvous_at(address + offset, DType::U32).unwrap();
+            let whole = at(0).unwrap();
+            assert_eq!((whole.buffer_size(), whole.offset()), (4 * LEN, 0));
+            let rest = at(40).unwrap();
+            assert_eq!((rest.buffer_size(), rest.offset()), (4 * LEN - 40, 40));
+            assert_eq!(rest.buffer_ptrs()[world.rank()], address + 40);
+            assert!(at(4 * LEN).is_none(), "the pad is no part of it");
+            world.barrier().unwrap();
+        }
+        assert!(world.rendezvous_at(4096, DType::U32).unwrap().is_none());
+    });
+}
+
+#[test]
+fn network_cards_may_reach_the_memory_where_the_device_allows_it() {
+    for rdma in [false, true] {
+        let driver = Fake::new(vec![Config { rdma, ..Config::default() }]);
+        ranks(&[driver], |world, driver, gpu, _| {
+            let _buffer = gpu.alloc::<u32>(world, LEN).unwrap();
+            let fit = driver.live().iter().filter(|line| line.contains("for RDMA")).count();
+            assert_eq!(fit, usize::from(rdma));
+        });
+    }
+}
+
+/// Whatever is current for the caller's thread stays so, and none need be.
+#[test]
+fn the_callers_context_stays_current() {
+    ranks(&drivers(2), |world, driver, gpu, stream| {
+        let other = driver.device(1 - world.rank()).unwrap();
+        let context = driver.context_retain(other).unwrap();
+        for current in [None, Some(context)] {
+            driver.context_set(current).unwrap();
+            let mut x = gpu.alloc::<u32>(world, LEN).unwrap().rendezvous(world).unwrap();
+            x.write(&[3; LEN], stream).unwrap();
+            x.barrier(stream).unwrap();
+            assert_eq!(x.read(stream).unwrap(), [3; LEN]);
+            driver.fail("cuStreamQuery", 1, code::NOT_READY); // something is still in the stream
+            drop(x);
+            stream.synchronize().unwrap();
+            assert_eq!(driver.context_current().unwrap(), current);
+        }
+        driver.context_set(None).unwrap();
+        // SAFETY: retained above, and not used again.
+        unsafe { driver.context_release(other) }.unwrap();
+    });
+}
+
+/// After a fault the driver refuses everything, also to take things back: that is no reason to panic or to hang.
+#[test]
+fn a_device_that_has_failed_is_left_alone() {
+    let drivers = drivers(2);
+    on(
+        &drivers,
+        |rank| rank,
+        |world, driver, gpu, stream| {
+            let pool = gpu.pool(world, 2 << 20);
+            let x = gpu.alloc::<u32>(world, LEN).unwrap().rendezvous(world).unwrap();
+            let y = pool.alloc::<u32>(LEN).unwrap().rendezvous(world).unwrap();
+            x.barrier(stream).unwrap();
+            world.barrier().unwrap();
+            for call in ["cuStreamQuery", "cuEventQuery", "cuMemUnmap", "cuStreamSynchronize"] {
+                driver.fail_always(call, code::ILLEGAL_ADDRESS);
+            }
+            assert!(matches!(x.synchronize(stream), Err(Error::Driver { .. })));
+            drop((x, y, pool));
+            assert!(matches!(gpu.alloc::<u32>(world, LEN), Err(Error::Driver { .. })));
+        },
+    );
+}
+
+/// What a stream left behind when it went, or was captured, holds up all that is dropped after.
+#[test]
+fn memory_outlives_what_streams_had_in_them() {
+    ranks(&drivers(1), |world, driver, gpu, stream| {
+        let busy = |call: &str, times: usize| {
+            (1..=times).for_each(|nth| driver.fail(call, nth, code::NOT_READY));
+        };
+        for capture in [false, true] {
+            let other = gpu.stream().unwrap();
+            let [x, y] = [(); 2].map(|()| gpu.alloc::<u32>(world, LEN).unwrap());
+            let before = driver.calls("cuMemUnmap");
+            busy("cuStreamQuery", 1);
+            busy("cuEventQuery", 2); // once for each that is dropped
+            let drop_both = || {
+                drop(x);
+                drop(y);
+                assert_eq!(driver.calls("cuMemUnmap"), before, "capture: {capture}");
+                Ok(())
+            };
+            if capture {
+                other.capture(drop_both).unwrap();
+            } else {
+                drop(other);
+                drop_both().unwrap();
+            }
+            stream.synchronize().unwrap();
+            assert_eq!(driver.calls("cuMemUnmap"), before + 2);
+        }
+    });
 }
 
 #[test]

@@ -10,19 +10,19 @@ use symmem_testing::{Ranks, test_name};
 
 use super::{configured, drivers, on, ranks};
 
-fn able() -> Config {
+pub(super) fn able() -> Config {
     Config { multicast: true, ..Config::default() }
 }
 
-/// The last field, which kernels see.
+/// What kernels see of it: `SymmemHandle::multicast`, whose place a test of the layout holds.
 fn seen_by_kernels(handle: &DeviceHandle) -> u64 {
-    let end = std::ptr::from_ref(handle).wrapping_add(1).cast::<u64>();
-    // SAFETY: the structure ends in eight bytes of this, aligned, as kernels read it.
-    unsafe { end.wrapping_sub(1).read() }
+    let field = std::ptr::from_ref(handle).cast::<u8>().wrapping_add(1192).cast::<u64>();
+    // SAFETY: eight bytes of the structure, aligned, as kernels read them.
+    unsafe { field.read() }
 }
 
 /// Allocates, and gives back whether there is multicast.
-fn has_multicast(world: &World, gpu: &Gpu) -> bool {
+pub(super) fn has_multicast(world: &World, gpu: &Gpu) -> bool {
     let x = gpu.alloc::<f32>(world, 100).unwrap().rendezvous(world).unwrap();
     let (handle, seen) = (x.handle(), seen_by_kernels(&x.device_handle()));
     assert_eq!(handle.multicast_ptr().unwrap_or(0) as u64, seen);
@@ -36,7 +36,7 @@ fn has_multicast(world: &World, gpu: &Gpu) -> bool {
 }
 
 /// What `body` logs in this thread.
-fn logged<R>(body: impl FnOnce() -> R) -> (R, String) {
+pub(super) fn logged<R>(body: impl FnOnce() -> R) -> (R, String) {
     #[derive(Clone, Default)]
     struct Log(Arc<Mutex<Vec<u8>>>);
     impl std::io::Write for Log {
@@ -51,7 +51,7 @@ fn logged<R>(body: impl FnOnce() -> R) -> (R, String) {
     let log = Log::default();
     let writer = log.clone();
     let subscriber: tracing::Dispatch = tracing_subscriber::fmt()
-        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
+        .with_max_level(tracing_subscriber::filter::LevelFilter::INFO)
         .with_ansi(false)
         .with_writer(move || writer.clone())
         .finish()

@@ -55,7 +55,7 @@ pub(super) fn measures(name: &'static str, settings: &Settings) -> Vec<Measure> 
     }
     let both = |dtype, bytes| {
         let memory = Memory::Symmetric.name();
-        let algorithm = if name == "all_reduce" { settings.algorithm() } else { "-" };
+        let algorithm = settings.algorithm_of(name);
         let ours = Measure { memory, algorithm, ..one(dtype, bytes, "symmem", collective) };
         [Measure { memory, ..one(dtype, bytes, "limits", floor) }, ours]
     };
@@ -265,13 +265,25 @@ struct Collective<'a, T: Value> {
     turn: usize,
 }
 
+impl<T: Value> Collective<'_, T> {
+    /// What rank `rank` has in this turn: numbers whose sums are exact where the order of additions is the switch's.
+    fn pattern(&self, rank: usize) -> Vec<T> {
+        if self.algorithm == Algorithm::Multimem {
+            return (0..PERIOD).map(|i| T::of((i / 3 + rank + self.turn) as u8 % 4)).collect();
+        }
+        pattern(rank, self.turn)
+    }
+}
+
 impl<T: Value> Work for Collective<'_, T> {
     fn enqueue(&mut self, device: &Device) -> symmem::Result<()> {
         let (memory, out, stream) = (&mut self.memory, self.out.view_mut(), &device.stream);
         match self.kind {
             Kind::AllReduce => memory.all_reduce_with(ReduceOp::Sum, self.algorithm, stream),
-            Kind::ReduceScatter => memory.reduce_scatter(ReduceOp::Sum, out, stream),
-            Kind::AllGather => memory.all_gather(out, stream),
+            Kind::ReduceScatter => {
+                memory.reduce_scatter_with(ReduceOp::Sum, out, self.algorithm, stream)
+            }
+            Kind::AllGather => memory.all_gather_with(out, self.algorithm, stream),
             Kind::Broadcast => memory.broadcast(ROOT, stream),
             _ => memory.all_to_all(out, stream),
         }
@@ -283,13 +295,13 @@ impl<T: Value> Work for Collective<'_, T> {
 
     fn refill(&mut self, device: &Device) -> Result<()> {
         self.turn += 1;
-        let own = pattern(self.group.rank(), self.turn);
+        let own = self.pattern(self.group.rank());
         Ok(self.memory.write(&repeated(&own, self.memory.len()), &device.stream)?)
     }
 
     fn right(&mut self, device: &Device, calls: usize) -> Result<bool> {
         let (rank, block) = (self.group.rank(), self.block);
-        let of = |rank| pattern::<T>(rank, self.turn);
+        let of = |rank| self.pattern(rank);
         let mut sum = of(rank);
         if self.kind.adds() {
             // In place, each call adds up what the one before has left with all.

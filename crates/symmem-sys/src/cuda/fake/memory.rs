@@ -14,6 +14,10 @@ use crate::cuda::{
     MemoryProperties, MulticastProperties, PointerInfo, Result, code,
 };
 
+/// What tells handles of the fabric from descriptors, for which the driver has the same calls.
+const EXPORT_FABRIC: &str = "export_fabric";
+const IMPORT_FABRIC: &str = "import_fabric";
+
 impl VirtualMemory for Fake {
     fn granularity(&self, properties: &MemoryProperties, _: Granularity) -> Result<usize> {
         let call = "cuMemGetAllocationGranularity";
@@ -30,10 +34,10 @@ impl VirtualMemory for Fake {
             return refuse(call, code::NOT_SUPPORTED, "the device cannot");
         }
         match config.fabric {
-            Fabric::No if handle == HandleType::Fabric => {
+            Fabric::No if handle.allows(HandleType::Fabric) => {
                 return refuse(call, code::NOT_SUPPORTED, "no fabric handles");
             }
-            Fabric::NotPermitted if handle == HandleType::Fabric => {
+            Fabric::NotPermitted if handle.allows(HandleType::Fabric) => {
                 return refuse(call, code::NOT_PERMITTED, "the fabric is not set up");
             }
             _ => {}
@@ -44,7 +48,8 @@ impl VirtualMemory for Fake {
         }
         let label = Label { device, handle, multicast: false };
         let file = pages::file(bytes, label).map_err(|error| system(call, error))?;
-        Ok(insert(&mut state, physical(file, bytes, label, true)))
+        let memory = Physical { rdma, ..physical(file, bytes, label, true) };
+        Ok(insert(&mut state, memory))
     }
 
     unsafe fn release(&self, memory: Memory) -> Result<()> {
@@ -158,7 +163,7 @@ impl VirtualMemory for Fake {
         let call = "cuMemExportToShareableHandle";
         let mut state = self.enter(call)?;
         let found = state.memory(call, memory.raw())?;
-        if found.handle != HandleType::Fd {
+        if !found.handle.allows(HandleType::Fd) {
             return refuse(call, code::INVALID_VALUE, "it was not created for descriptors");
         }
         found.file.try_clone().or_else(|error| refuse(call, code::UNKNOWN, error.to_string()))
@@ -176,15 +181,18 @@ impl VirtualMemory for Fake {
         let call = "cuMemExportToShareableHandle";
         let mut state = self.enter(call)?;
         let found = state.memory(call, memory.raw())?;
-        if found.handle != HandleType::Fabric {
+        if !found.handle.allows(HandleType::Fabric) {
             return refuse(call, code::INVALID_VALUE, "it was not created for the fabric");
         }
-        Ok(pages::fabric_handle(found.file.as_fd()))
+        let handle = pages::fabric_handle(found.file.as_fd());
+        state.enter(EXPORT_FABRIC)?;
+        Ok(handle)
     }
 
     fn import_fabric(&self, handle: &FabricHandle) -> Result<Memory> {
         let call = "cuMemImportFromShareableHandle";
         let mut state = self.enter(call)?;
+        state.enter(IMPORT_FABRIC)?;
         let Some(file) = pages::follow(handle) else {
             return refuse(call, code::INVALID_VALUE, "the handle leads nowhere");
         };
@@ -417,6 +425,7 @@ fn physical(file: OwnedFd, bytes: usize, label: Label, created: bool) -> Physica
         device,
         handle,
         created,
+        rdma: false,
         handles: 1,
         mappings: 0,
         bindings: 0,
@@ -432,7 +441,7 @@ fn insert(state: &mut State, memory: Physical) -> Memory {
 
 fn import(call: &'static str, state: &mut State, file: OwnedFd, by: HandleType) -> Result<Memory> {
     match pages::recognise(file.as_fd()) {
-        Some((label, bytes)) if label.handle == by => {
+        Some((label, bytes)) if label.handle.allows(by) => {
             Ok(insert(state, physical(file, bytes, label, false)))
         }
         _ => refuse(call, code::INVALID_VALUE, "that is no exported memory"),

@@ -155,9 +155,15 @@ impl Fake {
         self.lock().plan(call, None, code);
     }
 
-    /// How often `call` was called, failures included.
+    /// How often `call` was called, failures included. Where the handle is one of the fabric, an export counts as
+    /// `export_fabric` as well, and an import as `import_fabric`.
     pub fn calls(&self, call: &str) -> usize {
         self.lock().calls(call)
+    }
+
+    /// All calls so far, in their order, failures included.
+    pub fn history(&self) -> Vec<&'static str> {
+        self.lock().history.clone()
     }
 
     /// Everything that was made and not given back, one line each.

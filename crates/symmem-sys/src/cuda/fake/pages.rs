@@ -120,6 +120,7 @@ pub(super) fn recognise(file: BorrowedFd<'_>) -> Option<(Label, usize)> {
     let handle = match parts.next()? {
         "1" => HandleType::Fd,
         "8" => HandleType::Fabric,
+        "9" => HandleType::FdOrFabric,
         _ => HandleType::None,
     };
     let multicast = parts.next()? == "multicast";

@@ -10,13 +10,14 @@ use super::Launched;
 use super::pages::Span;
 use super::work::Work;
 use crate::cuda::driver::refuse;
-use crate::cuda::{Access, Context, Device, HandleType, Result, code};
+use crate::cuda::{Access, CaptureMode, Context, Device, HandleType, Result, code};
 
 #[derive(Default)]
 pub(super) struct State {
     initialised: bool,
     last: usize,
     counts: BTreeMap<String, usize>,
+    pub(super) history: Vec<&'static str>,
     planned: Vec<Planned>,
     /// How often the primary context of a device is retained.
     pub(super) contexts: BTreeMap<i32, usize>,
@@ -26,6 +27,8 @@ pub(super) struct State {
     pub(super) mappings: BTreeMap<u64, Mapping>,
     pub(super) hosts: BTreeMap<u64, Span>,
     pub(super) streams: BTreeMap<usize, StreamState>,
+    /// What threads may call while they capture; those that have said so.
+    pub(super) modes: HashMap<ThreadId, CaptureMode>,
     pub(super) events: BTreeMap<usize, EventState>,
     pub(super) modules: BTreeMap<usize, String>,
     pub(super) functions: BTreeMap<usize, FunctionState>,
@@ -50,6 +53,8 @@ pub(super) struct Physical {
     pub(super) handle: HandleType,
     /// Whether it was created here, and counts as this device's memory.
     pub(super) created: bool,
+    /// Whether network cards may reach it.
+    pub(super) rdma: bool,
     /// How often it has to be released.
     pub(super) handles: usize,
     pub(super) mappings: usize,
@@ -86,9 +91,41 @@ pub(super) struct Mapping {
 
 pub(super) struct StreamState {
     pub(super) context: Context,
-    /// The number of the capture and what it has noted.
-    pub(super) capture: Option<(u64, Vec<Work>)>,
+    pub(super) capture: Option<Noting>,
 }
+
+/// A capture that is under way, in thread-local mode.
+pub(super) struct Noting {
+    pub(super) id: u64,
+    pub(super) noted: Vec<Work>,
+    /// A call that the thread may not make meanwhile has ended it.
+    pub(super) invalidated: bool,
+    thread: ThreadId,
+}
+
+impl Noting {
+    pub(super) fn new(id: u64) -> Self {
+        let thread = std::thread::current().id();
+        Self { id, noted: Vec::new(), invalidated: false, thread }
+    }
+}
+
+/// What could touch a capture, for all the driver knows, and therefore ends those of the calling thread.
+const UNSAFE_IN_CAPTURE: [&str; 13] = [
+    "cuMemCreate",
+    "cuMemRelease",
+    "cuMemAddressReserve",
+    "cuMemAddressFree",
+    "cuMemMap",
+    "cuMemUnmap",
+    "cuMemSetAccess",
+    "cuMemHostAlloc",
+    "cuMemFreeHost",
+    "cuStreamSynchronize",
+    "cuStreamQuery",
+    "cuEventSynchronize",
+    "cuEventQuery",
+];
 
 pub(super) struct EventState {
     pub(super) timing: bool,
@@ -125,6 +162,7 @@ impl State {
     }
 
     pub(super) fn enter(&mut self, call: &'static str) -> Result<()> {
+        self.history.push(call);
         let count = self.counts.entry(call.to_owned()).or_default();
         *count += 1;
         let hit = |plan: &&Planned| plan.call == call && plan.at.is_none_or(|at| at == *count);
@@ -137,7 +175,21 @@ impl State {
             _ if self.initialised => {}
             _ => return refuse(call, code::NOT_INITIALIZED, "cuInit was not called"),
         }
+        if UNSAFE_IN_CAPTURE.contains(&call) && self.end_captures() {
+            return refuse(call, code::STREAM_CAPTURE_UNSUPPORTED, "this thread is capturing");
+        }
         Ok(())
+    }
+
+    /// Ends the captures of this thread, unless it may do everything; whether there were any.
+    fn end_captures(&mut self) -> bool {
+        let thread = std::thread::current().id();
+        if self.modes.get(&thread) == Some(&CaptureMode::Relaxed) {
+            return false;
+        }
+        let captures = self.streams.values_mut().filter_map(|stream| stream.capture.as_mut());
+        let own = captures.filter(|capture| capture.thread == thread);
+        own.map(|capture| capture.invalidated = true).count() > 0
     }
 
     /// The context that is current for this thread.
@@ -220,8 +272,9 @@ impl State {
         for (id, memory) in &self.memories {
             let what = if memory.multicast.is_some() { "multicast object" } else { "memory" };
             let Physical { bytes, handles, mappings, bindings, .. } = memory;
+            let rdma = if memory.rdma { ", for RDMA" } else { "" };
             list.push(format!(
-                "{what} {id}: {bytes} bytes of {:?}, {handles} handles, {mappings} mappings, {bindings} bindings",
+                "{what} {id}: {bytes} bytes of {:?}{rdma}, {handles} handles, {mappings} mappings, {bindings} bindings",
                 memory.device
             ));
         }

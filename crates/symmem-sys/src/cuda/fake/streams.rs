@@ -4,11 +4,11 @@
 use std::ffi::c_void;
 
 use super::Fake;
-use super::state::{EventState, State, StreamState};
+use super::state::{EventState, Noting, State, StreamState};
 use super::work::{End, Work, stream_context};
 use crate::cuda::driver::{Streams, refuse};
 use crate::cuda::{
-    Capture, Compare, Context, Event, Graph, GraphExec, MemOp, Result, Stream, code,
+    Capture, CaptureMode, Compare, Context, Event, Graph, GraphExec, MemOp, Result, Stream, code,
 };
 
 impl Streams for Fake {
@@ -47,7 +47,11 @@ impl Streams for Fake {
         let state = self.enter(call)?;
         stream_context(call, &state, stream)?;
         let capture = state.streams.get(&stream.raw()).and_then(|found| found.capture.as_ref());
-        Ok(capture.map_or(Capture::None, |(id, _)| Capture::Active(*id)))
+        Ok(match capture {
+            None => Capture::None,
+            Some(capture) if capture.invalidated => Capture::Invalidated,
+            Some(capture) => Capture::Active(capture.id),
+        })
     }
 
     fn stream_wait(&self, stream: Stream, event: Event) -> Result<()> {
@@ -201,6 +205,12 @@ impl Streams for Fake {
         unsafe { self.submit("cuStreamBatchMemOp", stream, works.collect()) }
     }
 
+    fn capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
+        let mut state = self.enter("cuThreadExchangeStreamCaptureMode")?;
+        let had = state.modes.insert(std::thread::current().id(), mode);
+        Ok(had.unwrap_or_default())
+    }
+
     fn capture_begin(&self, stream: Stream) -> Result<()> {
         let call = "cuStreamBeginCapture";
         let mut state = self.enter(call)?;
@@ -210,7 +220,7 @@ impl Streams for Fake {
         stream_context(call, &state, stream)?;
         let id = state.number() as u64;
         match state.streams.get_mut(&stream.raw()) {
-            Some(found) if found.capture.is_none() => found.capture = Some((id, Vec::new())),
+            Some(found) if found.capture.is_none() => found.capture = Some(Noting::new(id)),
             _ => return refuse(call, code::ILLEGAL_STATE, "it is being captured already"),
         }
         Ok(())
@@ -220,11 +230,14 @@ impl Streams for Fake {
         let call = "cuStreamEndCapture";
         let mut state = self.enter(call)?;
         let found = state.streams.get_mut(&stream.raw()).and_then(|found| found.capture.take());
-        let Some((_, works)) = found else {
+        let Some(capture) = found else {
             return refuse(call, code::ILLEGAL_STATE, "it is not being captured");
         };
+        if capture.invalidated {
+            return refuse(call, code::STREAM_CAPTURE_INVALIDATED, "a call has ended it");
+        }
         let number = state.number();
-        state.graphs.insert(number, works);
+        state.graphs.insert(number, capture.noted);
         Ok(Graph::new(number))
     }
 

@@ -74,8 +74,11 @@ impl Fake {
         let mut state = self.enter(call)?;
         let context = stream_context(call, &state, stream)?;
         let capture = state.streams.get_mut(&stream.raw()).and_then(|found| found.capture.as_mut());
-        if let Some((_, noted)) = capture {
-            noted.extend(works);
+        if let Some(capture) = capture {
+            if capture.invalidated {
+                return refuse(call, code::STREAM_CAPTURE_INVALIDATED, "a call has ended it");
+            }
+            capture.noted.extend(works);
             return Ok(());
         }
         drop(state);

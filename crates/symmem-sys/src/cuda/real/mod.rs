@@ -121,6 +121,7 @@ functions! {
         stream: usize, address: u64, value: u32, flags: c_uint);
     cuStreamBatchMemOp = "cuStreamBatchMemOp_v2"(
         stream: usize, count: c_uint, operations: *mut BatchMemOp, flags: c_uint);
+    cuThreadExchangeStreamCaptureMode = "cuThreadExchangeStreamCaptureMode"(mode: *mut c_int);
     cuStreamBeginCapture = "cuStreamBeginCapture_v2"(stream: usize, mode: c_int);
     cuStreamEndCapture = "cuStreamEndCapture"(stream: usize, graph: *mut usize);
     cuGraphInstantiate = "cuGraphInstantiateWithFlags"(exec: *mut usize, graph: usize, flags: u64);

@@ -8,7 +8,7 @@ use super::{Cuda, ended};
 use crate::cuda::driver::{Streams, refuse};
 use crate::cuda::raw::{self, BatchMemOp};
 use crate::cuda::{
-    Capture, Compare, Context, Event, Graph, GraphExec, MemOp, Result, Stream, code,
+    Capture, CaptureMode, Compare, Context, Event, Graph, GraphExec, MemOp, Result, Stream, code,
 };
 
 impl Streams for Cuda {
@@ -181,9 +181,20 @@ impl Streams for Cuda {
         unsafe { self.c.cuStreamBatchMemOp(stream.raw(), count, list.as_mut_ptr(), 0) }
     }
 
+    fn capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
+        let mut mode = mode as c_int;
+        // SAFETY: it reads and writes the mode.
+        unsafe { self.c.cuThreadExchangeStreamCaptureMode(&mut mode) }?;
+        Ok(match mode {
+            1 => CaptureMode::ThreadLocal,
+            2 => CaptureMode::Relaxed,
+            _ => CaptureMode::Global,
+        })
+    }
+
     fn capture_begin(&self, stream: Stream) -> Result<()> {
         // SAFETY: the handle is live.
-        unsafe { self.c.cuStreamBeginCapture(stream.raw(), raw::CAPTURE_THREAD_LOCAL) }
+        unsafe { self.c.cuStreamBeginCapture(stream.raw(), CaptureMode::ThreadLocal as c_int) }
     }
 
     fn capture_end(&self, stream: Stream) -> Result<Graph> {

@@ -1,0 +1,178 @@
+//! Collectives whose bytes the driver's copy engines move, between two meetings in the stream: they leave the
+//! multiprocessors to others, and give the bits that kernels give.
+//!
+//! Copies cannot be called back. Where a meeting fails they are still made, of whatever the peers have there.
+#![allow(unsafe_code)] // S1, S3: lengths are checked here, and copies touch nothing else
+
+use super::collectives::file;
+use super::kernels::parameters;
+use super::layout::{GroupParameter, Pointers};
+use super::stream::Stream;
+use super::symmetric::{Symmetric, View, ViewMut};
+use crate::collectives::Algorithm;
+use crate::dtype::{Element, ReduceOp};
+use crate::error::Result;
+
+impl<T: Element> Symmetric<T> {
+    /// As [`Symmetric::all_gather`], by [`Algorithm::Auto`] or [`Algorithm::CopyEngine`].
+    pub fn all_gather_with(
+        &mut self,
+        out: ViewMut<'_, T>,
+        algorithm: Algorithm,
+        stream: &Stream,
+    ) -> Result<()> {
+        const NAME: &str = "all_gather";
+        match algorithm {
+            Algorithm::Auto => return self.all_gather(out, stream),
+            Algorithm::CopyEngine => {}
+            other => return Err(self.no_such_way(NAME, "Auto or CopyEngine", other)),
+        }
+        self.check_out(NAME, self.len() * self.group().size(), out.len)?;
+        let call = self.digest(NAME, &[self.len(), algorithm as usize]);
+        let bytes = self.len() * size_of::<T>();
+        self.enqueue(NAME, call, stream, |group| {
+            self.meet(group, stream)?;
+            for (peer, from) in self.parts_in_turn() {
+                let to = out.address + (peer * bytes) as u64;
+                // SAFETY: all of a peer's part; `out` has room for one of each rank.
+                unsafe { self.copy(to, from, bytes, stream) }?;
+            }
+            self.meet(group, stream)
+        })
+    }
+
+    /// This memory becomes all ranks' `from`, one rank's after the other's: each rank stores its own with all. Collective, in
+    /// `stream`.
+    ///
+    /// [`Algorithm::Multimem`] and [`Algorithm::CopyEngine`]; `Auto` takes the first where there is multicast. The copy
+    /// engine stores once where there is, and else once for each rank.
+    pub fn all_gather_from(
+        &mut self,
+        from: View<'_, T>,
+        algorithm: Algorithm,
+        stream: &Stream,
+    ) -> Result<()> {
+        const NAME: &str = "all_gather";
+        let block = self.block(NAME, self.len())?;
+        crate::collectives::check_len(self.group(), NAME, "an input", block, from.len)?;
+        let all = self.handle.multicast_ptr().map(|all| all as u64);
+        match algorithm {
+            Algorithm::Multimem => self.multimem_all_gather(from, stream),
+            Algorithm::Auto if all.is_some() => self.multimem_all_gather(from, stream),
+            Algorithm::Auto | Algorithm::CopyEngine => self.copy_to_all(from, all, stream),
+            other => Err(self.no_such_way(NAME, "Auto, Multimem or CopyEngine", other)),
+        }
+    }
+
+    /// As [`Symmetric::reduce_scatter`], by [`Algorithm::Auto`], [`Algorithm::Multimem`] or [`Algorithm::CopyEngine`]. The
+    /// last gathers the blocks in memory of this rank's, as much as its part, which the first such call allocates.
+    pub fn reduce_scatter_with(
+        &mut self,
+        op: ReduceOp,
+        out: ViewMut<'_, T>,
+        algorithm: Algorithm,
+        stream: &Stream,
+    ) -> Result<()> {
+        const NAME: &str = "reduce_scatter";
+        let block = self.block(NAME, self.len())?;
+        match algorithm {
+            Algorithm::Auto => self.reduce_scatter(op, out, stream),
+            Algorithm::Multimem => {
+                self.check_out(NAME, block, out.len)?;
+                let first = self.group().rank() * block;
+                self.multimem_pull(NAME, op, out, (first, 1, block, block), true, stream)
+            }
+            Algorithm::CopyEngine => {
+                self.check_operator(NAME, op)?;
+                self.check_out(NAME, block, out.len)?;
+                let gathered = self.scratch()?;
+                self.fetch_and_reduce(op, out, gathered, stream)
+            }
+            other => Err(self.no_such_way(NAME, "Auto, Multimem or CopyEngine", other)),
+        }
+    }
+
+    /// Copies `from` to this rank's block of all ranks' memory: through the address of `all`, or one after the other.
+    fn copy_to_all(&self, from: View<'_, T>, all: Option<u64>, stream: &Stream) -> Result<()> {
+        const NAME: &str = "all_gather";
+        let call = self.digest(NAME, &[from.len, Algorithm::CopyEngine as usize]);
+        let bytes = from.len * size_of::<T>();
+        let at = (self.group().rank() * bytes) as u64;
+        self.enqueue(NAME, call, stream, |group| {
+            self.meet(group, stream)?;
+            let each = || self.parts_in_turn().map(|(_, part)| part).collect();
+            for part in all.map_or_else(each, |all| vec![all]) {
+                // SAFETY: all parts hold a block of that many bytes for each rank.
+                unsafe { self.copy(part + at, from.address, bytes, stream) }?;
+            }
+            self.meet(group, stream)
+        })
+    }
+
+    /// Copies all ranks' blocks for this one to `gathered`, and reduces them from there in rank order.
+    fn fetch_and_reduce(
+        &self,
+        op: ReduceOp,
+        out: ViewMut<'_, T>,
+        gathered: u64,
+        stream: &Stream,
+    ) -> Result<()> {
+        const NAME: &str = "reduce_scatter";
+        let call = self.digest(NAME, &[op as usize, Algorithm::CopyEngine as usize]);
+        let bytes = out.len * size_of::<T>();
+        let own = (self.group().rank() * bytes) as u64;
+        let blocks: Vec<usize> =
+            (0..self.group().size()).map(|peer| gathered as usize + peer * bytes).collect();
+        self.enqueue(NAME, call, stream, |group| {
+            self.meet(group, stream)?;
+            for (peer, from) in self.parts_in_turn() {
+                let to = gathered + (peer * bytes) as u64;
+                // SAFETY: our block of the peer's part; `gathered` has room for one of each rank.
+                unsafe { self.copy(to, from + own, bytes, stream) }?;
+            }
+            self.reduce_gathered(group, op, Pointers::new(&blocks), out, stream)
+        })
+    }
+
+    /// Reduces `parts`, which all lie with this rank. All ranks meet in the kernel: their copies are made.
+    fn reduce_gathered(
+        &self,
+        group: GroupParameter,
+        op: ReduceOp,
+        parts: Pointers,
+        out: ViewMut<'_, T>,
+        stream: &Stream,
+    ) -> Result<()> {
+        let bytes = out.len * size_of::<T>();
+        let (kernel, blocks) = self.shaped(file(T::DTYPE), "reduce_pull", bytes)?;
+        let (mut group, mut parts, mut to, mut op) = (group, parts, out.address, op as u32);
+        let (mut first, mut rows, mut active) = (0_u64, 1_u64, 1_u32);
+        let (mut columns, mut pitch) = (out.len as u64, out.len as u64);
+        let list = parameters![group, parts, to, first, rows, columns, pitch, active, op];
+        // SAFETY: the kernel's parameters in order; each part and `out` have as many elements.
+        unsafe { self.launch(kernel, blocks, stream, list) }
+    }
+
+    /// All ranks and their parts, each rank beginning with its own and going down: no two read from one at once.
+    fn parts_in_turn(&self) -> impl Iterator<Item = (usize, u64)> {
+        let (rank, size) = (self.group().rank(), self.group().size());
+        let peers = (0..size).map(move |step| (rank + size - step) % size);
+        peers.filter_map(|peer| Some((peer, *self.parts.0.get(peer)?)))
+    }
+
+    /// # Safety
+    /// As many bytes can be read and written there when the stream comes to it.
+    pub(super) unsafe fn copy(
+        &self,
+        to: u64,
+        from: u64,
+        bytes: usize,
+        stream: &Stream,
+    ) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: as the caller promises.
+        self.gpu.call(|driver| unsafe { driver.copy(to, from, bytes, stream.raw()) })
+    }
+}

@@ -1,0 +1,73 @@
+//! The mailbox: a few words of host memory in which kernels of a group note what went wrong, and find that a rank was lost.
+#![allow(unsafe_code)] // S1, S4
+
+use std::ptr::NonNull;
+
+use symmem_sys::cuda::HostMemory;
+
+use super::gpu::Gpu;
+use super::layout::MailboxWords;
+use crate::error::Result;
+use crate::sync::Ordering;
+
+/// What a kernel noted.
+pub(super) struct Note {
+    pub(super) kind: u32,
+    pub(super) op: u32,
+    pub(super) channel: u32,
+    pub(super) rank: u32,
+    pub(super) ours: u32,
+    pub(super) theirs: u32,
+}
+
+pub(super) struct Mailbox {
+    gpu: Gpu,
+    pub(super) memory: HostMemory,
+}
+
+// SAFETY: atomics in memory that lives as long as this; they may be shared with anyone.
+unsafe impl Send for Mailbox {}
+// SAFETY: as above.
+unsafe impl Sync for Mailbox {}
+
+impl Mailbox {
+    pub(super) fn new(gpu: &Gpu) -> Result<Self> {
+        let memory = gpu.call(|driver| driver.host_alloc(size_of::<MailboxWords>()))?;
+        let mailbox = Self { gpu: gpu.clone(), memory };
+        mailbox.words().poison.store(0, Ordering::Relaxed);
+        mailbox.clear();
+        Ok(mailbox)
+    }
+
+    pub(super) fn words(&self) -> &MailboxWords {
+        let words: NonNull<MailboxWords> = self.memory.host.cast();
+        // SAFETY: S1: pinned memory of that size, page-aligned, which goes with `self`; atomics have no invalid values.
+        unsafe { words.as_ref() }
+    }
+
+    pub(super) fn read(&self) -> Option<Note> {
+        let words = self.words();
+        // Acquire: pairs with the fence before the kernel's last store.
+        if words.state.load(Ordering::Acquire) != 2 {
+            return None;
+        }
+        let [kind, op, channel, rank, ours, theirs] =
+            [&words.kind, &words.op, &words.channel, &words.rank, &words.ours, &words.theirs]
+                .map(|word| word.load(Ordering::Relaxed));
+        Some(Note { kind, op, channel, rank, ours, theirs })
+    }
+
+    pub(super) fn clear(&self) {
+        self.words().state.store(0, Ordering::Release);
+    }
+}
+
+impl Drop for Mailbox {
+    fn drop(&mut self) {
+        // SAFETY: S4: from one `host_alloc`; kernels that look into it are done.
+        let gone = self.gpu.call(|driver| unsafe { driver.host_free(self.memory.host) });
+        if let Err(e) = gone {
+            tracing::warn!("{e}");
+        }
+    }
+}

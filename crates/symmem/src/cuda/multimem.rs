@@ -1,0 +1,190 @@
+//! Collectives through the address that reaches all ranks' memory at once: the switch adds up what it loads, and stores the
+//! same with all.
+//!
+//! It adds in an order of its own. So reductions go this way only where the caller asks for [`Algorithm::Multimem`], or
+//! has a group whose order is [`Order::Any`]. What it cannot do is refused before anything is in the stream.
+#![allow(unsafe_code)] // S1, S3: lengths are checked here, and kernels and copies touch nothing else
+
+use super::kernels::parameters;
+use super::stream::Stream;
+use super::symmetric::{Symmetric, View, ViewMut};
+use crate::collectives::Algorithm;
+use crate::dtype::{DType, Element, Order, ReduceOp};
+use crate::error::{Error, Result};
+
+/// The PTX file of what the switch can add up.
+const fn file(dtype: DType) -> Option<&'static str> {
+    match dtype {
+        DType::F32 => Some("multimem_f32"),
+        DType::F16 => Some("multimem_f16"),
+        DType::BF16 => Some("multimem_bf16"),
+        _ => None,
+    }
+}
+
+impl<T: Element> Symmetric<T> {
+    /// As [`Symmetric::all_reduce_into`], by [`Algorithm::Auto`] or [`Algorithm::Multimem`].
+    pub fn all_reduce_into_with(
+        &mut self,
+        op: ReduceOp,
+        out: ViewMut<'_, T>,
+        algorithm: Algorithm,
+        stream: &Stream,
+    ) -> Result<()> {
+        const NAME: &str = "all_reduce";
+        match algorithm {
+            Algorithm::Auto => self.all_reduce_into(op, out, stream),
+            Algorithm::Multimem => {
+                let len = self.len();
+                self.check_out(NAME, len, out.len)?;
+                self.multimem_pull(NAME, op, out, (0, 1, len, len), true, stream)
+            }
+            other => Err(self.no_such_way(NAME, "Auto or Multimem", other)),
+        }
+    }
+
+    /// As [`Symmetric::reduce`], by [`Algorithm::Auto`] or [`Algorithm::Multimem`].
+    pub fn reduce_with(
+        &mut self,
+        op: ReduceOp,
+        root: usize,
+        out: ViewMut<'_, T>,
+        algorithm: Algorithm,
+        stream: &Stream,
+    ) -> Result<()> {
+        const NAME: &str = "reduce";
+        match algorithm {
+            Algorithm::Auto => self.reduce(op, root, out, stream),
+            Algorithm::Multimem => {
+                self.group().check_rank(NAME, root)?;
+                let (len, is_root) = (self.len(), self.group().rank() == root);
+                if is_root {
+                    self.check_out(NAME, len, out.len)?;
+                }
+                self.multimem_pull(NAME, op, out, (0, 1, len, len), is_root, stream)
+            }
+            other => Err(self.no_such_way(NAME, "Auto or Multimem", other)),
+        }
+    }
+
+    /// Copies `from` to all ranks' memory from element `at` on, by the copy engine and the address of all. Not collective:
+    /// nobody waits for anybody, so a barrier has to say when peers may look. [`Error::Unavailable`] without multicast.
+    pub fn copy_to_multicast(
+        &mut self,
+        from: View<'_, T>,
+        at: usize,
+        stream: &Stream,
+    ) -> Result<()> {
+        const NAME: &str = "copy_to_multicast";
+        let all = self.multicast(NAME)?;
+        if at.checked_add(from.len).is_none_or(|end| end > self.len()) {
+            let expected = format!("elements within the {} of each rank", self.len());
+            let got = format!("{} from element {at} on", from.len);
+            return Err(self.group().usage(NAME, expected, got));
+        }
+        let (to, bytes) = (all + (at * size_of::<T>()) as u64, from.len * size_of::<T>());
+        self.enqueue(NAME, self.digest(NAME, &[]), stream, |_| {
+            // SAFETY: within all parts, as just checked; `from` has as many elements.
+            unsafe { self.copy(to, from.address, bytes, stream) }
+        })
+    }
+
+    /// Whether the group allows the switch's order, and the switch can do it.
+    pub(super) fn may_multimem(&self, op: ReduceOp) -> bool {
+        self.group().order() == Order::Any
+            && op == ReduceOp::Sum
+            && file(T::DTYPE).is_some()
+            && self.handle.multicast_ptr().is_some()
+    }
+
+    /// In place: each rank has the switch add up its share and store it with all.
+    pub(super) fn multimem_all_reduce(&self, op: ReduceOp, stream: &Stream) -> Result<()> {
+        const NAME: &str = "all_reduce";
+        let (file, mut all) = self.check_multimem(NAME, op)?;
+        let call = self.digest(NAME, &[op as usize, Algorithm::Multimem as usize]);
+        let work = (self.len() * size_of::<T>()).div_ceil(self.group().size());
+        let (mut parts, mut first, mut length) = (self.parts, 0_u64, self.len() as u64);
+        self.enqueue(NAME, call, stream, |group| {
+            let (kernel, blocks) = self.shaped(file, "multimem_all_reduce", work)?;
+            let mut group = group;
+            let list = parameters![group, parts, all, first, length];
+            // SAFETY: the kernel's parameters in order; it touches `length` elements of all parts.
+            unsafe { self.launch(kernel, blocks, stream, list) }
+        })
+    }
+
+    /// Has the switch add up `rows` rows of `columns` elements of all parts, from `first` on and `pitch` apart, into `out`.
+    pub(super) fn multimem_pull(
+        &self,
+        name: &'static str,
+        op: ReduceOp,
+        out: ViewMut<'_, T>,
+        (first, rows, columns, pitch): (usize, usize, usize, usize),
+        active: bool,
+        stream: &Stream,
+    ) -> Result<()> {
+        let (file, mut all) = self.check_multimem(name, op)?;
+        let agreed = [op as usize, Algorithm::Multimem as usize, rows, columns, pitch];
+        let call = self.digest(name, &agreed);
+        let bytes = rows * columns * size_of::<T>();
+        let [mut first, mut rows, mut columns, mut pitch] =
+            [first, rows, columns, pitch].map(|n| n as u64);
+        let (mut to, mut active, mut parts) = (out.address, u32::from(active), self.parts);
+        self.enqueue(name, call, stream, |group| {
+            let (kernel, blocks) = self.shaped(file, "multimem_reduce_pull", bytes)?;
+            let mut group = group;
+            let list = parameters![group, parts, all, to, first, rows, columns, pitch, active];
+            // SAFETY: the kernel's parameters in order; the rows lie within all parts, and `out` has as many elements.
+            unsafe { self.launch(kernel, blocks, stream, list) }
+        })
+    }
+
+    /// Stores `from` with all ranks, as this rank's block of their memory.
+    pub(super) fn multimem_all_gather(&self, from: View<'_, T>, stream: &Stream) -> Result<()> {
+        const NAME: &str = "all_gather";
+        let mut all = self.multicast(NAME)?;
+        let call = self.digest(NAME, &[from.len, Algorithm::Multimem as usize]);
+        let (mut parts, mut input, mut first) = (self.parts, from.address, 0_u64);
+        let mut bytes = (from.len * size_of::<T>()) as u64;
+        self.enqueue(NAME, call, stream, |group| {
+            // It moves bytes, of whatever type.
+            let (kernel, blocks) =
+                self.shaped("multimem_f32", "multimem_all_gather", bytes as usize)?;
+            let mut group = group;
+            let list = parameters![group, parts, all, input, first, bytes];
+            // SAFETY: the kernel's parameters in order; all parts hold a block of that many bytes for each rank.
+            unsafe { self.launch(kernel, blocks, stream, list) }
+        })
+    }
+
+    /// The kernels' file and the address of all, for a reduction that the switch can do.
+    fn check_multimem(&self, name: &'static str, op: ReduceOp) -> Result<(&'static str, u64)> {
+        let Some(file) = file(T::DTYPE).filter(|_| op == ReduceOp::Sum) else {
+            let expected = "a sum of f32, f16 or bf16, which is what the switch can add up";
+            let got = format!("{op} of {}", T::DTYPE);
+            return Err(self.group().usage(name, expected.to_owned(), got));
+        };
+        Ok((file, self.multicast(name)?))
+    }
+
+    /// The address of all ranks' memory.
+    fn multicast(&self, name: &'static str) -> Result<u64> {
+        let group = self.group();
+        self.handle.multicast_ptr().map(|address| address as u64).ok_or_else(|| {
+            let why = if self.comm.has_multicast {
+                "a rank could not set it up for this memory; its rendezvous has logged why"
+            } else {
+                "not every rank has a device of its own that can"
+            };
+            Error::Unavailable {
+                what: format!("multicast for {name} on rank {} of {group:?}", group.rank()),
+                why: why.to_owned(),
+            }
+        })
+    }
+
+    /// The error of an algorithm that a collective does not have.
+    pub(super) fn no_such_way(&self, name: &'static str, ways: &str, got: Algorithm) -> Error {
+        self.group().usage(name, format!("the algorithm {ways}"), format!("{got:?}"))
+    }
+}

@@ -1,0 +1,83 @@
+//! On which devices the ranks of a group are, and what follows from that for all of them alike.
+
+use std::collections::{HashMap, HashSet};
+
+use serde::{Deserialize, Serialize};
+use symmem_sys::cuda::Attribute;
+
+use super::comm::OP;
+use super::gpu::Gpu;
+use crate::error::Result;
+use crate::group::Group;
+
+/// Where a rank is.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Placed {
+    device: [u8; 16],
+    /// What decides how many blocks of a kernel fit.
+    kind: (i32, i32, u32),
+    can_multicast: bool,
+    pub(super) has_fabric: bool,
+    /// It wants no two ranks on one device.
+    strict: bool,
+}
+
+impl Placed {
+    pub(super) fn new(group: &Group, gpu: &Gpu) -> Self {
+        let (major, minor) = gpu.capability();
+        Self {
+            device: gpu.uuid(),
+            kind: (major, minor, gpu.multiprocessors()),
+            can_multicast: gpu.driver().has(Attribute::Multicast, gpu.device()),
+            has_fabric: gpu.has_fabric(),
+            strict: group.context().strict_devices,
+        }
+    }
+}
+
+/// Refuses ranks on one device, if one of them wants that. The same on all ranks.
+pub(super) fn check_apart(group: &Group, places: &[Placed]) -> Result<()> {
+    let Some(strict) = places.iter().position(|place| place.strict) else { return Ok(()) };
+    let mut first = HashMap::new();
+    for (rank, place) in places.iter().enumerate() {
+        if let Some(other) = first.insert(place.device, rank) {
+            let expected = format!("a device of its own for each rank, as rank {strict} wants");
+            let got = format!("ranks {other} and {rank} both on {}", uuid(place.device));
+            return Err(group.usage(OP, expected, got));
+        }
+    }
+    Ok(())
+}
+
+/// As `nvidia-smi` writes it.
+fn uuid(bytes: [u8; 16]) -> String {
+    let hex = format!("{:032x}", u128::from_be_bytes(bytes));
+    let part = |from: usize, to: usize| hex.get(from..to).unwrap_or_default();
+    let parts = [part(0, 8), part(8, 12), part(12, 16), part(16, 20), part(20, 32)];
+    format!("GPU-{}", parts.join("-"))
+}
+
+/// The number of multiprocessors of the smallest device, unless all devices are alike: a block of any kernel fits on each.
+pub(super) fn smallest_if_unlike(places: &[Placed]) -> Option<u32> {
+    let alike = places.windows(2).all(|pair| pair[0].kind == pair[1].kind);
+    let smallest = places.iter().map(|place| place.kind.2).min();
+    smallest.filter(|_| !alike)
+}
+
+/// The most ranks on one device.
+pub(super) fn most_on_one(places: &[Placed]) -> usize {
+    let on = |device| places.iter().filter(|place| place.device == device).count();
+    places.iter().map(|place| on(place.device)).max().unwrap_or(1)
+}
+
+/// Whether all ranks have devices of their own that can be reached at once.
+pub(super) fn has_multicast(group: &Group, places: &[Placed]) -> bool {
+    let devices: HashSet<_> = places.iter().map(|place| place.device).collect();
+    let can = places.iter().filter(|place| place.can_multicast).count();
+    let apart = devices.len() == places.len() && places.len() > 1;
+    if apart && can > 0 && can < places.len() {
+        let without = places.iter().position(|place| !place.can_multicast).unwrap_or(0);
+        tracing::warn!("no multicast in {group:?}: the device of rank {without} cannot");
+    }
+    apart && can == places.len()
+}

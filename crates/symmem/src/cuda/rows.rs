@@ -1,0 +1,232 @@
+//! All-to-all of rows, with numbers of rows that lie in devices' memory. The rules are those of host memory.
+//!
+//! One kernel reads all ranks' splits and finds what goes where, or that something does not fit, on all ranks alike; the
+//! next fetches the rows. The host learns of rows that do not fit as of any failure.
+#![allow(unsafe_code)] // S1, S3: lengths are checked here, and kernels check the splits against them
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::gpu::Gpu;
+use super::kernels::parameters;
+use super::layout::GroupParameter;
+use super::stream::Stream;
+use super::symmetric::{Buffer, Symmetric, ViewMut};
+use crate::collectives::{block_len, check_len, digest};
+use crate::dtype::Element;
+use crate::error::Result;
+use crate::group::Group;
+
+/// Threads of the one block that plans.
+const THREADS: u32 = 512;
+/// Beyond this, a kernel's sums end; so does any memory.
+const TOO_MANY: usize = 1 << 48;
+
+/// One call.
+#[derive(Clone, Copy)]
+struct Exchange {
+    name: &'static str,
+    row_len: usize,
+    align: usize,
+    experts: usize,
+    /// The way back from experts: splits come with offsets.
+    is_back: bool,
+}
+
+impl<T: Element> Symmetric<T> {
+    /// Rows of `row_len` elements, `splits[r]` of them for rank r, one rank's after the other's. `out` becomes the
+    /// rows for this rank, by source; `received` the number of rows from each rank, and then the first row of each.
+    /// Collective, in `stream`.
+    ///
+    /// `out` is equally long on all ranks, and lies neither in this memory nor in the splits'. If any rank's does not hold
+    /// all it would get, every rank gets an error and nothing is written.
+    pub fn all_to_all_v(
+        &mut self,
+        row_len: usize,
+        splits: &mut Symmetric<i64>,
+        out: ViewMut<'_, T>,
+        received: ViewMut<'_, i64>,
+        stream: &Stream,
+    ) -> Result<()> {
+        const NAME: &str = "all_to_all_v";
+        check_len(self.group(), NAME, "splits", self.group().size(), splits.len())?;
+        let call = Exchange { name: NAME, row_len, align: 1, experts: 1, is_back: false };
+        call.enqueue(self, splits, out, received, stream)
+    }
+
+    /// As [`Symmetric::all_to_all_v`], to experts. `splits` has an entry for each expert of each rank, rank by rank. `out`
+    /// becomes the rows for this rank's experts, expert by expert and for each by source; `received` the number of
+    /// rows and then the first row of each of these. Collective, in `stream`.
+    ///
+    /// Each expert's rows begin at a multiple of `major_align` rows, and one without rows takes up `major_align`.
+    pub fn all_to_all_v_2d(
+        &mut self,
+        row_len: usize,
+        splits: &mut Symmetric<i64>,
+        major_align: usize,
+        out: ViewMut<'_, T>,
+        received: ViewMut<'_, i64>,
+        stream: &Stream,
+    ) -> Result<()> {
+        const NAME: &str = "all_to_all_v_2d";
+        let experts = block_len(self.group(), NAME, splits.len())?;
+        let call = Exchange { name: NAME, row_len, align: major_align, experts, is_back: false };
+        call.enqueue(self, splits, out, received, stream)
+    }
+
+    /// The way back from experts. `splits_offsets` is what [`Symmetric::all_to_all_v_2d`] gave as `received`, or the
+    /// like: the number of rows for each rank from each expert, expert by expert, and then the first row of each;
+    /// there may be gaps. `out` becomes the rows for this rank, by source and for each by expert, without gaps;
+    /// `received` the number of rows and then the first row of each of these. Collective, in `stream`.
+    pub fn all_to_all_v_2d_offset(
+        &mut self,
+        row_len: usize,
+        splits_offsets: &mut Symmetric<i64>,
+        out: ViewMut<'_, T>,
+        received: ViewMut<'_, i64>,
+        stream: &Stream,
+    ) -> Result<()> {
+        const NAME: &str = "all_to_all_v_2d_offset";
+        let (ranks, words) = (self.group().size(), splits_offsets.len());
+        let experts = words / (2 * ranks);
+        check_len(self.group(), NAME, "splits and offsets", 2 * ranks * experts, words)?;
+        let call = Exchange { name: NAME, row_len, align: 1, experts, is_back: true };
+        call.enqueue(self, splits_offsets, out, received, stream)
+    }
+}
+
+impl Exchange {
+    fn enqueue<T: Element>(
+        &self,
+        x: &Symmetric<T>,
+        splits: &Symmetric<i64>,
+        out: ViewMut<'_, T>,
+        received: ViewMut<'_, i64>,
+        stream: &Stream,
+    ) -> Result<()> {
+        let (group, ranks) = (x.group(), x.group().size());
+        let experts = self.check(x, splits)?;
+        let pieces = ranks * self.experts;
+        check_len(group, self.name, "splits and offsets received", 2 * pieces, received.len)?;
+        let (row_bytes, out_rows) = (self.row_len * size_of::<T>(), out.len / self.row_len);
+        let words = 1 + 3 * pieces + ranks * splits.len();
+        let words = scratch(group, &x.gpu, self.name, words, stream)?;
+        let agreed =
+            [self.row_len, self.align, out_rows, self.experts, splits.handle.number() as usize];
+        let call =
+            digest(self.name, T::DTYPE as usize, x.handle.number() as usize, x.len(), &agreed);
+        let launch = Launch {
+            words,
+            experts,
+            offsets: u32::from(self.is_back),
+            in_rows: (x.len() / self.row_len) as u64,
+            out_rows: out_rows as u64,
+            align: self.align.min(TOO_MANY) as u64,
+            row_bytes: row_bytes as u64,
+            out: out.address,
+            received: received.address,
+        };
+        x.comm
+            .enqueue(group, self.name, call, stream, |group| launch.both(x, splits, group, stream))
+    }
+
+    /// The number of experts as the kernels take it, if all is as it should be.
+    fn check<T: Element>(&self, x: &Symmetric<T>, splits: &Symmetric<i64>) -> Result<u32> {
+        let group = x.group();
+        for (what, number) in [("a row length", self.row_len), ("an alignment", self.align)] {
+            if number == 0 {
+                return Err(group.usage(self.name, format!("{what} of at least 1"), "0".into()));
+            }
+        }
+        if !Arc::ptr_eq(&x.comm, &splits.comm) {
+            let expected = "splits in the memory's group and on its device".to_owned();
+            let got = format!("{:?} on {:?}", splits.group(), splits.gpu);
+            return Err(group.usage(self.name, expected, got));
+        }
+        u32::try_from(self.experts).map_err(|_| {
+            let expected = format!("at most {} experts of a rank", u32::MAX);
+            group.usage(self.name, expected, self.experts.to_string())
+        })
+    }
+}
+
+/// What the two kernels get, besides the group and all ranks' memory.
+struct Launch {
+    words: u64,
+    experts: u32,
+    offsets: u32,
+    in_rows: u64,
+    out_rows: u64,
+    align: u64,
+    row_bytes: u64,
+    out: u64,
+    received: u64,
+}
+
+impl Launch {
+    fn both<T: Element>(
+        mut self,
+        x: &Symmetric<T>,
+        splits: &Symmetric<i64>,
+        mut group: GroupParameter,
+        stream: &Stream,
+    ) -> Result<()> {
+        let (gpu, neighbours) = (&x.gpu, x.comm.neighbours);
+        let plan = gpu.kernel("rows", "all_to_all_v_plan", THREADS)?;
+        let bytes = (self.out_rows * self.row_bytes) as usize;
+        let (fetch, blocks) = x.shaped("rows", "all_to_all_v", bytes)?;
+        let (mut parts, mut tables) = (x.parts, splits.parts);
+        let list = parameters![
+            group,
+            tables,
+            self.words,
+            self.experts,
+            self.offsets,
+            self.in_rows,
+            self.out_rows,
+            self.align,
+        ];
+        // SAFETY: the kernel's parameters in order; tables and words are as long as it takes for so many experts.
+        unsafe { gpu.launch(plan, 1, neighbours, stream, list) }?;
+        let list = parameters![
+            group,
+            parts,
+            self.out,
+            self.received,
+            self.words,
+            self.experts,
+            self.offsets,
+            self.row_bytes,
+        ];
+        // SAFETY: the kernel's parameters in order; it moves what the plan found to lie within the parts and `out`.
+        unsafe { gpu.launch(fetch, blocks, neighbours, stream, list) }
+    }
+}
+
+/// Memory in which a group's kernels, which run one after the other, leave their plans for the next. What was handed out
+/// stays as long as the group does, since graphs have its address.
+#[derive(Default)]
+struct Scratch(Mutex<Vec<Buffer<u64>>>);
+
+/// The address of at least so many words.
+fn scratch(
+    group: &Group,
+    gpu: &Gpu,
+    op: &'static str,
+    words: usize,
+    stream: &Stream,
+) -> Result<u64> {
+    let scratch = group.attached(u64::from(gpu.number()), || Ok(Arc::<Scratch>::default()))?;
+    let mut buffers = scratch.0.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(buffer) = buffers.iter().find(|buffer| buffer.len() >= words) {
+        return Ok(buffer.view().address);
+    }
+    if stream.captured_by()?.is_some() {
+        let expected = "a call of this size before the first that is captured".to_owned();
+        return Err(group.usage(op, expected, "none".to_owned()));
+    }
+    // Rounded up so that few sizes need another.
+    let buffer = gpu.alloc::<u64>(group, words.next_power_of_two().max(1 << 17))?;
+    let address = buffer.view().address;
+    buffers.push(buffer);
+    Ok(address)
+}

@@ -1,0 +1,184 @@
+//! What one rank does alone in a stream: signals through an allocation's own pad, and puts, gets and fills of any rank's part.
+//!
+//! Nothing here is collective or ordered with the group's kernels in other streams. What fails in a stream is told as for
+//! collectives: at the next call on the group, or by `read` and `synchronize`.
+#![allow(unsafe_code)] // S1, S3: ranks, channels and ranges are checked here; S4
+
+use super::comm::op_code;
+use super::kernels::parameters;
+use super::layout::DeviceHandle;
+use super::stream::Stream;
+use super::symmetric::{Symmetric, View, ViewMut};
+use crate::collectives::{fill_range, write_place};
+use crate::dtype::Element;
+use crate::error::Result;
+
+impl<T: Element> Symmetric<T> {
+    /// Release: sets our word of `channel` in rank `to`'s pad of this memory, in `stream`. The
+    /// [`Symmetric::wait_signal`] that takes it has all after it see what is before this in the stream.
+    ///
+    /// The stream waits while the last signal there is not taken. A rank may signal itself.
+    pub fn put_signal(&self, to: usize, channel: usize, stream: &Stream) -> Result<()> {
+        self.signal("put_signal", to, channel, stream)
+    }
+
+    /// Acquire: has `stream` wait until rank `from` has set its word of `channel` in our pad, and clears it.
+    pub fn wait_signal(&self, from: usize, channel: usize, stream: &Stream) -> Result<()> {
+        self.signal("wait_signal", from, channel, stream)
+    }
+
+    /// Release and acquire: signals to all ranks and from all ranks on `channel` of this memory's pad, in `stream`.
+    ///
+    /// After a failure it is not known which of the channel's words are set.
+    pub fn barrier_on_channel(&self, channel: usize, stream: &Stream) -> Result<()> {
+        const NAME: &str = "barrier_on_channel";
+        let (mut handle, mut channel) = self.handle_for(NAME, channel)?;
+        self.comm.beside(self.group(), NAME, stream, || {
+            let threads = handle.size.next_multiple_of(32);
+            let kernel = self.gpu.kernel("move", NAME, threads)?.in_turn();
+            let list = parameters![handle, channel];
+            // SAFETY: the kernel's parameters in order; it touches the words of a channel that all pads have.
+            unsafe { self.gpu.launch(kernel, 1, self.comm.neighbours, stream, list) }
+        })
+    }
+
+    /// Relaxed: copies `data` to rank `rank`'s part, from its element `at` on, in `stream`. A later signal or barrier in
+    /// the stream shows it to whoever takes that.
+    pub fn put(&self, rank: usize, at: usize, data: View<'_, T>, stream: &Stream) -> Result<()> {
+        const NAME: &str = "put";
+        let to = self.place(NAME, rank, at, data.len)?;
+        self.copied(NAME, to, data.address, data.len, stream)
+    }
+
+    /// Relaxed: copies rank `rank`'s part to `out`, from its element `at` on, in `stream`. Sees what was put before a
+    /// signal or barrier that is before this in the stream.
+    pub fn get(&self, rank: usize, at: usize, out: ViewMut<'_, T>, stream: &Stream) -> Result<()> {
+        const NAME: &str = "get";
+        let from = self.place(NAME, rank, at, out.len)?;
+        self.copied(NAME, out.address, from, out.len, stream)
+    }
+
+    /// Release: as [`Symmetric::put`], and then [`Symmetric::put_signal`] to the same rank.
+    pub fn put_with_signal(
+        &self,
+        rank: usize,
+        at: usize,
+        data: View<'_, T>,
+        channel: usize,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.handle_for("put_signal", channel)?; // before anything is copied
+        self.put(rank, at, data, stream)?;
+        self.put_signal(rank, channel, stream)
+    }
+
+    /// Runs the kernel `name` on our word of `channel` in `peer`'s pad, or on its in ours.
+    fn signal(
+        &self,
+        name: &'static str,
+        peer: usize,
+        channel: usize,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.group().check_rank(name, peer)?;
+        let (mut handle, mut channel) = self.handle_for(name, channel)?;
+        let mut peer = peer as u32;
+        self.comm.beside(self.group(), name, stream, || {
+            let kernel = self.gpu.kernel("move", name, 32)?.in_turn();
+            let list = parameters![handle, peer, channel];
+            // SAFETY: the kernel's parameters in order; it touches one word, of a rank and a channel that there are.
+            unsafe { self.gpu.launch(kernel, 1, self.comm.neighbours, stream, list) }
+        })
+    }
+
+    /// What a kernel of ours gets that signals on `channel`.
+    fn handle_for(&self, name: &'static str, channel: usize) -> Result<(DeviceHandle, u32)> {
+        let handle = DeviceHandle { op: op_code(name), ..self.device_handle() };
+        tracing::trace!(op = name, channel, group = self.group().name());
+        match u32::try_from(channel) {
+            Ok(channel) if channel < handle.channels => Ok((handle, channel)),
+            _ => {
+                let last = i64::from(handle.channels) - 1;
+                let expected = format!("a channel up to {last}, the maximum supported channel");
+                Err(self.group().usage(name, expected, channel.to_string()))
+            }
+        }
+    }
+
+    /// Where `len` elements of rank `rank`'s part lie.
+    fn place(&self, name: &'static str, rank: usize, at: usize, len: usize) -> Result<u64> {
+        self.group().check_rank(name, rank)?;
+        if at.checked_add(len).is_none_or(|end| end > self.len()) {
+            let expected = format!("elements within the {} of rank {rank}", self.len());
+            return Err(self.group().usage(name, expected, format!("{len} at {at}")));
+        }
+        let part = self.parts.0.get(rank).copied().unwrap_or(0);
+        Ok(part + (at * size_of::<T>()) as u64)
+    }
+
+    fn copied(
+        &self,
+        name: &'static str,
+        to: u64,
+        from: u64,
+        len: usize,
+        stream: &Stream,
+    ) -> Result<()> {
+        let bytes = len * size_of::<T>();
+        if to.abs_diff(from) < bytes as u64 {
+            let expected = "elements that do not overlap".to_owned();
+            return Err(self.group().usage(name, expected, "some that do".to_owned()));
+        }
+        self.comm.beside(self.group(), name, stream, || {
+            if bytes == 0 {
+                return Ok(());
+            }
+            self.gpu.call(|driver| {
+                // SAFETY: S3: within a part and the caller's view; S1: neither is unmapped while the stream may use it.
+                unsafe { driver.copy(to, from, bytes, stream.raw()) }
+            })
+        })
+    }
+}
+
+impl Symmetric<u32> {
+    /// Relaxed: sets `count` words of rank `rank`'s part, from word `offset` on, to `value`, in `stream`.
+    pub fn memset32(
+        &self,
+        rank: usize,
+        offset: i64,
+        value: i64,
+        count: i64,
+        stream: &Stream,
+    ) -> Result<()> {
+        const NAME: &str = "memset32";
+        let (range, value) = fill_range(self.len(), offset, value, count)?;
+        let to = self.place(NAME, rank, range.start, range.len())?;
+        self.comm.beside(self.group(), NAME, stream, || {
+            self.gpu.call(|driver| {
+                // SAFETY: S3: within a part; S1: it is not unmapped while the stream may use it.
+                unsafe { driver.memset32(to, value, range.len(), stream.raw()) }
+            })
+        })
+    }
+
+    /// Release: sets word `offset` of rank `rank`'s part to `value`, after everything before it in `stream`. Whoever
+    /// finds it there sees that too. Where a driver cannot capture it, [`Symmetric::memset32`] can be.
+    pub fn write_value32(
+        &self,
+        rank: usize,
+        offset: i64,
+        value: i64,
+        stream: &Stream,
+    ) -> Result<()> {
+        const NAME: &str = "write_value32";
+        let (at, value) = write_place(self.len(), offset, value)?;
+        let to = self.place(NAME, rank, at, 1)?;
+        self.comm.beside(self.group(), NAME, stream, || {
+            self.gpu.call(|driver| {
+                // SAFETY: S3: a word of a part; S1: it is not unmapped while the stream may use it.
+                unsafe { driver.write32(stream.raw(), to, value) }
+            })
+        })
+    }
+}

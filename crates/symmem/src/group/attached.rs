@@ -1,0 +1,42 @@
+//! What layers above keep for a group.
+
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use super::Group;
+use crate::backend::Device;
+use crate::error::Result;
+
+impl Group {
+    /// What a later layer keeps for this group under a number, made when first asked for; it goes with the group, so it
+    /// must not keep the group.
+    pub(crate) fn attached<T: Any + Send + Sync>(
+        &self,
+        number: u64,
+        make: impl FnOnce() -> Result<Arc<T>>,
+    ) -> Result<Arc<T>> {
+        let key = (TypeId::of::<T>(), number);
+        let mut attached = self.0.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = attached.get(&key).and_then(|known| Arc::clone(known).downcast().ok());
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let made = make()?;
+        attached.insert(key, Arc::clone(&made) as Arc<dyn Any + Send + Sync>);
+        Ok(made)
+    }
+
+    /// The number of the rendezvous that placed the ranks, for this rank on `device`; the same on all ranks then.
+    pub(crate) fn placement(&self, device: Device) -> Option<u64> {
+        self.placements().get(&device).copied()
+    }
+
+    pub(crate) fn set_placement(&self, device: Device, number: u64) {
+        self.placements().insert(device, number);
+    }
+
+    fn placements(&self) -> MutexGuard<'_, HashMap<Device, u64>> {
+        self.0.placements.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
