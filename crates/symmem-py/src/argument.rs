@@ -4,6 +4,7 @@
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use symmem::Element;
+use symmem::cuda::{View, ViewMut};
 
 use crate::array::Array;
 use crate::dlpack::Import;
@@ -59,7 +60,7 @@ impl Slice {
         if write && import.read_only {
             return Err(usage(given.py(), op, "an array that may be written", "a read-only one"));
         }
-        let place = if import.on_host { Place::Host } else { Place::Cuda(0) };
+        let place = if import.on_host { Place::Host } else { Place::Cuda(import.device) };
         Ok(Self {
             address: import.address,
             bytes: import.bytes,
@@ -121,6 +122,11 @@ impl Slice {
         Ok(())
     }
 
+    /// How many elements there are.
+    pub(crate) fn count<T: Element>(&self) -> usize {
+        self.bytes / size_of::<T>()
+    }
+
     /// Whether it has bytes in common with those at `address`.
     pub(crate) fn touches(&self, address: usize, bytes: usize) -> bool {
         self.address < address.saturating_add(bytes) && address < self.address + self.bytes
@@ -142,6 +148,24 @@ impl Slice {
         let first = self.address as *const T;
         // SAFETY: S1 by what is held; S3: this many bytes, aligned, as the caller promises.
         unsafe { std::slice::from_raw_parts(first, self.bytes / size_of::<T>()) }
+    }
+
+    /// The elements on a device, to read.
+    ///
+    /// # Safety
+    /// As `elements`, until what is put into the stream of the call is done.
+    pub(crate) unsafe fn view<T: Element>(&self) -> View<'_, T> {
+        // SAFETY: as the caller promises.
+        unsafe { View::from_raw(self.address as u64, self.bytes / size_of::<T>()) }
+    }
+
+    /// The elements on a device, to write.
+    ///
+    /// # Safety
+    /// As `elements_mut`, until what is put into the stream of the call is done.
+    pub(crate) unsafe fn view_mut<T: Element>(&mut self) -> ViewMut<'_, T> {
+        // SAFETY: as the caller promises.
+        unsafe { ViewMut::from_raw(self.address as u64, self.bytes / size_of::<T>()) }
     }
 
     /// The elements, to write.

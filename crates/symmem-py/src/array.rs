@@ -172,6 +172,18 @@ impl Array {
         slf.py().import("numpy")?.call_method1("asarray", (slf,))
     }
 
+    /// numpy asks for this where there is no `__array_interface__`.
+    #[pyo3(signature = (*_arguments, **_options))]
+    fn __array__(
+        &self,
+        py: Python<'_>,
+        _arguments: &Bound<'_, PyTuple>,
+        _options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<()> {
+        let got = format!("{} on {}", self.dtype.name, self.place);
+        Err(usage(py, "numpy", "a type that numpy has, on the host; others by DLPack", got))
+    }
+
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         match self.place {

@@ -162,6 +162,8 @@ pub(crate) struct Import {
     pub(crate) bytes: usize,
     pub(crate) dtype: &'static Type,
     pub(crate) on_host: bool,
+    /// Its number, if it is not the host.
+    pub(crate) device: u32,
     pub(crate) read_only: bool,
     pub(crate) keep: Py<PyAny>,
 }
@@ -173,6 +175,10 @@ impl Import {
         let Ok(method) = owner.getattr("__dlpack__") else { return Ok(None) };
         let asked = PyDict::new(py);
         asked.set_item("max_version", (1, 0))?;
+        let (kind, _): (i32, i32) = owner.call_method0("__dlpack_device__")?.extract()?;
+        if !HOST_KINDS.contains(&kind) {
+            asked.set_item("stream", -1)?; // the call's own stream orders what comes
+        }
         let capsule = match method.call((), Some(&asked)) {
             Err(e) if e.is_instance_of::<PyTypeError>(py) => method.call0()?, // from before versions
             other => other?,
@@ -192,6 +198,7 @@ impl Import {
             bytes: elements * dtype.size(),
             dtype,
             on_host: HOST_KINDS.contains(&tensor.device.0),
+            device: tensor.device.1.try_into().unwrap_or(0),
             read_only: flags & READ_ONLY != 0,
             keep: capsule.into_any().unbind(),
         }))

@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use pyo3::prelude::*;
+use symmem::cuda::Gpu;
 use symmem::store::{MemoryStore, SharedStore, TcpServer, TcpStore};
 use symmem::{Deadline, GroupOptions, WorldOptions};
 
 use crate::collectives;
 use crate::error::usage;
-use crate::memory::{Allocation, Memory, Pool};
+use crate::memory::{Allocation, Buffer, Memory, Place, Pool};
 use crate::store::PythonStore;
 use crate::wait::detached;
 
@@ -204,25 +205,43 @@ impl Group {
     ) -> PyResult<Memory> {
         const OP: &str = "alloc";
         self.check_open(py, OP)?;
-        let device = device
-            .map_or_else(|| Ok("cpu".to_owned()), |d| Ok::<_, PyErr>(d.str()?.to_string()))?;
-        if device != "cpu" {
-            return Err(usage(py, OP, "the device \"cpu\"", device));
-        }
-        if persistent_id.is_some() && pad_bytes.is_some() {
-            return Err(usage(py, OP, "a persistent_id or pad_bytes", "both"));
-        }
-        let buffer = detached(py, || match (persistent_id, pad_bytes) {
-            (Some(id), _) => self.inner.alloc_persistent::<u8>(id, nbytes),
-            (None, Some(pad)) => self.inner.alloc_with_pad::<u8>(nbytes, pad),
-            (None, None) => self.inner.alloc::<u8>(nbytes),
-        })?;
-        Ok(Memory::new(Allocation::of_host(buffer)))
+        let place = Place::named(OP, device)?;
+        let group = &self.inner;
+        let buffer = match (place, persistent_id, pad_bytes) {
+            (_, Some(_), Some(_)) => {
+                return Err(usage(py, OP, "a persistent_id or pad_bytes", "both"));
+            }
+            (Place::Cuda(_), _, Some(_)) => {
+                return Err(usage(py, OP, "pad_bytes for host memory", place.to_string()));
+            }
+            (Place::Cuda(number), id, None) => detached(py, || {
+                let gpu = Gpu::open(number)?;
+                let own = match id {
+                    Some(id) => gpu.alloc_persistent(group, id, nbytes),
+                    None => gpu.alloc(group, nbytes),
+                };
+                own.map(Buffer::Cuda)
+            }),
+            (Place::Host, Some(id), None) => {
+                detached(py, || group.alloc_persistent(id, nbytes).map(Buffer::Host))
+            }
+            (Place::Host, None, Some(pad)) => {
+                detached(py, || group.alloc_with_pad(nbytes, pad).map(Buffer::Host))
+            }
+            (Place::Host, None, None) => detached(py, || group.alloc(nbytes).map(Buffer::Host)),
+        };
+        Ok(Memory::new(Allocation::new(place, buffer?)))
     }
 
     /// A pool that cuts small allocations from segments of `segment_bytes`.
-    fn pool(&self, segment_bytes: usize) -> Pool {
-        Pool::new(self, segment_bytes)
+    #[pyo3(signature = (segment_bytes, *, device=None))]
+    fn pool(
+        &self,
+        py: Python<'_>,
+        segment_bytes: usize,
+        device: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Pool> {
+        Pool::new(py, self, segment_bytes, Place::named("pool", device)?)
     }
 
     /// Element i of `data` becomes the reduction of element i of all ranks. Collective, on memory of any kind.

@@ -4,45 +4,45 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use symmem::Deadline;
+use symmem::{Deadline, cuda};
 
 use crate::array::Array;
-use crate::collectives::{Part, Rows, Words};
+use crate::collectives::one_sided::{Target, Words};
+use crate::collectives::{Part, Rows, stream_of};
 use crate::dtype::Type;
 use crate::error::usage;
 use crate::group::{Group, Life};
+use crate::mapped::Mapped;
 use crate::memory::{Allocation, Memory, Place};
 use crate::wait::detached;
 
 /// All ranks' memory of one rendezvous, as mapped into this process. Cheap; keeps the memory of all of them.
 ///
 /// Collectives are calls of all ranks of the group with the same arguments. The elements of a call belong to it while it
-/// lasts: nobody else on any rank touches them. After a collective that failed (other than by a Mismatch or a Usage),
+/// lasts: nobody else on any rank touches them. On a device a call goes into a `stream`, and lasts until that is done with
+/// it. After a collective that failed (other than by a Mismatch or a Usage),
 /// peers may be in the middle of it: the memory must be brought to a rendezvous again.
 #[pyclass(frozen, module = "symmem")]
 pub(crate) struct Handle(Arc<Inner>);
 
 struct Inner {
-    handle: symmem::Handle,
+    mapped: Mapped,
     allocation: Arc<Allocation>,
     life: Arc<Life>,
-    /// For kernels and other code that takes the address of a table of addresses.
-    buffers: Vec<usize>,
-    pads: Vec<usize>,
 }
 
 impl Handle {
-    pub(crate) fn new(
-        handle: symmem::Handle,
-        allocation: Arc<Allocation>,
-        life: Arc<Life>,
-    ) -> Self {
-        let (buffers, pads) = (handle.buffer_ptrs(), handle.signal_pad_ptrs());
-        Self(Arc::new(Inner { handle, allocation, life, buffers, pads }))
+    pub(crate) fn new(mapped: Mapped, allocation: Arc<Allocation>, life: Arc<Life>) -> Self {
+        Self(Arc::new(Inner { mapped, allocation, life }))
     }
 
     pub(crate) fn raw(&self) -> &symmem::Handle {
-        &self.0.handle
+        self.0.mapped.handle()
+    }
+
+    /// The memory, if it is a device's.
+    pub(crate) fn cuda(&self) -> Option<&cuda::Symmetric<u8>> {
+        self.0.mapped.cuda()
     }
 
     pub(crate) fn place(&self) -> Place {
@@ -125,25 +125,25 @@ impl Handle {
     /// The addresses of all ranks' memory as mapped here, by rank.
     #[getter]
     fn buffer_ptrs(&self) -> Vec<usize> {
-        self.0.buffers.clone()
+        self.0.mapped.buffers.clone()
     }
 
     /// The address of a table of `buffer_ptrs`.
     #[getter]
-    fn buffer_ptrs_dev(&self) -> usize {
-        self.0.buffers.as_ptr() as usize
+    fn buffer_ptrs_dev(&self, py: Python<'_>) -> PyResult<usize> {
+        detached(py, || Ok(self.0.mapped.tables()?.0))
     }
 
     /// The addresses of all ranks' signal pads as mapped here, by rank.
     #[getter]
     fn signal_pad_ptrs(&self) -> Vec<usize> {
-        self.0.pads.clone()
+        self.0.mapped.pads.clone()
     }
 
     /// The address of a table of `signal_pad_ptrs`.
     #[getter]
-    fn signal_pad_ptrs_dev(&self) -> usize {
-        self.0.pads.as_ptr() as usize
+    fn signal_pad_ptrs_dev(&self, py: Python<'_>) -> PyResult<usize> {
+        detached(py, || Ok(self.0.mapped.tables()?.1))
     }
 
     /// Bytes of this memory's signal pad.
@@ -165,36 +165,64 @@ impl Handle {
     }
 
     /// Signals to rank `dst` in this memory's pad; waits while the last signal there is not taken. A timeout of 0 is for ever.
-    #[pyo3(signature = (dst, channel=0, timeout_ms=0))]
+    /// On a device it goes into `stream`, with the group's timeout.
+    #[pyo3(signature = (dst, channel=0, timeout_ms=0, stream=0))]
     fn put_signal(
         &self,
         py: Python<'_>,
         dst: usize,
         channel: usize,
         timeout_ms: u64,
+        stream: usize,
     ) -> PyResult<()> {
         self.check_open(py, "put_signal")?;
-        detached(py, || self.raw().signal_pad().put(dst, channel, within(timeout_ms)))
+        detached(py, || match self.cuda() {
+            None => self.raw().signal_pad().put(dst, channel, within(timeout_ms)),
+            Some(device) => device.put_signal(dst, channel, &stream_of(device, stream)),
+        })
     }
 
     /// Waits for a signal of rank `src` in this memory's pad and takes it: then all that `src` wrote before is seen.
-    #[pyo3(signature = (src, channel=0, timeout_ms=0))]
+    #[pyo3(signature = (src, channel=0, timeout_ms=0, stream=0))]
     fn wait_signal(
         &self,
         py: Python<'_>,
         src: usize,
         channel: usize,
         timeout_ms: u64,
+        stream: usize,
     ) -> PyResult<()> {
         self.check_open(py, "wait_signal")?;
-        detached(py, || self.raw().signal_pad().wait(src, channel, within(timeout_ms)))
+        detached(py, || match self.cuda() {
+            None => self.raw().signal_pad().wait(src, channel, within(timeout_ms)),
+            Some(device) => device.wait_signal(src, channel, &stream_of(device, stream)),
+        })
     }
 
     /// Waits for all ranks of the group; what any of them wrote before, all see after.
-    #[pyo3(signature = (channel=0, timeout_ms=0))]
-    fn barrier(&self, py: Python<'_>, channel: usize, timeout_ms: u64) -> PyResult<()> {
+    #[pyo3(signature = (channel=0, timeout_ms=0, stream=0))]
+    fn barrier(
+        &self,
+        py: Python<'_>,
+        channel: usize,
+        timeout_ms: u64,
+        stream: usize,
+    ) -> PyResult<()> {
         self.check_open(py, "barrier")?;
-        detached(py, || self.raw().group().barrier_on(channel, within(timeout_ms)))
+        detached(py, || match self.cuda() {
+            None => self.raw().group().barrier_on(channel, within(timeout_ms)),
+            Some(device) => device.barrier_on_channel(channel, &stream_of(device, stream)),
+        })
+    }
+
+    /// Waits until all in a device's stream is done, and raises what went wrong in it.
+    #[pyo3(signature = (stream=0))]
+    fn synchronize(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
+        self.check_open(py, "synchronize")?;
+        detached(py, || match self.cuda() {
+            None => Ok(()),
+            Some(device) => device.synchronize(&stream_of(device, stream)),
+        })
     }
 
     /// Bytes of rank `rank`'s memory.
@@ -206,7 +234,7 @@ impl Handle {
         nbytes: Option<usize>,
         offset: usize,
     ) -> PyResult<Array> {
-        let whole = (self.0.buffers.as_slice(), self.nbytes());
+        let whole = (self.0.mapped.buffers.as_slice(), self.nbytes());
         self.bytes_at(py, "view", whole, rank, (nbytes, offset))
     }
 
@@ -219,13 +247,13 @@ impl Handle {
         nbytes: Option<usize>,
         offset: usize,
     ) -> PyResult<Array> {
-        let whole = (self.0.pads.as_slice(), self.signal_pad_size());
+        let whole = (self.0.mapped.pads.as_slice(), self.signal_pad_size());
         self.bytes_at(py, "pad_view", whole, rank, (nbytes, offset))
     }
 
     /// The `count` elements at byte `offset` become the reduction of all ranks' (or `out` does). `algorithm` is "auto",
     /// "staged", "one_shot" or "two_shot"; all give the same bits.
-    #[pyo3(signature = (dtype, op, offset, count, *, out=None, algorithm="auto"))]
+    #[pyo3(signature = (dtype, op, offset, count, *, out=None, algorithm="auto", stream=None))]
     #[allow(clippy::too_many_arguments, reason = "named in Python")]
     fn all_reduce(
         &self,
@@ -236,13 +264,14 @@ impl Handle {
         count: usize,
         out: Option<&Bound<'_, PyAny>>,
         algorithm: &str,
+        stream: Option<usize>,
     ) -> PyResult<()> {
-        let part = Part::new("all_reduce", dtype, offset, count)?;
+        let part = Part::new("all_reduce", dtype, (offset, count), stream)?;
         self.do_all_reduce(py, part, op, out, algorithm)
     }
 
     /// The elements are one block for each rank, or `rows` rows of such; `out` becomes the reduced blocks for this one.
-    #[pyo3(signature = (dtype, op, offset, count, out, *, rows=None))]
+    #[pyo3(signature = (dtype, op, offset, count, out, *, rows=None, stream=None))]
     #[allow(clippy::too_many_arguments, reason = "named in Python")]
     fn reduce_scatter(
         &self,
@@ -253,13 +282,14 @@ impl Handle {
         count: usize,
         out: &Bound<'_, PyAny>,
         rows: Option<usize>,
+        stream: Option<usize>,
     ) -> PyResult<()> {
-        let part = Part::new("reduce_scatter", dtype, offset, count)?;
+        let part = Part::new("reduce_scatter", dtype, (offset, count), stream)?;
         self.do_reduce_scatter(py, part, op, rows, out)
     }
 
     /// On rank `root`, `out` becomes the reduction of all ranks' elements.
-    #[pyo3(signature = (dtype, op, offset, count, root, out=None))]
+    #[pyo3(signature = (dtype, op, offset, count, root, out=None, *, stream=None))]
     #[allow(clippy::too_many_arguments, reason = "named in Python")]
     fn reduce(
         &self,
@@ -270,12 +300,14 @@ impl Handle {
         count: usize,
         root: usize,
         out: Option<&Bound<'_, PyAny>>,
+        stream: Option<usize>,
     ) -> PyResult<()> {
-        let part = Part::new("reduce", dtype, offset, count)?;
+        let part = Part::new("reduce", dtype, (offset, count), stream)?;
         self.do_reduce(py, part, op, root, out)
     }
 
     /// `out` becomes all ranks' elements, one rank's after the other's.
+    #[pyo3(signature = (dtype, offset, count, out, *, stream=None))]
     fn all_gather(
         &self,
         py: Python<'_>,
@@ -283,11 +315,13 @@ impl Handle {
         offset: usize,
         count: usize,
         out: &Bound<'_, PyAny>,
+        stream: Option<usize>,
     ) -> PyResult<()> {
-        self.do_all_gather(py, Part::new("all_gather", dtype, offset, count)?, out)
+        self.do_all_gather(py, Part::new("all_gather", dtype, (offset, count), stream)?, out)
     }
 
     /// The elements are one block for each rank; `out` becomes the blocks that all ranks have for this one.
+    #[pyo3(signature = (dtype, offset, count, out, *, stream=None))]
     fn all_to_all(
         &self,
         py: Python<'_>,
@@ -295,11 +329,13 @@ impl Handle {
         offset: usize,
         count: usize,
         out: &Bound<'_, PyAny>,
+        stream: Option<usize>,
     ) -> PyResult<()> {
-        self.do_all_to_all(py, Part::new("all_to_all", dtype, offset, count)?, out)
+        self.do_all_to_all(py, Part::new("all_to_all", dtype, (offset, count), stream)?, out)
     }
 
     /// The elements become those of rank `root`.
+    #[pyo3(signature = (dtype, offset, count, root, *, stream=None))]
     fn broadcast(
         &self,
         py: Python<'_>,
@@ -307,12 +343,14 @@ impl Handle {
         offset: usize,
         count: usize,
         root: usize,
+        stream: Option<usize>,
     ) -> PyResult<()> {
-        self.do_broadcast(py, Part::new("broadcast", dtype, offset, count)?, root)
+        self.do_broadcast(py, Part::new("broadcast", dtype, (offset, count), stream)?, root)
     }
 
     /// On rank `root`, `out` becomes all ranks' elements, by rank.
-    #[pyo3(signature = (dtype, offset, count, root, out=None))]
+    #[pyo3(signature = (dtype, offset, count, root, out=None, *, stream=None))]
+    #[allow(clippy::too_many_arguments, reason = "named in Python")]
     fn gather(
         &self,
         py: Python<'_>,
@@ -321,11 +359,14 @@ impl Handle {
         count: usize,
         root: usize,
         out: Option<&Bound<'_, PyAny>>,
+        stream: Option<usize>,
     ) -> PyResult<()> {
-        self.do_gather(py, Part::new("gather", dtype, offset, count)?, root, out)
+        self.do_gather(py, Part::new("gather", dtype, (offset, count), stream)?, root, out)
     }
 
     /// The elements of rank `root` are one block for each rank; `out` becomes that for this one.
+    #[pyo3(signature = (dtype, offset, count, root, out, *, stream=None))]
+    #[allow(clippy::too_many_arguments, reason = "named in Python")]
     fn scatter(
         &self,
         py: Python<'_>,
@@ -334,8 +375,9 @@ impl Handle {
         count: usize,
         root: usize,
         out: &Bound<'_, PyAny>,
+        stream: Option<usize>,
     ) -> PyResult<()> {
-        self.do_scatter(py, Part::new("scatter", dtype, offset, count)?, root, out)
+        self.do_scatter(py, Part::new("scatter", dtype, (offset, count), stream)?, root, out)
     }
 
     /// Rows of `row_len` elements, a number of them for each rank. `splits` is `(handle, offset, count)` of int64 numbers in
@@ -343,7 +385,7 @@ impl Handle {
     ///
     /// With `major_align`, to experts: `splits` has a number for each expert of each rank. With `offsets`, the way back:
     /// `splits` are numbers and first rows, expert by expert.
-    #[pyo3(signature = (dtype, offset, count, row_len, splits, out, received, *, major_align=None, offsets=false))]
+    #[pyo3(signature = (dtype, offset, count, row_len, splits, out, received, *, major_align=None, offsets=false, stream=None))]
     #[allow(clippy::too_many_arguments, reason = "named in Python")]
     fn all_to_all_v(
         &self,
@@ -357,8 +399,9 @@ impl Handle {
         received: &Bound<'_, PyAny>,
         major_align: Option<usize>,
         offsets: bool,
+        stream: Option<usize>,
     ) -> PyResult<()> {
-        let part = Part::new("all_to_all_v", dtype, offset, count)?;
+        let part = Part::new("all_to_all_v", dtype, (offset, count), stream)?;
         let rows = match major_align {
             _ if offsets => Rows::FromExperts(row_len),
             Some(align) => Rows::ByExpert(row_len, align),
@@ -369,29 +412,33 @@ impl Handle {
     }
 
     /// Copies `data` to rank `rank`'s memory, from byte `offset` on. A later signal or barrier shows it to others.
+    #[pyo3(signature = (rank, offset, data, *, stream=0))]
     fn put(
         &self,
         py: Python<'_>,
         rank: usize,
         offset: usize,
         data: &Bound<'_, PyAny>,
+        stream: usize,
     ) -> PyResult<()> {
-        self.do_put(py, "put", (rank, offset), data)
+        self.do_put(py, Target { rank, offset, stream }, data)
     }
 
     /// Copies rank `rank`'s memory, from byte `offset` on, to `out`.
+    #[pyo3(signature = (rank, offset, out, *, stream=0))]
     fn get(
         &self,
         py: Python<'_>,
         rank: usize,
         offset: usize,
         out: &Bound<'_, PyAny>,
+        stream: usize,
     ) -> PyResult<()> {
-        self.do_get(py, "get", (rank, offset), out)
+        self.do_get(py, Target { rank, offset, stream }, out)
     }
 
     /// Sets `count` 32-bit words of rank `rank`'s memory, from word `offset` on, to `value`.
-    #[pyo3(signature = (rank, offset, value, count=1))]
+    #[pyo3(signature = (rank, offset, value, count=1, *, stream=0))]
     fn fill32(
         &self,
         py: Python<'_>,
@@ -399,13 +446,22 @@ impl Handle {
         offset: i64,
         value: i64,
         count: i64,
+        stream: usize,
     ) -> PyResult<()> {
-        self.do_words(py, "fill32", Words::Fill { rank, at: offset, value, count })
+        self.do_words(py, "fill32", Words::Fill { rank, at: offset, value, count }, stream)
     }
 
     /// Sets word `offset` of rank `rank`'s memory to `value`; whoever reads it sees what this rank wrote before.
-    fn write32(&self, py: Python<'_>, rank: usize, offset: i64, value: i64) -> PyResult<()> {
-        self.do_words(py, "write32", Words::Write { rank, at: offset, value })
+    #[pyo3(signature = (rank, offset, value, *, stream=0))]
+    fn write32(
+        &self,
+        py: Python<'_>,
+        rank: usize,
+        offset: i64,
+        value: i64,
+        stream: usize,
+    ) -> PyResult<()> {
+        self.do_words(py, "write32", Words::Write { rank, at: offset, value }, stream)
     }
 
     fn __repr__(&self) -> String {

@@ -11,6 +11,7 @@ mod dtype;
 mod error;
 mod group;
 mod handle;
+mod mapped;
 mod memory;
 
 mod store;

@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use pyo3::prelude::*;
+use symmem::cuda::Gpu;
 
 use crate::array::Array;
 use crate::dtype::Type;
 use crate::error::usage;
 use crate::group::{Group, Life};
 use crate::handle::Handle;
+use crate::mapped::Mapped;
 use crate::wait::detached;
 
 /// Where memory lies.
@@ -43,12 +45,35 @@ impl std::fmt::Display for Place {
     }
 }
 
+impl Place {
+    /// The device that Python names: None or "cpu", a number, or "cuda:N", also as `torch.device`.
+    pub(crate) fn named(op: &'static str, given: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        let Some(given) = given else { return Ok(Self::Host) };
+        if let Ok(number) = given.extract() {
+            return Ok(Self::Cuda(number));
+        }
+        let text = given.str()?.to_string();
+        let number = text.strip_prefix("cuda:").and_then(|number| number.parse().ok());
+        match number {
+            None if text == "cpu" => Ok(Self::Host),
+            None => Err(usage(given.py(), op, "\"cpu\", a number or \"cuda:N\"", text)),
+            Some(number) => Ok(Self::Cuda(number)),
+        }
+    }
+}
+
+/// What an allocation is in the library.
+pub(crate) enum Buffer {
+    Host(symmem::Buffer<u8>),
+    Cuda(symmem::cuda::Buffer<u8>),
+}
+
 /// One allocation, for as long as anything uses it.
 pub(crate) struct Allocation {
     pub(crate) address: usize,
     pub(crate) bytes: usize,
     pub(crate) place: Place,
-    buffer: symmem::Buffer<u8>,
+    buffer: Buffer,
 }
 
 /// All living allocations by address.
@@ -60,13 +85,24 @@ fn allocations() -> MutexGuard<'static, BTreeMap<usize, Weak<Allocation>>> {
 }
 
 impl Allocation {
-    pub(crate) fn of_host(buffer: symmem::Buffer<u8>) -> Arc<Self> {
-        let (address, bytes) = (buffer.local().as_ptr() as usize, buffer.len());
-        let made = Arc::new(Self { address, bytes, place: Place::Host, buffer });
+    pub(crate) fn new(place: Place, buffer: Buffer) -> Arc<Self> {
+        let (address, bytes) = match &buffer {
+            Buffer::Host(own) => (own.local().as_ptr() as usize, own.len()),
+            Buffer::Cuda(own) => (own.address() as usize, own.len()),
+        };
+        let made = Arc::new(Self { address, bytes, place, buffer });
         let mut all = allocations();
         all.retain(|_, known| known.strong_count() > 0);
         all.insert(address, Arc::downgrade(&made));
         made
+    }
+
+    /// Maps all ranks' counterparts.
+    fn rendezvous(&self, group: &symmem::Group) -> symmem::Result<Mapped> {
+        match &self.buffer {
+            Buffer::Host(own) => own.handle(group).map(Mapped::host),
+            Buffer::Cuda(own) => own.symmetric(group).map(Mapped::device),
+        }
     }
 
     fn find(address: usize) -> Option<Arc<Self>> {
@@ -134,8 +170,8 @@ impl Memory {
         const OP: &str = "rendezvous";
         let (held, group) = (self.held(py, OP)?, group.get());
         group.check_open(py, OP)?;
-        let handle = detached(py, || held.buffer.handle(&group.inner))?;
-        Ok(Handle::new(handle, held, Arc::clone(&group.life)))
+        let mapped = detached(py, || held.rendezvous(&group.inner))?;
+        Ok(Handle::new(mapped, held, Arc::clone(&group.life)))
     }
 
     /// Gives the memory up, once its arrays and handles are gone.
@@ -160,14 +196,31 @@ pub(crate) fn find(address: usize) -> Option<Memory> {
 /// Cuts small allocations from large ones.
 #[pyclass(frozen, module = "symmem")]
 pub(crate) struct Pool {
-    pool: symmem::Pool,
+    place: Place,
+    cutter: Cutter,
     _life: Arc<Life>,
 }
 
+enum Cutter {
+    Host(symmem::Pool),
+    Cuda(symmem::Pool<Gpu>),
+}
+
 impl Pool {
-    pub(crate) fn new(group: &Group, segment_bytes: usize) -> Self {
-        let pool = symmem::Pool::new(&group.inner, segment_bytes);
-        Self { pool, _life: Arc::clone(&group.life) }
+    pub(crate) fn new(
+        py: Python<'_>,
+        group: &Group,
+        segment_bytes: usize,
+        place: Place,
+    ) -> PyResult<Self> {
+        let cutter = match place {
+            Place::Host => Cutter::Host(symmem::Pool::new(&group.inner, segment_bytes)),
+            Place::Cuda(number) => {
+                let gpu = detached(py, || Gpu::open(number))?;
+                Cutter::Cuda(gpu.pool(&group.inner, segment_bytes))
+            }
+        };
+        Ok(Self { place, cutter, _life: Arc::clone(&group.life) })
     }
 }
 
@@ -175,13 +228,19 @@ impl Pool {
 impl Pool {
     /// As `Group.alloc`, from the pool: it holds what its last user left.
     fn alloc(&self, py: Python<'_>, nbytes: usize) -> PyResult<Memory> {
-        let buffer = detached(py, || self.pool.alloc::<u8>(nbytes))?;
-        Ok(Memory::new(Allocation::of_host(buffer)))
+        let buffer = detached(py, || match &self.cutter {
+            Cutter::Host(pool) => pool.alloc(nbytes).map(Buffer::Host),
+            Cutter::Cuda(pool) => pool.alloc(nbytes).map(Buffer::Cuda),
+        })?;
+        Ok(Memory::new(Allocation::new(self.place, buffer)))
     }
 
     /// Bytes that the pool holds in all, and bytes of them in use.
     #[getter]
     fn usage(&self) -> (usize, usize) {
-        self.pool.usage()
+        match &self.cutter {
+            Cutter::Host(pool) => pool.usage(),
+            Cutter::Cuda(pool) => pool.usage(),
+        }
     }
 }

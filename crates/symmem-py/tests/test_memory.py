@@ -108,6 +108,8 @@ def views_beyond_the_memory_are_refused(world):
     ):
         with pytest.raises(symmem.Usage, match="expected .* got"):
             wrong()
+    with pytest.raises(symmem.Usage, match="DLPack"):
+        memory.view("bfloat16").numpy()
     handle.all_reduce("float32", "sum", 0, 25)
 
 

@@ -51,6 +51,9 @@ class Symmetric:
     nothing is done. The array belongs to the call while it lasts: no rank touches it otherwise. Reductions give the same
     bits on every rank, whatever the algorithm.
 
+    On a device, calls go into `stream` (the address of a `CUstream`, such as `torch.cuda.current_stream().cuda_stream`; the
+    default stream without), and `array` and `out` belong to them until that is done; `handle.synchronize` says how it went.
+
     After a collective that failed in another way, peers may be in the middle of it: the survivors go on with
     ``x = symmem.rendezvous(x.array, group.shrink())``.
     """
@@ -127,58 +130,62 @@ class Symmetric:
         """Waits for a signal of rank `source` and takes it."""
         self.group.wait_signal(source, channel, timeout)
 
-    def all_reduce(self, op: str = "sum", *, out: Any = None, algorithm: str = "auto") -> Any:
+    def all_reduce(
+        self, op: str = "sum", *, out: Any = None, algorithm: str = "auto", stream: int | None = None
+    ) -> Any:
         """Reduces all ranks' arrays: in place, or into `out`. Gives back the result."""
         self._handle.all_reduce(
-            self._dtype, op, self._offset, self._count, out=out, algorithm=algorithm
+            *self._part(op), out=out, algorithm=algorithm, stream=stream
         )
         return self.array if out is None else out
 
-    def reduce(self, op: str = "sum", root: int = 0, *, out: Any = None) -> Any:
+    def reduce(self, op: str = "sum", root: int = 0, *, out: Any = None, stream: int | None = None) -> Any:
         """Reduces all ranks' arrays into `out` of rank `root`, a new array by default; others get None."""
         out = self._at(root, out, self._shape)
-        self._handle.reduce(self._dtype, op, self._offset, self._count, root, out)
+        self._handle.reduce(*self._part(op), root, out, stream=stream)
         return out
 
-    def reduce_scatter(self, op: str = "sum", *, axis: int = 0, out: Any = None) -> Any:
+    def reduce_scatter(
+        self, op: str = "sum", *, axis: int = 0, out: Any = None, stream: int | None = None
+    ) -> Any:
         """Reduces all ranks' arrays, of which rank r gets the r-th equal part along the first axis (0) or the last (-1)."""
         shape = self._cut(axis)
         out = self._new(shape) if out is None else out
         last = axis % len(self._shape) == len(self._shape) - 1
         rows = math.prod(self._shape[:-1]) if last else None
         self._handle.reduce_scatter(
-            self._dtype, op, self._offset, self._count, out, rows=rows if rows != 1 else None
+            *self._part(op), out, rows=rows if rows != 1 else None, stream=stream
         )
         return out
 
-    def all_gather(self, *, out: Any = None) -> Any:
+    def all_gather(self, *, out: Any = None, stream: int | None = None) -> Any:
         """All ranks' arrays, by rank, in a new first axis."""
         out = self._new((self.size, *self._shape)) if out is None else out
-        self._handle.all_gather(self._dtype, self._offset, self._count, out)
+        self._handle.all_gather(*self._part(), out, stream=stream)
         return out
 
-    def gather(self, root: int = 0, *, out: Any = None) -> Any:
+    def gather(self, root: int = 0, *, out: Any = None, stream: int | None = None) -> Any:
         """As `all_gather`, on rank `root`; others get None."""
         out = self._at(root, out, (self.size, *self._shape))
-        self._handle.gather(self._dtype, self._offset, self._count, root, out)
+        self._handle.gather(*self._part(), root, out, stream=stream)
         return out
 
-    def scatter(self, root: int = 0, *, out: Any = None) -> Any:
+    def scatter(self, root: int = 0, *, out: Any = None, stream: int | None = None) -> Any:
         """The r-th equal part along the first axis of rank `root`'s array, on rank r."""
         out = self._new(self._cut(0)) if out is None else out
-        self._handle.scatter(self._dtype, self._offset, self._count, root, out)
+        self._handle.scatter(*self._part(), root, out, stream=stream)
         return out
 
-    def broadcast(self, root: int = 0) -> Any:
+    def broadcast(self, root: int = 0, *, stream: int | None = None) -> Any:
         """The array becomes that of rank `root`. Gives it back."""
-        self._handle.broadcast(self._dtype, self._offset, self._count, root)
+        self._handle.broadcast(*self._part(), root, stream=stream)
         return self.array
 
-    def all_to_all(self, *, out: Any = None) -> Any:
+    def all_to_all(self, *, out: Any = None, stream: int | None = None) -> Any:
         """The first axis is one equal part for each rank; gives back the parts that all ranks have for this one."""
         self._cut(0)
         out = self._new(self._shape) if out is None else out
-        self._handle.all_to_all(self._dtype, self._offset, self._count, out)
+        self._handle.all_to_all(*self._part(), out, stream=stream)
         return out
 
     def all_to_all_v(
@@ -189,6 +196,7 @@ class Symmetric:
         *,
         major_align: int | None = None,
         offsets: bool = False,
+        stream: int | None = None,
     ) -> Any:
         """Sends rows (entries of the first axis) to ranks, of which each knows only how many it sends.
 
@@ -199,33 +207,35 @@ class Symmetric:
         begins at a multiple of `major_align` rows. With `offsets`, the way back: `splits` is what that gave as `received`.
         """
         if received is None:
-            entries = splits._count if offsets else 2 * splits._count
-            received = _numpy().empty(entries, "int64")
+            received = splits._new((splits._count if offsets else 2 * splits._count,))
         self._handle.all_to_all_v(
-            self._dtype,
-            self._offset,
-            self._count,
+            *self._part(),
             math.prod(self._shape[1:]),
             (splits._handle, splits._offset, splits._count),
             out,
             received,
             major_align=major_align,
             offsets=offsets,
+            stream=stream,
         )
         return received
 
-    def put(self, rank: int, data: Any, at: int = 0) -> None:
+    def put(self, rank: int, data: Any, at: int = 0, *, stream: int = 0) -> None:
         """Copies `data` to rank `rank`'s array, from element `at` on; a later signal or barrier shows it to others."""
-        self._handle.put(rank, self._byte(at), data)
+        self._handle.put(rank, self._byte(at), data, stream=stream)
 
-    def get(self, rank: int, out: Any, at: int = 0) -> Any:
+    def get(self, rank: int, out: Any, at: int = 0, *, stream: int = 0) -> Any:
         """Copies elements of rank `rank`'s array, from element `at` on, to `out`."""
-        self._handle.get(rank, self._byte(at), out)
+        self._handle.get(rank, self._byte(at), out, stream=stream)
         return out
 
     def __repr__(self) -> str:
         shape, dtype = self._shape, self._dtype
         return f"symmem.Symmetric(shape={shape}, dtype={dtype!r}, rank {self.rank} of {self.size})"
+
+    def _part(self, *op: str) -> tuple[Any, ...]:
+        """The elements, as calls of the handle name them."""
+        return (self._dtype, *op, self._offset, self._count)
 
     def _byte(self, at: int) -> int:
         return self._offset + at * Array.itemsize_of(self._dtype)
@@ -244,14 +254,13 @@ class Symmetric:
         return self._new(shape) if out is None and self.rank == root else out
 
     def _new(self, shape: tuple[int, ...]) -> numpy.ndarray:
-        """A new array of the same type. numpy has the smaller floats only with `ml_dtypes`."""
+        """A new array of the same type, where numpy has it."""
+        import numpy
+
         try:
-            return _numpy().empty(shape, self._dtype)
+            if self._handle.device == "cpu":
+                return numpy.empty(shape, self._dtype)
         except TypeError:
-            raise Usage(f"expected an `out` of type {self._dtype}, which numpy does not have") from None
-
-
-def _numpy() -> Any:
-    import numpy
-
-    return numpy
+            pass
+        where = self._handle.device
+        raise Usage(f"expected an `out`, for numpy has no {self._dtype} on {where}, got None")

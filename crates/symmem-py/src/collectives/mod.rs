@@ -1,10 +1,12 @@
 //! Collectives and one-sided calls on parts of a handle's memory: from names and addresses to the library's types.
 #![allow(unsafe_code)] // S2 (what the package's documents ask of its users: nobody else touches the elements of a call)
 
+pub(crate) mod one_sided;
 pub(crate) mod slices;
 
 use pyo3::prelude::*;
-use symmem::{Algorithm, Element, Open, ReduceOp, Symmetric};
+use symmem::cuda::{self, Stream, ViewMut};
+use symmem::{Algorithm, Element, ReduceOp, Symmetric};
 
 use crate::argument::Slice;
 use crate::dtype::{Type, with_element};
@@ -12,23 +14,26 @@ use crate::error::usage;
 use crate::handle::Handle;
 use crate::wait::detached;
 
-/// The elements of a call: `count` of `dtype` from byte `offset` of the memory on.
+/// The elements of a call, `count` of `dtype` from byte `offset` of the memory on, and the stream that it goes into.
 #[derive(Clone, Copy)]
 pub(crate) struct Part {
     pub(crate) op: &'static str,
     pub(crate) dtype: &'static Type,
     pub(crate) offset: usize,
     pub(crate) count: usize,
+    /// Of a device; 0 is its default stream.
+    pub(crate) stream: usize,
 }
 
 impl Part {
     pub(crate) fn new(
         op: &'static str,
         dtype: &Bound<'_, PyAny>,
-        offset: usize,
-        count: usize,
+        (offset, count): (usize, usize),
+        stream: Option<usize>,
     ) -> PyResult<Self> {
-        Ok(Self { op, dtype: Type::named(op, dtype)?, offset, count })
+        let stream = stream.unwrap_or(0);
+        Ok(Self { op, dtype: Type::named(op, dtype)?, offset, count, stream })
     }
 }
 
@@ -49,12 +54,18 @@ fn algorithm(py: Python<'_>, name: &str) -> PyResult<Algorithm> {
     }
 }
 
-/// A [`Handle::collective`] whose work is written once for all types of elements: `$moved` or `$arithmetic` ones.
+/// A collective, written once for all types of elements (`arithmetic` or `moved`): on the host, and in a stream.
 macro_rules! collective {
-    ($handle:expr, $py:expr, $part:expr, $kind:ident, $out:expr, |$x:ident, $to:ident| $work:expr) => {{
-        let part: Part = $part;
-        with_element!(part.dtype.$kind($py, part.op)?, T => {
-            $handle.collective::<T>($py, part, $out, |$x, $to| $work)
+    (
+        $handle:expr, $py:expr, $part:expr, $kind:ident, $out:expr,
+        |$x:ident, $to:ident| $work:expr, |$y:ident, $into:ident, $stream:ident| $launch:expr
+    ) => {{
+        let (handle, py, part, out): (&Handle, _, Part, _) = ($handle, $py, $part, $out);
+        with_element!(part.dtype.$kind(py, part.op)?, T => match handle.cuda() {
+            None => handle.on_host::<T>(py, part, out, |$x, $to| $work),
+            Some(device) => {
+                handle.on_device::<T>(py, device, part, out, |$y, $into, $stream| $launch)
+            }
         })
     }};
 }
@@ -67,7 +78,7 @@ impl Handle {
     }
 
     /// Does `work` on a part of the memory and on the elements of `out`.
-    fn collective<T: Element>(
+    fn on_host<T: Element>(
         &self,
         py: Python<'_>,
         part: Part,
@@ -80,6 +91,25 @@ impl Handle {
             let mut memory = self.part(part.offset, part.count)?;
             // SAFETY: `output` checked type and place; S2 as documented for users.
             work(&mut memory, unsafe { out.elements_mut() })
+        })
+    }
+
+    /// Puts `work` on a part of the memory and on the elements of `out` into the stream.
+    fn on_device<T: Element>(
+        &self,
+        py: Python<'_>,
+        device: &cuda::Symmetric<u8>,
+        part: Part,
+        out: Option<&Bound<'_, PyAny>>,
+        work: impl FnOnce(&mut cuda::Symmetric<T>, ViewMut<'_, T>, &Stream) -> symmem::Result<()> + Send,
+    ) -> PyResult<()> {
+        self.check_open(py, part.op)?;
+        let mut out = self.output(py, part, out)?;
+        detached(py, || {
+            let mut memory = device_part(device, part.offset, part.count)?;
+            let stream = stream_of(device, part.stream);
+            // SAFETY: `output` checked type and place; S2 as documented for users.
+            work(&mut memory, unsafe { out.view_mut() }, &stream)
         })
     }
 
@@ -111,9 +141,19 @@ impl Handle {
         how: &str,
     ) -> PyResult<()> {
         let (op, how, into) = (reduce_op(py, part.op, op)?, algorithm(py, how)?, out.is_some());
-        collective!(self, py, part, arithmetic, out, |x, to| {
-            if into { x.all_reduce_into(op, to) } else { x.all_reduce_with(op, how) }
-        })
+        collective!(
+            self,
+            py,
+            part,
+            arithmetic,
+            out,
+            |x, to| if into { x.all_reduce_into(op, to) } else { x.all_reduce_with(op, how) },
+            |x, to, stream| if into {
+                x.all_reduce_into(op, to, stream)
+            } else {
+                x.all_reduce_with(op, how, stream)
+            }
+        )
     }
 
     pub(crate) fn do_reduce_scatter(
@@ -125,13 +165,22 @@ impl Handle {
         out: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         let op = reduce_op(py, part.op, op)?;
-        collective!(self, py, part, arithmetic, Some(out), |x, to| match rows {
-            None => x.reduce_scatter(op, to),
-            Some(rows) => {
-                let columns = part.count / rows.max(1);
-                x.reduce_scatter_last_dim(op, rows, columns, to)
+        let columns = part.count / rows.unwrap_or(1).max(1);
+        collective!(
+            self,
+            py,
+            part,
+            arithmetic,
+            Some(out),
+            |x, to| match rows {
+                None => x.reduce_scatter(op, to),
+                Some(rows) => x.reduce_scatter_last_dim(op, rows, columns, to),
+            },
+            |x, to, stream| match rows {
+                None => x.reduce_scatter(op, to, stream),
+                Some(_) => x.reduce_scatter_last_dim(op, columns, to, stream),
             }
-        })
+        )
     }
 
     pub(crate) fn do_reduce(
@@ -143,7 +192,15 @@ impl Handle {
         out: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let op = reduce_op(py, part.op, op)?;
-        collective!(self, py, part, arithmetic, out, |x, to| x.reduce(op, root, to))
+        collective!(
+            self,
+            py,
+            part,
+            arithmetic,
+            out,
+            |x, to| x.reduce(op, root, to),
+            |x, to, stream| x.reduce(op, root, to, stream)
+        )
     }
 
     pub(crate) fn do_all_gather(
@@ -152,7 +209,8 @@ impl Handle {
         part: Part,
         out: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        collective!(self, py, part, moved, Some(out), |x, to| x.all_gather(to))
+        collective!(self, py, part, moved, Some(out), |x, to| x.all_gather(to), |x, to, stream| x
+            .all_gather(to, stream))
     }
 
     pub(crate) fn do_all_to_all(
@@ -161,11 +219,13 @@ impl Handle {
         part: Part,
         out: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        collective!(self, py, part, moved, Some(out), |x, to| x.all_to_all(to))
+        collective!(self, py, part, moved, Some(out), |x, to| x.all_to_all(to), |x, to, stream| x
+            .all_to_all(to, stream))
     }
 
     pub(crate) fn do_broadcast(&self, py: Python<'_>, part: Part, root: usize) -> PyResult<()> {
-        collective!(self, py, part, moved, None, |x, _to| x.broadcast(root))
+        collective!(self, py, part, moved, None, |x, _to| x.broadcast(root), |x, _to, stream| x
+            .broadcast(root, stream))
     }
 
     pub(crate) fn do_gather(
@@ -175,7 +235,8 @@ impl Handle {
         root: usize,
         out: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        collective!(self, py, part, moved, out, |x, to| x.gather(root, to))
+        collective!(self, py, part, moved, out, |x, to| x.gather(root, to), |x, to, stream| x
+            .gather(root, to, stream))
     }
 
     pub(crate) fn do_scatter(
@@ -185,7 +246,15 @@ impl Handle {
         root: usize,
         out: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        collective!(self, py, part, moved, Some(out), |x, to| x.scatter(root, to))
+        collective!(
+            self,
+            py,
+            part,
+            moved,
+            Some(out),
+            |x, to| x.scatter(root, to),
+            |x, to, stream| x.scatter(root, to, stream)
+        )
     }
 
     /// All-to-all of rows. `splits` are numbers in symmetric memory; `received` gets those of what came.
@@ -199,89 +268,85 @@ impl Handle {
     ) -> PyResult<()> {
         let mut received = Slice::output(part.op, received)?;
         received.check(py, part.op, Type::NUMBERS, self.place())?;
-        // SAFETY: checked above; S2 as documented for users.
-        let got = unsafe { received.elements_mut::<i64>() };
-        collective!(self, py, part, moved, Some(out), |x, to| {
-            let mut splits = splits.0.part(splits.1, splits.2)?;
-            match rows {
-                Rows::ByRank(len) => x.all_to_all_v(len, &mut splits, to, got),
-                Rows::ByExpert(len, align) => x.all_to_all_v_2d(len, &mut splits, align, to, got),
-                Rows::FromExperts(len) => x.all_to_all_v_2d_offset(len, &mut splits, to, got),
+        let received = &mut received;
+        collective!(
+            self,
+            py,
+            part,
+            moved,
+            Some(out),
+            |x, to| {
+                let mut splits = splits.0.part(splits.1, splits.2)?;
+                rows.on_host(x, &mut splits, to, received)
+            },
+            |x, to, stream| {
+                let mut splits = splits.0.device_numbers(splits.1, splits.2)?;
+                rows.on_device(x, &mut splits, to, received, stream)
             }
-        })
+        )
     }
 
-    /// A part of the memory in which everyone may put and get.
-    fn open<T: Element>(&self, offset: usize, count: usize) -> symmem::Result<Open<T>> {
-        // SAFETY: S2 as documented for users.
-        self.part(offset, count).map(|part| unsafe { part.assume_open() })
+    /// Numbers of rows in the memory of a device.
+    fn device_numbers(&self, offset: usize, count: usize) -> symmem::Result<cuda::Symmetric<i64>> {
+        let device = self.cuda().ok_or_else(|| symmem::Error::Usage {
+            op: "all_to_all_v",
+            rank: Some(self.raw().rank()),
+            expected: "splits on the device of the rows".into(),
+            got: "splits on the host".into(),
+        })?;
+        device_part(device, offset, count)
+    }
+}
+
+impl Rows {
+    fn on_host<T: Element>(
+        self,
+        x: &mut Symmetric<T>,
+        splits: &mut Symmetric<i64>,
+        out: &mut [T],
+        received: &mut Slice,
+    ) -> symmem::Result<()> {
+        // SAFETY: `do_all_to_all_v` checked type and place; S2 as documented for users.
+        let got = unsafe { received.elements_mut() };
+        match self {
+            Self::ByRank(len) => x.all_to_all_v(len, splits, out, got),
+            Self::ByExpert(len, align) => x.all_to_all_v_2d(len, splits, align, out, got),
+            Self::FromExperts(len) => x.all_to_all_v_2d_offset(len, splits, out, got),
+        }
     }
 
-    /// Copies `data` to rank `rank`'s memory.
-    pub(crate) fn do_put(
-        &self,
-        py: Python<'_>,
-        op: &'static str,
-        (rank, offset): (usize, usize),
-        data: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        self.check_open(py, op)?;
-        let data = Slice::input(op, data)?;
-        let dtype = data.dtype().unwrap_or(Type::BYTES);
-        data.check(py, op, dtype, self.place())?;
-        with_element!(dtype.moved(py, op)?, T => self.put_elements::<T>(py, rank, offset, &data))
+    fn on_device<T: Element>(
+        self,
+        x: &mut cuda::Symmetric<T>,
+        splits: &mut cuda::Symmetric<i64>,
+        out: ViewMut<'_, T>,
+        received: &mut Slice,
+        stream: &Stream,
+    ) -> symmem::Result<()> {
+        // SAFETY: `do_all_to_all_v` checked type and place; S2 as documented for users.
+        let got = unsafe { received.view_mut() };
+        match self {
+            Self::ByRank(len) => x.all_to_all_v(len, splits, out, got, stream),
+            Self::ByExpert(len, align) => x.all_to_all_v_2d(len, splits, align, out, got, stream),
+            Self::FromExperts(len) => x.all_to_all_v_2d_offset(len, splits, out, got, stream),
+        }
     }
+}
 
-    fn put_elements<T: Element>(
-        &self,
-        py: Python<'_>,
-        rank: usize,
-        offset: usize,
-        data: &Slice,
-    ) -> PyResult<()> {
-        // SAFETY: `do_put` checked type and place; S2 as documented for users.
-        let data = unsafe { data.elements::<T>() };
-        detached(py, || self.open(offset, data.len())?.put(rank, 0, data))
-    }
+/// A part of a device's memory, to call collectives on.
+pub(crate) fn device_part<T: Element>(
+    device: &cuda::Symmetric<u8>,
+    offset: usize,
+    count: usize,
+) -> symmem::Result<cuda::Symmetric<T>> {
+    // SAFETY: S2 as documented for users; bounds and alignment are checked there.
+    unsafe { device.part(offset, count) }
+}
 
-    /// Copies from rank `rank`'s memory to `out`.
-    pub(crate) fn do_get(
-        &self,
-        py: Python<'_>,
-        op: &'static str,
-        (rank, offset): (usize, usize),
-        out: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        self.check_open(py, op)?;
-        let mut out = Slice::output(op, out)?;
-        let dtype = out.dtype().unwrap_or(Type::BYTES);
-        out.check(py, op, dtype, self.place())?;
-        with_element!(dtype.moved(py, op)?, T => self.get_elements::<T>(py, rank, offset, &mut out))
-    }
-
-    fn get_elements<T: Element>(
-        &self,
-        py: Python<'_>,
-        rank: usize,
-        offset: usize,
-        out: &mut Slice,
-    ) -> PyResult<()> {
-        // SAFETY: `do_get` checked type and place; S2 as documented for users.
-        let out = unsafe { out.elements_mut::<T>() };
-        detached(py, || self.open(offset, out.len())?.get(rank, 0, out))
-    }
-
-    /// Fills words of rank `rank`'s memory, or writes one so that all written before is seen first.
-    pub(crate) fn do_words(&self, py: Python<'_>, op: &'static str, words: Words) -> PyResult<()> {
-        self.check_open(py, op)?;
-        detached(py, || {
-            let open = self.open::<u32>(0, self.raw().buffer_size() / 4)?;
-            match words {
-                Words::Fill { rank, at, value, count } => open.memset32(rank, at, value, count),
-                Words::Write { rank, at, value } => open.write_value32(rank, at, value),
-            }
-        })
-    }
+/// The caller's stream.
+pub(crate) fn stream_of(device: &cuda::Symmetric<u8>, raw: usize) -> Stream {
+    // SAFETY: a stream of the device, which lives as long as what is in it: as documented for users.
+    unsafe { Stream::from_raw(device.gpu(), raw) }
 }
 
 /// How the rows of an all-to-all are divided; each with the elements of a row.
@@ -292,11 +357,4 @@ pub(crate) enum Rows {
     ByExpert(usize, usize),
     /// The way back.
     FromExperts(usize),
-}
-
-/// Words of a rank's memory to set; checked by the library, with PyTorch's words in the messages.
-#[derive(Clone, Copy)]
-pub(crate) enum Words {
-    Fill { rank: usize, at: i64, value: i64, count: i64 },
-    Write { rank: usize, at: i64, value: i64 },
 }

@@ -376,8 +376,7 @@ impl<T: Element> Symmetric<T> {
     }
 
     pub(super) fn digest(&self, name: &'static str, agreed: &[usize]) -> u32 {
-        let number = self.handle.number() as usize;
-        digest(name, T::DTYPE as usize, number, self.len(), agreed)
+        digest(name, T::DTYPE as usize, self.handle.digest(), self.len(), agreed)
     }
 
     pub(super) fn block(&self, name: &'static str, len: usize) -> Result<usize> {

@@ -110,10 +110,8 @@ impl Exchange {
         let (row_bytes, out_rows) = (self.row_len * size_of::<T>(), out.len / self.row_len);
         let words = 1 + 3 * pieces + ranks * splits.len();
         let words = scratch(group, &x.gpu, self.name, words, stream)?;
-        let agreed =
-            [self.row_len, self.align, out_rows, self.experts, splits.handle.number() as usize];
-        let call =
-            digest(self.name, T::DTYPE as usize, x.handle.number() as usize, x.len(), &agreed);
+        let agreed = [self.row_len, self.align, out_rows, self.experts, splits.handle.digest()];
+        let call = digest(self.name, T::DTYPE as usize, x.handle.digest(), x.len(), &agreed);
         let launch = Launch {
             words,
             experts,

@@ -69,16 +69,19 @@ impl Pool<Gpu> {
 impl<T: Element> Buffer<T> {
     /// Maps all ranks' buffers into each. Collective over `group`, the first time for this allocation and group.
     pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>> {
+        self.symmetric(group)
+    }
+
+    /// As [`Buffer::rendezvous`], leaving the buffer with the caller, who sees to the order of what is put into streams
+    /// through both.
+    pub fn symmetric(&self, group: &Group) -> Result<Symmetric<T>> {
         let comm = Comm::of(group, &self.gpu)?;
         let handle = comm.map(&self.block, group, T::DTYPE)?;
         if comm.has_multicast {
             handle.try_multicast(|| multicast::set_up(&self.gpu, &handle, comm.over_fabric))?;
         }
         handle.set_witness(&comm);
-        let parts = Pointers::new(&handle.buffer_ptrs());
-        let (gpu, len) = (self.gpu, self.len);
-        let (scratch, backwards, elements) = (None, false, PhantomData);
-        Ok(Symmetric { gpu, comm, handle, parts, scratch, backwards, len, elements })
+        Ok(Symmetric::new(self.gpu.clone(), comm, handle, self.len))
     }
 
     /// How many elements.
@@ -175,6 +178,23 @@ pub struct Symmetric<T> {
 }
 
 impl<T: Element> Symmetric<T> {
+    fn new(gpu: Gpu, comm: Arc<Comm>, handle: Handle, len: usize) -> Self {
+        let parts = Pointers::new(&handle.buffer_ptrs());
+        let (scratch, backwards, elements) = (None, false, PhantomData);
+        Self { gpu, comm, handle, parts, scratch, backwards, len, elements }
+    }
+
+    /// `len` elements of any type at byte `offset` of every rank's memory, as [`Handle::part`] of host memory. Not
+    /// collective.
+    ///
+    /// # Safety
+    /// The caller sees to the order of what is put into streams through several values with the same elements, and all
+    /// ranks that make a call have made theirs with the same offset.
+    pub unsafe fn part<U: Element>(&self, offset: usize, len: usize) -> Result<Symmetric<U>> {
+        let handle = self.handle.range::<U>(offset, len)?;
+        Ok(Symmetric::new(self.gpu.clone(), Arc::clone(&self.comm), handle, len))
+    }
+
     /// How many elements each rank has.
     pub fn len(&self) -> usize {
         self.len

@@ -16,6 +16,12 @@ impl Handle {
     /// For as long as the value lives, nobody on any rank touches these elements but through such values, and all
     /// ranks that make a call have made theirs with the same offset.
     pub unsafe fn part<T: Element>(&self, offset: usize, len: usize) -> Result<Symmetric<T>> {
+        let memory = Memory::new(self.range::<T>(offset, len)?, len)?;
+        Ok(Symmetric(Memory { owned: false, ..memory }))
+    }
+
+    /// The handle of a part, if there is one there.
+    pub(crate) fn range<T: Element>(&self, offset: usize, len: usize) -> Result<Self> {
         const OP: &str = "part";
         if self.mapping().has_failed() {
             let expected = "memory that peers have mapped".to_owned();
@@ -29,8 +35,7 @@ impl Handle {
             let got = format!("{len} of {} at byte {offset}", T::DTYPE);
             return Err(self.group().usage(OP, expected, got));
         }
-        let memory = Memory::new(self.from(offset), len)?;
-        Ok(Symmetric(Memory { owned: false, ..memory }))
+        Ok(self.from(offset))
     }
 }
 
