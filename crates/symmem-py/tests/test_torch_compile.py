@@ -14,7 +14,7 @@ from symmem.torch import _fakes, _operators  # noqa: E402
 ops = torch.ops.symm_mem
 
 
-@pytest.mark.parametrize("name", sorted(_operators.KERNELS))
+@pytest.mark.parametrize("name", sorted({**_operators.KERNELS, **_operators.CPU_KERNELS}))
 def test_every_kernel_is_registered_and_has_a_fake(name):
     if not hasattr(ops, name):
         pytest.skip(f"this torch has no symm_mem::{name}")

@@ -219,7 +219,7 @@ def test_h20_the_handle_tells_sizes_and_addresses(rank):
     assert (handle.rank, handle.world_size, handle.offset) == (rank, 2, 0)
     assert (handle.buffer_size, handle.device) == (40, torch.device("cpu"))
     assert handle.buffer_ptrs[rank] == tensor.data_ptr() and len(set(handle.buffer_ptrs)) == 2
-    assert (handle.multicast_ptr, handle.has_multicast_support()) == (0, False)
+    assert (handle.multicast_ptr, handle.has_multicast_support(DeviceType.CPU, 0)) == (0, False)
     for table, address in (
         (handle.buffer_ptrs, handle.buffer_ptrs_dev),
         (handle.signal_pad_ptrs, handle.signal_pad_ptrs_dev),

@@ -30,9 +30,12 @@ def test_installing_twice_changes_nothing():
     assert torch._C._distributed_c10d._SymmetricMemory.empty_strided_p2p is empty
 
 
-def test_cuda_is_not_there_and_says_so():
-    with pytest.raises(symmem.Unavailable, match="cuda"):
-        symmem.torch.install("cuda")
+def test_devices_that_are_not_there_are_unavailable():
+    with pytest.raises(symmem.Unavailable, match="not on meta"):
+        symmem.torch.install("meta")
+    if not torch.cuda.is_available():
+        with pytest.raises(symmem.Unavailable, match="torch has no CUDA device here"):
+            symmem.torch.install("cuda")
 
 
 def test_without_the_package_cpu_tensors_are_refused():

@@ -72,4 +72,5 @@ def _exchange(
         destination(out),
         destination(received),
         **how,
+        **place.how,
     )

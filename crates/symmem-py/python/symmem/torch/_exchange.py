@@ -41,7 +41,7 @@ def memcpy_to_multicast_(
         raise RuntimeError(f"{op}: byte_offset must be non-negative, got {byte_offset}")
     place = part(op, symm_mem_out, group_name, "dst")
     raw = src.reshape(-1).view(torch.uint8)
-    if place.offset + byte_offset + raw.numel() > place.nbytes:
+    if place.offset + byte_offset + raw.numel() > place.allocation.nbytes:
         raise RuntimeError(f"{op}: byte_offset + src size ({byte_offset + raw.numel()}) exceeds dst buffer size")
     for rank in range(place.group.size):
         place.rows(rank, raw, byte_offset, raw.numel()).copy_(raw)
@@ -70,7 +70,7 @@ def _low_contention_all_gather_ce_multicast(tensor: torch.Tensor, group_name: st
 def _gather(place: Part, tensor: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     if tensor.numel():
         nbytes = tensor.numel() * tensor.element_size()
-        place.native.all_gather("uint8", place.offset, nbytes, out=destination(output))
+        place.native.all_gather("uint8", place.offset, nbytes, destination(output), **place.how)
     return output
 
 
@@ -96,7 +96,7 @@ def _low_contention_reduce_scatter(tensor: torch.Tensor, reduce_op: str, group_n
     output = tensor.new_empty(tensor.shape[0] // size, *tensor.shape[1:])
     if tensor.numel():
         place.native.reduce_scatter(
-            element(op, tensor), reduction(op, reduce_op), place.offset, tensor.numel(), out=destination(output)
+            element(op, tensor), reduction(op, reduce_op), place.offset, tensor.numel(), destination(output), **place.how
         )
     return output
 
@@ -108,7 +108,7 @@ def _symmetric_or_copied(op: str, tensor: torch.Tensor, group_name: str) -> tupl
     handle = workspace(group_name, tensor.numel() * tensor.element_size())
     copied = handle.get_buffer(handle.rank, tensor.shape, tensor.dtype)
     copied.copy_(tensor)
-    return Part(_groups.of(group_name), handle.native, 0, handle.buffer_size), copied
+    return part(op, copied, group_name), copied
 
 
 def tile_reduce(

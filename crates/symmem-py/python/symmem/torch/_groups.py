@@ -12,6 +12,7 @@ import threading
 import weakref
 from pathlib import Path
 
+import torch
 from torch._C._distributed_c10d import _resolve_process_group, _SymmetricMemory
 from torch.distributed import distributed_c10d as c10d
 
@@ -38,6 +39,13 @@ class Group:
         """How many channels barrier(), put_signal() and wait_signal() have."""
         return self.pad_bytes // (WORD * self.size)
 
+    def barrier(self, handle: _native.Handle, device: torch.device, channel: int = 0, timeout_ms: int = 0) -> None:
+        """Wait for all ranks: at once, or in the current stream of a device."""
+        if device.type == "cpu":
+            self.native.barrier(seconds(timeout_ms), channel)
+        else:
+            handle.barrier(channel, timeout_ms, stream(device))
+
     def check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.size:
             raise RuntimeError(f"rank must be in [0, {self.size}) (got {rank})")
@@ -50,6 +58,15 @@ class Group:
                 "The maximum supported channel for barrier(), put_signal() and wait_signal() is "
                 f"{self.channels - 1} (got {channel})"
             )
+
+
+def seconds(timeout_ms: int) -> float | None:
+    return timeout_ms / 1000 if timeout_ms else None
+
+
+def stream(device: torch.device) -> int:
+    """The current stream of a CUDA device, as the driver knows it."""
+    return torch.cuda.current_stream(device).cuda_stream
 
 
 class _Membership:

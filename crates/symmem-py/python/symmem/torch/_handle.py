@@ -1,4 +1,4 @@
-"""The handle that a rendezvous of CPU tensors returns: PyTorch's `_SymmetricMemory`, member by member."""
+"""The handle that a rendezvous returns: PyTorch's `_SymmetricMemory`, member by member."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Sequence
 
 import torch
+from torch._C._autograd import DeviceType
+from torch._C._distributed_c10d import _SymmetricMemory
 from torch._prims_common import make_contiguous_strides_for
 
 from symmem.torch import _groups, _memory
@@ -25,7 +27,8 @@ class SymmetricMemory:
         self.offset = offset
 
     def __repr__(self) -> str:
-        return f"<SymmetricMemory of {self.buffer_size} bytes, rank {self.rank} of {self.world_size} in group {self.group_name}>"
+        place = f"rank {self.rank} of {self.world_size} in group {self.group_name}"
+        return f"<SymmetricMemory of {self.buffer_size} bytes on {self.device}, {place}>"
 
     @property
     def rank(self) -> int:
@@ -41,7 +44,7 @@ class SymmetricMemory:
 
     @property
     def device(self) -> torch.device:
-        return _memory.CPU
+        return self._allocation.device
 
     @property
     def buffer_ptrs(self) -> list[int]:
@@ -72,12 +75,13 @@ class SymmetricMemory:
 
     @property
     def multicast_ptr(self) -> int:
-        """No CPU has multicast."""
-        return 0
+        """An address that reaches all ranks; 0 without multicast, which no CPU has."""
+        address = self.native.multicast_ptr
+        return address + self.offset if address else 0
 
     @staticmethod
-    def has_multicast_support(device_type: object = None, device_idx: int = 0) -> bool:
-        return False
+    def has_multicast_support(device_type: DeviceType, device_idx: int) -> bool:
+        return _SymmetricMemory.has_multicast_support(device_type, device_idx)
 
     def get_buffer(
         self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int = 0
@@ -91,8 +95,8 @@ class SymmetricMemory:
 
     def _buffer_at(self, op: str, rank: int, sizes: Sequence[int], dtype: torch.dtype, offset: int) -> torch.Tensor:
         self._group.check_rank(rank)
-        address = self.native.buffer_ptrs[rank]
-        return self._view(op, address, self.buffer_size, sizes, dtype, offset)
+        nbytes = _span(op, sizes, dtype, offset, self.buffer_size)
+        return self._tensor(self.native.view(rank, nbytes, offset) if nbytes else None, sizes, dtype)
 
     def get_signal_pad(
         self,
@@ -105,42 +109,41 @@ class SymmetricMemory:
         self._group.check_rank(rank)
         dtype = torch.uint32 if dtype is None else dtype
         sizes = sizes or (self.signal_pad_size // dtype.itemsize,)
-        address = self.native.signal_pad_ptrs[rank]
-        return self._view("get_signal_pad", address, self.signal_pad_size, sizes, dtype, storage_offset * dtype.itemsize)
+        offset = storage_offset * dtype.itemsize
+        nbytes = _span("get_signal_pad", sizes, dtype, offset, self.signal_pad_size)
+        return self._tensor(self.native.pad_view(rank, nbytes, offset) if nbytes else None, sizes, dtype)
 
-    def _view(
-        self, op: str, address: int, limit: int, sizes: Sequence[int], dtype: torch.dtype, offset: int
-    ) -> torch.Tensor:
-        sizes = tuple(sizes)
-        nbytes = math.prod(sizes) * dtype.itemsize
-        if offset < 0:
-            raise RuntimeError(f"{op}: storage_offset must be non-negative")
-        if offset + nbytes > limit:
-            raise RuntimeError(
-                f"{op}: the requested size ({offset + nbytes} bytes) exceeds the allocated size ({limit} bytes)"
-            )
-        stride = make_contiguous_strides_for(sizes)
-        return _memory.tensor_at(address + offset, nbytes, self, sizes, stride, dtype)[0]
+    def _tensor(self, array: object, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        if array is None:
+            return torch.empty(tuple(sizes), dtype=dtype, device=self.device)
+        storage, _ = _memory.storage_over(array, self)
+        return _memory.tensor_over(storage, sizes, make_contiguous_strides_for(tuple(sizes)), dtype)
 
     def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
         """Wait for all ranks. A timeout of 0 is the group's own: SYMMEM_TIMEOUT, or 5 minutes."""
         self._group.check_channel(channel)
-        self._group.native.barrier(_seconds(timeout_ms), channel)
+        self._group.barrier(self.native, self.device, channel, timeout_ms)
 
     def put_signal(self, dst_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
         """Signal a rank through the group's pad; wait while it has not taken the last signal on the channel."""
         self._group.check_rank(dst_rank)
         self._group.check_channel(channel)
-        self._group.native.put_signal(dst_rank, channel, _seconds(timeout_ms))
+        if self.device.type == "cpu":
+            self._group.native.put_signal(dst_rank, channel, _groups.seconds(timeout_ms))
+        else:
+            self.native.put_signal(dst_rank, channel, timeout_ms, _groups.stream(self.device))
 
     def wait_signal(self, src_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
         """Wait for a rank's signal, and take it; what the rank wrote before is seen then."""
         self._group.check_rank(src_rank)
         self._group.check_channel(channel)
-        self._group.native.wait_signal(src_rank, channel, _seconds(timeout_ms))
+        if self.device.type == "cpu":
+            self._group.native.wait_signal(src_rank, channel, _groups.seconds(timeout_ms))
+        else:
+            self.native.wait_signal(src_rank, channel, timeout_ms, _groups.stream(self.device))
 
     def boxed(self) -> object:
-        raise NotImplementedError("boxed: the class that operators take is C++ only; pass the tensor and the group's name")
+        raise NotImplementedError("boxed: the class that operators take is C++ only; pass a tensor and the group's name")
 
     def get_peer_cft_handle(self, peer: int) -> tuple[int, int]:
         raise RuntimeError("get_peer_cft_handle: only available on the NCCL backend")
@@ -149,8 +152,16 @@ class SymmetricMemory:
         raise RuntimeError("get_multimem_cft_handle: only available on the NCCL backend")
 
 
-def _seconds(timeout_ms: int) -> float | None:
-    return timeout_ms / 1000 if timeout_ms else None
+def _span(op: str, sizes: Sequence[int], dtype: torch.dtype, offset: int, limit: int) -> int:
+    """Bytes of a view, which must lie within `limit`."""
+    nbytes = math.prod(sizes) * dtype.itemsize
+    if offset < 0:
+        raise RuntimeError(f"{op}: storage_offset must be non-negative")
+    if offset + nbytes > limit:
+        raise RuntimeError(
+            f"{op}: the requested size ({offset + nbytes} bytes) exceeds the allocated size ({limit} bytes)"
+        )
+    return nbytes
 
 
 def rendezvous(tensor: torch.Tensor, group_name: str | None = None) -> SymmetricMemory | None:

@@ -1,4 +1,4 @@
-"""Puts CPU memory behind PyTorch's own entry points; everything else goes where it went before."""
+"""Puts this library behind PyTorch's own entry points; tensors of other devices go where they went before."""
 
 from __future__ import annotations
 
@@ -17,22 +17,29 @@ from symmem.torch._workspace import workspace
 BACKEND = "SYMMEM"
 
 
-def install(device: str = "cpu") -> None:
-    """Have `torch.distributed._symmetric_memory` work on CPU tensors. Importing `symmem.torch` does that.
+#: The kinds of devices whose memory is this library's.
+_installed: set[str] = set()
 
-    For "cuda", have its operators run on this library's kernels; not available yet.
+
+def install(device: str = "cpu") -> None:
+    """Have `torch.distributed._symmetric_memory` use this library for tensors of a kind of device.
+
+    Importing `symmem.torch` does that for "cpu". For "cuda", symmetric tensors made from now on are this library's, and
+    operators run its kernels on the current stream; it must come before the first symmetric tensor on a device.
     """
     kind = torch.device(device).type
-    if kind == "cpu":
-        _install_cpu()
-    else:
-        raise _native.Unavailable(
-            f"symmem.torch on {kind}: the Python module has host memory only so far; torch's own backend stays in use there"
-        )
+    if kind not in ("cpu", "cuda"):
+        raise _native.Unavailable(f"symmem.torch works on cpu and cuda, not on {kind}")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise _native.Unavailable("symmem.torch on cuda: torch has no CUDA device here")
+    if kind not in _installed:
+        _entry_points()
+        _installed.add(kind)
+        _operators.register(kind)
 
 
 @functools.cache
-def _install_cpu() -> torch.library.Library:
+def _entry_points() -> None:
     _static("empty_strided_p2p", _empty_strided_p2p)
     _static("rendezvous", _rendezvous)
     _static("is_symm_mem_tensor", _is_symm_mem_tensor)
@@ -55,7 +62,6 @@ def _install_cpu() -> torch.library.Library:
     for name in ("MemPool", "use_mem_pool"):
         if not hasattr(torch.cpu, name):
             setattr(torch.cpu, name, getattr(_pool, name))
-    return _operators.register()
 
 
 def _static(name: str, replacement: Callable) -> None:
@@ -77,28 +83,38 @@ def _is_cpu(device: object) -> bool:
     return torch.device(device).type == "cpu"
 
 
+def _is_ours(device: object) -> bool:
+    return torch.device(device).type in _installed
+
+
 def _empty_strided_p2p(former, size, stride, dtype, device, group_name=None, alloc_id=None):
-    if not _is_cpu(device):
+    device = torch.device(device)
+    if not _is_ours(device):
         return former(size, stride, dtype, device, group_name, alloc_id)
-    return _memory.allocate(size, stride, dtype, group_name, alloc_id)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return _memory.allocate(size, stride, dtype, _memory.CPU if _is_cpu(device) else device, group_name, alloc_id)
 
 
 def _rendezvous(former, tensor, group_name=None):
-    if not tensor.is_cpu:
+    # On a device there may be tensors of torch's own backends, from its memory pools.
+    if not _is_ours(tensor.device) or not (tensor.is_cpu or _memory.find(tensor)):
         return former(tensor, group_name)
     return _handle.rendezvous(tensor, group_name)
 
 
 def _is_symm_mem_tensor(former, tensor):
-    return _memory.find(tensor) is not None if tensor.is_cpu else former(tensor)
+    if _is_ours(tensor.device) and _memory.find(tensor) is not None:
+        return True
+    return False if tensor.is_cpu else former(tensor)
 
 
 def _get_backend(former, device):
-    return BACKEND if _is_cpu(device) else former(device)
+    return BACKEND if _is_ours(device) else former(device)
 
 
 def _set_backend(former, name):
-    """The CPU has one backend only, so naming it changes nothing."""
+    """This library is chosen by `install`; naming it changes nothing."""
     if name != BACKEND:
         former(name)
 
@@ -143,13 +159,13 @@ def _by_handle(ours, former, *args, **kwargs):
 
 
 def _reduce_scatter_offset(former, input, out, group, *, dim, offsets=None, dst_ranks=None, red_op="sum"):
-    if not input.is_cpu:
+    if not _is_ours(input.device):
         return former(input, out, group, dim=dim, offsets=offsets, dst_ranks=dst_ranks, red_op=red_op)
     return _one_sided.reduce_scatter_offset(input, out, group, dim, offsets, dst_ranks, red_op)
 
 
 def _all_to_all_nd(former, input, out, scatter_dim, gather_dim, *, group):
-    if not input.is_cpu:
+    if not _is_ours(input.device):
         return former(input, out, scatter_dim, gather_dim, group=group)
     return _one_sided.all_to_all_nd(input, out, scatter_dim, gather_dim, group)
 

@@ -1,4 +1,4 @@
-"""Symmetric memory as CPU tensors: how it is allocated, found again and freed.
+"""Symmetric memory as tensors: how it is allocated, found again and freed.
 
 A tensor's storage keeps its allocation alive, and so does every handle. All memory comes from a world of one, because
 `empty` has no group and may be called before there is any; ranks of a group map it at the rendezvous.
@@ -6,7 +6,6 @@ A tensor's storage keeps its allocation alive, and so does every handle. All mem
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
 import threading
@@ -27,30 +26,46 @@ def _home() -> _native.World:
     return _native.World.connect(0, 1, backend="host")
 
 
-_allocating = threading.Lock()
+class _Owner:
+    """Lives as long as a storage, and keeps what the storage needs."""
+
+    __slots__ = ("kept", "__weakref__")
+
+    def __init__(self, *kept: object) -> None:
+        self.kept = kept
 
 
-def _allocate(nbytes: int) -> tuple[_native.Memory, int]:
-    """Memory, and the bytes of its signal pad: as many as PyTorch's setting says."""
-    pad_bytes = _SymmetricMemory.signal_pad_size
-    with _allocating:
-        _native.set_signal_pad_size(pad_bytes)
-        return _home().alloc(nbytes), pad_bytes
+def storage_over(array: _native.Array, *kept: object) -> tuple[torch.UntypedStorage, _Owner]:
+    """The bytes of an array as a storage that keeps `kept` alive."""
+    storage = torch.from_dlpack(array).untyped_storage()
+    # torch keeps a storage's attributes until the last tensor of it is gone.
+    storage.symmem_owner = owner = _Owner(*kept)
+    return storage, owner
+
+
+def tensor_over(
+    storage: torch.UntypedStorage, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, 0, tuple(size), tuple(stride))
 
 
 class Allocation:
     """Memory of this rank, and its counterparts in every group that it met."""
 
-    __slots__ = ("address", "group_name", "memory", "nbytes", "pad_bytes", "storage", "_lock", "_met", "__weakref__")
+    __slots__ = ("address", "device", "group_name", "memory", "nbytes", "pad_bytes")
+    __slots__ += ("_lock", "_met", "_user", "__weakref__")
 
-    def __init__(self, nbytes: int, group_name: str | None = None) -> None:
+    def __init__(self, nbytes: int, device: torch.device = CPU, group_name: str | None = None) -> None:
         self.nbytes = nbytes
+        self.device = device
         self.group_name = group_name
-        self.memory, self.pad_bytes = _allocate(nbytes)
+        self.pad_bytes = _SymmetricMemory.signal_pad_size
+        # torch makes no storage of nothing.
+        self.memory = _home().alloc(max(nbytes, 1), device=str(device), pad_bytes=self.pad_bytes)
         self.address = self.memory.address
-        self.storage: weakref.ref | None = None
         self._lock = threading.Lock()
         self._met: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._user: weakref.ref | None = None
         _by_address[self.address] = self
 
     def meet(self, group: _groups.Group) -> _native.Handle:
@@ -64,11 +79,16 @@ class Allocation:
                 handle = self._met[group] = self.memory.rendezvous(group.native)
             return handle
 
-    def tensor(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, owner: object = None) -> torch.Tensor:
-        """A tensor over this allocation, whose storage keeps the allocation and `owner` alive."""
-        made, storage = tensor_at(self.address, self.nbytes, (self, owner), size, stride, dtype)
-        self.storage = weakref.ref(storage)
-        return made
+    def storage(self, *kept: object) -> torch.UntypedStorage:
+        """A storage over this allocation, which keeps the allocation and `kept` alive."""
+        storage, owner = storage_over(self.memory.view("uint8"), self, *kept)
+        self._user = weakref.ref(owner)
+        return storage
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a storage over this allocation lives."""
+        return self._user is not None and self._user() is not None
 
 
 _by_address: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
@@ -76,43 +96,38 @@ _persistent: dict[int, Allocation] = {}
 _persistent_lock = threading.Lock()
 
 
-def tensor_at(
-    address: int, nbytes: int, owner: object, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
-) -> tuple[torch.Tensor, object]:
-    """A tensor over foreign memory that keeps `owner` alive, and the object that lives as long as its storage."""
-    # torch makes no storage of nothing; one byte more is always there.
-    memory = (ctypes.c_ubyte * max(nbytes, 1)).from_address(address)
-    memory.owner = owner
-    storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
-    return torch.empty(0, dtype=dtype, device=CPU).set_(storage, 0, tuple(size), tuple(stride)), memory
-
-
 def allocate(
     size: Sequence[int],
     stride: Sequence[int],
     dtype: torch.dtype,
+    device: torch.device = CPU,
     group_name: str | None = None,
     alloc_id: int | None = None,
 ) -> torch.Tensor:
     """A symmetric tensor; not collective. With an id, the same memory each time."""
     nbytes = math.prod(size) * dtype.itemsize
     if alloc_id is None:
-        return Allocation(nbytes, group_name).tensor(size, stride, dtype)
+        return tensor_over(Allocation(nbytes, device, group_name).storage(), size, stride, dtype)
     with _persistent_lock:
         kept = _persistent.get(alloc_id)
         if kept is None:
-            kept = _persistent[alloc_id] = Allocation(nbytes, group_name)
-        _check_free(kept, nbytes, alloc_id)
-        return kept.tensor(size, stride, dtype)
+            kept = _persistent[alloc_id] = Allocation(nbytes, device, group_name)
+        _check_free(kept, nbytes, device, alloc_id)
+        return tensor_over(kept.storage(), size, stride, dtype)
 
 
-def _check_free(kept: Allocation, nbytes: int, alloc_id: int) -> None:
+def _check_free(kept: Allocation, nbytes: int, device: torch.device, alloc_id: int) -> None:
     if kept.nbytes != nbytes:
         raise RuntimeError(
             f"SymmetricMemory::empty_strided_p2p_persistent: requested allocation size ({nbytes}) is different from the "
             f"size of a previous allocation with the same alloc_id {kept.nbytes}"
         )
-    if kept.storage is not None and kept.storage() is not None:
+    if kept.device != device:
+        raise RuntimeError(
+            "SymmetricMemory::empty_strided_p2p_persistent: "
+            f"alloc_id == {alloc_id} is memory of {kept.device}, got {device}"
+        )
+    if kept.in_use:
         raise RuntimeError(
             "SymmetricMemory::empty_strided_p2p_persistent: can not allocate with "
             f"alloc_id == {alloc_id} because a previous allocation with the same alloc_id is still active"

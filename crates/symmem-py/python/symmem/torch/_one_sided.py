@@ -63,7 +63,7 @@ def broadcast(input: torch.Tensor, root: int, group_name: str) -> torch.Tensor:
     contiguous("broadcast", input)
     place = part("broadcast", input, group_name)
     place.group.check_rank(root)
-    place.native.broadcast("uint8", place.offset, input.numel() * input.element_size(), root)
+    place.native.broadcast("uint8", place.offset, input.numel() * input.element_size(), root, **place.how)
     return input
 
 
@@ -78,7 +78,8 @@ def all_to_all(input: torch.Tensor, out: torch.Tensor, group_name: str) -> torch
             f"{op}: input ({input.numel()} of {input.dtype}) and out ({out.numel()} of {out.dtype}) must be alike, "
             f"and divisible by {place.group.size}"
         )
-    place.native.all_to_all("uint8", place.offset, input.numel() * input.element_size(), destination(out))
+    nbytes = input.numel() * input.element_size()
+    place.native.all_to_all("uint8", place.offset, nbytes, destination(out), **place.how)
     return out
 
 

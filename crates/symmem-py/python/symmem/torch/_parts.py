@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from symmem import _native
 from symmem.torch import _groups, _memory
 
 #: The element types that the library can reduce, by its names for them.
@@ -30,18 +29,27 @@ REDUCTIONS = {
 }
 
 
+#: How a call on host memory is made: there is nothing to say.
+_AT_ONCE: dict = {}
+
+
 class Part:
     """Where a tensor lies in the memory of every rank of a group."""
 
-    __slots__ = ("group", "native", "nbytes", "offset")
+    __slots__ = ("allocation", "group", "native", "offset")
 
-    def __init__(self, group: _groups.Group, native: _native.Handle, offset: int, nbytes: int) -> None:
+    def __init__(self, group: _groups.Group, allocation: _memory.Allocation, offset: int) -> None:
         self.group = group
-        self.native = native
+        self.allocation = allocation
+        self.native = allocation.meet(group)
         #: Bytes from the start of the allocation to the tensor's first element.
         self.offset = offset
-        #: Bytes of the allocation.
-        self.nbytes = nbytes
+
+    @property
+    def how(self) -> dict:
+        """What calls on a device need besides: the current stream."""
+        device = self.allocation.device
+        return _AT_ONCE if device.type == "cpu" else {"stream": _groups.stream(device)}
 
     def of(self, rank: int, like: torch.Tensor) -> torch.Tensor:
         """The counterpart of `like` at rank `rank`, with the same shape and strides."""
@@ -53,17 +61,15 @@ class Part:
         return self._view(rank, shape, like.stride(), like.dtype, first * like.stride(0))
 
     def _view(self, rank: int, shape, stride, dtype: torch.dtype, first: int) -> torch.Tensor:
-        span = sum((size - 1) * step for size, step in zip(shape, stride)) + 1 if 0 not in shape else 0
-        offset, nbytes = self.offset + first * dtype.itemsize, span * dtype.itemsize
-        if offset < 0 or offset + nbytes > self.nbytes:
-            raise RuntimeError(
-                f"rank {rank}: bytes {offset} to {offset + nbytes} are not within an allocation of {self.nbytes}"
-            )
-        address = self.native.buffer_ptrs[rank] + offset
-        return _memory.tensor_at(address, nbytes, self, shape, stride, dtype)[0]
+        if 0 in shape:
+            return torch.empty(shape, dtype=dtype, device=self.allocation.device)
+        span = sum((size - 1) * step for size, step in zip(shape, stride)) + 1
+        array = self.native.view(rank, span * dtype.itemsize, self.offset + first * dtype.itemsize)
+        storage, _ = _memory.storage_over(array, self)
+        return _memory.tensor_over(storage, shape, stride, dtype)
 
     def barrier(self) -> None:
-        self.group.native.barrier()
+        self.group.barrier(self.native, self.allocation.device)
 
 
 def part(op: str, tensor: torch.Tensor, group_name: str, what: str = "input") -> Part:
@@ -72,8 +78,7 @@ def part(op: str, tensor: torch.Tensor, group_name: str, what: str = "input") ->
     allocation = _memory.find(tensor)
     if allocation is None:
         raise RuntimeError(f"{op}: {what} must be allocated with empty_strided_p2p().")
-    offset = tensor.data_ptr() - allocation.address if tensor.numel() else 0
-    return Part(group, allocation.meet(group), offset, allocation.nbytes)
+    return Part(group, allocation, tensor.data_ptr() - allocation.address if tensor.numel() else 0)
 
 
 def element(op: str, tensor: torch.Tensor) -> str:

@@ -1,7 +1,7 @@
 """PyTorch's pipelining functions for CPU tensors, on which its fused operators are built.
 
-On a device these overlap copies and products on two streams. A CPU has no streams: a rank goes from peer to peer, beginning
-with itself, so that no two read the same memory at the same time.
+On a device these overlap copies and products on two streams. A CPU has no streams: a rank goes from peer to peer,
+beginning with itself, so that no two read the same memory at the same time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def multi_all_gather_and_consume(
     """Gather every tensor of `shard` along dim 0, and hand on the pieces of each rank as they come."""
     for mine, whole in zip(shard, ag_out):
         if not (mine.is_contiguous() and whole.is_contiguous()):
-            raise AssertionError("_pipelined_all_gather_and_consume: all tensors in `shard` and `ag_out` must be contiguous")
+            raise AssertionError(
+                "_pipelined_all_gather_and_consume: all tensors in `shard` and `ag_out` must be contiguous"
+            )
     starts, end = [], 0
     for tensor in shard:
         starts.append(end)

@@ -46,7 +46,7 @@ class MemPool:
             segment = free.pop() if free else self.allocator.allocate(nbytes)
         lease = _Lease()
         weakref.finalize(lease, self._take_back, nbytes, segment).atexit = False
-        moved = segment.tensor((nbytes,), (1,), torch.uint8, lease).untyped_storage()
+        moved = segment.storage(lease)
         moved.copy_(storage)
         return moved
 

@@ -1,8 +1,8 @@
-"""The reducing operators of `torch.ops.symm_mem` for CPU tensors.
+"""The reducing operators of `torch.ops.symm_mem`.
 
 The library reduces in rank order, 16-bit floats in float32 with one rounding, so results are the same bits on all ranks.
-One-shot, two-shot and multimem are ways to the same result: here the library takes whichever is the quickest. There is no
-multicast on a CPU, and the multimem operators need none for their result, so they give it too.
+One-shot, two-shot and multimem are ways to the same result, of which the library takes whichever is the quickest. There is
+no multicast on a CPU, and the multimem operators need none for their result, so they give it too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import torch
 from symmem.torch._parts import contiguous, destination, element, part, reduction
 
 
-def _all_reduce_into(op: str, symmetric: torch.Tensor, reduce_op: str, group_name: str, out: torch.Tensor) -> torch.Tensor:
+def _all_reduce_into(
+    op: str, symmetric: torch.Tensor, reduce_op: str, group_name: str, out: torch.Tensor
+) -> torch.Tensor:
     contiguous(op, symmetric)
     contiguous(op, out, "output")
     if out.shape != symmetric.shape:
@@ -24,7 +26,7 @@ def _all_reduce_into(op: str, symmetric: torch.Tensor, reduce_op: str, group_nam
         return out
     place = part(op, symmetric, group_name)
     place.native.all_reduce(
-        element(op, symmetric), how, place.offset, symmetric.numel(), out=destination(out)
+        element(op, symmetric), how, place.offset, symmetric.numel(), out=destination(out), **place.how
     )
     return out
 
@@ -73,7 +75,7 @@ def _all_reduce_in_place(op: str, input: torch.Tensor, reduce_op: str, group_nam
     how = reduction(op, reduce_op)
     if input.numel():
         place = part(op, input, group_name)
-        place.native.all_reduce(element(op, input), how, place.offset, input.numel())
+        place.native.all_reduce(element(op, input), how, place.offset, input.numel(), **place.how)
     return input
 
 
@@ -110,7 +112,7 @@ def multimem_one_shot_reduce_out(
             raise RuntimeError(f"{op}: input/output size mismatch, {tuple(input.shape)} and {tuple(out.shape)}")
     if input.numel():
         target = destination(out) if receives else None
-        place.native.reduce(element(op, input), how, place.offset, input.numel(), root, out=target)
+        place.native.reduce(element(op, input), how, place.offset, input.numel(), root, out=target, **place.how)
     return out
 
 
@@ -129,7 +131,7 @@ def reduce_scatter_out(
         _check_runs(op, input, output, place.offset, place.group.size)
     rows = input.numel() // input.shape[-1] if split_last_dim else None
     place.native.reduce_scatter(
-        element(op, input), "sum", place.offset, input.numel(), destination(output), rows=rows
+        element(op, input), "sum", place.offset, input.numel(), destination(output), rows=rows, **place.how
     )
     return output
 

@@ -22,6 +22,6 @@ def workspace(group_name: str, min_size: int) -> SymmetricMemory:
     tensor = _workspaces.get(group)
     size = 0 if tensor is None else tensor.numel()
     if tensor is None or size < min_size:
-        tensor = _memory.allocate((max(size, min_size),), (1,), torch.uint8, group_name)
+        tensor = _memory.allocate((max(size, min_size),), (1,), torch.uint8, group_name=group_name)
         _workspaces[group] = tensor
     return SymmetricMemory(_memory.find(tensor), group, 0)
