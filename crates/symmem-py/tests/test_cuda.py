@@ -1,5 +1,7 @@
 """Memory of devices, as tensors of torch. Ranks share a device where there are more ranks than devices."""
 
+import functools
+
 import pytest
 import ranks
 
@@ -62,7 +64,7 @@ def every_collective(world):
         own.copy_(every[me])
         x = symmem.rendezvous(own, world)
         total = sum(every)
-        new = lambda *shape: torch.empty(*shape, dtype=dtype, device=device)
+        new = functools.partial(torch.empty, dtype=dtype, device=device)
         assert (x.all_reduce(out=new(n, 2 * n), stream=stream) == total).all()
         assert (x.reduce_scatter(out=new(2 * n), stream=stream) == total[me]).all()
         last = x.reduce_scatter(axis=-1, out=new(n, 2), stream=stream)

@@ -184,5 +184,5 @@ def test_ranks_join_by_a_store_of_torch(tmp_path):
 def test_one_process_alone_is_a_world():
     alone = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     code = "import symmem; w = symmem.World.from_env(); w.barrier(); print(w.rank, w.size, w.local_rank)"
-    done = subprocess.run([sys.executable, "-c", code], env=alone, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], env=alone, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "0 1 0", done.stderr

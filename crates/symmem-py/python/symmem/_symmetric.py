@@ -64,6 +64,7 @@ class Symmetric:
         self._shape = tuple(shape)
         self._offset = offset
         self._count = math.prod(self._shape)
+        self._span = (self._offset, self._count)
         self._nbytes = self._count * Array.itemsize_of(dtype)
 
     @property
@@ -134,58 +135,52 @@ class Symmetric:
         self, op: str = "sum", *, out: Any = None, algorithm: str = "auto", stream: int | None = None
     ) -> Any:
         """Reduces all ranks' arrays: in place, or into `out`. Gives back the result."""
-        self._handle.all_reduce(
-            *self._part(op), out=out, algorithm=algorithm, stream=stream
-        )
+        self._handle.all_reduce(self._dtype, op, *self._span, out=out, algorithm=algorithm, stream=stream)
         return self.array if out is None else out
 
     def reduce(self, op: str = "sum", root: int = 0, *, out: Any = None, stream: int | None = None) -> Any:
         """Reduces all ranks' arrays into `out` of rank `root`, a new array by default; others get None."""
         out = self._at(root, out, self._shape)
-        self._handle.reduce(*self._part(op), root, out, stream=stream)
+        self._handle.reduce(self._dtype, op, *self._span, root, out, stream=stream)
         return out
 
-    def reduce_scatter(
-        self, op: str = "sum", *, axis: int = 0, out: Any = None, stream: int | None = None
-    ) -> Any:
+    def reduce_scatter(self, op: str = "sum", *, axis: int = 0, out: Any = None, stream: int | None = None) -> Any:
         """Reduces all ranks' arrays, of which rank r gets the r-th equal part along the first axis (0) or the last (-1)."""
         shape = self._cut(axis)
         out = self._new(shape) if out is None else out
         last = axis % len(self._shape) == len(self._shape) - 1
         rows = math.prod(self._shape[:-1]) if last else None
-        self._handle.reduce_scatter(
-            *self._part(op), out, rows=rows if rows != 1 else None, stream=stream
-        )
+        self._handle.reduce_scatter(self._dtype, op, *self._span, out, rows=rows if rows != 1 else None, stream=stream)
         return out
 
     def all_gather(self, *, out: Any = None, stream: int | None = None) -> Any:
         """All ranks' arrays, by rank, in a new first axis."""
         out = self._new((self.size, *self._shape)) if out is None else out
-        self._handle.all_gather(*self._part(), out, stream=stream)
+        self._handle.all_gather(self._dtype, *self._span, out, stream=stream)
         return out
 
     def gather(self, root: int = 0, *, out: Any = None, stream: int | None = None) -> Any:
         """As `all_gather`, on rank `root`; others get None."""
         out = self._at(root, out, (self.size, *self._shape))
-        self._handle.gather(*self._part(), root, out, stream=stream)
+        self._handle.gather(self._dtype, *self._span, root, out, stream=stream)
         return out
 
     def scatter(self, root: int = 0, *, out: Any = None, stream: int | None = None) -> Any:
         """The r-th equal part along the first axis of rank `root`'s array, on rank r."""
         out = self._new(self._cut(0)) if out is None else out
-        self._handle.scatter(*self._part(), root, out, stream=stream)
+        self._handle.scatter(self._dtype, *self._span, root, out, stream=stream)
         return out
 
     def broadcast(self, root: int = 0, *, stream: int | None = None) -> Any:
         """The array becomes that of rank `root`. Gives it back."""
-        self._handle.broadcast(*self._part(), root, stream=stream)
+        self._handle.broadcast(self._dtype, *self._span, root, stream=stream)
         return self.array
 
     def all_to_all(self, *, out: Any = None, stream: int | None = None) -> Any:
         """The first axis is one equal part for each rank; gives back the parts that all ranks have for this one."""
         self._cut(0)
         out = self._new(self._shape) if out is None else out
-        self._handle.all_to_all(*self._part(), out, stream=stream)
+        self._handle.all_to_all(self._dtype, *self._span, out, stream=stream)
         return out
 
     def all_to_all_v(
@@ -209,9 +204,10 @@ class Symmetric:
         if received is None:
             received = splits._new((splits._count if offsets else 2 * splits._count,))
         self._handle.all_to_all_v(
-            *self._part(),
+            self._dtype,
+            *self._span,
             math.prod(self._shape[1:]),
-            (splits._handle, splits._offset, splits._count),
+            (splits._handle, *splits._span),
             out,
             received,
             major_align=major_align,
@@ -232,10 +228,6 @@ class Symmetric:
     def __repr__(self) -> str:
         shape, dtype = self._shape, self._dtype
         return f"symmem.Symmetric(shape={shape}, dtype={dtype!r}, rank {self.rank} of {self.size})"
-
-    def _part(self, *op: str) -> tuple[Any, ...]:
-        """The elements, as calls of the handle name them."""
-        return (self._dtype, *op, self._offset, self._count)
 
     def _byte(self, at: int) -> int:
         return self._offset + at * Array.itemsize_of(self._dtype)

@@ -305,3 +305,30 @@ fn a_device_that_is_not_there_or_cannot_is_told_apart() {
         Err(_) => assert!(why(Gpu::open(0).unwrap_err()).starts_with("the CUDA driver: ")),
     }
 }
+
+#[test]
+fn parts_lie_within_the_memory_and_the_buffer_stays_with_its_owner() {
+    ranks(&drivers(2), |world, _, gpu, stream| {
+        let (rank, peer) = (world.rank(), 1 - world.rank());
+        let buffer = gpu.alloc::<u8>(world, 1024).unwrap();
+        let whole = buffer.symmetric(world).unwrap();
+        // SAFETY: what is done through it is ordered by the stream and the barriers.
+        let part = unsafe { whole.part::<f32>(256, 16) }.unwrap();
+        let addresses = whole.handle().buffer_ptrs().into_iter().map(|first| first + 256);
+        assert_eq!(part.handle().buffer_ptrs(), addresses.collect::<Vec<_>>());
+        let mut data = gpu.alloc::<f32>(world, 16).unwrap();
+        data.write(&[rank as f32 + 1.0; 16], stream).unwrap();
+        part.put(peer, 0, data.view(), stream).unwrap();
+        stream.synchronize().unwrap();
+        world.barrier().unwrap();
+        assert_eq!(part.read(stream).unwrap(), [peer as f32 + 1.0; 16]);
+        let bytes = buffer.read(stream).unwrap();
+        assert!(bytes[..256].iter().chain(&bytes[320..]).all(|byte| *byte == 0));
+        for (offset, len) in [(2, 1), (1024, 1), (0, 257)] {
+            // SAFETY: refused before anything is touched.
+            let refused = unsafe { whole.part::<f32>(offset, len) }.err().unwrap();
+            assert!(refused.to_string().contains("aligned elements within the 1024"), "{refused}");
+        }
+        world.barrier().unwrap();
+    });
+}
