@@ -13,12 +13,11 @@ import statistics
 import tempfile
 import time
 
+import symmem.torch  # noqa: F401
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 import torch.multiprocessing as mp
-
-import symmem.torch  # noqa: F401
 
 GLOO = "torch.distributed.all_reduce, gloo"
 
@@ -89,7 +88,9 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--calls", type=int, default=300, help="calls of each candidate in each round")
-    parser.add_argument("--no-bind", dest="bind", action="store_false", help="leave the ranks to the kernel's scheduler")
+    parser.add_argument(
+        "--no-bind", dest="bind", action="store_false", help="leave the ranks to the kernel's scheduler"
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(measure, args=(given, f"{folder}/store"), nprocs=given.ranks)

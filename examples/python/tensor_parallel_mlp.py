@@ -11,12 +11,11 @@ import os
 import sys
 import tempfile
 
+import symmem.torch  # noqa: F401  (symmetric memory on CPU tensors)
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 import torch.multiprocessing as mp
-
-import symmem.torch  # noqa: F401  (symmetric memory on CPU tensors)
 
 BATCH, WIDTH, HIDDEN = 32, 64, 256
 

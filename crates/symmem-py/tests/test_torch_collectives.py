@@ -7,11 +7,10 @@ from torch_ranks import ranks, world
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-import torch.distributed as dist  # noqa: E402
-import torch.distributed._symmetric_memory as symm_mem  # noqa: E402
-from torch._C._distributed_c10d import _SymmetricMemory  # noqa: E402
-
-import symmem.torch  # noqa: E402, F401
+import symmem.torch  # noqa: F401
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
+from torch._C._distributed_c10d import _SymmetricMemory
 
 ops = torch.ops.symm_mem
 DTYPES = (torch.float32, torch.bfloat16)

@@ -5,11 +5,9 @@ from torch_ranks import ranks, world
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-import torch.distributed._symmetric_memory as symm_mem  # noqa: E402
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-
-import symmem.torch  # noqa: E402
-from symmem.torch import _fakes, _operators  # noqa: E402
+import torch.distributed._symmetric_memory as symm_mem
+from symmem.torch import _fakes, _operators
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 ops = torch.ops.symm_mem
 

@@ -5,10 +5,9 @@ from torch_ranks import ranks, world
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-import torch.distributed as dist  # noqa: E402
-import torch.distributed._symmetric_memory as symm_mem  # noqa: E402
-
-import symmem.torch  # noqa: E402, F401
+import symmem.torch  # noqa: F401
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
 
 ops = torch.ops.symm_mem
 
@@ -196,8 +195,6 @@ def test_t048_fused_scaled_matmul_reduce_scatter(rank, scatter_dim, by_row):
     b_scale = 0.1 + _random(1, n, seed=4) if by_row else torch.tensor(0.2)
     fixed = (a, b, a_scale, b_scale, "avg", scatter_dim, scatter_dim, world())
     result = ops.fused_scaled_matmul_reduce_scatter(*fixed, [batch, rows, n], out_dtype=torch.float32)
-    expected = symm_mem._fused_scaled_matmul_reduce_scatter_fallback(
-        *fixed, [batch, rows, n], out_dtype=torch.float32
-    )
+    expected = symm_mem._fused_scaled_matmul_reduce_scatter_fallback(*fixed, [batch, rows, n], out_dtype=torch.float32)
     torch.testing.assert_close(result, expected)
     assert result.stride() == expected.stride()

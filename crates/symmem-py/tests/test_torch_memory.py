@@ -8,12 +8,11 @@ from torch_ranks import ranks, world
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-import torch.distributed as dist  # noqa: E402
-import torch.distributed._symmetric_memory as symm_mem  # noqa: E402
-from torch._C._autograd import DeviceType  # noqa: E402
-from torch._C._distributed_c10d import _SymmetricMemory  # noqa: E402
-
-import symmem.torch  # noqa: E402
+import symmem.torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
+from torch._C._autograd import DeviceType
+from torch._C._distributed_c10d import _SymmetricMemory
 
 
 def test_t001_has_multicast_support():
@@ -166,7 +165,9 @@ def test_t050_empty_strided_p2p(rank):
 def test_t051_empty_strided_p2p_persistent(rank):
     def allocate(size=(64, 64)):
         stride = torch.empty(size, device="meta").stride()
-        return _SymmetricMemory.empty_strided_p2p(size, stride, torch.float32, torch.device("cpu"), world(), alloc_id=42)
+        return _SymmetricMemory.empty_strided_p2p(
+            size, stride, torch.float32, torch.device("cpu"), world(), alloc_id=42
+        )
 
     tensor = allocate()
     address = tensor.data_ptr()

@@ -8,11 +8,10 @@ from torch_ranks import ranks, world
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-import torch.distributed as dist  # noqa: E402
-import torch.distributed._symmetric_memory as symm_mem  # noqa: E402
-
-import symmem.torch  # noqa: E402
-from symmem.torch import _versions  # noqa: E402
+import symmem.torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
+from symmem.torch import _versions
 
 
 def test_versions_that_are_too_old_are_refused():

@@ -5,9 +5,8 @@ from torch_ranks import ranks, world
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-import torch.distributed._symmetric_memory as symm_mem  # noqa: E402
-
-import symmem.torch  # noqa: E402
+import symmem.torch
+import torch.distributed._symmetric_memory as symm_mem
 
 
 def _pool():

@@ -7,10 +7,9 @@ from torch_ranks import ranks, world
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-import torch.distributed as dist  # noqa: E402
-import torch.distributed._symmetric_memory as symm_mem  # noqa: E402
-
-import symmem.torch  # noqa: E402, F401
+import symmem.torch  # noqa: F401
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
 
 
 def _handle(group=None, count=64):
@@ -239,7 +238,7 @@ def test_h01_a_group_may_be_registered_by_name(rank):
 
 @ranks(2)
 def test_py09_enable_symm_mem_for_group(rank):
-    with pytest.warns(FutureWarning):
-        symm_mem.enable_symm_mem_for_group(world())
-        symm_mem.enable_symm_mem_for_group(world())
+    for _ in range(2):
+        with pytest.warns(FutureWarning):
+            symm_mem.enable_symm_mem_for_group(world())
     _handle().barrier()

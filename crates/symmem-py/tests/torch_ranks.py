@@ -90,7 +90,7 @@ def _rank(rank, size, module, name, arguments, folder, pipe):
             dist.barrier()
             dist.destroy_process_group()
         pipe.send(None)
-    except BaseException:
+    except BaseException:  # noqa: BLE001  (the parent reports it, whatever it is)
         pipe.send(traceback.format_exc())
     finally:
         pipe.close()

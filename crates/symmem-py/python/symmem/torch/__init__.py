@@ -8,10 +8,10 @@ from symmem.torch import _versions
 
 _versions.check()
 
-from symmem.torch._handle import SymmetricMemory  # noqa: E402
-from symmem.torch._install import BACKEND, install  # noqa: E402
-from symmem.torch._pool import MemPool, use_mem_pool  # noqa: E402
-from symmem.torch._workspace import workspace  # noqa: E402
+from symmem.torch._handle import SymmetricMemory
+from symmem.torch._install import BACKEND, install
+from symmem.torch._pool import MemPool, use_mem_pool
+from symmem.torch._workspace import workspace
 
 __all__ = ["BACKEND", "MemPool", "SymmetricMemory", "install", "use_mem_pool", "workspace"]
 

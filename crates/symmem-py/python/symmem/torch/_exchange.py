@@ -18,7 +18,9 @@ def multimem_all_gather_out(input: torch.Tensor, group_name: str, out: torch.Ten
     place = part(op, out, group_name, "output")
     expected = (input.shape[0] * place.group.size, *input.shape[1:])
     if tuple(out.shape) != expected or out.dtype != input.dtype:
-        raise RuntimeError(f"{op}: expected out shape {expected} of {input.dtype}, got {tuple(out.shape)} of {out.dtype}")
+        raise RuntimeError(
+            f"{op}: expected out shape {expected} of {input.dtype}, got {tuple(out.shape)} of {out.dtype}"
+        )
     _store_with_all(place, input, out)
     return out
 
@@ -96,7 +98,12 @@ def _low_contention_reduce_scatter(tensor: torch.Tensor, reduce_op: str, group_n
     output = tensor.new_empty(tensor.shape[0] // size, *tensor.shape[1:])
     if tensor.numel():
         place.native.reduce_scatter(
-            element(op, tensor), reduction(op, reduce_op), place.offset, tensor.numel(), destination(output), **place.how
+            element(op, tensor),
+            reduction(op, reduce_op),
+            place.offset,
+            tensor.numel(),
+            destination(output),
+            **place.how,
         )
     return output
 
@@ -151,9 +158,7 @@ def memset32_(input: torch.Tensor, offset: int, val: int, count: int) -> torch.T
     if count <= 0:
         raise RuntimeError(f"{op}: count must be a positive integer (got {count})")
     if offset + count > input.numel():
-        raise RuntimeError(
-            f"{op}: offset + count ({offset + count}) exceeded the numel of the input ({input.numel()})"
-        )
+        raise RuntimeError(f"{op}: offset + count ({offset + count}) exceeded the numel of the input ({input.numel()})")
     # torch fills int32 everywhere, uint32 not in every version.
     signed = val - (1 << 32) if val >= 1 << 31 else val
     input.view(torch.int32)[offset : offset + count].fill_(signed)

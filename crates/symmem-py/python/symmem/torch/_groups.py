@@ -25,7 +25,7 @@ WORD = 4
 class Group:
     """The ranks of one process group, joined."""
 
-    __slots__ = ("name", "native", "pad_bytes", "rank", "size", "__weakref__")
+    __slots__ = ("__weakref__", "name", "native", "pad_bytes", "rank", "size")
 
     def __init__(self, name: str, rank: int, size: int, native: _native.World, pad_bytes: int) -> None:
         self.name = name

@@ -83,9 +83,7 @@ class SymmetricMemory:
     def has_multicast_support(device_type: DeviceType, device_idx: int) -> bool:
         return _SymmetricMemory.has_multicast_support(device_type, device_idx)
 
-    def get_buffer(
-        self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int = 0
-    ) -> torch.Tensor:
+    def get_buffer(self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int = 0) -> torch.Tensor:
         """That rank's data from `storage_offset` elements on; the tensor keeps the memory alive."""
         return self._buffer_at("get_buffer", rank, sizes, dtype, storage_offset * dtype.itemsize)
 
@@ -143,7 +141,9 @@ class SymmetricMemory:
             self.native.wait_signal(src_rank, channel, timeout_ms, _groups.stream(self.device))
 
     def boxed(self) -> object:
-        raise NotImplementedError("boxed: the class that operators take is C++ only; pass a tensor and the group's name")
+        raise NotImplementedError(
+            "boxed: the class that operators take is C++ only; pass a tensor and the group's name"
+        )
 
     def get_peer_cft_handle(self, peer: int) -> tuple[int, int]:
         raise RuntimeError("get_peer_cft_handle: only available on the NCCL backend")
@@ -168,12 +168,12 @@ def rendezvous(tensor: torch.Tensor, group_name: str | None = None) -> Symmetric
     """Map all ranks' counterparts of the tensor's memory; collective the first time, None for ordinary memory."""
     allocation = _memory.find(tensor)
     if allocation is None:
-        warnings.warn("Pointer not within any SymmetricMemory allocation, is the tensor allocated from SymmetricMemory?")
+        warnings.warn(
+            "Pointer not within any SymmetricMemory allocation, is the tensor allocated from SymmetricMemory?"
+        )
         return None
     name = group_name or allocation.group_name
     if not name:
-        raise RuntimeError(
-            "rendezvous: `group_name` is neither specified during allocation nor passed to rendezvous()"
-        )
+        raise RuntimeError("rendezvous: `group_name` is neither specified during allocation nor passed to rendezvous()")
     offset = tensor.untyped_storage().data_ptr() - allocation.address
     return SymmetricMemory(allocation, _groups.of(name), offset)

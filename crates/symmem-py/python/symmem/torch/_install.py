@@ -138,7 +138,9 @@ def _stream_write_value32(former, input, offset, val):
 
 
 def _memset32(former, input, offset, val, count=1):
-    return torch.ops.symm_mem.memset32_(input, offset, val, count) if input.is_cpu else former(input, offset, val, count)
+    return (
+        torch.ops.symm_mem.memset32_(input, offset, val, count) if input.is_cpu else former(input, offset, val, count)
+    )
 
 
 def _get_symm_mem_workspace(former, group_name, min_size):

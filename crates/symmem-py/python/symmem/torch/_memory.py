@@ -29,7 +29,7 @@ def _home() -> _native.World:
 class _Owner:
     """Lives as long as a storage, and keeps what the storage needs."""
 
-    __slots__ = ("kept", "__weakref__")
+    __slots__ = ("__weakref__", "kept")
 
     def __init__(self, *kept: object) -> None:
         self.kept = kept

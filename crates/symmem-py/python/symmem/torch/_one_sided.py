@@ -131,7 +131,9 @@ def all_to_all_nd(input: torch.Tensor, out: torch.Tensor, scatter_dim: int, gath
     contiguous(op, out, "out")
     place = part(op, input, group_name)
     if input.numel() != out.numel() or input.numel() % place.group.size or input.dtype != out.dtype:
-        raise RuntimeError(f"{op}: input and out must have the same dtype and number of elements, by {place.group.size}")
+        raise RuntimeError(
+            f"{op}: input and out must have the same dtype and number of elements, by {place.group.size}"
+        )
     _exchange_blocks(place, input, out, scatter_dim)
 
 

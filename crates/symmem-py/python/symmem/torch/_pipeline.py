@@ -37,9 +37,7 @@ def multi_all_gather_and_consume(
     rank, size = handle.rank, handle.world_size
 
     def pieces(peer: int) -> list[torch.Tensor]:
-        return [
-            handle.get_buffer(peer, x.shape, x.dtype, start // x.element_size()) for x, start in zip(shard, starts)
-        ]
+        return [handle.get_buffer(peer, x.shape, x.dtype, start // x.element_size()) for x, start in zip(shard, starts)]
 
     handle.barrier(channel=0)
     for to, tensor in zip(pieces(rank), shard):

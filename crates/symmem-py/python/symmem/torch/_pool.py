@@ -86,4 +86,6 @@ class use_mem_pool(TorchDispatchMode):
 
 
 def _is_plain(leaf: object) -> bool:
-    return type(leaf) is torch.Tensor and leaf.device.type == "cpu" and leaf.layout == torch.strided and leaf.numel() > 0
+    return (
+        type(leaf) is torch.Tensor and leaf.device.type == "cpu" and leaf.layout == torch.strided and leaf.numel() > 0
+    )

@@ -79,9 +79,7 @@ def _all_reduce_in_place(op: str, input: torch.Tensor, reduce_op: str, group_nam
     return input
 
 
-def two_shot_all_reduce_out(
-    input: torch.Tensor, reduce_op: str, group_name: str, output: torch.Tensor
-) -> torch.Tensor:
+def two_shot_all_reduce_out(input: torch.Tensor, reduce_op: str, group_name: str, output: torch.Tensor) -> torch.Tensor:
     return _all_reduce_into("two_shot_all_reduce_out", input, reduce_op, group_name, output)
 
 
