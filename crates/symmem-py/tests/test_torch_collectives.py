@@ -17,6 +17,10 @@ DTYPES = (torch.float32, torch.bfloat16)
 SIZES = (4, 8192, 8196)
 
 
+def _needs(name):
+    return pytest.mark.skipif(not hasattr(ops, name), reason=f"this torch has no symm_mem::{name}")
+
+
 def _random(count, dtype, seed=0):
     generator = torch.Generator().manual_seed(42 + 100 * dist.get_rank() + seed)
     return torch.rand(count, generator=generator).to(dtype)
@@ -151,11 +155,10 @@ def _waited(tensor):
     return torch.ops._c10d_functional.wait_tensor(tensor)
 
 
+@_needs("_low_contention_all_gather_ce_multicast")
 @pytest.mark.parametrize("shape", [(), (64, 64)])
 @ranks(2)
 def test_t023_t024_low_contention_all_gather_ce_multicast(rank, shape):
-    if not hasattr(ops, "_low_contention_all_gather_ce_multicast"):
-        return
     tensor = torch.full(shape, float(rank))
     result = ops._low_contention_all_gather_ce_multicast(tensor, world())
     out = symm_mem.empty(result.shape, device="cpu")
@@ -348,10 +351,9 @@ def test_t088_memset32():
     assert tensor.tolist() == [(1 << 32) - 1] * 63 + [7]
 
 
+@_needs("memcpy_to_multicast_")
 @ranks(2)
 def test_op16_memcpy_to_multicast(rank):
-    if not hasattr(ops, "memcpy_to_multicast_"):
-        return
     out = symm_mem.empty(8, device="cpu").fill_(0)
     handle = symm_mem.rendezvous(out, world())
     handle.barrier()

@@ -7,7 +7,7 @@ from torch_ranks import ranks, world
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-import symmem.torch  # noqa: F401
+import symmem.torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
@@ -242,3 +242,18 @@ def test_py09_enable_symm_mem_for_group(rank):
         with pytest.warns(FutureWarning):
             symm_mem.enable_symm_mem_for_group(world())
     _handle().barrier()
+
+
+@ranks(2, lost={1})
+def test_w01_a_peer_that_dies_ends_every_wait(rank):
+    handle = _handle()
+    handle.barrier()
+    if rank == 1:
+        os._exit(1)
+    for wait in (handle.barrier, lambda: handle.wait_signal(1)):
+        with pytest.raises(RuntimeError, match="rank 1 is gone") as caught:
+            wait()
+        assert isinstance(caught.value, symmem.PeerLost)
+    # Memory that was mapped stays.
+    assert handle.get_buffer(1, (64,), torch.float32).shape == (64,)
+    dist.destroy_process_group()

@@ -40,43 +40,27 @@ def install(device: str = "cpu") -> None:
 
 @functools.cache
 def _entry_points() -> None:
-    _static("empty_strided_p2p", _empty_strided_p2p)
-    _static("rendezvous", _rendezvous)
-    _static("is_symm_mem_tensor", _is_symm_mem_tensor)
-    _static("get_backend", _get_backend)
-    _static("set_backend", _set_backend)
-    _static("get_mempool_allocator", _get_mempool_allocator)
-    _static("has_multicast_support", _has_multicast_support)
-    _static("set_group_info", _set_group_info)
-    _static("stream_write_value32", _stream_write_value32)
-    _static("memset32", _memset32)
-    _function("get_symm_mem_workspace", _get_symm_mem_workspace)
-    _function("is_symm_mem_enabled_for_group", _is_symm_mem_enabled_for_group)
-    for name in ("get", "put_signal", "wait_signal"):
-        _function(name, functools.partial(_by_handle, getattr(_one_sided, name)))
-    _function("reduce_scatter_offset", _reduce_scatter_offset)
-    _function("all_to_all_nd", _all_to_all_nd)
-    _function("_pipelined_multi_all_gather_and_consume", _multi_all_gather_and_consume)
-    _function("_pipelined_all_gather_and_consume_last_dim", _all_gather_and_consume_last_dim)
-    _function("_pipelined_produce_and_all2all", _produce_and_all2all)
+    for name, replacement in STATIC_METHODS.items():
+        _replace(_SymmetricMemory, name, replacement, staticmethod)
+    for name, replacement in FUNCTIONS.items():
+        _replace(symm_mem, name, replacement)
+    for name, replacement in PRIVATE_FUNCTIONS.items():
+        if hasattr(symm_mem, name):
+            _replace(symm_mem, name, replacement)
     for name in ("MemPool", "use_mem_pool"):
         if not hasattr(torch.cpu, name):
             setattr(torch.cpu, name, getattr(_pool, name))
 
 
-def _static(name: str, replacement: Callable) -> None:
-    """Replace a static method of PyTorch's handle class, if this torch has it; the former is the first argument."""
-    former = getattr(_SymmetricMemory, name, None)
-    if former is not None:
-        wrapped = functools.update_wrapper(functools.partial(replacement, former), replacement)
-        setattr(_SymmetricMemory, name, staticmethod(wrapped))
+def _replace(owner: object, name: str, replacement: Callable, kind: Callable = lambda function: function) -> None:
+    """Replace a function, and give the former one to ours as its first argument; older torches do not have them all."""
+    former = getattr(owner, name, functools.partial(_absent, name))
+    # Its name, document and signature are still PyTorch's.
+    setattr(owner, name, kind(functools.update_wrapper(functools.partial(replacement, former), former)))
 
 
-def _function(name: str, replacement: Callable) -> None:
-    """Replace a function of PyTorch's module, if this torch has it; the former is the first argument."""
-    former = getattr(symm_mem, name, None)
-    if former is not None:
-        setattr(symm_mem, name, functools.update_wrapper(functools.partial(replacement, former), former))
+def _absent(name: str, *_: object, **__: object) -> None:
+    raise NotImplementedError(f"torch {torch.__version__} has no {name}, and symmem.torch has it for CPU tensors only")
 
 
 def _is_cpu(device: object) -> bool:
@@ -109,6 +93,10 @@ def _is_symm_mem_tensor(former, tensor):
     return False if tensor.is_cpu else former(tensor)
 
 
+def _module_is_symm_mem_tensor(former, tensor):
+    return _SymmetricMemory.is_symm_mem_tensor(tensor)
+
+
 def _get_backend(former, device):
     return BACKEND if _is_ours(device) else former(device)
 
@@ -121,6 +109,15 @@ def _set_backend(former, name):
 
 def _get_mempool_allocator(former, device):
     return _pool.ALLOCATOR if _is_cpu(device) else former(device)
+
+
+@functools.cache
+def _pool_of_the_cpu():
+    return _pool.MemPool()
+
+
+def _get_mem_pool(former, device):
+    return _pool_of_the_cpu() if _is_cpu(device) else former(device)
 
 
 def _has_multicast_support(former, device_type, device_idx=None):
@@ -186,3 +183,36 @@ def _all_gather_and_consume_last_dim(former, shard, shard_consumer, ag_out, grou
 def _produce_and_all2all(former, chunk_producer, output, group_name, out_chunk_dim=0):
     exchange = _pipeline.produce_and_all2all if output.is_cpu else former
     exchange(chunk_producer, output, group_name, out_chunk_dim)
+
+
+STATIC_METHODS = {
+    "empty_strided_p2p": _empty_strided_p2p,
+    "rendezvous": _rendezvous,
+    "is_symm_mem_tensor": _is_symm_mem_tensor,
+    "get_backend": _get_backend,
+    "set_backend": _set_backend,
+    "get_mempool_allocator": _get_mempool_allocator,
+    "has_multicast_support": _has_multicast_support,
+    "set_group_info": _set_group_info,
+    "stream_write_value32": _stream_write_value32,
+    "memset32": _memset32,
+}
+
+FUNCTIONS = {
+    "is_symm_mem_tensor": _module_is_symm_mem_tensor,
+    "get_mem_pool": _get_mem_pool,
+    "get_symm_mem_workspace": _get_symm_mem_workspace,
+    "is_symm_mem_enabled_for_group": _is_symm_mem_enabled_for_group,
+    "get": functools.partial(_by_handle, _one_sided.get),
+    "put_signal": functools.partial(_by_handle, _one_sided.put_signal),
+    "wait_signal": functools.partial(_by_handle, _one_sided.wait_signal),
+    "reduce_scatter_offset": _reduce_scatter_offset,
+    "all_to_all_nd": _all_to_all_nd,
+}
+
+#: Under PyTorch's fused operators; replaced where this torch has them.
+PRIVATE_FUNCTIONS = {
+    "_pipelined_multi_all_gather_and_consume": _multi_all_gather_and_consume,
+    "_pipelined_all_gather_and_consume_last_dim": _all_gather_and_consume_last_dim,
+    "_pipelined_produce_and_all2all": _produce_and_all2all,
+}

@@ -52,12 +52,13 @@ def tensor_over(
 class Allocation:
     """Memory of this rank, and its counterparts in every group that it met."""
 
-    __slots__ = ("address", "device", "group_name", "memory", "nbytes", "pad_bytes")
-    __slots__ += ("_lock", "_met", "_user", "__weakref__")
+    __slots__ = ("__weakref__", "_lock", "_met", "_user", "address", "device", "group_name")
+    __slots__ += ("memory", "nbytes", "on_host", "pad_bytes")
 
     def __init__(self, nbytes: int, device: torch.device = CPU, group_name: str | None = None) -> None:
         self.nbytes = nbytes
         self.device = device
+        self.on_host = device.type == "cpu"
         self.group_name = group_name
         self.pad_bytes = _SymmetricMemory.signal_pad_size
         # torch makes no storage of nothing.

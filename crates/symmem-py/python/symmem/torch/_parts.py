@@ -48,8 +48,9 @@ class Part:
     @property
     def how(self) -> dict:
         """What calls on a device need besides: the current stream."""
-        device = self.allocation.device
-        return _AT_ONCE if device.type == "cpu" else {"stream": _groups.stream(device)}
+        if self.allocation.on_host:
+            return _AT_ONCE
+        return {"stream": _groups.stream(self.allocation.device)}
 
     def of(self, rank: int, like: torch.Tensor) -> torch.Tensor:
         """The counterpart of `like` at rank `rank`, with the same shape and strides."""
