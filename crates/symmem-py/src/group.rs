@@ -19,6 +19,8 @@ use crate::wait::detached;
 pub(crate) struct Life {
     world: symmem::World,
     closed: AtomicBool,
+    /// The process that joined; a fork of it has not.
+    process: u32,
     /// The store, where this rank hosts it.
     _server: Option<TcpServer>,
 }
@@ -33,6 +35,10 @@ impl Life {
     pub(crate) fn check_open(&self, py: Python<'_>, op: &'static str) -> PyResult<()> {
         if self.closed.load(Ordering::Relaxed) {
             return Err(usage(py, op, "a world that was not closed", "one that was"));
+        }
+        if self.process != std::process::id() {
+            let got = "one of the process that this one was forked from";
+            return Err(usage(py, op, "a world that this process joined", got));
         }
         Ok(())
     }
@@ -317,7 +323,12 @@ impl World {
     ) -> PyResult<Py<Self>> {
         let (world, server) = detached(py, join)?;
         let inner = symmem::Group::clone(&world);
-        let life = Arc::new(Life { world, closed: AtomicBool::new(false), _server: server });
+        let life = Arc::new(Life {
+            world,
+            closed: AtomicBool::new(false),
+            process: std::process::id(),
+            _server: server,
+        });
         let mut worlds = WORLDS.lock().unwrap_or_else(PoisonError::into_inner);
         worlds.retain(|world| world.strong_count() > 0);
         worlds.push(Arc::downgrade(&life));

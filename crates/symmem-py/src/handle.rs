@@ -40,6 +40,10 @@ impl Handle {
         self.0.mapped.handle()
     }
 
+    pub(crate) fn mapped(&self) -> &Mapped {
+        &self.0.mapped
+    }
+
     /// The memory, if it is a device's.
     pub(crate) fn cuda(&self) -> Option<&cuda::Symmetric<u8>> {
         self.0.mapped.cuda()
@@ -252,7 +256,7 @@ impl Handle {
     }
 
     /// The `count` elements at byte `offset` become the reduction of all ranks' (or `out` does). `algorithm` is "auto",
-    /// "staged", "one_shot" or "two_shot"; all give the same bits.
+    /// "staged", "one_shot" or "two_shot", or on a device "copy_engine", all of which give the same bits, or "multimem".
     #[pyo3(signature = (dtype, op, offset, count, *, out=None, algorithm="auto", stream=None))]
     #[allow(clippy::too_many_arguments, reason = "named in Python")]
     fn all_reduce(

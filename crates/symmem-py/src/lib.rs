@@ -1,7 +1,7 @@
 //! The native half of the Python package `symmem`: classes over the library's, which the package makes pleasant.
 //!
 //! Nothing here decides anything: a method finds its arguments' types, leaves Python for as long as the library works
-//! ([`wait`]), and turns an error into an exception ([`error`]).
+//! (`wait.rs`), and turns an error into an exception (`error.rs`).
 
 mod argument;
 mod array;

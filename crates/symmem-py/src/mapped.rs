@@ -1,8 +1,17 @@
 //! All ranks' memory of one rendezvous, as the library has it: of the host, or of a device.
 
-use std::sync::OnceLock;
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use symmem::cuda;
+use symmem::{DType, Element, cuda};
+
+use crate::collectives::device_part;
+
+/// How many parts of a device's memory are kept.
+const KEPT: usize = 64;
+
+type Parts = HashMap<(DType, usize, usize), Box<dyn Any + Send + Sync>>;
 
 pub(crate) struct Mapped {
     kind: Kind,
@@ -11,6 +20,9 @@ pub(crate) struct Mapped {
     pub(crate) pads: Vec<usize>,
     /// The same in the memory of a device, once somebody has asked.
     table: OnceLock<cuda::Buffer<u64>>,
+    /// Parts of a device's memory that were used, by type, offset and count: they know how the last call went, and may
+    /// have memory of their own.
+    parts: Mutex<Parts>,
 }
 
 enum Kind {
@@ -21,12 +33,43 @@ enum Kind {
 impl Mapped {
     pub(crate) fn host(handle: symmem::Handle) -> Self {
         let (buffers, pads) = (handle.buffer_ptrs(), handle.signal_pad_ptrs());
-        Self { kind: Kind::Host(handle), buffers, pads, table: OnceLock::new() }
+        Self::new(Kind::Host(handle), buffers, pads)
     }
 
     pub(crate) fn device(memory: cuda::Symmetric<u8>) -> Self {
         let (buffers, pads) = (memory.handle().buffer_ptrs(), memory.handle().signal_pad_ptrs());
-        Self { kind: Kind::Cuda(Box::new(memory)), buffers, pads, table: OnceLock::new() }
+        Self::new(Kind::Cuda(Box::new(memory)), buffers, pads)
+    }
+
+    fn new(kind: Kind, buffers: Vec<usize>, pads: Vec<usize>) -> Self {
+        Self { kind, buffers, pads, table: OnceLock::new(), parts: Mutex::default() }
+    }
+
+    /// Does `work` on a part of a device's memory, the one that did it the last time if there is one.
+    pub(crate) fn with_part<T: Element>(
+        &self,
+        memory: &cuda::Symmetric<u8>,
+        (offset, count): (usize, usize),
+        work: impl FnOnce(&mut cuda::Symmetric<T>) -> symmem::Result<()>,
+    ) -> symmem::Result<()> {
+        let key = (T::DTYPE, offset, count);
+        let known = self.parts().remove(&key).and_then(|part| part.downcast().ok());
+        let mut part: Box<cuda::Symmetric<T>> = match known {
+            Some(part) => part,
+            None => Box::new(device_part(memory, offset, count)?),
+        };
+        let done = work(&mut part);
+        let mut parts = self.parts();
+        if parts.len() >= KEPT {
+            parts.clear();
+        }
+        parts.insert(key, part);
+        done
+    }
+
+    fn parts(&self) -> MutexGuard<'_, Parts> {
+        // Nothing is done under the lock that could leave the table half changed.
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn handle(&self) -> &symmem::Handle {

@@ -1,6 +1,5 @@
 //! A store of Python's, such as those of `torch.distributed`, by which ranks find each other.
 
-use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use symmem::store::Store;
@@ -20,7 +19,7 @@ impl PythonStore {
 
 impl Store for PythonStore {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.call(|store| set(store, key, value))
+        self.call(|store| store.call_method1("set", (key, bytes(store, value))).map(drop))
     }
 
     fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
@@ -52,8 +51,8 @@ impl Store for PythonStore {
 
     fn compare_set(&self, key: &str, expected: &[u8], new: &[u8]) -> Result<Vec<u8>> {
         self.call(|store| {
-            let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-            store.call_method1("compare_set", (key, text(expected), text(new)))?.extract()
+            let (expected, new) = (bytes(store, expected), bytes(store, new));
+            store.call_method1("compare_set", (key, expected, new))?.extract()
         })
     }
 
@@ -66,10 +65,7 @@ impl Store for PythonStore {
     }
 
     fn append(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.call(|store| {
-            let text = String::from_utf8_lossy(value).into_owned();
-            store.call_method1("append", (key, text)).map(drop)
-        })
+        self.call(|store| store.call_method1("append", (key, bytes(store, value))).map(drop))
     }
 
     fn multi_get(&self, keys: &[&str], deadline: Deadline) -> Result<Vec<Vec<u8>>> {
@@ -86,12 +82,6 @@ impl Store for PythonStore {
     }
 }
 
-/// torch's stores take text, and some take bytes only.
-fn set(store: &Bound<'_, PyAny>, key: &str, value: &[u8]) -> PyResult<()> {
-    let py = store.py();
-    let as_bytes = store.call_method1("set", (key, PyBytes::new(py, value)));
-    match as_bytes {
-        Err(e) if e.is_instance_of::<PyAttributeError>(py) => Err(e),
-        other => other.map(drop),
-    }
+fn bytes<'py>(store: &Bound<'py, PyAny>, value: &[u8]) -> Bound<'py, PyBytes> {
+    PyBytes::new(store.py(), value)
 }

@@ -1,5 +1,6 @@
 """Peers that die, Ctrl-C, and ends of the interpreter in any order."""
 
+import multiprocessing
 import os
 import random
 import signal
@@ -89,6 +90,47 @@ def test_ctrl_c_ends_every_wait():
     ranks.run(2, ctrl_c_ends_every_wait)
 
 
+def joins_alone(rank, address, results):
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    try:
+        symmem.World.connect(rank, 2, store=address, timeout=60)
+    except KeyboardInterrupt:
+        results.put("interrupted")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ctrl_c_ends_joining(rank, tmp_path):
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    process = context.Process(target=joins_alone, args=(rank, f"unix:{tmp_path}/store", results))
+    process.start()
+    assert results.get(timeout=50) == "interrupted"
+    process.join(50)
+    assert process.exitcode == 0
+
+
+def forks_leave_the_world_alone(world):
+    if world.rank == 0:
+        child = os.fork()
+        if child == 0:
+            with pytest.raises(symmem.Usage, match="forked"):
+                world.barrier()
+            sys.exit(0)  # by way of the world's end, and the interpreter's
+        assert os.waitpid(child, 0) == (child, 0)
+    world.barrier()
+    sleeping = os.fork()
+    if sleeping == 0:
+        signal.pause()
+    world.barrier()
+    world.close()
+    os.kill(sleeping, signal.SIGKILL)
+    os.waitpid(sleeping, 0)
+
+
+def test_forks_leave_the_world_alone():
+    ranks.run(2, forks_leave_the_world_alone)
+
+
 def others_run_while_one_waits(world):
     if world.rank == 1:
         time.sleep(0.5)
@@ -142,3 +184,29 @@ def test_things_go_in_any_order(first, monkeypatch):
     for seed in range(first, first + 10):
         monkeypatch.setenv("SEED", str(seed))
         ranks.run(2, things_go_in_any_order)
+
+
+def test_exceptions_are_those_of_python_too():
+    assert issubclass(symmem.Error, RuntimeError)
+    for kind, other in ((symmem.Timeout, TimeoutError), (symmem.Usage, ValueError), (symmem.System, OSError)):
+        assert issubclass(kind, symmem.Error) and issubclass(kind, other)
+    for kind in (
+        symmem.Driver,
+        symmem.Mismatch,
+        symmem.PeerFailed,
+        symmem.PeerLost,
+        symmem.Protocol,
+        symmem.Unavailable,
+    ):
+        assert issubclass(kind, symmem.Error) and kind.__module__ == "symmem" and kind.__doc__
+
+
+def memory_that_is_not_there(world):
+    with pytest.raises(symmem.Unavailable) as raised:
+        world.alloc(1 << 60)
+    assert "memory" in raised.value.what and raised.value.why
+    world.alloc(100)
+
+
+def test_memory_that_is_not_there_is_named():
+    ranks.run(1, memory_that_is_not_there)

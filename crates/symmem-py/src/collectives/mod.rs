@@ -44,14 +44,22 @@ pub(crate) fn reduce_op(py: Python<'_>, call: &'static str, name: &str) -> PyRes
     })
 }
 
+/// The ways to all-reduce; the last two on devices.
+const ALGORITHMS: [(&str, Algorithm); 6] = [
+    ("auto", Algorithm::Auto),
+    ("staged", Algorithm::Staged),
+    ("one_shot", Algorithm::OneShot),
+    ("two_shot", Algorithm::TwoShot),
+    ("multimem", Algorithm::Multimem),
+    ("copy_engine", Algorithm::CopyEngine),
+];
+
 fn algorithm(py: Python<'_>, name: &str) -> PyResult<Algorithm> {
-    match name {
-        "auto" => Ok(Algorithm::Auto),
-        "staged" => Ok(Algorithm::Staged),
-        "one_shot" => Ok(Algorithm::OneShot),
-        "two_shot" => Ok(Algorithm::TwoShot),
-        other => Err(usage(py, "all_reduce", "auto, staged, one_shot or two_shot", other)),
-    }
+    let known = ALGORITHMS.into_iter().find(|(known, _)| *known == name);
+    known.map(|(_, algorithm)| algorithm).ok_or_else(|| {
+        let names = ALGORITHMS.map(|(name, _)| name).join(", ");
+        usage(py, "all_reduce", format!("one of the algorithms {names}"), name)
+    })
 }
 
 /// A collective, written once for all types of elements (`arithmetic` or `moved`): on the host, and in a stream.
@@ -105,11 +113,12 @@ impl Handle {
     ) -> PyResult<()> {
         self.check_open(py, part.op)?;
         let mut out = self.output(py, part, out)?;
+        let stream = stream_of(device, part.stream);
+        let range = (part.offset, part.count);
         detached(py, || {
-            let mut memory = device_part(device, part.offset, part.count)?;
-            let stream = stream_of(device, part.stream);
             // SAFETY: `output` checked type and place; S2 as documented for users.
-            work(&mut memory, unsafe { out.view_mut() }, &stream)
+            let out = unsafe { out.view_mut() };
+            self.mapped().with_part(device, range, |memory| work(memory, out, &stream))
         })
     }
 

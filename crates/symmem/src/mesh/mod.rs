@@ -68,12 +68,14 @@ pub(crate) struct Mesh {
     links: Vec<Link>,
     inbox: Arc<Inbox>,
     watcher: Mutex<Option<Watcher>>,
+    /// The process whose connections they are; a fork of it has copies.
+    process: u32,
 }
 
 impl Mesh {
     /// The mesh of a world of one.
     pub(crate) fn alone() -> Self {
-        Self { rank: 0, links: vec![Link::None], inbox: Arc::default(), watcher: Mutex::new(None) }
+        Self::new(0, vec![Link::None], Arc::default(), None)
     }
 
     /// The meshes of `n` ranks that are threads of this process.
@@ -83,11 +85,9 @@ impl Mesh {
             Some(inbox) if from != to => Link::Thread(Arc::clone(inbox)),
             _ => Link::None,
         };
-        let mesh = |rank: usize| Self {
-            rank,
-            links: (0..n).map(|to| link(rank, to)).collect(),
-            inbox: Arc::clone(&inboxes[rank]),
-            watcher: Mutex::new(None),
+        let mesh = |rank: usize| {
+            let links = (0..n).map(|to| link(rank, to)).collect();
+            Self::new(rank, links, Arc::clone(&inboxes[rank]), None)
         };
         (0..n).map(mesh).collect()
     }
@@ -104,7 +104,12 @@ impl Mesh {
             Link::None | Link::Thread(_) => None,
         });
         let watcher = Watcher::start(Arc::clone(&inbox), watched.collect())?;
-        Ok(Self { rank, links, inbox, watcher: Mutex::new(Some(watcher)) })
+        Ok(Self::new(rank, links, inbox, Some(watcher)))
+    }
+
+    fn new(rank: usize, links: Vec<Link>, inbox: Arc<Inbox>, watcher: Option<Watcher>) -> Self {
+        let (watcher, process) = (Mutex::new(watcher), std::process::id());
+        Self { rank, links, inbox, watcher, process }
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -176,7 +181,12 @@ impl Mesh {
     pub(crate) fn leave(&self, how: &str, blamed: Option<usize>) {
         // Nobody watches any more: that peers end their connections to us is no loss. The thread holds the other half
         // of the descriptors.
-        drop(self.watcher.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let watcher = self.watcher.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if self.process != std::process::id() {
+            // The rank is the process that this one was forked from, with its connections and its thread.
+            return std::mem::forget(watcher);
+        }
+        drop(watcher);
         let because_of = self.inbox.first_lost(|_| true).or(blamed);
         let gone = Gone { left: !std::thread::panicking(), how: how.to_owned(), because_of };
         for link in &self.links {

@@ -11,7 +11,7 @@ use super::socket::{self, Packet, Received};
 use crate::error::{Error, Result};
 
 pub(super) struct Watcher {
-    /// Closing it ends the thread.
+    /// What is written to it ends the thread.
     stop: Option<std::io::PipeWriter>,
     thread: Option<JoinHandle<()>>,
 }
@@ -42,7 +42,10 @@ impl Watcher {
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        drop(self.stop.take());
+        // Not only closed: a forked child would hold the pipe open.
+        if let Some(mut stop) = self.stop.take() {
+            let _ = std::io::Write::write_all(&mut stop, &[0]);
+        }
         // Never by the thread itself: those whom it tells of a loss own no mesh.
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -28,6 +28,8 @@ pub struct TcpServer {
     address: Address,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
+    /// The process whose thread it is; a fork of it has none.
+    process: u32,
 }
 
 impl TcpServer {
@@ -43,7 +45,7 @@ impl TcpServer {
             .name("symmem-store".to_owned())
             .spawn(move || service.run())
             .map_err(Error::system(named("start of the thread")))?;
-        Ok(Self { address, stop, thread: Some(thread) })
+        Ok(Self { address, stop, thread: Some(thread), process: std::process::id() })
     }
 
     /// Where the server listens, unless at a Unix socket.
@@ -57,6 +59,9 @@ impl TcpServer {
 
 impl Drop for TcpServer {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return std::mem::forget(self.thread.take());
+        }
         // An event, not the closing of a pipe: a forked child would hold the pipe open.
         if let Err(error) = rustix::io::write(&*self.stop, &1u64.to_ne_bytes()) {
             tracing::warn!(%error, address = %self.address, "the store server cannot be stopped");
