@@ -37,6 +37,22 @@ def test_devices_that_are_not_there_are_unavailable():
             symmem.torch.install("cuda")
 
 
+def test_operators_of_devices_can_be_replaced():
+    """Needs no device. In a process of its own, because registrations stay."""
+    program = """
+import torch, warnings
+warnings.simplefilter("ignore")
+import symmem.torch
+from symmem.torch import _operators
+_operators.register("cuda")
+for name in ("one_shot_all_reduce", "get_remote_tensors"):
+    dump = torch._C._dispatch_dump(f"symm_mem::{name}")
+    kernels = [line for line in dump.splitlines() if line.startswith("CUDA")]
+    assert kernels and "symmem" in kernels[0], dump
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_without_the_package_cpu_tensors_are_refused():
     """What the package adds: PyTorch alone has no allocator for CPUs (W-30)."""
     program = """

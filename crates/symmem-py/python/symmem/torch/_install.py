@@ -90,7 +90,9 @@ def _rendezvous(former, tensor, group_name=None):
 def _is_symm_mem_tensor(former, tensor):
     if _is_ours(tensor.device) and _memory.find(tensor) is not None:
         return True
-    return False if tensor.is_cpu else former(tensor)
+    # An older torch cannot tell of its own memory.
+    asks_torch = not tensor.is_cpu and getattr(former, "func", None) is not _absent
+    return asks_torch and former(tensor)
 
 
 def _module_is_symm_mem_tensor(former, tensor):

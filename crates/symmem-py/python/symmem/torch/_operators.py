@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 import torch.distributed._symmetric_memory as symm_mem
 
@@ -51,6 +53,11 @@ CPU_KERNELS = {
     "fused_scaled_matmul_reduce_scatter": symm_mem._fused_scaled_matmul_reduce_scatter,
 }
 
+#: Kernels that torch registered from Python are replaced only by whoever says so, where torch has a word for it.
+_OVERRIDE = (
+    {"allow_override": True} if "allow_override" in inspect.signature(torch.library.Library.impl).parameters else {}
+)
+
 #: Registrations last as long as this.
 _library = torch.library.Library("symm_mem", "IMPL")
 
@@ -70,4 +77,4 @@ def _register(key: str, functions: dict, override: bool = False) -> None:
         if not hasattr(torch.ops.symm_mem, name):
             continue
         if override or not torch._C._dispatch_has_kernel_for_dispatch_key(f"symm_mem::{name}", key):
-            _library.impl(name, function, key)
+            _library.impl(name, function, key, **(_OVERRIDE if override else {}))
