@@ -30,6 +30,7 @@ pub(crate) fn wheel(arguments: Arguments) -> Result<Outcome> {
 pub(crate) fn python(mut arguments: Arguments) -> Result<Outcome> {
     let site: Option<PathBuf> = arguments.take("--site")?;
     arguments.finish()?;
+    let site = site.or_else(torch_site);
     let wheel = match build_wheel()? {
         Ok(wheel) => wheel,
         Err(missing) => return Ok(Outcome::Skipped(missing)),
@@ -48,6 +49,13 @@ pub(crate) fn python(mut arguments: Arguments) -> Result<Outcome> {
     }
     run(&mut test)?;
     Ok(Outcome::Done)
+}
+
+/// Where the interpreter that the tests may use has torch, if it has.
+fn torch_site() -> Option<PathBuf> {
+    let ask = "import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))";
+    let said = output(Command::new(interpreter()).args(["-c", ask])).ok()?;
+    said.lines().last().map(PathBuf::from)
 }
 
 /// The wheel, or what this machine lacks for it.

@@ -103,19 +103,22 @@ fn check_row(row: &Row<'_>, files: &[File]) -> Vec<String> {
     found
 }
 
-/// The tests that a cell names as `path.rs::name` in backticks.
+/// The tests that a cell names as `path.rs::name` or `path.py::name` in backticks.
 fn tests(cell: &str) -> Vec<(&str, &str)> {
     let quoted = cell.split('`').skip(1).step_by(2);
-    let named = quoted.filter_map(|text| text.split_once(".rs::").map(|split| (text, split)));
-    named.map(|(text, (stem, name))| (&text[..stem.len() + 3], name)).collect()
+    let split = |text: &'_ str| [".rs::", ".py::"].iter().find_map(|ending| text.find(ending));
+    let named = quoted.filter_map(|text| split(text).map(|at| text.split_at(at + 3)));
+    named.map(|(path, name)| (path, name.trim_start_matches("::"))).collect()
 }
 
 fn has_test(files: &[File], path: &str, name: &str) -> bool {
-    let file = files.iter().find(|file| file.path == path);
+    let Some(file) = files.iter().find(|file| file.path == path) else { return false };
     let name = name.rsplit("::").next().unwrap_or(name);
-    file.is_some_and(|file| {
-        Source::new(&file.text).functions().iter().any(|(function, _)| *function == name)
-    })
+    if path.ends_with(".py") {
+        let definition = format!("def {name}(");
+        return file.text.lines().any(|line| line.starts_with(&definition));
+    }
+    Source::new(&file.text).functions().iter().any(|(function, _)| *function == name)
 }
 
 fn pending(rows: &[Row<'_>]) -> Option<String> {
@@ -150,11 +153,16 @@ mod tests {
 
     #[test]
     fn named_tests_must_exist() {
-        let files = [file("crates/a/tests/b.rs", "#[test]\nfn c_works() {}")];
+        let files = [
+            file("crates/a/tests/b.rs", "#[test]\nfn c_works() {}"),
+            file("crates/a/tests/b.py", "def test_c():\n    pass"),
+        ];
         let findings = |line: &str| check_row(&rows(line)[0], &files);
         assert!(findings("| L-01 | a | works | `crates/a/tests/b.rs::c_works` |").is_empty());
         assert_eq!(findings("| L-01 | a | works | `crates/a/tests/b.rs::gone` |").len(), 1);
         assert_eq!(findings("| L-01 | a | works | `crates/a/tests/z.rs::c_works` |").len(), 1);
+        assert!(findings("| L-01 | a | works | `crates/a/tests/b.py::test_c` |").is_empty());
+        assert_eq!(findings("| L-01 | a | works | `crates/a/tests/b.py::test_d` |").len(), 1);
         assert_eq!(findings("| L-01 | a | works | surely |").len(), 1);
         assert_eq!(findings("| L-01 | a | maybe | b |").len(), 1);
         assert_eq!(findings("| L-01 | a | later |").len(), 1);

@@ -1,0 +1,18 @@
+"""PyTorch's symmetric memory on CPU tensors.
+
+After `import symmem.torch`, code written for `torch.distributed._symmetric_memory` and `torch.ops.symm_mem` runs on CPU
+tensors as it is. Memory of devices stays with torch's own backends, unless `install("cuda")` is called.
+"""
+
+from symmem.torch import _versions
+
+_versions.check()
+
+from symmem.torch._handle import SymmetricMemory
+from symmem.torch._install import BACKEND, install
+from symmem.torch._pool import MemPool, use_mem_pool
+from symmem.torch._workspace import workspace
+
+__all__ = ["BACKEND", "MemPool", "SymmetricMemory", "install", "use_mem_pool", "workspace"]
+
+install("cpu")

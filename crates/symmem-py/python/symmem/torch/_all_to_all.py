@@ -1,0 +1,76 @@
+"""All-to-all of rows, with numbers of rows that only their senders know: `all_to_all_vdev` and the like for CPU tensors.
+
+The library reads all ranks' splits first, so all ranks come to the same verdict whether everything fits everywhere.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from symmem.torch._parts import contiguous, destination, element, part
+
+
+def all_to_all_vdev(
+    input: torch.Tensor, out: torch.Tensor, in_splits: torch.Tensor, out_splits_offsets: torch.Tensor, group_name: str
+) -> None:
+    """Rows by destination; they arrive by source."""
+    _exchange("all_to_all_vdev", input, out, in_splits, out_splits_offsets, group_name)
+
+
+def all_to_all_vdev_2d(
+    input: torch.Tensor,
+    out: torch.Tensor,
+    in_splits: torch.Tensor,
+    out_splits_offsets: torch.Tensor,
+    group_name: str,
+    major_align: int | None = None,
+) -> None:
+    """Rows by destination and expert; they arrive by expert and source, each expert's at a multiple of `major_align`."""
+    align = 1 if major_align is None else major_align
+    if align < 1:
+        raise RuntimeError(f"all_to_all_vdev_2d: major_align must be positive, got {align}")
+    _exchange("all_to_all_vdev_2d", input, out, in_splits, out_splits_offsets, group_name, major_align=align)
+
+
+def all_to_all_vdev_2d_offset(
+    input: torch.Tensor,
+    out: torch.Tensor,
+    in_splits_offsets: torch.Tensor,
+    out_splits_offsets: torch.Tensor,
+    group_name: str,
+) -> None:
+    """The way back: rows by expert and destination, with gaps; they arrive by source and expert."""
+    op = "all_to_all_vdev_2d_offset"
+    _exchange(op, input, out, in_splits_offsets, out_splits_offsets, group_name, offsets=True)
+
+
+def _exchange(
+    op: str,
+    input: torch.Tensor,
+    out: torch.Tensor,
+    splits: torch.Tensor,
+    received: torch.Tensor,
+    group_name: str,
+    **how: object,
+) -> None:
+    for tensor, what in ((input, "input"), (out, "out"), (splits, "in_splits"), (received, "out_splits_offsets")):
+        contiguous(op, tensor, what)
+    if input.dtype != out.dtype or input.shape[1:] != out.shape[1:]:
+        raise RuntimeError(
+            f"{op}: input and out must have the same dtype and rows of the same shape, got {input.dtype} "
+            f"{tuple(input.shape[1:])} and {out.dtype} {tuple(out.shape[1:])}"
+        )
+    if splits.dtype != torch.int64 or received.dtype != torch.int64:
+        raise RuntimeError(f"{op}: splits must be int64, got {splits.dtype} and {received.dtype}")
+    place, table = part(op, input, group_name), part(op, splits, group_name, "in_splits")
+    place.native.all_to_all_v(
+        element(op, input),
+        place.offset,
+        input.numel(),
+        input.stride(0),
+        (table.native, table.offset, splits.numel()),
+        destination(out),
+        destination(received),
+        **how,
+        **place.how,
+    )

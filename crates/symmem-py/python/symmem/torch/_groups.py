@@ -1,0 +1,151 @@
+"""From a process group of torch to a symmem group of the same ranks.
+
+Each process group gets a symmem world of its own, joined at the first rendezvous through the process group's store. So
+only the members of a group take part in it: ranks that never touch symmetric memory are never waited for, and a name
+that is used again for other ranks means another world.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import weakref
+from pathlib import Path
+
+import torch
+from torch._C._distributed_c10d import _resolve_process_group, _SymmetricMemory
+from torch.distributed import distributed_c10d as c10d
+
+from symmem import _native
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+WORD = 4
+
+
+class Group:
+    """The ranks of one process group, joined."""
+
+    __slots__ = ("__weakref__", "name", "native", "pad_bytes", "rank", "size")
+
+    def __init__(self, name: str, rank: int, size: int, native: _native.World, pad_bytes: int) -> None:
+        self.name = name
+        self.rank = rank
+        self.size = size
+        self.native = native
+        self.pad_bytes = pad_bytes
+
+    @property
+    def channels(self) -> int:
+        """How many channels barrier(), put_signal() and wait_signal() have."""
+        return self.pad_bytes // (WORD * self.size)
+
+    def barrier(self, handle: _native.Handle, device: torch.device, channel: int = 0, timeout_ms: int = 0) -> None:
+        """Wait for all ranks: at once, or in the current stream of a device."""
+        if device.type == "cpu":
+            self.native.barrier(seconds(timeout_ms), channel)
+        else:
+            handle.barrier(channel, timeout_ms, stream(device))
+
+    def check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.size:
+            raise RuntimeError(f"rank must be in [0, {self.size}) (got {rank})")
+
+    def check_channel(self, channel: int) -> None:
+        if channel < 0:
+            raise RuntimeError(f"channel must be non-negative (got {channel})")
+        if channel >= self.channels:
+            raise RuntimeError(
+                "The maximum supported channel for barrier(), put_signal() and wait_signal() is "
+                f"{self.channels - 1} (got {channel})"
+            )
+
+
+def seconds(timeout_ms: int) -> float | None:
+    return timeout_ms / 1000 if timeout_ms else None
+
+
+def stream(device: torch.device) -> int:
+    """The current stream of a CUDA device, as the driver knows it."""
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+class _Membership:
+    """What this process knows of one process group: how often it tried to join, and the result."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.attempts = 0
+        self.group: Group | None = None
+
+
+_members: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_registered: dict[str, tuple[_Membership, int, int, c10d.Store]] = {}
+
+
+def register(name: str, rank: int, size: int, store: c10d.Store) -> None:
+    """Name a group that is no process group: what `set_group_info` does."""
+    _registered[name] = (_Membership(), rank, size, store)
+
+
+def is_registered(name: str) -> bool:
+    """Whether there is a process group of that name, or one was registered."""
+    try:
+        _resolve_process_group(name)
+    except RuntimeError:
+        return name in _registered
+    return True
+
+
+def of(name: str) -> Group:
+    """The group of that name; collective over its ranks the first time."""
+    try:
+        process_group = _resolve_process_group(name)
+    except RuntimeError:
+        if name not in _registered:
+            raise
+        return _joined(name, *_registered[name])
+    known = _members.get(process_group)
+    if known is not None and known.group is not None:
+        return known.group
+    membership = _members.setdefault(process_group, _Membership())
+    store = c10d._get_process_group_store(process_group)
+    return _joined(name, membership, process_group.rank(), process_group.size(), store)
+
+
+def _joined(name: str, membership: _Membership, rank: int, size: int, store: c10d.Store) -> Group:
+    with membership.lock:
+        if membership.group is None:
+            membership.attempts += 1
+            prefix = c10d.PrefixStore(f"symmem/{membership.attempts}", store)
+            membership.group = _join(name, rank, size, prefix)
+        return membership.group
+
+
+def _join(name: str, rank: int, size: int, store: c10d.Store) -> Group:
+    pad_bytes = _SymmetricMemory.signal_pad_size
+    _check(name, _exchange(store, rank, size, {"pad": pad_bytes, "machine": _machine()}))
+    world = _native.World.connect(rank, size, store=store, backend="host", signal_pad_size=pad_bytes)
+    # Every rank has read all cards before it connected. A later group of the same name must not find them.
+    store.delete_key(f"card/{rank}")
+    return Group(name, rank, size, world, pad_bytes)
+
+
+def _exchange(store: c10d.Store, rank: int, size: int, card: dict) -> list[dict]:
+    store.set(f"card/{rank}", json.dumps(card))
+    return [json.loads(store.get(f"card/{peer}")) for peer in range(size)]
+
+
+def _check(name: str, cards: list[dict]) -> None:
+    """All ranks see the same cards, so all come to the same verdict."""
+    pads = [card["pad"] for card in cards]
+    if len(set(pads)) > 1:
+        raise RuntimeError(f"group {name}: ranks disagree on the signal pad size: {pads} bytes by rank")
+    machines = [card["machine"] for card in cards]
+    if len(set(machines)) > 1:
+        raise RuntimeError(
+            f"group {name}: symmetric memory on CPU needs all ranks on one machine, and theirs are {machines}"
+        )
+
+
+def _machine() -> str:
+    return BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""

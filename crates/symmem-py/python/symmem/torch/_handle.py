@@ -1,0 +1,179 @@
+"""The handle that a rendezvous returns: PyTorch's `_SymmetricMemory`, member by member."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch._C._autograd import DeviceType
+from torch._C._distributed_c10d import _SymmetricMemory
+from torch._prims_common import make_contiguous_strides_for
+
+from symmem.torch import _groups, _memory
+
+
+class SymmetricMemory:
+    """One allocation in one group, as every rank of the group mapped it. Keeps the memory alive."""
+
+    __slots__ = ("_allocation", "_group", "native", "offset")
+
+    def __init__(self, allocation: _memory.Allocation, group: _groups.Group, offset: int) -> None:
+        self._allocation = allocation
+        self._group = group
+        self.native = allocation.meet(group)
+        #: Bytes from the start of the allocation to the storage that was rendezvoused.
+        self.offset = offset
+
+    def __repr__(self) -> str:
+        place = f"rank {self.rank} of {self.world_size} in group {self.group_name}"
+        return f"<SymmetricMemory of {self.buffer_size} bytes on {self.device}, {place}>"
+
+    @property
+    def rank(self) -> int:
+        return self._group.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._group.size
+
+    @property
+    def group_name(self) -> str:
+        return self._group.name
+
+    @property
+    def device(self) -> torch.device:
+        return self._allocation.device
+
+    @property
+    def buffer_ptrs(self) -> list[int]:
+        """Every rank's allocation as mapped here, without `offset`."""
+        return list(self.native.buffer_ptrs)
+
+    @property
+    def buffer_ptrs_dev(self) -> int:
+        """The address of the same table."""
+        return self.native.buffer_ptrs_dev
+
+    @property
+    def signal_pad_ptrs(self) -> list[int]:
+        return list(self.native.signal_pad_ptrs)
+
+    @property
+    def signal_pad_ptrs_dev(self) -> int:
+        return self.native.signal_pad_ptrs_dev
+
+    @property
+    def buffer_size(self) -> int:
+        return self._allocation.nbytes
+
+    @property
+    def signal_pad_size(self) -> int:
+        """Bytes of this allocation's own pad."""
+        return self._allocation.pad_bytes
+
+    @property
+    def multicast_ptr(self) -> int:
+        """An address that reaches all ranks; 0 without multicast, which no CPU has."""
+        address = self.native.multicast_ptr
+        return address + self.offset if address else 0
+
+    @staticmethod
+    def has_multicast_support(device_type: DeviceType, device_idx: int) -> bool:
+        return _SymmetricMemory.has_multicast_support(device_type, device_idx)
+
+    def get_buffer(self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int = 0) -> torch.Tensor:
+        """That rank's data from `storage_offset` elements on; the tensor keeps the memory alive."""
+        return self._buffer_at("get_buffer", rank, sizes, dtype, storage_offset * dtype.itemsize)
+
+    def get_remote_tensor(self, peer: int, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """As `get_buffer`, from where the rendezvoused storage begins."""
+        return self._buffer_at("get_remote_tensor", peer, sizes, dtype, self.offset)
+
+    def _buffer_at(self, op: str, rank: int, sizes: Sequence[int], dtype: torch.dtype, offset: int) -> torch.Tensor:
+        self._group.check_rank(rank)
+        nbytes = _span(op, sizes, dtype, offset, self.buffer_size)
+        return self._tensor(self.native.view(rank, nbytes, offset) if nbytes else None, sizes, dtype)
+
+    def get_signal_pad(
+        self,
+        rank: int,
+        sizes: Sequence[int] = (),
+        dtype: torch.dtype | None = None,
+        storage_offset: int = 0,
+    ) -> torch.Tensor:
+        """That rank's pad of this allocation, which the library itself never touches."""
+        self._group.check_rank(rank)
+        dtype = torch.uint32 if dtype is None else dtype
+        sizes = sizes or (self.signal_pad_size // dtype.itemsize,)
+        offset = storage_offset * dtype.itemsize
+        nbytes = _span("get_signal_pad", sizes, dtype, offset, self.signal_pad_size)
+        return self._tensor(self.native.pad_view(rank, nbytes, offset) if nbytes else None, sizes, dtype)
+
+    def _tensor(self, array: object, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        if array is None:
+            return torch.empty(tuple(sizes), dtype=dtype, device=self.device)
+        storage, _ = _memory.storage_over(array, self)
+        return _memory.tensor_over(storage, sizes, make_contiguous_strides_for(tuple(sizes)), dtype)
+
+    def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
+        """Wait for all ranks. A timeout of 0 is the group's own: SYMMEM_TIMEOUT, or 5 minutes."""
+        self._group.check_channel(channel)
+        self._group.barrier(self.native, self.device, channel, timeout_ms)
+
+    def put_signal(self, dst_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
+        """Signal a rank through the group's pad; wait while it has not taken the last signal on the channel."""
+        self._group.check_rank(dst_rank)
+        self._group.check_channel(channel)
+        if self.device.type == "cpu":
+            self._group.native.put_signal(dst_rank, channel, _groups.seconds(timeout_ms))
+        else:
+            self.native.put_signal(dst_rank, channel, timeout_ms, _groups.stream(self.device))
+
+    def wait_signal(self, src_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
+        """Wait for a rank's signal, and take it; what the rank wrote before is seen then."""
+        self._group.check_rank(src_rank)
+        self._group.check_channel(channel)
+        if self.device.type == "cpu":
+            self._group.native.wait_signal(src_rank, channel, _groups.seconds(timeout_ms))
+        else:
+            self.native.wait_signal(src_rank, channel, timeout_ms, _groups.stream(self.device))
+
+    def boxed(self) -> object:
+        raise NotImplementedError(
+            "boxed: the class that operators take is C++ only; pass a tensor and the group's name"
+        )
+
+    def get_peer_cft_handle(self, peer: int) -> tuple[int, int]:
+        raise RuntimeError("get_peer_cft_handle: only available on the NCCL backend")
+
+    def get_multimem_cft_handle(self) -> tuple[int, int]:
+        raise RuntimeError("get_multimem_cft_handle: only available on the NCCL backend")
+
+
+def _span(op: str, sizes: Sequence[int], dtype: torch.dtype, offset: int, limit: int) -> int:
+    """Bytes of a view, which must lie within `limit`."""
+    nbytes = math.prod(sizes) * dtype.itemsize
+    if offset < 0:
+        raise RuntimeError(f"{op}: storage_offset must be non-negative")
+    if offset + nbytes > limit:
+        raise RuntimeError(
+            f"{op}: the requested size ({offset + nbytes} bytes) exceeds the allocated size ({limit} bytes)"
+        )
+    return nbytes
+
+
+def rendezvous(tensor: torch.Tensor, group_name: str | None = None) -> SymmetricMemory | None:
+    """Map all ranks' counterparts of the tensor's memory; collective the first time, None for ordinary memory."""
+    allocation = _memory.find(tensor)
+    if allocation is None:
+        warnings.warn(
+            "Pointer not within any SymmetricMemory allocation, is the tensor allocated from SymmetricMemory?"
+        )
+        return None
+    name = group_name or allocation.group_name
+    if not name:
+        raise RuntimeError("rendezvous: `group_name` is neither specified during allocation nor passed to rendezvous()")
+    offset = tensor.untyped_storage().data_ptr() - allocation.address
+    return SymmetricMemory(allocation, _groups.of(name), offset)

@@ -1,0 +1,220 @@
+"""Puts this library behind PyTorch's own entry points; tensors of other devices go where they went before."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+import torch.distributed._symmetric_memory as symm_mem
+from torch._C._distributed_c10d import _SymmetricMemory
+
+from symmem import _native
+from symmem.torch import _groups, _handle, _memory, _one_sided, _operators, _pipeline, _pool
+from symmem.torch._workspace import workspace
+
+#: The name of the CPU's backend, as `get_backend` gives it.
+BACKEND = "SYMMEM"
+
+
+#: The kinds of devices whose memory is this library's.
+_installed: set[str] = set()
+
+
+def install(device: str = "cpu") -> None:
+    """Have `torch.distributed._symmetric_memory` use this library for tensors of a kind of device.
+
+    Importing `symmem.torch` does that for "cpu". For "cuda", symmetric tensors made from now on are this library's, and
+    operators run its kernels on the current stream; it must come before the first symmetric tensor on a device.
+    """
+    kind = torch.device(device).type
+    if kind not in ("cpu", "cuda"):
+        raise _native.Unavailable(f"symmem.torch works on cpu and cuda, not on {kind}")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise _native.Unavailable("symmem.torch on cuda: torch has no CUDA device here")
+    if kind not in _installed:
+        _entry_points()
+        _installed.add(kind)
+        _operators.register(kind)
+
+
+@functools.cache
+def _entry_points() -> None:
+    for name, replacement in STATIC_METHODS.items():
+        _replace(_SymmetricMemory, name, replacement, staticmethod)
+    for name, replacement in FUNCTIONS.items():
+        _replace(symm_mem, name, replacement)
+    for name, replacement in PRIVATE_FUNCTIONS.items():
+        if hasattr(symm_mem, name):
+            _replace(symm_mem, name, replacement)
+    for name in ("MemPool", "use_mem_pool"):
+        if not hasattr(torch.cpu, name):
+            setattr(torch.cpu, name, getattr(_pool, name))
+
+
+def _replace(owner: object, name: str, replacement: Callable, kind: Callable = lambda function: function) -> None:
+    """Replace a function, and give the former one to ours as its first argument; older torches do not have them all."""
+    former = getattr(owner, name, functools.partial(_absent, name))
+    # Its name, document and signature are still PyTorch's.
+    setattr(owner, name, kind(functools.update_wrapper(functools.partial(replacement, former), former)))
+
+
+def _absent(name: str, *_: object, **__: object) -> None:
+    raise NotImplementedError(f"torch {torch.__version__} has no {name}, and symmem.torch has it for CPU tensors only")
+
+
+def _is_cpu(device: object) -> bool:
+    return torch.device(device).type == "cpu"
+
+
+def _is_ours(device: object) -> bool:
+    return torch.device(device).type in _installed
+
+
+def _empty_strided_p2p(former, size, stride, dtype, device, group_name=None, alloc_id=None):
+    device = torch.device(device)
+    if not _is_ours(device):
+        return former(size, stride, dtype, device, group_name, alloc_id)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return _memory.allocate(size, stride, dtype, _memory.CPU if _is_cpu(device) else device, group_name, alloc_id)
+
+
+def _rendezvous(former, tensor, group_name=None):
+    # On a device there may be tensors of torch's own backends, from its memory pools.
+    if not _is_ours(tensor.device) or not (tensor.is_cpu or _memory.find(tensor)):
+        return former(tensor, group_name)
+    return _handle.rendezvous(tensor, group_name)
+
+
+def _is_symm_mem_tensor(former, tensor):
+    if _is_ours(tensor.device) and _memory.find(tensor) is not None:
+        return True
+    # An older torch cannot tell of its own memory.
+    asks_torch = not tensor.is_cpu and getattr(former, "func", None) is not _absent
+    return asks_torch and former(tensor)
+
+
+def _module_is_symm_mem_tensor(former, tensor):
+    return _SymmetricMemory.is_symm_mem_tensor(tensor)
+
+
+def _get_backend(former, device):
+    return BACKEND if _is_ours(device) else former(device)
+
+
+def _set_backend(former, name):
+    """This library is chosen by `install`; naming it changes nothing."""
+    if name != BACKEND:
+        former(name)
+
+
+def _get_mempool_allocator(former, device):
+    return _pool.ALLOCATOR if _is_cpu(device) else former(device)
+
+
+@functools.cache
+def _pool_of_the_cpu():
+    return _pool.MemPool()
+
+
+def _get_mem_pool(former, device):
+    return _pool_of_the_cpu() if _is_cpu(device) else former(device)
+
+
+def _has_multicast_support(former, device_type, device_idx=None):
+    # PyTorch asks with the index of a CPU tensor's device, which is None.
+    return former(device_type, device_idx) if device_idx is not None else False
+
+
+def _set_group_info(former, name, rank, world_size, store):
+    former(name, rank, world_size, store)
+    _groups.register(name, rank, world_size, store)
+
+
+def _stream_write_value32(former, input, offset, val):
+    return torch.ops.symm_mem.stream_write_value32_(input, offset, val) if input.is_cpu else former(input, offset, val)
+
+
+def _memset32(former, input, offset, val, count=1):
+    return (
+        torch.ops.symm_mem.memset32_(input, offset, val, count) if input.is_cpu else former(input, offset, val, count)
+    )
+
+
+def _get_symm_mem_workspace(former, group_name, min_size):
+    """PyTorch's function has no device argument: it means the accelerator where there is one, and the CPU elsewhere."""
+    return former(group_name, min_size) if torch.accelerator.is_available() else workspace(group_name, min_size)
+
+
+def _is_symm_mem_enabled_for_group(former, group_name):
+    if symm_mem._is_test_mode or torch.accelerator.is_available():
+        return former(group_name)
+    return _groups.is_registered(group_name)
+
+
+def _by_handle(ours, former, *args, **kwargs):
+    """Ours, if any argument is one of our handles."""
+    given = (*args, *kwargs.values())
+    return (ours if any(isinstance(a, _handle.SymmetricMemory) for a in given) else former)(*args, **kwargs)
+
+
+def _reduce_scatter_offset(former, input, out, group, *, dim, offsets=None, dst_ranks=None, red_op="sum"):
+    if not _is_ours(input.device):
+        return former(input, out, group, dim=dim, offsets=offsets, dst_ranks=dst_ranks, red_op=red_op)
+    return _one_sided.reduce_scatter_offset(input, out, group, dim, offsets, dst_ranks, red_op)
+
+
+def _all_to_all_nd(former, input, out, scatter_dim, gather_dim, *, group):
+    if not _is_ours(input.device):
+        return former(input, out, scatter_dim, gather_dim, group=group)
+    return _one_sided.all_to_all_nd(input, out, scatter_dim, gather_dim, group)
+
+
+def _multi_all_gather_and_consume(former, shard, shard_consumer, ag_out, group_name, ag_out_needed=True):
+    ours = all(tensor.is_cpu for tensor in shard)
+    gather = _pipeline.multi_all_gather_and_consume if ours else former
+    gather(shard, shard_consumer, ag_out, group_name, ag_out_needed)
+
+
+def _all_gather_and_consume_last_dim(former, shard, shard_consumer, ag_out, group_name, ag_out_needed=True):
+    gather = _pipeline.all_gather_and_consume_last_dim if shard.is_cpu else former
+    gather(shard, shard_consumer, ag_out, group_name, ag_out_needed)
+
+
+def _produce_and_all2all(former, chunk_producer, output, group_name, out_chunk_dim=0):
+    exchange = _pipeline.produce_and_all2all if output.is_cpu else former
+    exchange(chunk_producer, output, group_name, out_chunk_dim)
+
+
+STATIC_METHODS = {
+    "empty_strided_p2p": _empty_strided_p2p,
+    "rendezvous": _rendezvous,
+    "is_symm_mem_tensor": _is_symm_mem_tensor,
+    "get_backend": _get_backend,
+    "set_backend": _set_backend,
+    "get_mempool_allocator": _get_mempool_allocator,
+    "has_multicast_support": _has_multicast_support,
+    "set_group_info": _set_group_info,
+    "stream_write_value32": _stream_write_value32,
+    "memset32": _memset32,
+}
+
+FUNCTIONS = {
+    "is_symm_mem_tensor": _module_is_symm_mem_tensor,
+    "get_mem_pool": _get_mem_pool,
+    "get_symm_mem_workspace": _get_symm_mem_workspace,
+    "is_symm_mem_enabled_for_group": _is_symm_mem_enabled_for_group,
+    "get": functools.partial(_by_handle, _one_sided.get),
+    "put_signal": functools.partial(_by_handle, _one_sided.put_signal),
+    "wait_signal": functools.partial(_by_handle, _one_sided.wait_signal),
+    "reduce_scatter_offset": _reduce_scatter_offset,
+    "all_to_all_nd": _all_to_all_nd,
+}
+
+#: Under PyTorch's fused operators; replaced where this torch has them.
+PRIVATE_FUNCTIONS = {
+    "_pipelined_multi_all_gather_and_consume": _multi_all_gather_and_consume,
+    "_pipelined_all_gather_and_consume_last_dim": _all_gather_and_consume_last_dim,
+    "_pipelined_produce_and_all2all": _produce_and_all2all,
+}

@@ -1,0 +1,148 @@
+"""Symmetric memory as tensors: how it is allocated, found again and freed.
+
+A tensor's storage keeps its allocation alive, and so does every handle. All memory comes from a world of one, because
+`empty` has no group and may be called before there is any; ranks of a group map it at the rendezvous.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch._C._distributed_c10d import _SymmetricMemory
+
+from symmem import _native
+from symmem.torch import _groups
+
+CPU = torch.device("cpu")
+
+
+@functools.cache
+def _home() -> _native.World:
+    return _native.World.connect(0, 1, backend="host")
+
+
+class _Owner:
+    """Lives as long as a storage, and keeps what the storage needs."""
+
+    __slots__ = ("__weakref__", "kept")
+
+    def __init__(self, *kept: object) -> None:
+        self.kept = kept
+
+
+def storage_over(array: _native.Array, *kept: object) -> tuple[torch.UntypedStorage, _Owner]:
+    """The bytes of an array as a storage that keeps `kept` alive."""
+    storage = torch.from_dlpack(array).untyped_storage()
+    # torch keeps a storage's attributes until the last tensor of it is gone.
+    storage.symmem_owner = owner = _Owner(*kept)
+    return storage, owner
+
+
+def tensor_over(
+    storage: torch.UntypedStorage, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, 0, tuple(size), tuple(stride))
+
+
+class Allocation:
+    """Memory of this rank, and its counterparts in every group that it met."""
+
+    __slots__ = ("__weakref__", "_lock", "_met", "_user", "address", "device", "group_name")
+    __slots__ += ("memory", "nbytes", "on_host", "pad_bytes")
+
+    def __init__(self, nbytes: int, device: torch.device = CPU, group_name: str | None = None) -> None:
+        self.nbytes = nbytes
+        self.device = device
+        self.on_host = device.type == "cpu"
+        self.group_name = group_name
+        self.pad_bytes = _SymmetricMemory.signal_pad_size
+        # torch makes no storage of nothing.
+        self.memory = _home().alloc(max(nbytes, 1), device=str(device), pad_bytes=self.pad_bytes)
+        self.address = self.memory.address
+        self._lock = threading.Lock()
+        self._met: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._user: weakref.ref | None = None
+        _by_address[self.address] = self
+
+    def meet(self, group: _groups.Group) -> _native.Handle:
+        """All ranks' memory of this allocation; collective over the group the first time."""
+        handle = self._met.get(group)
+        if handle is not None:
+            return handle
+        with self._lock:
+            handle = self._met.get(group)
+            if handle is None:
+                handle = self._met[group] = self.memory.rendezvous(group.native)
+            return handle
+
+    def storage(self, *kept: object) -> torch.UntypedStorage:
+        """A storage over this allocation, which keeps the allocation and `kept` alive."""
+        storage, owner = storage_over(self.memory.view("uint8"), self, *kept)
+        self._user = weakref.ref(owner)
+        return storage
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a storage over this allocation lives."""
+        return self._user is not None and self._user() is not None
+
+
+_by_address: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
+_persistent: dict[int, Allocation] = {}
+_persistent_lock = threading.Lock()
+
+
+def allocate(
+    size: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device = CPU,
+    group_name: str | None = None,
+    alloc_id: int | None = None,
+) -> torch.Tensor:
+    """A symmetric tensor; not collective. With an id, the same memory each time."""
+    nbytes = math.prod(size) * dtype.itemsize
+    if alloc_id is None:
+        return tensor_over(Allocation(nbytes, device, group_name).storage(), size, stride, dtype)
+    with _persistent_lock:
+        kept = _persistent.get(alloc_id)
+        if kept is None:
+            kept = _persistent[alloc_id] = Allocation(nbytes, device, group_name)
+        _check_free(kept, nbytes, device, alloc_id)
+        return tensor_over(kept.storage(), size, stride, dtype)
+
+
+def _check_free(kept: Allocation, nbytes: int, device: torch.device, alloc_id: int) -> None:
+    if kept.nbytes != nbytes:
+        raise RuntimeError(
+            f"SymmetricMemory::empty_strided_p2p_persistent: requested allocation size ({nbytes}) is different from the "
+            f"size of a previous allocation with the same alloc_id {kept.nbytes}"
+        )
+    if kept.device != device:
+        raise RuntimeError(
+            "SymmetricMemory::empty_strided_p2p_persistent: "
+            f"alloc_id == {alloc_id} is memory of {kept.device}, got {device}"
+        )
+    if kept.in_use:
+        raise RuntimeError(
+            "SymmetricMemory::empty_strided_p2p_persistent: can not allocate with "
+            f"alloc_id == {alloc_id} because a previous allocation with the same alloc_id is still active"
+        )
+
+
+def find(tensor: torch.Tensor) -> Allocation | None:
+    """The allocation that a tensor's storage lies in; no communication."""
+    found = _by_address.get(tensor.data_ptr())
+    if found is not None:
+        return found
+    address = tensor.untyped_storage().data_ptr()
+    found = _by_address.get(address)
+    if found is None:
+        memory = _native.find(address)
+        found = _by_address.get(memory.address) if memory is not None else None
+    return found

@@ -1,0 +1,151 @@
+"""What PyTorch has for some backends of devices only, for CPU memory: one-sided copies, and exchanges of blocks."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import torch.distributed as dist
+
+from symmem.torch._handle import SymmetricMemory
+from symmem.torch._parts import Part, contiguous, destination, part
+from symmem.torch._reduce import total
+
+
+def get(dst: torch.Tensor, hdl: SymmetricMemory, peer: int, offset: int = 0) -> None:
+    """Copy `dst.numel()` elements from element `offset` of the peer's memory on."""
+    if not dst.is_contiguous():
+        raise ValueError("get: dst must be backed by contiguous memory")
+    if offset < 0:
+        raise ValueError("get: offset must be non-negative")
+    if not 0 <= peer < hdl.world_size:
+        raise ValueError("get: invalid peer")
+    size = dst.element_size()
+    if hdl.offset % size:
+        raise RuntimeError("get: handle offset is not element-aligned")
+    first = hdl.offset // size + offset
+    if (first + dst.numel()) * size > hdl.buffer_size:
+        raise ValueError("get: requested range exceeds symmetric allocation")
+    dst.copy_(hdl.get_buffer(peer, dst.shape, dst.dtype, first))
+
+
+def put_signal(src: torch.Tensor, hdl: SymmetricMemory, peer: int) -> None:
+    """Copy `src` to where the handle begins in the peer's memory, then signal the peer on channel 0."""
+    contiguous("put_signal", src, "src")
+    hdl.get_remote_tensor(peer, src.shape, src.dtype).copy_(src)
+    hdl.put_signal(peer)
+
+
+def wait_signal(hdl: SymmetricMemory, peer: int) -> None:
+    """Wait for the peer's `put_signal`; its data are here then."""
+    hdl.wait_signal(peer)
+
+
+def put(tensor: torch.Tensor, peer: int) -> None:
+    """Copy a tensor to its counterpart at a rank of the world. PyTorch's operators for this have no group."""
+    _counterpart("put", tensor, peer).copy_(tensor)
+
+
+def copy_from(tensor: torch.Tensor, peer: int) -> None:
+    """Copy a tensor's counterpart at a rank of the world to the tensor."""
+    tensor.copy_(_counterpart("get", tensor, peer))
+
+
+def _counterpart(op: str, tensor: torch.Tensor, peer: int) -> torch.Tensor:
+    contiguous(op, tensor)
+    place = part(op, tensor, dist.group.WORLD.group_name)
+    place.group.check_rank(peer)
+    return place.of(peer, tensor)
+
+
+def broadcast(input: torch.Tensor, root: int, group_name: str) -> torch.Tensor:
+    """Every rank's tensor becomes that of the root."""
+    contiguous("broadcast", input)
+    place = part("broadcast", input, group_name)
+    place.group.check_rank(root)
+    place.native.broadcast("uint8", place.offset, input.numel() * input.element_size(), root, **place.how)
+    return input
+
+
+def all_to_all(input: torch.Tensor, out: torch.Tensor, group_name: str) -> torch.Tensor:
+    """Block i of the input goes to rank i; blocks arrive by source."""
+    op = "all_to_all"
+    contiguous(op, input)
+    contiguous(op, out, "out")
+    place = part(op, input, group_name)
+    if input.numel() != out.numel() or input.dtype != out.dtype or input.numel() % place.group.size:
+        raise RuntimeError(
+            f"{op}: input ({input.numel()} of {input.dtype}) and out ({out.numel()} of {out.dtype}) must be alike, "
+            f"and divisible by {place.group.size}"
+        )
+    nbytes = input.numel() * input.element_size()
+    place.native.all_to_all("uint8", place.offset, nbytes, destination(out), **place.how)
+    return out
+
+
+def reduce_scatter_offset(
+    input: torch.Tensor,
+    out: list[torch.Tensor],
+    group_name: str,
+    dim: int,
+    offsets: list[int] | None = None,
+    dst_ranks: list[int] | None = None,
+    red_op: str = "sum",
+) -> None:
+    """Reduce blocks of a matrix, each to one rank; `offsets` are where the blocks end."""
+    op = "reduce_scatter_offset"
+    if input.dim() != 2 or dim not in (0, 1):
+        raise RuntimeError(f"{op}: expected a 2-D input and dim 0 or 1, got {input.dim()}-D and {dim}")
+    if red_op != "sum":
+        raise RuntimeError(f"{op}: only sum is supported for now, got {red_op}")
+    place = part(op, input, group_name)
+    size, rank = place.group.size, place.group.rank
+    if offsets is None:
+        offsets = [input.shape[dim] // size * (i + 1) for i in range(size)]
+    if dst_ranks is None:
+        dst_ranks = [i % size for i in range(len(offsets))]
+    blocks = [block for block, to in zip(itertools.pairwise([0, *offsets]), dst_ranks) if to == rank]
+    place.barrier()
+    try:
+        _check_blocks(op, len(offsets), dst_ranks, blocks, out)
+        for (begin, end), result in zip(blocks, out):
+            peers = (place.of(peer, input).narrow(dim, begin, end - begin) for peer in range(size))
+            result.copy_(total(peers, result.dtype))
+    finally:
+        place.barrier()
+
+
+def _check_blocks(op: str, count: int, dst_ranks: list[int], blocks: list, out: list[torch.Tensor]) -> None:
+    if len(dst_ranks) != count:
+        raise RuntimeError(f"{op}: expected a rank for each of {count} blocks, got {len(dst_ranks)}")
+    if len(out) != len(blocks):
+        raise RuntimeError(f"{op}: this rank owns {len(blocks)} blocks, got {len(out)} outputs")
+
+
+def all_to_all_nd(input: torch.Tensor, out: torch.Tensor, scatter_dim: int, gather_dim: int, group_name: str) -> None:
+    """Exchange blocks of rows for blocks of columns, or the other way round."""
+    op = "all_to_all_nd"
+    if (scatter_dim, gather_dim) not in ((1, 0), (0, 1)):
+        raise RuntimeError(f"{op}: expected dims (1, 0) or (0, 1), got {(scatter_dim, gather_dim)}")
+    contiguous(op, input)
+    contiguous(op, out, "out")
+    place = part(op, input, group_name)
+    if input.numel() != out.numel() or input.numel() % place.group.size or input.dtype != out.dtype:
+        raise RuntimeError(
+            f"{op}: input and out must have the same dtype and number of elements, by {place.group.size}"
+        )
+    _exchange_blocks(place, input, out, scatter_dim)
+
+
+def _exchange_blocks(place: Part, input: torch.Tensor, out: torch.Tensor, scatter_dim: int) -> None:
+    size, rank = place.group.size, place.group.rank
+    place.barrier()
+    for peer in range(size):
+        theirs = place.of(peer, input)
+        if scatter_dim == 1:
+            block = theirs.reshape(input.shape[0], size, -1)[:, rank]
+            out.view(size, input.shape[0], -1)[peer].copy_(block)
+        else:
+            block = theirs.reshape(size, -1, input.shape[-1])[rank]
+            out.view(block.shape[0], size, -1)[:, peer].copy_(block)
+    place.barrier()

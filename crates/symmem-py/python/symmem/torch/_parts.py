@@ -1,0 +1,109 @@
+"""A tensor as a part of symmetric memory: what every operator begins with."""
+
+from __future__ import annotations
+
+import torch
+
+from symmem.torch import _groups, _memory
+
+#: The element types that the library can reduce, by its names for them.
+DTYPES = {
+    getattr(torch, name): name
+    for name in (
+        *("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
+        *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"),
+    )
+}
+
+#: torch's names of reductions, by the library's.
+REDUCTIONS = {
+    "sum": "sum",
+    "avg": "avg",
+    "min": "min",
+    "max": "max",
+    "prod": "prod",
+    "product": "prod",
+    "band": "and",
+    "bor": "or",
+    "bxor": "xor",
+}
+
+
+#: How a call on host memory is made: there is nothing to say.
+_AT_ONCE: dict = {}
+
+
+class Part:
+    """Where a tensor lies in the memory of every rank of a group."""
+
+    __slots__ = ("allocation", "group", "native", "offset")
+
+    def __init__(self, group: _groups.Group, allocation: _memory.Allocation, offset: int) -> None:
+        self.group = group
+        self.allocation = allocation
+        self.native = allocation.meet(group)
+        #: Bytes from the start of the allocation to the tensor's first element.
+        self.offset = offset
+
+    @property
+    def how(self) -> dict:
+        """What calls on a device need besides: the current stream."""
+        if self.allocation.on_host:
+            return _AT_ONCE
+        return {"stream": _groups.stream(self.allocation.device)}
+
+    def of(self, rank: int, like: torch.Tensor) -> torch.Tensor:
+        """The counterpart of `like` at rank `rank`, with the same shape and strides."""
+        return self._view(rank, like.shape, like.stride(), like.dtype, 0)
+
+    def rows(self, rank: int, like: torch.Tensor, first: int, count: int) -> torch.Tensor:
+        """Rows of rank `rank`'s counterpart of the contiguous `like`, which may have more of them there."""
+        shape = (count, *like.shape[1:])
+        return self._view(rank, shape, like.stride(), like.dtype, first * like.stride(0))
+
+    def _view(self, rank: int, shape, stride, dtype: torch.dtype, first: int) -> torch.Tensor:
+        if 0 in shape:
+            return torch.empty(shape, dtype=dtype, device=self.allocation.device)
+        span = sum((size - 1) * step for size, step in zip(shape, stride)) + 1
+        array = self.native.view(rank, span * dtype.itemsize, self.offset + first * dtype.itemsize)
+        storage, _ = _memory.storage_over(array, self)
+        return _memory.tensor_over(storage, shape, stride, dtype)
+
+    def barrier(self) -> None:
+        self.group.barrier(self.native, self.allocation.device)
+
+
+def part(op: str, tensor: torch.Tensor, group_name: str, what: str = "input") -> Part:
+    """The part of symmetric memory that a tensor is; collective the first time."""
+    group = _groups.of(group_name)
+    allocation = _memory.find(tensor)
+    if allocation is None:
+        raise RuntimeError(f"{op}: {what} must be allocated with empty_strided_p2p().")
+    return Part(group, allocation, tensor.data_ptr() - allocation.address if tensor.numel() else 0)
+
+
+def element(op: str, tensor: torch.Tensor) -> str:
+    """The library's name of the tensor's element type."""
+    name = DTYPES.get(tensor.dtype)
+    if name is None:
+        raise RuntimeError(f"{op}: not implemented for {tensor.dtype}")
+    return name
+
+
+def reduction(op: str, reduce_op: str) -> str:
+    """The library's name of a reduction."""
+    name = REDUCTIONS.get(reduce_op)
+    if name is None:
+        known = ", ".join(REDUCTIONS)
+        raise RuntimeError(f"{op}: expected one of {known} as reduce_op, got {reduce_op}")
+    return name
+
+
+def contiguous(op: str, tensor: torch.Tensor, what: str = "input") -> None:
+    if not tensor.is_contiguous():
+        raise RuntimeError(f"{op}: {what} must be contiguous.")
+
+
+def destination(tensor: torch.Tensor) -> tuple[int, int, torch.Tensor]:
+    """A contiguous tensor as an output of the library: address, bytes, owner."""
+    return (tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)

@@ -1,0 +1,91 @@
+"""Memory pools on the CPU: every tensor made while a pool is in use lies in symmetric memory.
+
+torch has no pluggable allocator for CPU memory, so the pool watches operators instead, and moves the storages that they
+make into symmetric memory. That costs one copy for each such tensor; `symm_mem.empty` costs none.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import defaultdict
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from symmem.torch import _memory
+
+
+class Allocator:
+    """What `get_mempool_allocator` gives for CPU memory; a pool takes it and asks it for segments."""
+
+    def allocate(self, nbytes: int) -> _memory.Allocation:
+        return _memory.Allocation(nbytes)
+
+
+ALLOCATOR = Allocator()
+
+
+class MemPool:
+    """Symmetric segments of one tensor each, kept for tensors of the same size when theirs is gone."""
+
+    def __init__(self, allocator: Allocator = ALLOCATOR, use_on_oom: bool = False, no_split: bool = True) -> None:
+        if use_on_oom or not no_split:
+            raise RuntimeError("MemPool: symmetric memory needs use_on_oom=False and no_split=True")
+        self.allocator = allocator
+        self._free: dict[int, list[_memory.Allocation]] = defaultdict(list)
+        self._lock = threading.RLock()
+
+    def move(self, tensor: torch.Tensor) -> torch.UntypedStorage:
+        """A symmetric storage with the contents of the tensor's."""
+        storage = tensor.untyped_storage()
+        nbytes = storage.nbytes()
+        with self._lock:
+            free = self._free[nbytes]
+            segment = free.pop() if free else self.allocator.allocate(nbytes)
+        lease = _Lease()
+        weakref.finalize(lease, self._take_back, nbytes, segment).atexit = False
+        moved = segment.storage(lease)
+        moved.copy_(storage)
+        return moved
+
+    def _take_back(self, nbytes: int, segment: _memory.Allocation) -> None:
+        with self._lock:
+            self._free[nbytes].append(segment)
+
+
+class _Lease:
+    """Lives as long as the storage that uses a segment."""
+
+    __slots__ = ("__weakref__",)
+
+
+class use_mem_pool(TorchDispatchMode):
+    """A context in which CPU tensors are made in the pool's memory: `torch.cuda.use_mem_pool` for CPUs."""
+
+    def __init__(self, pool: MemPool, device: object = None) -> None:
+        super().__init__()
+        self.pool = pool
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        given = {t.untyped_storage().data_ptr() for t in pytree.tree_leaves((args, kwargs)) if _is_plain(t)}
+        moved: dict[int, torch.UntypedStorage] = {}
+
+        def move(leaf: object) -> object:
+            if not _is_plain(leaf) or leaf.untyped_storage().data_ptr() in given or _memory.find(leaf) is not None:
+                return leaf
+            key = leaf.untyped_storage().data_ptr()
+            if key not in moved:
+                moved[key] = self.pool.move(leaf)
+            new = torch.empty(0, dtype=leaf.dtype, device=_memory.CPU)
+            return new.set_(moved[key], leaf.storage_offset(), leaf.size(), leaf.stride())
+
+        return pytree.tree_map(move, func(*args, **kwargs))
+
+
+def _is_plain(leaf: object) -> bool:
+    return (
+        type(leaf) is torch.Tensor and leaf.device.type == "cpu" and leaf.layout == torch.strided and leaf.numel() > 0
+    )

@@ -1,0 +1,364 @@
+"""The operators of `torch.ops.symm_mem` on CPU tensors. The numbers are those of docs/parity.md."""
+
+import itertools
+
+import pytest
+from torch_ranks import ranks, world
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import symmem.torch  # noqa: F401
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
+from torch._C._distributed_c10d import _SymmetricMemory
+
+ops = torch.ops.symm_mem
+DTYPES = (torch.float32, torch.bfloat16)
+SIZES = (4, 8192, 8196)
+
+
+def _needs(name):
+    return pytest.mark.skipif(not hasattr(ops, name), reason=f"this torch has no symm_mem::{name}")
+
+
+def _random(count, dtype, seed=0):
+    generator = torch.Generator().manual_seed(42 + 100 * dist.get_rank() + seed)
+    return torch.rand(count, generator=generator).to(dtype)
+
+
+def _all_gather(tensor):
+    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, tensor.contiguous())
+    return parts
+
+
+def _check_sum(inputs, result):
+    """The result is close to the sum of all ranks' inputs, and the same bits on all ranks."""
+    expected = torch.stack(_all_gather(inputs)).float().sum(0)
+    torch.testing.assert_close(result.float(), expected, rtol=1e-2, atol=1e-2)
+    for other in _all_gather(result):
+        assert torch.equal(other, result)
+
+
+@ranks(4)
+def test_t067_one_shot_all_reduce(rank):
+    for dtype, size, copy, offset in itertools.product(DTYPES, SIZES, (False, True), (0, 16)):
+        count = size // dtype.itemsize
+        buffer = symm_mem.empty(16384, dtype=dtype, device="cpu").fill_(0)
+        inputs, part = _random(count, dtype), buffer[offset : offset + count]
+        if copy:
+            result = ops.one_shot_all_reduce_copy(part, inputs, "sum", world())
+        else:
+            part.copy_(inputs)
+            result = ops.one_shot_all_reduce(part, "sum", world())
+        assert torch.equal(part, inputs)
+        _check_sum(inputs, result)
+        out = torch.empty_like(inputs)
+        if copy:
+            assert ops.one_shot_all_reduce_copy_out(part, inputs, "sum", world(), out).data_ptr() == out.data_ptr()
+        else:
+            assert ops.one_shot_all_reduce_out(part, "sum", world(), out).data_ptr() == out.data_ptr()
+        assert torch.equal(out, result)
+
+
+@ranks(4)
+def test_t068_two_shot_all_reduce(rank):
+    for dtype, size, in_place in itertools.product(DTYPES, SIZES, (False, True)):
+        count, offset = size // dtype.itemsize, 8 // dtype.itemsize
+        buffer = symm_mem.empty(16384, dtype=dtype, device="cpu").fill_(0)
+        inputs, part = _random(count, dtype), buffer[offset : offset + count]
+        part.copy_(inputs)
+        if in_place:
+            result = ops.two_shot_all_reduce_(part, "sum", world())
+            assert result.data_ptr() == part.data_ptr()
+        else:
+            result = ops.two_shot_all_reduce_out(part, "sum", world(), torch.empty_like(inputs))
+        assert (buffer[:offset] == 0).all() and (buffer[offset + count :] == 0).all()
+        _check_sum(inputs, result)
+
+
+@pytest.mark.parametrize("name", ["multimem_all_reduce_", "multimem_one_shot_all_reduce"])
+@ranks(4)
+def test_t064_t065_multimem_all_reduce(rank, name):
+    for dtype, size, align in itertools.product(DTYPES, SIZES, (4, 8, 16)):
+        count, offset = size // dtype.itemsize, align // dtype.itemsize
+        buffer = symm_mem.empty(16384, dtype=dtype, device="cpu").fill_(0)
+        inputs, part = _random(count, dtype), buffer[offset : offset + count]
+        part.copy_(inputs)
+        result = getattr(ops, name)(part, "sum", world())
+        assert (buffer[:offset] == 0).all() and (buffer[offset + count :] == 0).all()
+        _check_sum(inputs, result)
+
+
+@ranks(4)
+def test_t066_multimem_one_shot_reduce_out(rank):
+    for dtype, size in itertools.product(DTYPES, SIZES):
+        inputs = symm_mem.empty(size // dtype.itemsize, dtype=dtype, device="cpu")
+        inputs.copy_(_random(inputs.numel(), dtype))
+        out = torch.full_like(inputs, -1)
+        ops.multimem_one_shot_reduce_out(inputs, "sum", 0, world(), out)
+        expected = torch.stack(_all_gather(inputs)).float().sum(0)
+        if rank == 0:
+            torch.testing.assert_close(out.float(), expected, rtol=1e-2, atol=1e-2)
+        else:
+            assert (out == -1).all()
+    with pytest.raises(RuntimeError, match="root must be in"):
+        ops.multimem_one_shot_reduce_out(inputs, "sum", 4, world(), out)
+
+
+@ranks(4)
+def test_t069_reduce_scatter(rank):
+    size = dist.get_world_size()
+    for dtype, nbytes, last in itertools.product(DTYPES, (128, 8192, 36 * 1024 * 16), (False, True)):
+        count = nbytes // dtype.itemsize
+        shape = (-1, 128 // dtype.itemsize) if last else (-1,)
+        inputs = symm_mem.empty(count, dtype=dtype, device="cpu").copy_(_random(count, dtype)).view(shape)
+        whole = torch.stack(_all_gather(inputs)).float().sum(0)
+        expected = whole.chunk(size, dim=-1)[rank]
+        out = torch.empty(expected.shape, dtype=dtype)
+        ops.reduce_scatter_out(inputs, world(), last, out)
+        torch.testing.assert_close(out.float(), expected, rtol=1e-2, atol=1e-2)
+
+
+@ranks(4)
+def test_t070_reduce_scatter_corner_cases(rank):
+    nothing, out = symm_mem.empty(0, dtype=torch.bfloat16, device="cpu"), torch.empty(0, dtype=torch.bfloat16)
+    ops.reduce_scatter_out(nothing, world(), False, out)
+    odd = symm_mem.empty(48, dtype=torch.bfloat16, device="cpu")
+    with pytest.raises(RuntimeError, match="divisible"):
+        ops.reduce_scatter_out(odd, world(), False, torch.empty(12, dtype=torch.bfloat16))
+    odd = symm_mem.empty(2 * 48, dtype=torch.bfloat16, device="cpu").view(2, 48)
+    with pytest.raises(RuntimeError, match="divisible"):
+        ops.reduce_scatter_out(odd, world(), True, torch.empty(2, 12, dtype=torch.bfloat16))
+
+
+@ranks(4)
+def test_t071_multimem_all_gather(rank):
+    for align in (4, 8, 16):
+        inputs = _random(32, torch.float32)
+        out = symm_mem.empty(4096, device="cpu")[align // 4 : align // 4 + 4 * 32]
+        ops.multimem_all_gather_out(inputs, world(), out)
+        assert torch.equal(out, torch.cat(_all_gather(inputs)))
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@ranks(2)
+def test_t022_low_contention_all_gather(rank, symmetric):
+    tensor = (symm_mem.empty(64, 64, device="cpu") if symmetric else torch.empty(64, 64)).fill_(rank)
+    result = _waited(ops._low_contention_all_gather(tensor, world()))
+    assert result.shape == (128, 64)
+    for peer, chunk in enumerate(result.chunk(2)):
+        assert (chunk == peer).all()
+
+
+def _waited(tensor):
+    return torch.ops._c10d_functional.wait_tensor(tensor)
+
+
+@_needs("_low_contention_all_gather_ce_multicast")
+@pytest.mark.parametrize("shape", [(), (64, 64)])
+@ranks(2)
+def test_t023_t024_low_contention_all_gather_ce_multicast(rank, shape):
+    tensor = torch.full(shape, float(rank))
+    result = ops._low_contention_all_gather_ce_multicast(tensor, world())
+    out = symm_mem.empty(result.shape, device="cpu")
+    assert ops._low_contention_all_gather_ce_multicast_out(tensor, world(), out).data_ptr() == out.data_ptr()
+    for got in (result, out):
+        assert got.shape == ((2,) if shape == () else (128, 64))
+        for peer, chunk in enumerate(got.chunk(2)):
+            assert (chunk == peer).all()
+    with pytest.raises(RuntimeError, match="expected out shape"):
+        wrong = symm_mem.empty(3, device="cpu")
+        ops._low_contention_all_gather_ce_multicast_out(tensor, world(), wrong)
+
+
+@pytest.mark.parametrize("reduce_op", ["sum", "avg"])
+@pytest.mark.parametrize("symmetric", [True, False])
+@ranks(2)
+def test_t025_low_contention_reduce_scatter(rank, reduce_op, symmetric):
+    tensor = symm_mem.empty(64, 64, device="cpu") if symmetric else torch.empty(64, 64)
+    for peer, chunk in enumerate(tensor.chunk(2)):
+        chunk.fill_(peer)
+    result = _waited(ops._low_contention_reduce_scatter(tensor, reduce_op, world()))
+    assert result.shape == (32, 64)
+    assert (result == (rank * 2 if reduce_op == "sum" else rank)).all()
+    with pytest.raises(ValueError, match="is not supported"):
+        ops._low_contention_reduce_scatter(tensor, "xor", world())
+
+
+@ranks(2)
+def test_w14_low_contention_ops_honour_the_offset_of_a_view(rank):
+    buffer = symm_mem.empty(8, device="cpu").copy_(torch.arange(8.0) + 10 * rank)
+    result = ops._low_contention_all_gather(buffer[4:], world())
+    assert result.tolist() == [4, 5, 6, 7, 14, 15, 16, 17]
+
+
+@ranks(2)
+def test_t056_builtin_ops_leave_signal_pad_alone(rank):
+    tensor = symm_mem.empty(64, device="cpu").fill_(1)
+    handle = symm_mem.rendezvous(tensor, world())
+    pad = handle.get_signal_pad(rank).view(torch.int32)
+    pad.fill_(1)
+    dist.barrier()
+    handle.barrier()
+    handle.put_signal(1 - rank, channel=1)
+    handle.wait_signal(1 - rank, channel=1)
+    assert (ops.one_shot_all_reduce(tensor, "sum", world()) == 2).all()
+    assert (ops.two_shot_all_reduce_(tensor, "sum", world()) == 2).all()
+    handle.barrier()
+    assert (pad == 1).all()
+
+
+@ranks(2)
+def test_t081_ordinary_input_is_refused_by_name(rank):
+    with pytest.raises(RuntimeError, match=r"input must be allocated with empty_strided_p2p\(\)"):
+        ops.one_shot_all_reduce(torch.ones(4), "sum", world())
+    tensor = symm_mem.empty(4, 4, device="cpu").fill_(1)
+    with pytest.raises(RuntimeError, match="input must be contiguous"):
+        ops.one_shot_all_reduce(tensor.t(), "sum", world())
+    with pytest.raises(RuntimeError, match="reduce_op"):
+        ops.one_shot_all_reduce(tensor, "nonsense", world())
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        ops.one_shot_all_reduce_out(tensor, "sum", world(), torch.empty(4))
+    # The next correct call works.
+    assert (ops.one_shot_all_reduce(tensor, "sum", world()) == 2).all()
+
+
+@ranks(2)
+def test_w24_more_types_and_reductions_than_pytorch(rank):
+    for dtype in (torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8):
+        tensor = symm_mem.empty(5, dtype=dtype, device="cpu").fill_(rank + 1)
+        assert (ops.one_shot_all_reduce(tensor, "sum", world()) == 3).all()
+        assert (ops.one_shot_all_reduce(tensor, "max", world()) == 2).all()
+        assert (ops.two_shot_all_reduce_(tensor, "prod", world()) == 2).all()
+
+
+@ranks(2)
+def test_t029_get(rank):
+    tensor = symm_mem.empty(1024, device="cpu").copy_(torch.arange(1024.0) + 1000 * rank)
+    handle = symm_mem.rendezvous(tensor, world())
+    handle.barrier()
+    whole = torch.empty(1024)
+    symm_mem.get(whole, handle, 1)
+    assert torch.equal(whole, torch.arange(1024.0) + 1000)
+    part = torch.zeros(20)
+    symm_mem.get(part[5:15], handle, 1, offset=100)
+    assert torch.equal(part[5:15], torch.arange(100.0, 110.0) + 1000)
+    assert (part[:5] == 0).all() and (part[15:] == 0).all()
+    for arguments, text in (
+        ((torch.empty(4, 4).t(), handle, 1), "contiguous"),
+        ((whole, handle, 1, -1), "non-negative"),
+        ((whole, handle, 1, 1), "exceeds"),
+        ((whole, handle, 2), "invalid peer"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            symm_mem.get(*arguments)
+    handle.barrier()
+
+
+@ranks(2)
+def test_py15_put_signal_and_wait_signal(rank):
+    tensor = symm_mem.empty(8, device="cpu").fill_(0)
+    handle = symm_mem.rendezvous(tensor, world())
+    if rank == 1:
+        symm_mem.put_signal(torch.full((8,), 5.0), handle, 0)
+    else:
+        symm_mem.wait_signal(handle, 1)
+        assert (tensor == 5).all()
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("per_rank", [1, 2])
+@ranks(2)
+def test_py16_reduce_scatter_offset(rank, dim, per_rank):
+    blocks = 2 * per_rank
+    sizes = [(16, 48)[i // 2] for i in range(blocks)]
+    shape = [32, 32]
+    shape[dim] = sum(sizes)
+    tensor = symm_mem.empty(shape, device="cpu")
+    offsets = list(itertools.accumulate(sizes))
+    for i, (begin, end) in enumerate(itertools.pairwise([0, *offsets])):
+        tensor.narrow(dim, begin, end - begin).fill_((rank + 1) * (i + 1))
+    mine = [i for i in range(blocks) if i % 2 == rank]
+    out = [torch.empty_like(tensor.narrow(dim, 0, sizes[i]), memory_format=torch.contiguous_format) for i in mine]
+    before = tensor.clone()
+    symm_mem.reduce_scatter_offset(tensor, out, world(), dim=dim, offsets=offsets)
+    for i, result in zip(mine, out):
+        assert (result == 3 * (i + 1)).all()
+    assert torch.equal(tensor, before)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+@ranks(2)
+def test_py16_all_to_all_nd(rank, flat):
+    rows, columns, size = 4, 6, 2
+    everything = torch.arange(float(size * rows * size * columns)).view(size, rows, size, columns)
+    tensor = symm_mem.empty(rows, size, columns, device="cpu").copy_(everything[rank])
+    given = tensor.view(rows, -1) if flat else tensor
+    out = torch.empty(size * rows, columns) if flat else torch.empty(size, rows, columns)
+    symm_mem.all_to_all_nd(given, out, 1, 0, group=world())
+    assert torch.equal(out.view(size, rows, columns), everything[:, :, rank])
+
+    everything = torch.arange(float(size * size * rows * columns)).view(size, size, rows, columns)
+    tensor = symm_mem.empty(size, rows, columns, device="cpu").copy_(everything[rank])
+    given = tensor.view(-1, columns) if flat else tensor
+    out = torch.empty(rows, size * columns) if flat else torch.empty(rows, size, columns)
+    symm_mem.all_to_all_nd(given, out, 0, 1, group=world())
+    assert torch.equal(out.view(rows, size, columns), everything[:, rank].transpose(0, 1))
+
+
+@ranks(2)
+def test_py17_get_remote_tensors(rank):
+    buffer = symm_mem.empty(4, 8, device="cpu").fill_(rank)
+    buffer[1] = 10 + rank
+    mine = buffer[1, 2:]
+    dist.barrier()
+    tensors = ops.get_remote_tensors(mine, world())
+    dist.barrier()
+    assert [t.shape for t in tensors] == [mine.shape] * 2
+    assert [(t == 10 + peer).all().item() for peer, t in enumerate(tensors)] == [True, True]
+    with pytest.raises(ValueError, match="not allocated from Symmetric Memory"):
+        ops.get_remote_tensors(torch.ones(2), world())
+    dist.barrier()
+
+
+def test_t087_stream_write_value32():
+    tensor = torch.zeros(4, dtype=torch.uint32)
+    for i in range(4):
+        _SymmetricMemory.stream_write_value32(tensor, i, i + 1)
+    assert tensor.tolist() == [1, 2, 3, 4]
+    for offset, value in ((-1, 1), (0, 1 << 32), (0, -1), (4, 1)):
+        with pytest.raises(RuntimeError):
+            _SymmetricMemory.stream_write_value32(tensor, offset, value)
+
+
+def test_t088_memset32():
+    tensor = torch.zeros(64, dtype=torch.uint32)
+    _SymmetricMemory.memset32(tensor, offset=32, val=1, count=16)
+    assert tensor.tolist() == [0] * 32 + [1] * 16 + [0] * 16
+    for arguments, text in (
+        ((torch.zeros(64), 0, 1, 1), "input must be a flat, contiguous uint32 tensor"),
+        ((tensor.view(8, 8), 0, 1, 1), "input must be a flat, contiguous uint32 tensor"),
+        ((tensor, -1, 1, 1), "offset must be greater than or equal to 0"),
+        ((tensor, 0, 1 << 32, 1), r"val must be in the range of.*\(uint32_t\)"),
+        ((tensor, 0, 1, 0), "count must be a positive integer"),
+        ((tensor, 64, 1, 1), r"offset \+ count \(65\) exceeded the numel of the input"),
+    ):
+        with pytest.raises(RuntimeError, match=text):
+            _SymmetricMemory.memset32(*arguments)
+    _SymmetricMemory.memset32(tensor, 0, (1 << 32) - 1, 64)
+    _SymmetricMemory.memset32(tensor, 63, 7, 1)
+    assert tensor.tolist() == [(1 << 32) - 1] * 63 + [7]
+
+
+@_needs("memcpy_to_multicast_")
+@ranks(2)
+def test_op16_memcpy_to_multicast(rank):
+    out = symm_mem.empty(8, device="cpu").fill_(0)
+    handle = symm_mem.rendezvous(out, world())
+    handle.barrier()
+    ops.memcpy_to_multicast_(out, torch.full((4,), float(rank + 1)), rank * 16, world())
+    handle.barrier()
+    assert out.tolist() == [1] * 4 + [2] * 4
+    with pytest.raises(RuntimeError, match="exceeds dst buffer size"):
+        ops.memcpy_to_multicast_(out, torch.ones(4), 20, world())

@@ -1,0 +1,104 @@
+"""Ranks as processes with a process group over gloo, for the tests of `symmem.torch`."""
+
+import importlib
+import inspect
+import multiprocessing
+import os
+import tempfile
+import time
+import traceback
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("symmem._native", reason="the native module is not installed")
+
+LIMIT = 120.0
+GRACE = 5.0
+
+
+def ranks(size, lost=()):
+    """A test that `size` processes run; its first argument is the rank. Those of `lost` are not expected to return."""
+
+    def decorate(body):
+        def test(**arguments):
+            _launch(size, lost, body.__module__, body.__name__, arguments)
+
+        test.__signature__ = inspect.Signature(list(inspect.signature(body).parameters.values())[1:])
+        test.__name__, test.__doc__, test.__module__ = body.__name__, body.__doc__, body.__module__
+        test.pytestmark = getattr(body, "pytestmark", [])
+        test.body = body
+        return test
+
+    return decorate
+
+
+def _launch(size, lost, module, name, arguments):
+    # Forked from a process that has loaded torch: each rank starts in no time.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed._symmetric_memory"])
+    with tempfile.TemporaryDirectory(prefix="symmem-test-") as folder:
+        pipes, processes = [], []
+        for rank in range(size):
+            mine, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_rank, args=(rank, size, module, name, arguments, folder, theirs))
+            process.start()
+            theirs.close()
+            pipes.append(mine)
+            processes.append(process)
+        failures = _collect(pipes, processes)
+    failures = {rank: text for rank, text in failures.items() if rank not in lost}
+    if failures:
+        pytest.fail("\n".join(f"rank {rank}:\n{text}" for rank, text in sorted(failures.items())), pytrace=False)
+
+
+def _collect(pipes, processes):
+    """What went wrong, by rank. Once one rank has failed, the others have a little time only."""
+    failures, waiting, deadline = {}, dict(enumerate(pipes)), time.monotonic() + LIMIT
+    while waiting and time.monotonic() < deadline:
+        for pipe in multiprocessing.connection.wait(waiting.values(), timeout=0.2):
+            rank = next(r for r, p in waiting.items() if p is pipe)
+            del waiting[rank]
+            try:
+                failed = pipe.recv()
+            except EOFError:
+                failed = "it ended without a word"
+            if failed:
+                failures[rank] = failed
+                deadline = min(deadline, time.monotonic() + GRACE)
+    for rank in waiting:
+        failures[rank] = "it did not end"
+    for process in processes:
+        process.join(GRACE)
+        if process.is_alive():
+            process.kill()
+            process.join()
+    return failures
+
+
+def _rank(rank, size, module, name, arguments, folder, pipe):
+    import torch.distributed as dist
+
+    os.environ.update(SYMMEM_TIMEOUT="60", RANK=str(rank), WORLD_SIZE=str(size))
+    try:
+        import symmem.torch  # noqa: F401
+
+        body = getattr(importlib.import_module(module), name).body
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+        os.environ["SYMMEM_TEST_FOLDER"] = folder
+        body(rank, **arguments)
+        if dist.is_initialized():
+            dist.barrier()
+            dist.destroy_process_group()
+        pipe.send(None)
+    except BaseException:  # noqa: BLE001  (the parent reports it, whatever it is)
+        pipe.send(traceback.format_exc())
+    finally:
+        pipe.close()
+
+
+def world():
+    """The name of the default group."""
+    import torch.distributed as dist
+
+    return dist.group.WORLD.group_name
