@@ -26,7 +26,8 @@ const VERSIONED: &CStr = c"dltensor_versioned";
 #[derive(Clone, Copy)]
 struct Tensor {
     data: *mut c_void,
-    device: (i32, i32),
+    /// Kind and number.
+    device: [i32; 2],
     ndim: i32,
     dtype: Number,
     shape: *mut i64,
@@ -111,7 +112,7 @@ impl Export {
         // The arrays do not move with the export that owns them.
         let tensor = Tensor {
             data: self.address as *mut c_void,
-            device: self.device,
+            device: [self.device.0, self.device.1],
             ndim: self.shape.len() as i32,
             dtype: Number { code: self.dtype.code, bits: self.dtype.bits, lanes: 1 },
             shape: self.shape.as_mut_ptr(),
@@ -197,8 +198,8 @@ impl Import {
             address: tensor.data as usize + tensor.byte_offset as usize,
             bytes: elements * dtype.size(),
             dtype,
-            on_host: HOST_KINDS.contains(&tensor.device.0),
-            device: tensor.device.1.try_into().unwrap_or(0),
+            on_host: HOST_KINDS.contains(&tensor.device[0]),
+            device: tensor.device[1].try_into().unwrap_or(0),
             read_only: flags & READ_ONLY != 0,
             keep: capsule.into_any().unbind(),
         }))
