@@ -1,5 +1,6 @@
 """The package itself: versions, the module's questions, and what is not there."""
 
+import pathlib
 import subprocess
 import sys
 
@@ -100,3 +101,9 @@ def test_a_group_of_one_works(rank):
     handle.barrier()
     assert (torch.ops.symm_mem.one_shot_all_reduce(tensor, "sum", world()) == 3).all()
     assert dist.get_world_size() == handle.world_size == 1
+
+
+def test_the_example_runs():
+    example = pathlib.Path(__file__).parents[3] / "examples/python/tensor_parallel_mlp.py"
+    run = subprocess.run([sys.executable, str(example), "2"], capture_output=True, text=True, check=True)
+    assert "2 ranks: the same as the undivided model" in run.stdout

@@ -1,6 +1,7 @@
 """Barriers, signals and groups of CPU handles. The numbers are those of docs/parity.md."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from torch_ranks import ranks, world
@@ -160,6 +161,21 @@ def test_t055_signals_of_different_groups_stay_apart(rank):
     elif rank == 2:
         everyone.wait_signal(0, 0, 10_000)
         few.wait_signal(0, 0, 10_000)
+
+
+@ranks(2)
+def test_t057_internal_signal_pad_shared_across_allocations(rank):
+    """Two threads, with a channel each, take the place of PyTorch's two streams."""
+    handles = [_handle(), _handle()]
+    pads = [handle.get_signal_pad(rank).view(torch.int32).fill_(1) for handle in handles]
+    with ThreadPoolExecutor(2) as threads:
+
+        def barriers(number):
+            for _ in range(100):
+                handles[number].barrier(channel=number)
+
+        list(threads.map(barriers, range(2)))
+    assert all((pad == 1).all() for pad in pads)
 
 
 @ranks(2)
