@@ -68,7 +68,7 @@ fn a_kernel_with_the_public_header_becomes_ptx() {
     let ptx = nvrtc.compile(source, "ring.cu", &OPTIONS, &[("symmem.cuh", HEADER)]).unwrap();
     assert!(ptx.contains(".visible .entry ring("), "{ptx}");
     assert!(ptx.contains(".target sm_80"), "{ptx}");
-    assert!(ptx.contains("param_0[1200]"), "the handle is passed by value: {ptx}");
+    assert!(ptx.contains("param_0[1776]"), "the handle is passed by value: {ptx}");
 }
 
 #[test]
