@@ -4,7 +4,8 @@
 
 The rounds of all candidates alternate, so that what else the machine does falls on all of them alike. A call's time is what
 rank 0 waits for it. Each rank's main thread is bound to a core of its own: left to itself, the kernel likes to put ranks
-that gloo has just woken on one core, where they wait for each other's time slices (`--no-bind` shows that). The table has the median over all calls of a candidate, and the 10th and 90th percentile.
+that gloo has just woken on one core, where they have to make way for each other (`--no-bind` shows that). The table has the
+median over all calls of a candidate, and the 10th and 90th percentile.
 """
 
 import argparse

@@ -220,6 +220,9 @@ pub(crate) fn fence_after_replace() {
     atomic::fence(Ordering::SeqCst);
 }
 
+/// After so many looks, some microseconds, a wait yields once.
+const YIELD_EVERY: u32 = 256;
+
 /// How long a wait spins and yields before it sleeps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
@@ -310,12 +313,13 @@ impl<W: Word> Bell<'_, W> {
         mut interrupted: impl FnMut() -> bool,
         mut in_the_way: impl FnMut() -> bool,
     ) -> Ended {
-        for _ in 0..patience.looks {
+        for look in 1..=patience.looks {
             if ready() {
                 return Ended::Ready;
             }
             if !patience.crowded {
-                std::hint::spin_loop();
+                // Now and then, in case the kernel has put the rank that is awaited on our core.
+                if look % YIELD_EVERY == 0 { yield_now() } else { std::hint::spin_loop() }
             } else if in_the_way() {
                 yield_now();
             } else {
