@@ -4,6 +4,7 @@ import importlib
 import os
 import pathlib
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -60,6 +61,7 @@ def ended(process):
 
 
 def main():
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     sys.path.insert(0, str(TESTS))
     body = getattr(importlib.import_module(sys.argv[1]), sys.argv[2])
     import symmem

@@ -91,6 +91,7 @@ def test_ctrl_c_ends_every_wait():
 
 
 def joins_alone(rank, address, results):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     try:
         symmem.World.connect(rank, 2, store=address, timeout=60)
