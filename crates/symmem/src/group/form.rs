@@ -211,7 +211,10 @@ impl Group {
 
     #[inline]
     pub(super) fn formed(&self) -> Result<&Arc<Formed>> {
-        self.formed_by(self.deadline())
+        match self.0.health.formed.get() {
+            Some(formed) => Ok(formed),
+            None => self.formed_by(self.deadline()),
+        }
     }
 
     /// What all members plan with, so that all come to the same plan.

@@ -239,6 +239,14 @@ impl Group {
         self.meet(formed, call.name(), self.channels(), call.code(), deadline, |_, _| (), |_| ())
     }
 
+    /// Says that this rank is about to meet the others in a collective: see [`Signals::reach_out`].
+    #[inline]
+    pub(crate) fn reach_out(&self) {
+        if let Some(formed) = self.0.health.formed.get() {
+            formed.signals.reach_out(self.channels());
+        }
+    }
+
     /// As `meet_for`, with data: see [`Signals::exchange`](crate::signal::Signals::exchange).
     #[inline]
     pub(crate) fn exchange<R>(

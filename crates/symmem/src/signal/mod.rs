@@ -147,6 +147,15 @@ impl<P: Pads> Signals<P> {
         Ok(read(epoch)) // while it is our turn: another thread of ours would let peers go on and overwrite it
     }
 
+    /// Has the lines brought over in which peers will look for our next flag on `channel`. That takes as long as an
+    /// exchange has to be prepared, and the two need not wait for each other.
+    #[inline]
+    pub(crate) fn reach_out(&self, channel: usize) {
+        for peer in (0..self.layout.ranks).filter(|&r| r != self.rank) {
+            self.pads.word(peer, self.layout.epoch(channel, self.rank)).fetch_to_write();
+        }
+    }
+
     pub(crate) fn pads(&self) -> (&P, Layout) {
         (&self.pads, self.layout)
     }
@@ -164,7 +173,7 @@ impl<P: Pads> Signals<P> {
     }
 
     /// Waits until all have reached the epoch that we have reached.
-    #[inline]
+    #[inline(always)] // what comes after the last flag is what the peers wait for next
     fn await_all(
         &self,
         channel: usize,
@@ -211,16 +220,22 @@ impl<P: Pads> Signals<P> {
     fn take_turn<'a>(&self, state: &'a Channel, deadline: Deadline) -> Result<Turn<'a>, Stop> {
         // Acquire: pairs with the release of the thread before us, whose counts we read.
         if state.busy.swap(true, Ordering::Acquire) {
-            let deadline = deadline.start();
-            while state.busy.swap(true, Ordering::Acquire) {
-                if deadline.expired() {
-                    let missing = vec![self.rank]; // another thread of our own holds the channel
-                    return Err(Stop::Expired { after: deadline.elapsed(), missing });
-                }
-                yield_now();
-            }
+            self.await_turn(state, deadline)?;
         }
         Ok(Turn(&state.busy))
+    }
+
+    #[cold]
+    fn await_turn(&self, state: &Channel, deadline: Deadline) -> Result<(), Stop> {
+        let deadline = deadline.start();
+        while state.busy.swap(true, Ordering::Acquire) {
+            if deadline.expired() {
+                let missing = vec![self.rank]; // another thread of our own holds the channel
+                return Err(Stop::Expired { after: deadline.elapsed(), missing });
+            }
+            yield_now();
+        }
+        Ok(())
     }
 
     /// Publishes our arrival, or finds that we have arrived already in an earlier, expired call.

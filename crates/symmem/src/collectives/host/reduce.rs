@@ -205,21 +205,23 @@ unsafe fn run<N: Number, O: Operator, const V: u8, const S: bool>(
     to: &[*mut N],
     len: usize,
 ) {
-    let whole = len / LANES * LANES;
-    for at in (0..whole).step_by(LANES) {
+    let (whole, most) = (len / LANES * LANES, len / FEW * FEW);
+    let mut at = 0;
+    while at < whole {
         if size_of::<N>() < size_of::<N::Wide>() {
             from.iter().for_each(|source| fetch(source.wrapping_add(at), LANES));
         }
         // SAFETY: as the caller promises; `at + LANES` is within `len`.
         unsafe { block::<N, O, V, S, LANES>(from, to, at) };
+        at += LANES;
     }
-    let most = len / FEW * FEW;
-    for at in (whole..most).step_by(FEW) {
+    while at < most {
         // SAFETY: as above, with fewer elements.
         unsafe { block::<N, O, V, false, FEW>(from, to, at) };
+        at += FEW;
     }
     // In one store where they are a power of two: who reads a small result at once, in one load, need not wait for more.
-    let (mut at, rest) = (most, len - most);
+    let rest = len - most;
     if rest & 4 != 0 {
         // SAFETY: as above, with four elements.
         unsafe { block::<N, O, PORTABLE, false, 4>(from, to, at) };
