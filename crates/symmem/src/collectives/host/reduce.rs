@@ -245,7 +245,7 @@ unsafe fn run<N: Number, O: Operator, const V: u8, const S: bool>(
 /// processor does not look far enough ahead by itself.
 #[inline(always)]
 fn fetch<N>(source: *const N, elements: usize) {
-    const AHEAD: usize = 1024;
+    const AHEAD: usize = 2048;
     for at in (0..elements * size_of::<N>()).step_by(64) {
         crate::sync::fetch_to_read(source.wrapping_byte_add(AHEAD + at).cast());
     }
