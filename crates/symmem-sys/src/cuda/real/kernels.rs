@@ -102,10 +102,13 @@ impl Kernels for Cuda {
                 )
             };
         }
-        let mut attributes = Vec::new();
-        attributes.extend(launch.cooperative.then_some(raw::LAUNCH_COOPERATIVE));
-        attributes.extend(launch.programmatic.then_some(raw::LAUNCH_PROGRAMMATIC));
-        let attributes: Vec<_> = attributes.into_iter().map(LaunchAttribute::on).collect();
+        // No vector: this is on the way of every call.
+        let both = [raw::LAUNCH_COOPERATIVE, raw::LAUNCH_PROGRAMMATIC].map(LaunchAttribute::on);
+        let attributes = match (launch.cooperative, launch.programmatic) {
+            (true, true) => &both[..],
+            (true, false) => &both[..1],
+            _ => &both[1..],
+        };
         let config = LaunchConfig {
             grid: launch.grid,
             block: launch.block,
