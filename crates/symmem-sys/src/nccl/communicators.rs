@@ -5,19 +5,10 @@ use std::ffi::c_int;
 use std::ptr;
 
 use super::{
-    Comm, Config, DataType, Failure, Nccl, RawConfig, RedOp, Result, ShrinkFlags, UniqueId,
-    WINDOWS, int,
+    Begun, Comm, Config, DataType, Failure, Handle, Nccl, RawConfig, RedOp, Result, ShrinkFlags,
+    UniqueId, WINDOWS, int,
 };
 use crate::cuda::Device;
-
-/// A communicator, and whether it is ready, which one that does not block is only later.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Made {
-    /// The handle; to be aborted where the communicator never gets ready.
-    pub comm: Comm,
-    /// Else [`Nccl::async_error`] says when.
-    pub ready: bool,
-}
 
 impl Nccl {
     /// `ncclGetUniqueId`: what ranks find each other by; made by one of them.
@@ -37,21 +28,25 @@ impl Nccl {
         id: &UniqueId,
         rank: usize,
         config: &Config,
-    ) -> Result<Made> {
-        let (mut comm, mut config) = (0, RawConfig::new(config, self.version));
-        let (ranks, rank) = (int(ranks), int(rank));
-        // SAFETY: it writes the handle, and reads as much of the structure as that says.
-        let made =
-            unsafe { self.c.ncclCommInitRankConfig(&mut comm, ranks, *id, rank, &mut config) };
-        made_now("ncclCommInitRankConfig", self.explained(made), comm)
+    ) -> Result<Begun<Comm>> {
+        let (begun, mut config) = (Begun::new(), RawConfig::new(config, self.version));
+        let (slot, ranks, rank) = (begun.slot(), int(ranks), int(rank));
+        // SAFETY: it writes the handle, now or later, and reads as much of the structure as that says.
+        let made = unsafe { self.c.ncclCommInitRankConfig(slot, ranks, *id, rank, &mut config) };
+        self.begun(made, begun)
     }
 
     /// `ncclCommInitRank`: as [`init_rank`](Self::init_rank) with the library's choice of everything.
-    pub fn init_rank_plainly(&self, ranks: usize, id: &UniqueId, rank: usize) -> Result<Made> {
-        let mut comm = 0;
-        // SAFETY: it only writes the handle.
-        let made = unsafe { self.c.ncclCommInitRank(&mut comm, int(ranks), *id, int(rank)) };
-        made_now("ncclCommInitRank", self.explained(made), comm)
+    pub fn init_rank_plainly(
+        &self,
+        ranks: usize,
+        id: &UniqueId,
+        rank: usize,
+    ) -> Result<Begun<Comm>> {
+        let begun = Begun::new();
+        // SAFETY: it only writes the handle, now or later.
+        let made = unsafe { self.c.ncclCommInitRank(begun.slot(), int(ranks), *id, int(rank)) };
+        self.begun(made, begun)
     }
 
     /// `ncclCommInitAll`: a communicator of these devices of this process, which waits until it is ready.
@@ -97,36 +92,32 @@ impl Nccl {
 
     /// `ncclCommSplit`: the communicator of those ranks that give the same `color`, in the order of `key`; none without one.
     ///
+    /// Whether it is over is asked of the communicator that is split.
+    ///
     /// # Safety
     ///
-    /// The communicator is live.
+    /// The communicator is live and ready.
     pub unsafe fn split(
         &self,
         comm: Comm,
         color: Option<u32>,
         key: i32,
         config: Option<&Config>,
-    ) -> Result<Option<Made>> {
+    ) -> Result<Begun<Comm>> {
         const NO_COLOR: c_int = -1;
-        let wanted = color.is_some();
         let color = color.map_or(NO_COLOR, |color| c_int::try_from(color).unwrap_or(c_int::MAX));
-        let mut new = 0;
-        let mut config = config.map(|config| RawConfig::new(config, self.version));
+        let begun = Begun::new();
+        let (slot, mut config) =
+            (begun.slot(), config.map(|one| RawConfig::new(one, self.version)));
         let config = config.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
-        // SAFETY: the caller has a live communicator; it writes the handle, and reads what the structure says.
-        let made = unsafe { self.c.ncclCommSplit(comm.raw(), color, key, &mut new, config) };
-        let made = self.explained(made);
-        if wanted {
-            return made_now("ncclCommSplit", made, new).map(Some);
-        }
-        match made {
-            Ok(()) => Ok(None),
-            Err(failure) if failure.is_in_progress() => Ok(None),
-            Err(failure) => Err(failure),
-        }
+        // SAFETY: as the caller promises; it writes the handle, now or later, and reads what the structure says.
+        let made = unsafe { self.c.ncclCommSplit(comm.raw(), color, key, slot, config) };
+        self.begun(made, begun)
     }
 
     /// `ncclCommShrink` (2.27): the communicator without these ranks, who do not call it.
+    ///
+    /// Whether it is over is asked of the communicator that is shrunk.
     ///
     /// # Safety
     ///
@@ -137,19 +128,18 @@ impl Nccl {
         excluded: &[usize],
         flags: ShrinkFlags,
         config: Option<&Config>,
-    ) -> Result<Made> {
-        let call = "ncclCommShrink";
-        self.needs(call, WINDOWS)?;
+    ) -> Result<Begun<Comm>> {
+        self.needs("ncclCommShrink", WINDOWS)?;
         let mut excluded: Vec<c_int> = excluded.iter().map(|&rank| int(rank)).collect();
         let (ranks, count) = (excluded.as_mut_ptr(), int(excluded.len()));
-        let mut new = 0;
-        let mut config = config.map(|config| RawConfig::new(config, self.version));
+        let begun = Begun::new();
+        let (slot, mut config) =
+            (begun.slot(), config.map(|one| RawConfig::new(one, self.version)));
         let config = config.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
-        let flags = flags as c_int;
-        // SAFETY: the caller has a live communicator; it reads so many ranks, and writes the handle.
-        let made =
-            unsafe { self.c.ncclCommShrink(comm.raw(), ranks, count, &mut new, config, flags) };
-        made_now(call, self.explained(made), new)
+        let (comm, flags) = (comm.raw(), flags as c_int);
+        // SAFETY: as the caller promises; it sorts and copies so many ranks, and writes the handle, now or later.
+        let made = unsafe { self.c.ncclCommShrink(comm, ranks, count, slot, config, flags) };
+        self.begun(made, begun)
     }
 
     /// `ncclCommGetAsyncError`: what has gone wrong since; [`Failure::IN_PROGRESS`] while a call goes on.
@@ -246,19 +236,9 @@ impl Nccl {
     }
 }
 
-/// What was made, where it was, and whether it is ready.
-fn made_now(call: &'static str, made: Result<()>, comm: usize) -> Result<Made> {
-    let ready = match made {
-        Ok(()) => true,
-        Err(failure) if failure.is_in_progress() => false,
-        Err(failure) => return Err(failure),
-    };
-    Ok(Made { comm: given(call, comm)?, ready })
-}
-
 /// The handle that was given.
 fn given(call: &'static str, raw: usize) -> Result<Comm> {
-    Comm::new(raw).ok_or_else(|| {
+    Comm::given(raw).ok_or_else(|| {
         let text = "it gave no communicator".to_owned();
         Failure { call, code: Failure::INTERNAL, text, last: String::new() }
     })

@@ -5,6 +5,7 @@
 //! [`Failure`] that says which version has it. `symmem-fake-nccl` stands in for the library where there is no device.
 #![allow(unsafe_code)] // S4
 
+mod begun;
 mod collectives;
 mod communicators;
 mod failure;
@@ -16,8 +17,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+pub use begun::Begun;
 pub use collectives::Span;
-pub use communicators::Made;
 pub use failure::Failure;
 pub use types::*;
 
@@ -202,6 +203,15 @@ impl Nccl {
         let Version { major, minor, .. } = version;
         let text = format!("{call} needs NCCL {major}.{minor}, {} is loaded", self.version);
         Err(Failure { call, code: Failure::MISSING, text, last: String::new() })
+    }
+
+    /// What was begun, unless the call has failed; then the library writes no more.
+    fn begun<T: Handle>(&self, answer: Result<()>, begun: Begun<T>) -> Result<Begun<T>> {
+        match self.explained(answer) {
+            Ok(()) => Ok(begun),
+            Err(failure) if failure.is_in_progress() => Ok(begun),
+            Err(failure) => Err(failure),
+        }
     }
 
     /// A failure in the library's own words. That a call goes on needs none.

@@ -58,17 +58,33 @@ macro_rules! handles {
                 Self(raw)
             }
 
-            /// The handle that the library has just given; none where it has given none.
-            pub(super) fn new(raw: usize) -> Option<Self> {
-                (raw != 0).then_some(Self(raw))
-            }
-
             /// The library's own value.
             pub const fn raw(self) -> usize {
                 self.0
             }
         }
+
+        impl Sealed for $name {}
+
+        impl Handle for $name {
+            fn given(raw: usize) -> Option<Self> {
+                (raw != 0).then_some(Self(raw))
+            }
+        }
     )*};
+}
+
+mod sealed {
+    /// Only the library's handles are handles.
+    pub trait Sealed {}
+}
+use sealed::Sealed;
+
+/// A handle of the library.
+pub trait Handle: Sealed + Copy {
+    /// What the library has given; none where it has given none.
+    #[doc(hidden)]
+    fn given(raw: usize) -> Option<Self>;
 }
 
 handles! {

@@ -5,8 +5,8 @@ use std::ffi::c_int;
 
 use super::collectives::Span;
 use super::{
-    Comm, Failure, Nccl, Registration, Result, SIGNALS, WINDOWS, WaitSignal, Window, WindowFlags,
-    int,
+    Begun, Comm, Handle, Nccl, Registration, Result, SIGNALS, WINDOWS, WaitSignal, Window,
+    WindowFlags, int,
 };
 use crate::cuda::Stream;
 
@@ -45,7 +45,7 @@ impl Nccl {
         let done = unsafe { self.c.ncclCommRegister(comm.raw(), address, bytes, &mut handle) };
         self.explained(done)?;
         // Where registration does not help, the library gives none.
-        Ok(Registration::new(handle))
+        Ok(Registration::given(handle))
     }
 
     /// `ncclCommDeregister`
@@ -60,8 +60,7 @@ impl Nccl {
 
     /// `ncclCommWindowRegister` (2.27): a window onto as many bytes of every rank, all of whom call this.
     ///
-    /// None where the library has no use for one, as in a communicator of one rank or without the means. Of a communicator
-    /// that does not block it is only known when the call is over, so this is for one that does.
+    /// It makes none where windows are not supported: then collectives work all the same, but peers cannot be reached.
     ///
     /// # Safety
     ///
@@ -72,16 +71,13 @@ impl Nccl {
         address: u64,
         bytes: usize,
         flags: WindowFlags,
-    ) -> Result<Option<Window>> {
-        let call = "ncclCommWindowRegister";
-        self.needs(call, WINDOWS)?;
-        let (mut window, flags) = (0, flags as c_int);
-        // SAFETY: as the caller promises; it writes the handle.
-        let done = unsafe {
-            self.c.ncclCommWindowRegister(comm.raw(), address, bytes, &mut window, flags)
-        };
-        self.explained(done)?;
-        Ok(Window::new(window))
+    ) -> Result<Begun<Window>> {
+        self.needs("ncclCommWindowRegister", WINDOWS)?;
+        let begun = Begun::new();
+        let (comm, slot, flags) = (comm.raw(), begun.slot(), flags as c_int);
+        // SAFETY: as the caller promises; it writes the handle, now or later.
+        let done = unsafe { self.c.ncclCommWindowRegister(comm, address, bytes, slot, flags) };
+        self.begun(done, begun)
     }
 
     /// `ncclCommWindowDeregister` (2.27)
@@ -157,12 +153,8 @@ impl Nccl {
         // SAFETY: as the caller promises; it writes the address.
         let done =
             unsafe { self.c.ncclGetLsaMultimemDevicePointer(window.raw(), offset, &mut address) };
-        match self.explained(done) {
-            Ok(()) => Ok((address != 0).then_some(address)),
-            // How the library says that the window has none.
-            Err(failure) if failure.code == Failure::INVALID_USAGE => Ok(None),
-            Err(failure) => Err(failure),
-        }
+        self.explained(done)?;
+        Ok((address != 0).then_some(address))
     }
 
     /// `ncclPutSignal` (2.29): a copy into the peer's window, and then a signal, when the stream gets there.
