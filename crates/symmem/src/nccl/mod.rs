@@ -7,6 +7,7 @@
 mod calls;
 mod communicator;
 mod elements;
+mod forming;
 mod group;
 mod registered;
 mod rounds;
