@@ -23,6 +23,11 @@ pub use registered::{Registration, Window};
 
 use crate::error::{Error, Result};
 
+/// Has the library looked for in this folder of Python packages too, where it is not loaded yet.
+pub fn look_in(folder: PathBuf) {
+    symmem_sys::look_in(folder);
+}
+
 /// The library. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Nccl(Arc<sys::Nccl>);
