@@ -98,6 +98,18 @@ impl Communicator {
         made.map(Self::new)
     }
 
+    /// One that somebody else has made, such as torch, and will destroy.
+    #[staticmethod]
+    #[pyo3(signature = (pointer, device, timeout = None))]
+    fn adopt(py: Python<'_>, pointer: usize, device: u32, timeout: Option<f64>) -> PyResult<Self> {
+        let deadline = deadline(py, timeout)?;
+        detached(py, || {
+            // SAFETY: the caller vouches for the pointer, as for those that it gives to torch.
+            unsafe { Nccl::load()?.adopt(&Gpu::open(device)?, pointer, deadline) }
+        })
+        .map(Self::new)
+    }
+
     #[getter]
     fn rank(&self, py: Python<'_>) -> PyResult<usize> {
         Ok(self.get(py)?.rank())

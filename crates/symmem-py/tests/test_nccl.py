@@ -1,10 +1,12 @@
 """`symmem.nccl`: the calls of `torch.cuda.nccl`, against a library that stands in for NCCL and devices that are none."""
 
+import gc
 import os
 import subprocess
 import sys
 import threading
 import warnings
+import weakref
 
 import fake_nccl
 import numpy
@@ -22,6 +24,14 @@ def _refused(kind, text, call, *arguments, **named):
         call(*arguments, **named)
     assert text in str(raised.value), raised.value
     return raised.value
+
+
+def _in_threads(count, body):
+    threads = [threading.Thread(target=body, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def test_without_the_library_every_call_says_why():
@@ -195,11 +205,7 @@ def _ranks():
         del half
         ended.append(part.tolist())
 
-    threads = [threading.Thread(target=rank, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    _in_threads(3, rank)
     assert ended == [[54.0]] * 3 and live() == [0] * 5
 
 
@@ -229,26 +235,127 @@ def _failures():
     assert live() == [0] * 5
 
 
-BODIES = [
-    _version_and_id,
-    _available,
-    _all_reduce,
-    _reduce,
-    _broadcast,
-    _gather_and_scatter,
-    _checks,
-    _dtypes,
-    _streams,
-    _ranks,
-    _init_rank_refuses,
-    _failures,
-]
+def _old():
+    fake_nccl.library().fakeNcclVersion(22105)
+    assert nccl.version() == (2, 21, 5)
+    comm = nccl.init_rank(1, nccl.unique_id(), 0)
+    _refused(symmem.Usage, "expected other ranks to leave out", comm.shrink, [0])
+    uid, said = nccl.unique_id(), []
+
+    def rank(number):
+        comm = nccl.init_rank(2, uid, number, device=number)
+        said.append(str(_refused(symmem.Unavailable, "", comm.shrink, [1 - number])))
+
+    _in_threads(2, rank)
+    assert all("ncclCommShrink needs NCCL 2.27, 2.21.5 is loaded" in text for text in said) and len(said) == 2
+
+
+def _registered():
+    class Owner:
+        pass
+
+    comm, owner = nccl.init_rank(1, nccl.unique_id(), 0), Owner()
+    kept = weakref.ref(owner)
+    registration = nccl.register_external_nccl_comm("group", comm.raw, 0, owner)
+    del owner
+    gc.collect()
+    assert (registration.group_name, registration.comm_ptr, registration.device) == ("group", comm.raw, 0)
+    assert registration.active and kept() is not None
+    found = nccl.external_nccl_comm("group", 0)
+    x = OnDevice([2.0], 0)
+    nccl.all_reduce([x], comms=found)
+    del found
+    registration.unregister()
+    registration.unregister()
+    gc.collect()
+    assert not registration.active and kept() is None and nccl.external_nccl_comm("group", 0) is None
+    with nccl.register_external_nccl_comm("group", comm.raw, 0) as registration:
+        assert nccl.external_nccl_comm("group", 0) is not None
+    assert not registration.active and nccl.external_nccl_comm("group", 0) is None
+    null = "expected a communicator of NCCL, got a null pointer"
+    _refused(RuntimeError, null, nccl.register_external_nccl_comm, "group", 0, 0)
+    nccl.all_reduce([x], comms=comm)  # it was left alone
+    del comm
+    assert live() == [0] * 5
 
 
 @needs_it
-@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__.strip("_"))
-def test_with_the_fake_library(body):
-    run(body)
+def test_n02_n03_t401_version_and_unique_id():
+    run(_version_and_id)
+
+
+@needs_it
+def test_n01_is_available_wants_contiguous_arrays_on_devices_of_their_own():
+    run(_available)
+
+
+@needs_it
+def test_n05_t404_all_reduce():
+    run(_all_reduce)
+
+
+@needs_it
+def test_n06_t403_reduce():
+    run(_reduce)
+
+
+@needs_it
+def test_n07_t402_broadcast_honours_the_root():
+    run(_broadcast)
+
+
+@needs_it
+def test_n08_n09_t406_t407_all_gather_and_reduce_scatter():
+    run(_gather_and_scatter)
+
+
+@needs_it
+def test_n10_t405_wrong_arguments_are_refused_before_nccl_sees_them():
+    run(_checks)
+
+
+@needs_it
+def test_n10_every_type_that_nccl_reduces():
+    run(_dtypes)
+
+
+@needs_it
+def test_n10_streams_of_any_library():
+    run(_streams)
+
+
+@needs_it
+def test_n04_ranks_meet_by_an_id():
+    run(_ranks)
+
+
+@needs_it
+def test_n04_what_cannot_be_a_rank_is_refused():
+    run(_init_rank_refuses)
+
+
+@needs_it
+def test_l130_old_versions_say_what_they_lack():
+    run(_old)
+
+
+@needs_it
+def test_l135_t097_t098_t099_t100_communicators_of_others_are_registered():
+    run(_registered)
+
+
+@needs_it
+def test_failures_name_nccls_code_and_broken_communicators_are_made_anew():
+    run(_failures)
+
+
+def test_t405_tensors_of_torch_on_the_host_are_refused():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    for call in (nccl.all_reduce, nccl.reduce, nccl.broadcast):
+        _refused(TypeError, "Inputs should be a collection of tensors", call, torch.ones(3))
+        text = "input and output elements have to be cuda dense Tensors"
+        _refused(RuntimeError, text, call, [torch.ones(3)])
+    assert not nccl.is_available([torch.ones(3)])
 
 
 def test_the_five_collectives_are_what_a_star_imports():

@@ -145,7 +145,7 @@ def test_wrong_arguments_are_refused_with_torchs_words(name):
             return kind, str(error).splitlines()[0]
         return None
 
-    wrong = [x, [], [torch.ones(3)], [x, x], [5], [x, x.double()], [torch.ones(4, 4, device="cuda").t()], [x.to_sparse()]]
+    wrong = [x, [torch.ones(3)], [x, x], [5], [x, x.double()], [torch.ones(4, 4, device="cuda").t()], [x.to_sparse()]]
     for given in wrong:
         assert said(ours, given) == said(theirs, given), given
     odd = said(ours, [x.short()])

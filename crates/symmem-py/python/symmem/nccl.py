@@ -172,6 +172,53 @@ def reduce_scatter(
     call.make(op)
 
 
+class Registration:
+    """A communicator that was made elsewhere, known under the name of a group and a device until it is unregistered."""
+
+    def __init__(self, group_name: str, comm_ptr: int, device: int, comm: Any = None) -> None:
+        self.group_name = group_name
+        self.comm_ptr = comm_ptr
+        self.device = device
+        self.communicator: Communicator | None = Communicator.adopt(comm_ptr, device)
+        self._comm = comm  # so that it is not destroyed meanwhile
+
+    @property
+    def active(self) -> bool:
+        return self.communicator is not None
+
+    def unregister(self) -> None:
+        """Forgets it; doing so again does nothing."""
+        self.communicator = self._comm = None
+        if _registrations.get((self.group_name, self.device)) is self:
+            del _registrations[self.group_name, self.device]
+
+    def __enter__(self) -> Registration:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.unregister()
+
+
+_registrations: dict[tuple[str, int], Registration] = {}
+
+
+def register_external_nccl_comm(group_name: str, comm_ptr: int, device: Any, comm: Any = None) -> Registration:
+    """Makes a communicator (`ncclComm_t`) of somebody else known for a group and a device; `comm` is kept alive with it.
+
+    It lasts until `unregister`, the end of a `with`, or the next registration of the same two.
+    """
+    number = device if isinstance(device, int) else getattr(device, "index", None) or 0
+    registration = Registration(group_name, comm_ptr, number, comm)
+    _registrations[group_name, number] = registration
+    return registration
+
+
+def external_nccl_comm(group_name: str, device: int) -> Communicator | None:
+    """The communicator that is registered for a group and a device, if one is."""
+    found = _registrations.get((group_name, device))
+    return found.communicator if found else None
+
+
 class _Place(NamedTuple):
     """Where an array on a device lies."""
 
@@ -299,8 +346,14 @@ def _forget_broken(devices: tuple[int, ...]) -> None:
             comm.abort()
 
 
+def _clear() -> None:
+    _communicators.clear()
+    for registration in list(_registrations.values()):
+        registration.unregister()
+
+
 # Not when the module goes, which may be after the driver.
-atexit.register(_communicators.clear)
+atexit.register(_clear)
 
 
 def _torch() -> Any:
