@@ -156,7 +156,9 @@ def _checks():
     for dtype in (numpy.int16, numpy.uint16, numpy.uint32, numpy.complex64):
         odd = on_devices(2, lambda i: numpy.ones(2, dtype))  # noqa: B023
         _refused(RuntimeError, f"Unconvertible NCCL type {numpy.dtype(dtype)}", nccl.all_reduce, odd)
-    _refused(TypeError, "as a stream (got str)", nccl.all_reduce, x, streams=["a", "b"])
+    _refused(RuntimeError, "Unknown data type found in stream list", nccl.all_reduce, x, streams=["a", "b"])
+    _refused(RuntimeError, "Expected a sequence of streams", nccl.all_reduce, x, streams=5)
+    _refused(ValueError, "expected a Communicator of init_rank (got int)", nccl.all_reduce, x, comms=[5, 5])
     # Of all these NCCL has seen nothing.
     assert fake_nccl.library().fakeNcclCalls(b"ncclAllReduce") == 0 and live() == [0] * 5
 
@@ -349,13 +351,34 @@ def test_failures_name_nccls_code_and_broken_communicators_are_made_anew():
     run(_failures)
 
 
-def test_t405_tensors_of_torch_on_the_host_are_refused():
+def _said(module, name, *arguments, **named):
+    """What a call raises, by the kinds that both have, and what it warns of."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with pytest.raises((TypeError, RuntimeError, ValueError)) as raised:
+            getattr(module, name)(*arguments, **named)
+    kinds = [kind for kind in (TypeError, RuntimeError, ValueError) if isinstance(raised.value, kind)]
+    return kinds[0], str(raised.value).splitlines()[0], [(one.category, str(one.message)) for one in seen]
+
+
+def test_n10_t405_what_is_wrong_is_said_in_torchs_words():
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    for call in (nccl.all_reduce, nccl.reduce, nccl.broadcast):
-        _refused(TypeError, "Inputs should be a collection of tensors", call, torch.ones(3))
-        text = "input and output elements have to be cuda dense Tensors"
-        _refused(RuntimeError, text, call, [torch.ones(3)])
-    assert not nccl.is_available([torch.ones(3)])
+    theirs = pytest.importorskip("torch.cuda.nccl")
+    if not hasattr(torch._C, "_nccl_all_reduce"):
+        pytest.skip("this torch has no NCCL")
+    x = torch.ones(4)
+    wrong = [((given,), {}) for given in (x, 5, [x], (x,), {x}, [5], ["a"], [x, x])]
+    wrong += [(([x],), {"streams": given}) for given in ([None, None], [], ["a"])]
+    wrong += [(([x],), {"comms": given}) for given in (5, [])]
+    for name in nccl.__all__:
+        for given, named in wrong:
+            given = given * 2 if name in ("all_gather", "reduce_scatter") else given
+            if name == "reduce" and isinstance(given[0], set):
+                continue  # of which torch takes the first in vain
+            assert _said(nccl, name, *given, **named) == _said(theirs, name, *given, **named), (name, given, named)
+    for named in ({"output": x, "outputs": [x]}, {"outputs": [x]}, {"output": [x]}, {"root": -1}):
+        assert _said(nccl, "reduce", [x], **named) == _said(theirs, "reduce", [x], **named), named
+    assert not nccl.is_available([x])
 
 
 def test_the_five_collectives_are_what_a_star_imports():

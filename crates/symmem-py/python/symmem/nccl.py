@@ -112,19 +112,22 @@ def reduce(
         if output is not None:
             raise ValueError(
                 "'output' and 'outputs' can not be both specified. 'outputs' is deprecated in favor of 'output', "
-                "which is a single array"
+                "taking in a single output tensor. The signature of reduce is: "
+                "reduce(inputs, output=None, root=0, op=SUM, streams=None, comms=None)."
             )
-        output = _deprecated(outputs, root)
+        output = _deprecated(outputs, root, " with argument 'output' instead")
     elif isinstance(output, Sequence) and not _is_tensor(output):
-        output = _deprecated(output, root)
+        output = _deprecated(output, root, "")
     call = _Call("reduce", inputs, None, streams, comms)
     call.check_root(root)
     call.reduce_to(output, root)
     call.make(op, root)
 
 
-def _deprecated(outputs: Sequence[Any], root: int) -> Any:
-    text = "`nccl.reduce` with a list of outputs is deprecated. Please specify a single array with 'output' instead"
+def _deprecated(outputs: Sequence[Any], root: int, how: str) -> Any:
+    """torch's words, for whoever filters warnings by them."""
+    name = "`nccl.reduce`" if how else "nccl.reduce"
+    text = f"{name} with an output tensor list is deprecated. Please specify a single output tensor{how}."
     warnings.warn(text, FutureWarning, stacklevel=3)
     return outputs[root]
 
@@ -458,7 +461,7 @@ def _streams(given: Any, count: int) -> list[int | None]:
     if given is None:
         return [None] * count
     if not isinstance(given, Sequence):
-        raise TypeError("streams are not a sequence")
+        raise Usage("Expected a sequence of streams")
     if len(given) != count:
         raise Usage("number of streams is not equal to number of inputs")
     return [None if stream is None else _stream(stream) for stream in given]
@@ -473,7 +476,7 @@ def _stream(given: Any) -> int:
             return getattr(given, attribute)
     if hasattr(given, "__cuda_stream__"):
         return given.__cuda_stream__()[1]
-    raise TypeError(f"expected a torch.cuda.Stream, a number or None as a stream (got {type(given).__name__})")
+    raise Usage("Unknown data type found in stream list. Need torch.cuda.Stream or None")
 
 
 def _current(device: int) -> int:
@@ -490,7 +493,7 @@ def _comms(given: Any, count: int) -> list[Communicator]:
         raise TypeError("comm is not a sequence")
     for comm in given:
         if not isinstance(comm, Communicator):
-            raise TypeError(f"expected a Communicator of init_rank (got {type(comm).__name__})")
+            raise Usage(f"expected a Communicator of init_rank (got {type(comm).__name__})")
     if len(given) != count:
         raise Usage("number of communicators is not equal to number of inputs")
     return list(given)
