@@ -136,6 +136,11 @@ impl Communicator {
         detached(py, || inner.check())
     }
 
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let inner = self.get(py)?.clone();
+        detached(py, || inner.close())
+    }
+
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
         let inner = self.get(py)?;
         py.detach(|| inner.abort());

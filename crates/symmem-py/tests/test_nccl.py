@@ -205,6 +205,9 @@ def _ranks():
         assert (half.rank, half.size) == ((0, 1) if number == 1 else (1 - number // 2, 2))
         comm.check()
         del half
+        comm.close()
+        assert comm.raw == 0
+        _refused(symmem.Unavailable, "it was closed", nccl.all_reduce, [x], comms=comm)
         ended.append(part.tolist())
 
     _in_threads(3, rank)

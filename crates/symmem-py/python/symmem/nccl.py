@@ -42,17 +42,17 @@ _communicators: dict[tuple[int, ...], list[Communicator]] = {}
 
 def is_available(tensors: Collection[Any]) -> bool:
     """Whether collectives can be called with these: on devices, dense, contiguous, each on its own."""
+    try:
+        nccl_version()
+    except Error as error:
+        warnings.warn(str(error), stacklevel=2)
+        return False
     devices: set[int] = set()
     for tensor in tensors:
         place = _place(tensor)
         if place is None or not place.dense or not place.contiguous or place.device in devices:
             return False
         devices.add(place.device)
-    try:
-        nccl_version()
-    except Error as error:
-        warnings.warn(str(error), stacklevel=2)
-        return False
     return True
 
 
@@ -74,8 +74,8 @@ def init_rank(
     if len(uid) != 128:
         raise Usage(f"invalid unique_id (expected 128 bytes, got {len(uid)})")
     if device is None:
-        torch = _torch()
-        device = torch.cuda.current_device() if torch else 0
+        torch = sys.modules.get("torch")
+        device = torch.cuda.current_device() if torch and torch.cuda.is_available() else 0
     return Communicator.init_rank(num_ranks, bytes(uid), rank, device, timeout)
 
 
@@ -359,12 +359,6 @@ def _clear() -> None:
 atexit.register(_clear)
 
 
-def _torch() -> Any:
-    """torch, if somebody has imported it and it has devices."""
-    torch = sys.modules.get("torch")
-    return torch if torch is not None and hasattr(torch, "Tensor") and torch.cuda.is_available() else None
-
-
 def _is_torch_tensor(given: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(given, getattr(torch, "Tensor", ()))
@@ -480,8 +474,8 @@ def _stream(given: Any) -> int:
 
 
 def _current(device: int) -> int:
-    torch = _torch()
-    return torch.cuda.current_stream(device).cuda_stream if torch else 0
+    torch = sys.modules.get("torch")
+    return torch.cuda.current_stream(device).cuda_stream if torch and torch.cuda.is_initialized() else 0
 
 
 def _comms(given: Any, count: int) -> list[Communicator]:
