@@ -339,9 +339,12 @@ mod tests {
         look_in(&folder);
         let found = packaged(Library::Nvshmem);
         assert_eq!(found.iter().filter(|found| **found == file).count(), 1, "{found:?}");
-        let why = load(Library::Nvshmem).map(|_| ()).unwrap_err().why;
+        let loaded = load(Library::Nvshmem);
         std::fs::remove_dir_all(&folder).unwrap();
-        assert!(why.contains("nvidia/nvshmem/lib"), "{why}");
+        // Unless the machine has another, what is wrong with that one is told.
+        if let Err(missing) = loaded {
+            assert!(missing.why.contains("nvidia/nvshmem/lib"), "{missing}");
+        }
         assert!(packaged(Library::Ucx).is_empty());
     }
 

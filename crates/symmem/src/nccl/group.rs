@@ -2,6 +2,8 @@
 
 use std::cell::{Cell, RefCell};
 
+use symmem_sys::nccl::Failure;
+
 use super::communicator::Communicator;
 use super::{Nccl, failed};
 use crate::error::{Error, Result};
@@ -19,13 +21,12 @@ impl Nccl {
         const OP: &str = "group";
         self.0.group_start().map_err(|failure| failed(OP, None, &failure))?;
         DEPTH.set(DEPTH.get() + 1);
+        let open = Open(self);
         let done = f();
-        DEPTH.set(DEPTH.get() - 1);
-        let ended = self.0.group_end();
-        if DEPTH.get() > 0 {
+        let (ended, joined) = open.end();
+        if is_open() {
             return done;
         }
-        let joined = JOINED.take();
         // What was called before the failure is under way now: the other ranks wait for it, so it is seen to its end.
         let settled = joined.iter().map(|communicator| communicator.settle(OP));
         let settled = settled.fold(Ok(()), Result::and);
@@ -37,6 +38,30 @@ impl Nccl {
         ended?;
         settled?;
         Ok(done)
+    }
+}
+
+/// A group, which is ended even if what is done in it panics.
+struct Open<'a>(&'a Nccl);
+
+impl Open<'_> {
+    /// The library's answer, and who has taken part, where no other group is around this one.
+    fn end(self) -> (Result<(), Failure>, Vec<Communicator>) {
+        let ended = self.leave();
+        std::mem::forget(self);
+        ended
+    }
+
+    fn leave(&self) -> (Result<(), Failure>, Vec<Communicator>) {
+        DEPTH.set(DEPTH.get() - 1);
+        let ended = self.0.0.group_end();
+        (ended, if is_open() { Vec::new() } else { JOINED.take() })
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        let _ = self.leave();
     }
 }
 

@@ -178,6 +178,18 @@ fn a_group_that_fails_halfway_is_still_ended() {
 }
 
 #[test]
+fn a_group_in_which_something_panics_is_ended_too() {
+    let fake = FakeNccl::new();
+    ranks(&fake, 1, |rank| {
+        let panicking = std::panic::AssertUnwindSafe(|| {
+            rank.nccl.group(|| -> symmem::Result<()> { panic!("as it is meant to") })
+        });
+        std::panic::catch_unwind(panicking).unwrap_err();
+        assert!(rank.communicator.split(Some(0), 0).unwrap().is_some(), "a group is still open");
+    });
+}
+
+#[test]
 fn what_has_to_be_waited_for_is_refused_in_a_group() {
     let fake = FakeNccl::new();
     ranks(&fake, 1, |rank| {
