@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -223,6 +224,17 @@ def _init_rank_refuses():
     assert live() == [0] * 5
 
 
+def _interrupted():
+    def raise_it(*_):
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGALRM, raise_it)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    with pytest.raises(KeyboardInterrupt):
+        nccl.init_rank(2, nccl.unique_id(), 0, timeout=0)  # which is for ever
+    assert live() == [0] * 5
+
+
 def _failures():
     fake = fake_nccl.library()
     x = on_devices(2, lambda i: [1.0])
@@ -347,6 +359,11 @@ def test_l130_old_versions_say_what_they_lack():
 @needs_it
 def test_l135_t097_t098_t099_t100_communicators_of_others_are_registered():
     run(_registered)
+
+
+@needs_it
+def test_a_wait_for_a_rank_ends_by_ctrl_c():
+    run(_interrupted)
 
 
 @needs_it
