@@ -5,6 +5,7 @@
 //!
 //! - [`cuda`]: the CUDA driver as a trait, the real one, and a fake one for tests (feature `fake`).
 //! - [`nvml`]: what NVIDIA's management library knows of links between devices.
+//! - [`nccl`]: NVIDIA's collectives: communicators, windows and signals.
 //! - [`nvrtc`]: NVIDIA's compiler of kernels at run time.
 #![deny(unsafe_code)]
 
@@ -12,7 +13,8 @@ mod library;
 mod table;
 
 pub mod cuda;
+pub mod nccl;
 pub mod nvml;
 pub mod nvrtc;
 
-pub use library::{Found, Library, Loaded, Missing, load, load_file, probe};
+pub use library::{Found, Library, Loaded, Missing, load, load_file, look_in, probe};
