@@ -6,6 +6,7 @@
 //! - [`cuda`]: the CUDA driver as a trait, the real one, and a fake one for tests (feature `fake`).
 //! - [`nvml`]: what NVIDIA's management library knows of links between devices.
 //! - [`nvrtc`]: NVIDIA's compiler of kernels at run time.
+//! - [`nvshmem`]: NVIDIA's OpenSHMEM, the host library.
 #![deny(unsafe_code)]
 
 mod library;
@@ -14,5 +15,6 @@ mod table;
 pub mod cuda;
 pub mod nvml;
 pub mod nvrtc;
+pub mod nvshmem;
 
 pub use library::{Found, Library, Loaded, Missing, load, load_file, probe};

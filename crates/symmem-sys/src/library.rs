@@ -58,6 +58,7 @@ impl Library {
     pub const fn variable(self) -> Option<&'static str> {
         match self {
             Self::Nvrtc => Some("SYMMEM_NVRTC"),
+            Self::Nvshmem => Some("SYMMEM_NVSHMEM"),
             _ => None,
         }
     }
