@@ -8,7 +8,7 @@ use super::{Compare, Failure, Nvshmem, Result, SignalOp, Status, Team, UniqueId}
 use crate::cuda::{Module, Stream};
 
 /// A status of 0 is success.
-fn checked(call: &str, status: Result<c_int>) -> Result<()> {
+fn checked(call: &'static str, status: Result<c_int>) -> Result<()> {
     match status? {
         0 => Ok(()),
         other => Err(Failure::status(call, other)),
@@ -345,9 +345,10 @@ impl Nvshmem {
         let symbol = format!("nvshmemx_{kind}_{op}_reduce_on_stream");
         // SAFETY: all functions of that form have this type.
         let function = unsafe { self.library.function::<Reduce>(&symbol) };
-        let function = function.ok_or_else(|| Failure::missing_symbol(&symbol))?;
+        let call = "nvshmemx_reduce_on_stream";
+        let missing = || Failure { call, why: format!("this version of NVSHMEM has no {symbol}") };
         // SAFETY: as the caller promises.
-        let status = unsafe { function(team.0, to, from, count, s.raw()) };
-        checked(&symbol, Ok(status))
+        let status = unsafe { function.ok_or_else(missing)?(team.0, to, from, count, s.raw()) };
+        checked(call, Ok(status))
     }
 }

@@ -3,6 +3,7 @@
 //! Only the host library is used, loaded at run time. Every function that is called is exported by 3.4 and by 3.8 alike
 //! (read from their symbol tables); what their headers define inline is not needed. A process is one PE ("processing
 //! element") and can be initialised once.
+#![allow(unsafe_code)] // S4: what tests ask the fake library
 
 mod calls;
 mod raw;
@@ -21,19 +22,18 @@ pub type Result<T> = std::result::Result<T, Failure>;
 #[error("{call} failed: {why}")]
 pub struct Failure {
     /// The function.
-    pub call: String,
+    pub call: &'static str,
     /// The library's status, or that it does not have the function.
     pub why: String,
 }
 
 impl Failure {
-    fn status(call: &str, status: i32) -> Self {
-        Self { call: call.to_owned(), why: format!("status {status}") }
+    fn status(call: &'static str, status: i32) -> Self {
+        Self { call, why: format!("status {status}") }
     }
 
-    fn missing_symbol(symbol: &str) -> Self {
-        let why = "this version of NVSHMEM does not have it".to_owned();
-        Self { call: symbol.to_owned(), why }
+    fn missing_symbol(call: &'static str) -> Self {
+        Self { call, why: "this version of NVSHMEM does not have it".to_owned() }
     }
 }
 
@@ -123,6 +123,21 @@ impl Nvshmem {
     /// The library in this file.
     pub fn open_file(file: &Path) -> std::result::Result<Self, Missing> {
         load_file(Library::Nvshmem, file).map(Self::of)
+    }
+
+    /// How often the fake library was asked for `function`, and how much this PE has not given back; nothing of the real one.
+    #[cfg(feature = "fake")]
+    pub fn fake_counts(&self, function: &std::ffi::CStr) -> Option<(i32, i32)> {
+        type Calls = unsafe extern "C" fn(*const std::ffi::c_char) -> i32;
+        type Live = unsafe extern "C" fn() -> i32;
+        // SAFETY: the fake library declares it so.
+        let calls = unsafe { self.library.function::<Calls>("symmem_fake_nvshmem_calls") }?;
+        // SAFETY: likewise.
+        let live = unsafe { self.library.function::<Live>("symmem_fake_nvshmem_live") }?;
+        // SAFETY: a C string.
+        let calls = unsafe { calls(function.as_ptr()) };
+        // SAFETY: it takes nothing.
+        Some((calls, unsafe { live() }))
     }
 
     fn of(library: Loaded) -> Self {

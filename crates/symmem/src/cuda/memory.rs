@@ -27,7 +27,7 @@ impl Physical {
     pub(super) fn import(gpu: &Gpu, exported: &Exported) -> Result<Self> {
         let memory = match exported {
             Exported::Descriptor(fd) => gpu.driver().import_fd(fd.as_fd()),
-            Exported::Fabric(handle) => gpu.driver().import_fabric(handle),
+            Exported::Bytes(handle) => gpu.driver().import_fabric(handle),
             Exported::Mapping(_) => return Err(no_descriptor()),
         };
         Ok(Self { gpu: gpu.clone(), memory: memory.map_err(failed)? })
@@ -117,7 +117,7 @@ impl Allocation for Allocated {
 
     fn export_fabric(&self) -> Result<Exported> {
         let driver = self.memory.gpu.driver();
-        driver.export_fabric(self.memory.memory).map(Exported::Fabric).map_err(failed)
+        driver.export_fabric(self.memory.memory).map(Exported::Bytes).map_err(failed)
     }
 }
 

@@ -17,9 +17,11 @@ mod memory;
 mod module;
 mod multicast;
 mod multimem;
+mod nvshmem;
 mod placement;
 mod rows;
 mod signals;
+mod source;
 mod stream;
 mod symmetric;
 
@@ -27,6 +29,7 @@ pub use gpu::Gpu;
 pub use graph::Graph;
 pub use layout::DeviceHandle;
 pub use module::{HEADER, Kernel, Module, Parameter};
+pub use nvshmem::{Nvshmem, SignalOp};
 pub use stream::Stream;
 pub use symmetric::{Buffer, Symmetric, View, ViewMut};
 

@@ -223,7 +223,7 @@ fn scratch(
         return Err(group.usage(op, expected, "none".to_owned()));
     }
     // Rounded up so that few sizes need another.
-    let buffer = gpu.alloc::<u64>(group, words.next_power_of_two().max(1 << 17))?;
+    let buffer = gpu.of_driver().alloc::<u64>(group, words.next_power_of_two().max(1 << 17))?;
     let address = buffer.view().address;
     buffers.push(buffer);
     Ok(address)

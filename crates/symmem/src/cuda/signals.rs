@@ -4,7 +4,7 @@
 //! collectives: at the next call on the group, or by `read` and `synchronize`.
 #![allow(unsafe_code)] // S1, S3: ranks, channels and ranges are checked here; S4
 
-use super::comm::op_code;
+use super::comm::{op_code, out_of_reach};
 use super::kernels::parameters;
 use super::layout::DeviceHandle;
 use super::stream::Stream;
@@ -32,6 +32,7 @@ impl<T: Element> Symmetric<T> {
     /// After a failure it is not known which of the channel's words are set.
     pub fn barrier_on_channel(&self, channel: usize, stream: &Stream) -> Result<()> {
         const NAME: &str = "barrier_on_channel";
+        self.comm.check_together(self.group(), NAME)?;
         let (mut handle, mut channel) = self.handle_for(NAME, channel)?;
         self.comm.beside(self.group(), NAME, stream, || {
             let threads = handle.size.next_multiple_of(32);
@@ -43,10 +44,13 @@ impl<T: Element> Symmetric<T> {
     }
 
     /// Relaxed: copies `data` to rank `rank`'s part, from its element `at` on, in `stream`. A later signal or barrier in
-    /// the stream shows it to whoever takes that.
+    /// the stream shows it to whoever takes that. Over the network, where only that connects the two.
     pub fn put(&self, rank: usize, at: usize, data: View<'_, T>, stream: &Stream) -> Result<()> {
         const NAME: &str = "put";
         let to = self.place(NAME, rank, at, data.len)?;
+        if !self.reaches(rank) {
+            return self.nvshmem()?.put(rank, at, data, stream);
+        }
         self.copied(NAME, to, data.address, data.len, stream)
     }
 
@@ -55,6 +59,9 @@ impl<T: Element> Symmetric<T> {
     pub fn get(&self, rank: usize, at: usize, out: ViewMut<'_, T>, stream: &Stream) -> Result<()> {
         const NAME: &str = "get";
         let from = self.place(NAME, rank, at, out.len)?;
+        if !self.reaches(rank) {
+            return self.nvshmem()?.get(rank, at, out, stream);
+        }
         self.copied(NAME, out.address, from, out.len, stream)
     }
 
@@ -68,6 +75,7 @@ impl<T: Element> Symmetric<T> {
         stream: &Stream,
     ) -> Result<()> {
         self.handle_for("put_signal", channel)?; // before anything is copied
+        self.check_reach("put_signal", rank)?;
         self.put(rank, at, data, stream)?;
         self.put_signal(rank, channel, stream)
     }
@@ -80,7 +88,7 @@ impl<T: Element> Symmetric<T> {
         channel: usize,
         stream: &Stream,
     ) -> Result<()> {
-        self.group().check_rank(name, peer)?;
+        self.check_reach(name, peer)?;
         let (mut handle, mut channel) = self.handle_for(name, channel)?;
         let mut peer = peer as u32;
         self.comm.beside(self.group(), name, stream, || {
@@ -89,6 +97,17 @@ impl<T: Element> Symmetric<T> {
             // SAFETY: the kernel's parameters in order; it touches one word, of a rank and a channel that there are.
             unsafe { self.gpu.launch(kernel, 1, self.comm.neighbours, stream, list) }
         })
+    }
+
+    /// Whether rank `rank`'s part has an address here.
+    fn reaches(&self, rank: usize) -> bool {
+        self.parts.0.get(rank).is_some_and(|&part| part != 0)
+    }
+
+    /// Refuses a rank that there is not, or that only the network connects.
+    fn check_reach(&self, name: &'static str, rank: usize) -> Result<()> {
+        self.group().check_rank(name, rank)?;
+        if self.reaches(rank) { Ok(()) } else { Err(out_of_reach(self.group(), name, rank)) }
     }
 
     /// What a kernel of ours gets that signals on `channel`.
@@ -153,6 +172,7 @@ impl Symmetric<u32> {
     ) -> Result<()> {
         const NAME: &str = "memset32";
         let (range, value) = fill_range(self.len(), offset, value, count)?;
+        self.check_reach(NAME, rank)?;
         let to = self.place(NAME, rank, range.start, range.len())?;
         self.comm.beside(self.group(), NAME, stream, || {
             self.gpu.call(|driver| {
@@ -173,6 +193,7 @@ impl Symmetric<u32> {
     ) -> Result<()> {
         const NAME: &str = "write_value32";
         let (at, value) = write_place(self.len(), offset, value)?;
+        self.check_reach(NAME, rank)?;
         let to = self.place(NAME, rank, at, 1)?;
         self.comm.beside(self.group(), NAME, stream, || {
             self.gpu.call(|driver| {
