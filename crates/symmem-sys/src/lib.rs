@@ -5,6 +5,7 @@
 //!
 //! - [`cuda`]: the CUDA driver as a trait, the real one, and a fake one for tests (feature `fake`).
 //! - [`nvml`]: what NVIDIA's management library knows of links between devices.
+//! - [`nccl`]: NVIDIA's collectives: communicators, windows and signals.
 //! - [`nvrtc`]: NVIDIA's compiler of kernels at run time.
 //! - [`nvshmem`]: NVIDIA's OpenSHMEM, the host library.
 #![deny(unsafe_code)]
@@ -13,8 +14,9 @@ mod library;
 mod table;
 
 pub mod cuda;
+pub mod nccl;
 pub mod nvml;
 pub mod nvrtc;
 pub mod nvshmem;
 
-pub use library::{Found, Library, Loaded, Missing, load, load_file, probe};
+pub use library::{Found, Library, Loaded, Missing, load, load_file, look_in, probe};

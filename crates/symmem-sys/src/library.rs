@@ -4,6 +4,7 @@
 use std::ffi::c_int;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use libloading::os::unix;
 
@@ -58,10 +59,50 @@ impl Library {
     pub const fn variable(self) -> Option<&'static str> {
         match self {
             Self::Nvrtc => Some("SYMMEM_NVRTC"),
+            Self::Nccl => Some("SYMMEM_NCCL"),
             Self::Nvshmem => Some("SYMMEM_NVSHMEM"),
-            _ => None,
+            Self::Cuda | Self::Nvml | Self::Ucx => None,
         }
     }
+
+    /// Where a Python package puts it, below a folder of packages.
+    const fn package(self) -> Option<&'static str> {
+        match self {
+            Self::Nccl => Some("nvidia/nccl/lib"),
+            Self::Nvshmem => Some("nvidia/nvshmem/lib"),
+            Self::Cuda | Self::Nvml | Self::Nvrtc | Self::Ucx => None,
+        }
+    }
+}
+
+/// Folders of Python packages to look in, in order.
+static PACKAGES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Has libraries that come as Python packages looked for in `folder` too, such as an entry of `sys.path`.
+///
+/// What is loaded already stays, so this belongs before the first use.
+pub fn look_in(folder: impl Into<PathBuf>) {
+    let folder = folder.into();
+    let mut folders = PACKAGES.lock().unwrap_or_else(PoisonError::into_inner);
+    if !folders.contains(&folder) {
+        folders.push(folder);
+    }
+}
+
+/// The files that Python packages may have put there: of [`look_in`], of the active environment.
+fn packaged(library: Library) -> Vec<PathBuf> {
+    let Some(package) = library.package() else { return Vec::new() };
+    let mut folders = PACKAGES.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    for variable in ["VIRTUAL_ENV", "CONDA_PREFIX"] {
+        let Some(environment) = std::env::var_os(variable) else { continue };
+        let versions = std::fs::read_dir(Path::new(&environment).join("lib"));
+        let versions = versions.into_iter().flatten().flatten().map(|entry| entry.path());
+        folders.extend(versions.map(|version| version.join("site-packages")));
+    }
+    let files = folders.iter().flat_map(|folder| {
+        library.sonames().iter().map(move |soname| folder.join(package).join(soname))
+    });
+    files.filter(|file| file.exists()).collect()
 }
 
 /// A library that could be loaded.
@@ -101,7 +142,8 @@ impl fmt::Debug for Loaded {
 
 /// Loads `library`; it then stays for the life of the process.
 ///
-/// Where its [`variable`](Library::variable) is set, that file it is or none.
+/// Where its [`variable`](Library::variable) is set, that file it is or none. Else it is the one that the process has
+/// loaded already (two of one name do not go together), that of a Python package (see [`look_in`]), or the machine's.
 pub fn load(library: Library) -> Result<Loaded, Missing> {
     let set = library.variable().and_then(|name| Some((name, std::env::var_os(name)?)));
     if let Some((name, path)) = set {
@@ -110,9 +152,15 @@ pub fn load(library: Library) -> Result<Loaded, Missing> {
             Missing { why, ..missing }
         });
     }
+    if let Some(loaded) = library.sonames().iter().find_map(|soname| already_open(soname)) {
+        return Ok(loaded);
+    }
     let mut reasons = Vec::new();
-    for &soname in library.sonames() {
-        match open(soname) {
+    let packaged = packaged(library);
+    let packaged = packaged.iter().map(|file| file.to_string_lossy().into_owned());
+    let sonames = library.sonames().iter().map(|&soname| soname.to_owned());
+    for name in packaged.chain(sonames) {
+        match open(&name) {
             Ok(loaded) => return Ok(loaded),
             Err(why) => reasons.push(why),
         }
@@ -136,10 +184,21 @@ pub fn load_file(library: Library, file: &Path) -> Result<Loaded, Missing> {
     open(&file.to_string_lossy()).map_err(missing)
 }
 
+/// Such libraries start threads and register exit handlers: unloading them is where they crash.
+const RTLD_NODELETE: c_int = 0x1000;
+/// Only what is there already.
+const RTLD_NOLOAD: c_int = 0x4;
+
+/// The library of this name that somebody has loaded.
+fn already_open(soname: &str) -> Option<Loaded> {
+    let flags = unix::RTLD_NOW | RTLD_NODELETE | RTLD_NOLOAD;
+    // SAFETY: nothing is loaded, and so no initialiser runs.
+    let opened = unsafe { unix::Library::open(Some(soname), flags) };
+    opened.ok().map(|handle| Loaded { handle, soname: soname.to_owned() })
+}
+
 /// Opens a name or a path, or says why not.
 fn open(soname: &str) -> Result<Loaded, String> {
-    // Such libraries start threads and register exit handlers: unloading them is where they crash.
-    const RTLD_NODELETE: c_int = 0x1000;
     // SAFETY: loading runs the library's initialisers; these are vendors' libraries, made to be loaded.
     let opened = unsafe { unix::Library::open(Some(soname), unix::RTLD_NOW | RTLD_NODELETE) };
     match opened {
@@ -151,12 +210,17 @@ fn open(soname: &str) -> Result<Loaded, String> {
 /// Looks for `library` and asks it for its version.
 pub fn probe(library: Library) -> Result<Found, Missing> {
     let loaded = load(library)?;
-    let path = mapped_file(&loaded.soname);
+    let path = loaded.path();
     let version = loaded.version(library).or_else(|| file_version(path.as_deref()?));
     Ok(Found { soname: loaded.soname, path, version })
 }
 
 impl Loaded {
+    /// The file it came from.
+    pub fn path(&self) -> Option<PathBuf> {
+        mapped_file(&self.soname)
+    }
+
     /// The program itself, which has none of the functions that are looked for.
     #[cfg(test)]
     pub(crate) fn without_functions() -> Self {
@@ -179,10 +243,9 @@ impl Loaded {
                 let v = self.one_number("cuDriverGetVersion")?;
                 Some(format!("{}.{}", v / 1000, v % 1000 / 10))
             }
-            Library::Nccl => {
-                let v = self.one_number("ncclGetVersion")?;
-                Some(format!("{}.{}.{}", v / 10_000, v / 100 % 100, v % 100))
-            }
+            Library::Nccl => Some(
+                crate::nccl::Version::from_code(self.one_number("ncclGetVersion")?).to_string(),
+            ),
             Library::Nvrtc => self.nvrtc_version(),
             Library::Ucx => self.ucx_version(),
             // Theirs need an initialisation that can take a second; the file name carries the version.
@@ -264,6 +327,22 @@ mod tests {
     fn a_file_that_is_not_there_is_named() {
         let missing = load_file(Library::Nvrtc, Path::new("/nowhere/libnvrtc.so.12")).unwrap_err();
         assert!(missing.to_string().contains("NVRTC could not be loaded: /nowhere/"), "{missing}");
+    }
+
+    #[test]
+    fn a_folder_of_python_packages_is_looked_in() {
+        let folder = std::env::temp_dir().join(format!("symmem-packages-{}", std::process::id()));
+        let file = folder.join("nvidia/nvshmem/lib/libnvshmem_host.so.3");
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(&file, "no library").unwrap();
+        look_in(&folder);
+        look_in(&folder);
+        let found = packaged(Library::Nvshmem);
+        assert_eq!(found.iter().filter(|found| **found == file).count(), 1, "{found:?}");
+        let why = load(Library::Nvshmem).map(|_| ()).unwrap_err().why;
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(why.contains("nvidia/nvshmem/lib"), "{why}");
+        assert!(packaged(Library::Ucx).is_empty());
     }
 
     #[test]
