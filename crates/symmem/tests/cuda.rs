@@ -19,6 +19,7 @@ mod cuda {
     mod moving;
     mod rows;
     mod signals;
+    mod tiles;
 }
 
 fn ranks() -> Vec<usize> {

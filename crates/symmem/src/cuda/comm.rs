@@ -32,7 +32,7 @@ use crate::sync::atomic::AtomicBool;
 pub(super) const OP: &str = "rendezvous";
 
 /// What kernels say they are about.
-const OPS: [&str; 16] = [
+const OPS: [&str; 20] = [
     "barrier",
     "all_reduce",
     "reduce_scatter",
@@ -48,6 +48,10 @@ const OPS: [&str; 16] = [
     "barrier_on_channel",
     "all_to_all_v_2d",
     "all_to_all_v_2d_offset",
+    "tile_reduce",
+    "multi_root_tile_reduce",
+    "reduce_scatter_offset",
+    "all_to_all_nd",
     "a kernel of the caller's",
 ];
 

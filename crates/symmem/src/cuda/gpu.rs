@@ -142,7 +142,7 @@ impl Gpu {
     }
 
     /// The same device, with memory from elsewhere.
-    pub(super) fn from_source(&self, source: Source) -> Self {
+    pub(super) fn taking_from(&self, source: Source) -> Self {
         Self(Arc::clone(&self.0), source)
     }
 

@@ -24,6 +24,7 @@ mod signals;
 mod source;
 mod stream;
 mod symmetric;
+mod tiles;
 
 pub use gpu::Gpu;
 pub use graph::Graph;
@@ -32,6 +33,7 @@ pub use module::{HEADER, Kernel, Module, Parameter};
 pub use nvshmem::{Nvshmem, SignalOp};
 pub use stream::Stream;
 pub use symmetric::{Buffer, Symmetric, View, ViewMut};
+pub use tiles::{Tile, TileMut};
 
 use symmem_sys::cuda::Failure;
 

@@ -77,7 +77,7 @@ impl Gpu {
                 return Err(group.usage("with_source", expected, format!("{name:?}{from}")));
             }
         };
-        Ok(self.from_source(source))
+        Ok(self.taking_from(source))
     }
 
     /// The name of its memory's source.
@@ -87,7 +87,7 @@ impl Gpu {
 
     /// The same device, with the driver's memory.
     pub(super) fn of_driver(&self) -> Self {
-        self.from_source(Source::Driver)
+        self.taking_from(Source::Driver)
     }
 
     /// What symmetric memory is allocated by.
