@@ -91,6 +91,10 @@ else
 fi
 if [ -n "$do_tests" ]; then
   step "driver tests" 30 "$here/sys-tests" --ignored --test-threads 1
+  # NCCL of torch, where there is one, else what the linker finds.
+  nccl=$("${PEERS_PYTHON:-python3}" -c 'import nvidia.nccl as n; print(list(n.__path__)[0])' 2>/dev/null)/lib/libnccl.so.2
+  [ ! -e "$nccl" ] || [ -n "${SYMMEM_NCCL-}" ] || export SYMMEM_NCCL=$nccl
+  step "NCCL tests" 90 "$here/nccl-tests" --ignored --test-threads 1
   # Without MPS, which ends the work of all its clients when one dies in the middle of a kernel.
   step "a rank that dies" 30 "$here/cuda-tests" --ignored --test-threads 1 dies
   step "a rank killed in its kernel" 60 "$here/cuda-tests" --ignored --test-threads 1 killed_in_its_kernel

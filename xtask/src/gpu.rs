@@ -9,8 +9,11 @@ use crate::command::{cargo, output, root, run, target_dir};
 use crate::{Arguments, Outcome};
 
 /// Test programs: package, test, and the name in the bundle.
-const TESTS: [(&str, &str, &str); 2] =
-    [("symmem", "cuda", "cuda-tests"), ("symmem-sys", "gpu", "sys-tests")];
+const TESTS: [(&str, &str, &str); 3] = [
+    ("symmem", "cuda", "cuda-tests"),
+    ("symmem", "nccl", "nccl-tests"),
+    ("symmem-sys", "gpu", "sys-tests"),
+];
 /// Files that are taken along as they are.
 const FILES: [&str; 2] = ["xtask/gpu/run.sh", "benches/peers/bench_symm_mem.py"];
 
@@ -88,8 +91,9 @@ mod tests {
         for file in FILES {
             assert!(root().join(file).is_file(), "{file}");
         }
-        for test in ["crates/symmem/tests/cuda.rs", "crates/symmem-sys/tests/gpu.rs"] {
-            assert!(root().join(test).is_file(), "{test}");
+        for (package, test, _) in TESTS {
+            let test = format!("crates/{package}/tests/{test}.rs");
+            assert!(root().join(&test).is_file(), "{test}");
         }
     }
 

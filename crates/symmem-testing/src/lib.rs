@@ -8,8 +8,10 @@
 )]
 
 pub mod conformance;
+mod nccl;
 mod processes;
 
+pub use nccl::{FakeNccl, Live};
 pub use processes::{
     Ended, Job, Random, Ranks, assert_nothing_is_held, die, die_after, latencies, mark, stop_until,
 };

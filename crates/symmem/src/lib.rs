@@ -31,6 +31,7 @@ pub mod group;
 mod interrupt;
 pub mod machine;
 mod mesh;
+pub mod nccl;
 pub mod region;
 mod signal;
 pub mod store;

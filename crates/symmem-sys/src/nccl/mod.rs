@@ -15,7 +15,7 @@ mod windows;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 pub use begun::Begun;
 pub use collectives::Span;
@@ -135,9 +135,9 @@ impl fmt::Debug for Nccl {
 }
 
 /// The library of this machine; looked for once in a process.
-pub fn load() -> std::result::Result<&'static Nccl, Missing> {
-    static LOADED: OnceLock<std::result::Result<Nccl, Missing>> = OnceLock::new();
-    LOADED.get_or_init(|| Nccl::new(crate::load(Library::Nccl)?)).as_ref().map_err(Clone::clone)
+pub fn load() -> std::result::Result<Arc<Nccl>, Missing> {
+    static LOADED: OnceLock<std::result::Result<Arc<Nccl>, Missing>> = OnceLock::new();
+    LOADED.get_or_init(|| Nccl::new(crate::load(Library::Nccl)?).map(Arc::new)).clone()
 }
 
 impl Nccl {

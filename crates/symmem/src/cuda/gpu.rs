@@ -335,6 +335,11 @@ impl Gpu {
         over
     }
 
+    /// Runs `f`, which calls a library that works in the current context, with this device's.
+    pub(crate) fn within<R>(&self, f: impl FnOnce() -> R) -> Result<R> {
+        self.call(|_| Ok(f()))
+    }
+
     /// Calls the driver with this device's context current, and leaves the thread with the one it had.
     pub(super) fn call<R>(&self, f: impl FnOnce(&dyn Driver) -> Result<R, Failure>) -> Result<R> {
         let driver = self.driver();

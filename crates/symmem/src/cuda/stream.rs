@@ -46,7 +46,7 @@ impl Stream {
         &self.gpu
     }
 
-    pub(super) fn raw(&self) -> sys::Stream {
+    pub(crate) fn raw(&self) -> sys::Stream {
         self.raw
     }
 
@@ -64,7 +64,7 @@ impl Stream {
     }
 
     /// Refuses to wait where work is only noted, before the driver does so by ending the capture.
-    pub(super) fn check_runs(&self, op: &'static str) -> Result<()> {
+    pub(crate) fn check_runs(&self, op: &'static str) -> Result<()> {
         if !is_capturing() && self.captured_by()?.is_none() {
             return Ok(());
         }

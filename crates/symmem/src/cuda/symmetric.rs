@@ -129,15 +129,15 @@ impl<T: Element> Buffer<T> {
 /// Elements of a device's memory.
 #[derive(Clone, Copy)]
 pub struct View<'a, T> {
-    pub(super) address: u64,
-    pub(super) len: usize,
+    pub(crate) address: u64,
+    pub(crate) len: usize,
     of: PhantomData<&'a T>,
 }
 
 /// Elements of a device's memory, to write.
 pub struct ViewMut<'a, T> {
-    pub(super) address: u64,
-    pub(super) len: usize,
+    pub(crate) address: u64,
+    pub(crate) len: usize,
     of: PhantomData<&'a mut T>,
 }
 

@@ -201,7 +201,7 @@ impl WorldOptions {
         Ok(backend)
     }
 
-    fn deadline(&self) -> Result<Deadline> {
+    pub(crate) fn deadline(&self) -> Result<Deadline> {
         let seconds = setting::<f64>("SYMMEM_TIMEOUT", "seconds")?;
         let set = seconds.map(|s| Duration::try_from_secs_f64(s).unwrap_or(Duration::MAX));
         Ok(Deadline::within(self.timeout.or(set).unwrap_or(DEFAULT_TIMEOUT)))

@@ -1,0 +1,374 @@
+//! One rank's end of a communicator: how its calls are waited for, how it fails, how it ends.
+#![allow(unsafe_code)] // S4: handles are live from where they were made to where they are destroyed or aborted
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use symmem_sys::nccl::{Begun, Comm, Failure, Handle};
+
+use super::{Nccl, failed, group};
+use crate::cuda::{Gpu, Stream};
+use crate::error::{Error, Result};
+use crate::sync::{Deadline, yield_now};
+
+/// This rank's end of a communicator, on one device. Cheap to clone; closed when the last clone goes.
+#[derive(Clone)]
+pub struct Communicator(Arc<Inner>);
+
+struct Inner {
+    nccl: Nccl,
+    gpu: Gpu,
+    rank: usize,
+    size: usize,
+    limit: Mutex<Deadline>,
+    /// Who makes a call, until it is over: the library takes one at a time.
+    turn: Mutex<()>,
+    state: Mutex<State>,
+}
+
+enum State {
+    Live(Comm),
+    /// It has failed, for this reason, but can still shrink.
+    Failed(Comm, String),
+    /// The library has taken it back, for this reason.
+    Gone(String),
+}
+
+/// How long a wait sleeps at most before it looks again.
+const NAP: Duration = Duration::from_micros(200);
+/// How often it looks before it sleeps.
+const LOOKS: usize = 200;
+
+impl Communicator {
+    /// What is being made, from here on closed when it goes.
+    pub(super) fn begin(
+        nccl: &Nccl,
+        gpu: &Gpu,
+        (rank, size): (usize, usize),
+        begun: &Begun<Comm>,
+        deadline: Deadline,
+        op: &'static str,
+    ) -> Result<Self> {
+        let comm = begun.peek().ok_or_else(|| Error::Driver {
+            call: "ncclCommInitRankConfig",
+            why: format!("rank {rank}: {op}: NCCL gave no communicator"),
+        })?;
+        Ok(Self::new(nccl, gpu, (rank, size), comm, deadline))
+    }
+
+    fn new(
+        nccl: &Nccl,
+        gpu: &Gpu,
+        (rank, size): (usize, usize),
+        comm: Comm,
+        deadline: Deadline,
+    ) -> Self {
+        Self(Arc::new(Inner {
+            nccl: nccl.clone(),
+            gpu: gpu.clone(),
+            rank,
+            size,
+            limit: Mutex::new(deadline),
+            turn: Mutex::new(()),
+            state: Mutex::new(State::Live(comm)),
+        }))
+    }
+
+    /// Whose end it is.
+    pub fn rank(&self) -> usize {
+        self.0.rank
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> usize {
+        self.0.size
+    }
+
+    /// Its device.
+    pub fn gpu(&self) -> &Gpu {
+        &self.0.gpu
+    }
+
+    /// The library it is of.
+    pub fn nccl(&self) -> &Nccl {
+        &self.0.nccl
+    }
+
+    /// How long its calls wait for the other ranks.
+    pub fn deadline(&self) -> Deadline {
+        *self.0.limit.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets how long its calls wait for the other ranks.
+    pub fn set_deadline(&self, deadline: impl Into<Deadline>) {
+        *self.0.limit.lock().unwrap_or_else(PoisonError::into_inner) = deadline.into();
+    }
+
+    /// The library's own handle (`ncclComm_t`), for calls that this library does not have; 0 after its end.
+    pub fn raw(&self) -> usize {
+        match &*self.state() {
+            State::Live(comm) | State::Failed(comm, _) => comm.raw(),
+            State::Gone(_) => 0,
+        }
+    }
+
+    /// Says whether something has gone wrong since: on another rank, in the network, on the device.
+    ///
+    /// After an error it can be aborted, shrunk or dropped, and nothing else.
+    pub fn check(&self) -> Result<()> {
+        self.poll("check").map(|_| ())
+    }
+
+    /// Waits until everything in `stream` is done, or until the deadline: then it aborts.
+    pub fn synchronize(&self, stream: &Stream) -> Result<()> {
+        const OP: &str = "synchronize";
+        stream.check_runs(OP)?;
+        self.wait(OP, || {
+            self.poll(OP)?;
+            stream.is_idle()
+        })
+    }
+
+    /// Ends what is going on, on this rank, and gives the communicator back. For whoever makes a call with it, that is an
+    /// error. Another thread may do this while one waits.
+    pub fn abort(&self) {
+        self.end("it was aborted");
+    }
+
+    /// Waits until what is going on is done, and gives the communicator back. Dropping it does the same.
+    pub fn close(self) -> Result<()> {
+        self.0.close()
+    }
+
+    /// Lets one more call be made of a communicator that has failed, if it has.
+    pub(super) fn revive(&self) -> bool {
+        let mut state = self.state();
+        let State::Failed(comm, _) = *state else { return false };
+        *state = State::Live(comm);
+        true
+    }
+
+    /// A communicator that was made of this one.
+    pub(super) fn child(&self, comm: Comm, op: &'static str) -> Result<Self> {
+        let Inner { nccl, gpu, .. } = &*self.0;
+        let made = Self::new(nccl, gpu, (0, 1), comm, self.deadline());
+        made.settle(op)?;
+        // SAFETY: S4: it is live and ready.
+        let rank = made.ask(op, |nccl, comm| unsafe { nccl.user_rank(comm) })?;
+        // SAFETY: S4: likewise.
+        let size = made.ask(op, |nccl, comm| unsafe { nccl.count(comm) })?;
+        let Ok(mut inner) = Arc::try_unwrap(made.0) else {
+            return Err(self.usage(op, "a communicator of its own".into(), "a shared one".into()));
+        };
+        (inner.rank, inner.size) = (rank, size);
+        Ok(Self(Arc::new(inner)))
+    }
+
+    /// Begins what makes something of this communicator, and waits for it. The caller has the turn.
+    pub(super) fn begun<T: Handle>(
+        &self,
+        op: &'static str,
+        f: impl FnOnce(&symmem_sys::nccl::Nccl, Comm) -> Result<Begun<T>, Failure>,
+    ) -> Result<Option<T>> {
+        let begun = self.enter(op, f)?.map_err(|failure| self.refused(op, &failure))?;
+        self.settle(op)?;
+        // SAFETY: S4: this communicator has nothing to do any more, so the library has written for the last time.
+        Ok(unsafe { begun.end() })
+    }
+
+    /// A call that puts something into a stream: waits until it is there, or is begun at the end of the group.
+    pub(super) fn call(
+        &self,
+        op: &'static str,
+        stream: &Stream,
+        f: impl FnOnce(&symmem_sys::nccl::Nccl, Comm) -> Result<(), Failure>,
+    ) -> Result<()> {
+        if stream.gpu() != self.gpu() {
+            let expected = format!("a stream of {:?}", self.gpu());
+            return Err(self.usage(op, expected, format!("one of {:?}", stream.gpu())));
+        }
+        let _turn = self.turn();
+        match self.enter(op, f)? {
+            Err(failure) if !failure.is_in_progress() => return Err(self.refused(op, &failure)),
+            _ => {}
+        }
+        if group::join(self) { Ok(()) } else { self.settle(op) }
+    }
+
+    /// A call that is over when it returns.
+    pub(super) fn ask<R>(
+        &self,
+        op: &'static str,
+        f: impl FnOnce(&symmem_sys::nccl::Nccl, Comm) -> Result<R, Failure>,
+    ) -> Result<R> {
+        self.enter(op, f)?.map_err(|failure| self.refused(op, &failure))
+    }
+
+    /// Calls the library, with the device's context current and nobody else calling it for this communicator.
+    fn enter<R>(
+        &self,
+        op: &'static str,
+        f: impl FnOnce(&symmem_sys::nccl::Nccl, Comm) -> R,
+    ) -> Result<R> {
+        let state = self.state();
+        let comm = match &*state {
+            State::Live(comm) => *comm,
+            State::Failed(_, why) | State::Gone(why) => {
+                let what = format!("rank {}: {op}: the communicator", self.rank());
+                return Err(Error::Unavailable { what, why: why.clone() });
+            }
+        };
+        self.gpu().within(|| f(&self.0.nccl.0, comm))
+    }
+
+    /// Whether the last call is over. An error is the end of all calls.
+    fn poll(&self, op: &'static str) -> Result<bool> {
+        // SAFETY: S4: `enter` gives a communicator that is live.
+        match self.enter(op, |nccl, comm| unsafe { nccl.async_error(comm) })? {
+            Ok(()) => Ok(true),
+            Err(failure) if failure.is_in_progress() => Ok(false),
+            Err(failure) => Err(self.broken(op, &failure)),
+        }
+    }
+
+    /// Waits until the last call is over.
+    pub(super) fn settle(&self, op: &'static str) -> Result<()> {
+        self.wait(op, || self.poll(op))
+    }
+
+    fn wait(&self, op: &'static str, done: impl Fn() -> Result<bool>) -> Result<()> {
+        let mut deadline = self.deadline();
+        for look in 0_usize.. {
+            if done()? {
+                return Ok(());
+            }
+            deadline = deadline.start();
+            if deadline.expired() {
+                break;
+            }
+            if look < LOOKS { yield_now() } else { std::thread::sleep(deadline.nap(NAP)) }
+        }
+        let after = deadline.elapsed();
+        self.end(&format!("{op} was given up after {after:.1?}"));
+        let others: Vec<usize> = (0..self.size()).filter(|rank| *rank != self.rank()).collect();
+        let waiting_for = if others.is_empty() { vec![self.rank()] } else { others };
+        Err(Error::Timeout { op, channel: None, waiting_for, after })
+    }
+
+    /// The error of a call that was refused; whether more than the call is broken is asked at the next.
+    fn refused(&self, op: &'static str, failure: &Failure) -> Error {
+        failed(op, Some(self.rank()), failure)
+    }
+
+    /// The communicator is of no use any more.
+    fn broken(&self, op: &'static str, failure: &Failure) -> Error {
+        let error = failed(op, Some(self.rank()), failure);
+        let mut state = self.state();
+        if let State::Live(comm) = *state {
+            *state = State::Failed(comm, format!("it has failed: {error}"));
+        }
+        error
+    }
+
+    fn end(&self, why: &str) {
+        self.0.end(why);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state()
+    }
+
+    pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.0.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn usage(&self, op: &'static str, expected: String, got: String) -> Error {
+        Error::Usage { op, rank: Some(self.rank()), expected, got }
+    }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Aborts, if it is not gone.
+    fn end(&self, why: &str) {
+        let mut state = self.state();
+        let comm = match &*state {
+            State::Live(comm) | State::Failed(comm, _) => *comm,
+            State::Gone(_) => return,
+        };
+        *state = State::Gone(why.to_owned());
+        // SAFETY: S4: it is live, and the state says that it is not used again.
+        let aborted = self.gpu.within(|| unsafe { self.nccl.0.abort(comm) });
+        warn(aborted);
+    }
+
+    /// Finalizes and destroys what works, and aborts what does not.
+    fn close(&self) -> Result<()> {
+        const OP: &str = "close";
+        let comm = match &*self.state() {
+            State::Live(comm) => Ok(*comm),
+            State::Failed(..) => Err(()),
+            State::Gone(_) => return Ok(()),
+        };
+        let Ok(comm) = comm else {
+            self.end("it has failed");
+            return Ok(());
+        };
+        let failed = |failure: &Failure| {
+            self.end("it could not be closed");
+            failed(OP, Some(self.rank), failure)
+        };
+        // SAFETY: S4: it is live; after this it is only asked, destroyed or aborted.
+        let mut finalized = self.gpu.within(|| unsafe { self.nccl.0.finalize(comm) })?;
+        let mut deadline = *self.limit.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Err(failure) = &finalized {
+            if !failure.is_in_progress() {
+                return Err(failed(failure));
+            }
+            deadline = deadline.start();
+            if deadline.expired() {
+                self.end("it could not be closed in time");
+                let (waiting_for, after) = (vec![self.rank], deadline.elapsed());
+                return Err(Error::Timeout { op: OP, channel: None, waiting_for, after });
+            }
+            std::thread::sleep(deadline.nap(NAP));
+            // SAFETY: S4: it is live.
+            finalized = self.gpu.within(|| unsafe { self.nccl.0.async_error(comm) })?;
+        }
+        *self.state() = State::Gone("it was closed".into());
+        // SAFETY: S4: it is live, and the state says that it is not used again.
+        let destroyed = self.gpu.within(|| unsafe { self.nccl.0.destroy(comm) })?;
+        destroyed.map_err(|failure| super::failed(OP, Some(self.rank), &failure))
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Err(e) = self.close() {
+            tracing::warn!("{e}");
+        }
+    }
+}
+
+fn warn(done: Result<Result<(), Failure>>) {
+    match done {
+        Ok(Err(failure)) if !failure.is_in_progress() => tracing::warn!("{failure}"),
+        Err(e) => tracing::warn!("{e}"),
+        Ok(_) => {}
+    }
+}
+
+impl PartialEq for Communicator {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl std::fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Communicator(rank {} of {} on {:?})", self.rank(), self.size(), self.gpu())
+    }
+}

@@ -1,0 +1,198 @@
+//! What calls read and write, and how they reduce it.
+#![allow(unsafe_code)] // S4, S5
+
+use std::marker::PhantomData;
+
+use symmem_sys::nccl as sys;
+
+use super::communicator::Communicator;
+use crate::cuda::{View, ViewMut};
+use crate::dtype::{DType, Element, ReduceOp};
+use crate::error::{Error, Result};
+
+/// Elements on a device that a call reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Source<'a> {
+    pub(super) address: u64,
+    pub(super) len: usize,
+    pub(super) dtype: DType,
+    of: PhantomData<&'a ()>,
+}
+
+/// Elements on a device that a call writes.
+#[derive(Debug)]
+pub struct Target<'a> {
+    pub(super) address: u64,
+    pub(super) len: usize,
+    pub(super) dtype: DType,
+    of: PhantomData<&'a mut ()>,
+}
+
+impl Source<'_> {
+    /// Of memory that somebody else has allocated.
+    ///
+    /// # Safety
+    /// The device of the call can read `len` elements at `address` until what is put into the stream is done.
+    pub unsafe fn from_raw(address: u64, len: usize, dtype: DType) -> Self {
+        Self { address, len, dtype, of: PhantomData }
+    }
+
+    /// `len` elements from `offset` on, which must lie within.
+    pub(super) fn part(self, offset: usize, len: usize) -> Self {
+        let address = self.address + (offset * self.dtype.size()) as u64;
+        Self { address, len, ..self }
+    }
+}
+
+impl Target<'_> {
+    /// Of memory that somebody else has allocated.
+    ///
+    /// # Safety
+    /// The device of the call can write `len` elements at `address` until what is put into the stream is done, and nobody
+    /// else touches them meanwhile.
+    pub unsafe fn from_raw(address: u64, len: usize, dtype: DType) -> Self {
+        Self { address, len, dtype, of: PhantomData }
+    }
+
+    /// The same elements, as what the call reads too.
+    pub(super) fn as_source(&self) -> Source<'_> {
+        Source { address: self.address, len: self.len, dtype: self.dtype, of: PhantomData }
+    }
+}
+
+impl<'a, T: Element> From<View<'a, T>> for Source<'a> {
+    fn from(view: View<'a, T>) -> Self {
+        Self { address: view.address, len: view.len, dtype: T::DTYPE, of: PhantomData }
+    }
+}
+
+impl<'a, T: Element> From<ViewMut<'a, T>> for Target<'a> {
+    fn from(view: ViewMut<'a, T>) -> Self {
+        Self { address: view.address, len: view.len, dtype: T::DTYPE, of: PhantomData }
+    }
+}
+
+/// So many elements, for a call that only moves them: as bytes, where the library does not know them or an old one does not.
+pub(super) fn moved(len: usize, dtype: DType) -> sys::Span {
+    let own = match dtype {
+        DType::F8E4M3 | DType::F8E5M2 => None,
+        other => convert(other),
+    };
+    match own {
+        Some(kind) => sys::Span { count: len, kind },
+        None => sys::Span { count: len * dtype.size(), kind: sys::DataType::U8 },
+    }
+}
+
+/// So many elements, for a call that reckons with them.
+pub(super) fn reduced(op: &'static str, len: usize, dtype: DType) -> Result<sys::Span> {
+    let kind = convert(dtype).ok_or_else(|| Error::Usage {
+        op,
+        rank: None,
+        expected: "a type that NCCL reduces".into(),
+        got: format!("Unconvertible NCCL type {dtype}"),
+    })?;
+    Ok(sys::Span { count: len, kind })
+}
+
+const fn convert(dtype: DType) -> Option<sys::DataType> {
+    Some(match dtype {
+        DType::F64 => sys::DataType::F64,
+        DType::F32 => sys::DataType::F32,
+        DType::F16 => sys::DataType::F16,
+        DType::BF16 => sys::DataType::Bf16,
+        DType::F8E4M3 => sys::DataType::F8E4M3,
+        DType::F8E5M2 => sys::DataType::F8E5M2,
+        DType::I64 => sys::DataType::I64,
+        DType::I32 => sys::DataType::I32,
+        DType::I8 => sys::DataType::I8,
+        DType::U64 => sys::DataType::U64,
+        DType::U32 => sys::DataType::U32,
+        DType::U8 => sys::DataType::U8,
+        DType::I16 | DType::U16 => return None,
+    })
+}
+
+/// How elements are reduced: a [`ReduceOp`], a [`ScaledSum`], or a number of the library's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operator(std::result::Result<sys::RedOp, ReduceOp>);
+
+impl Operator {
+    /// By its number, which the library checks.
+    pub const fn from_code(code: i32) -> Self {
+        Self(Ok(sys::RedOp(code)))
+    }
+
+    pub(super) fn code(self, op: &'static str, rank: usize) -> Result<sys::RedOp> {
+        self.0.map_err(|bitwise| Error::Usage {
+            op,
+            rank: Some(rank),
+            expected: "sum, prod, min, max or avg".into(),
+            got: bitwise.to_string(),
+        })
+    }
+}
+
+impl From<ReduceOp> for Operator {
+    fn from(op: ReduceOp) -> Self {
+        Self(match op {
+            ReduceOp::Sum => Ok(sys::RedOp::SUM),
+            ReduceOp::Average => Ok(sys::RedOp::AVG),
+            ReduceOp::Product => Ok(sys::RedOp::PROD),
+            ReduceOp::Min => Ok(sys::RedOp::MIN),
+            ReduceOp::Max => Ok(sys::RedOp::MAX),
+            ReduceOp::And | ReduceOp::Or | ReduceOp::Xor => Err(op),
+        })
+    }
+}
+
+/// A sum of elements that are multiplied with a factor first, which may differ between ranks. Of one communicator.
+pub struct ScaledSum {
+    communicator: Communicator,
+    op: sys::RedOp,
+}
+
+impl Communicator {
+    /// A sum of elements of `dtype` (f32, f64 or i32) that are multiplied with `factor` first.
+    pub fn scaled_sum(&self, factor: f64, dtype: DType) -> Result<ScaledSum> {
+        const OP: &str = "scaled_sum";
+        let mut bytes = [0; 8];
+        let kind = match dtype {
+            DType::F64 => {
+                bytes = factor.to_ne_bytes();
+                sys::DataType::F64
+            }
+            DType::F32 => {
+                bytes[..4].copy_from_slice(&(factor as f32).to_ne_bytes());
+                sys::DataType::F32
+            }
+            DType::I32 => {
+                bytes[..4].copy_from_slice(&(factor as i32).to_ne_bytes());
+                sys::DataType::I32
+            }
+            other => {
+                let (op, expected) = (OP, "f32, f64 or i32".to_owned());
+                let (rank, got) = (Some(self.rank()), other.to_string());
+                return Err(Error::Usage { op, rank, expected, got });
+            }
+        };
+        // SAFETY: S4: `ask` gives a communicator that is live.
+        let op = self.ask(OP, |nccl, comm| unsafe { nccl.pre_mul_sum(comm, &bytes, kind) })?;
+        Ok(ScaledSum { communicator: self.clone(), op })
+    }
+}
+
+impl From<&ScaledSum> for Operator {
+    fn from(sum: &ScaledSum) -> Self {
+        Self(Ok(sum.op))
+    }
+}
+
+impl Drop for ScaledSum {
+    fn drop(&mut self) {
+        // SAFETY: S4: made by this communicator, and not used again. An aborted one has taken it along.
+        let _ = self
+            .communicator
+            .ask("scaled_sum", |nccl, comm| unsafe { nccl.red_op_destroy(comm, self.op) });
+    }
+}
