@@ -448,7 +448,7 @@ pub(super) fn out_of_reach(group: &Group, op: &'static str, rank: usize) -> Erro
 }
 
 /// Tells all ranks what this one has to say, and does `part` with what all have: an error on all if one fails.
-pub(super) fn exchange<T: Serialize + DeserializeOwned, R>(
+pub(crate) fn exchange<T: Serialize + DeserializeOwned, R>(
     group: &Group,
     op: &'static str,
     own: T,

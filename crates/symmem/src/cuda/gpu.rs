@@ -335,6 +335,11 @@ impl Gpu {
         over
     }
 
+    /// A thing that streams may be using, dropped when they are done.
+    pub(crate) fn in_use<T: Send + Sync + 'static>(&self, thing: T) -> Box<dyn Send + Sync> {
+        Box::new(InUse::new(self.clone(), thing))
+    }
+
     /// Runs `f`, which calls a library that works in the current context, with this device's.
     pub(crate) fn within<R>(&self, f: impl FnOnce() -> R) -> Result<R> {
         self.call(|_| Ok(f()))

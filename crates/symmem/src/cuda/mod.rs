@@ -35,6 +35,9 @@ pub use stream::Stream;
 pub use symmetric::{Buffer, Symmetric, View, ViewMut};
 pub use tiles::{Tile, TileMut};
 
+pub(crate) use comm::exchange;
+pub(crate) use source::Provider;
+
 use symmem_sys::cuda::Failure;
 
 use crate::error::Error;

@@ -14,10 +14,17 @@ use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::symmetric::Handle;
 
-/// The variable that names the source where the program does not.
-const VARIABLE: &str = "SYMMEM_CUDA_BACKEND";
-/// All of them.
-const NAMES: [&str; 2] = ["cuda", "nvshmem"];
+/// A library beyond this layer that memory comes from: the driver's own kind of memory, which peers map as any other.
+pub(crate) trait Provider: Send + Sync {
+    /// The name by which users choose it.
+    fn name(&self) -> &'static str;
+
+    /// What allocates.
+    fn backend(&self) -> Arc<dyn Backend>;
+
+    /// Does with all ranks' memory what the library wants, once it is mapped. Collective.
+    fn mapped(&self, handle: &Handle) -> Result<()>;
+}
 
 #[derive(Clone)]
 pub(super) enum Source {
@@ -25,6 +32,8 @@ pub(super) enum Source {
     Driver,
     /// NVSHMEM's heap.
     Nvshmem(Arc<Heap>),
+    /// Another library.
+    Provided(Arc<dyn Provider>),
 }
 
 impl Source {
@@ -32,13 +41,14 @@ impl Source {
         match self {
             Self::Driver => "cuda",
             Self::Nvshmem(_) => "nvshmem",
+            Self::Provided(provider) => provider.name(),
         }
     }
 
     /// A rank of the group that not all others reach by an address. The same on all ranks.
     pub(super) fn apart(&self, group: &Group) -> Option<usize> {
         match self {
-            Self::Driver => None,
+            Self::Driver | Self::Provided(_) => None,
             Self::Nvshmem(heap) => heap.apart(group),
         }
     }
@@ -46,38 +56,29 @@ impl Source {
     /// Gives all ranks' parts of `handle` one address more; none, if one rank cannot. Collective.
     pub(super) fn set_up_multicast(&self, gpu: &Gpu, handle: &Handle, comm: &Comm) -> Result<()> {
         match self {
-            Self::Driver => multicast::set_up(gpu, handle, comm.over_fabric),
+            Self::Driver | Self::Provided(_) => multicast::set_up(gpu, handle, comm.over_fabric),
             Self::Nvshmem(heap) => heap.set_up_multicast(handle),
+        }
+    }
+
+    /// Does what is left to do once all ranks' memory is mapped. Collective.
+    pub(super) fn mapped(&self, handle: &Handle) -> Result<()> {
+        match self {
+            Self::Driver | Self::Nvshmem(_) => Ok(()),
+            Self::Provided(provider) => provider.mapped(handle),
         }
     }
 }
 
 impl Gpu {
-    /// The same device, whose symmetric memory comes from the source of this name: `cuda`, the driver; or `nvshmem`,
-    /// NVSHMEM's heap. Without a name it is the one that `SYMMEM_CUDA_BACKEND` names, or else the driver. Collective over
-    /// `group`.
-    ///
-    /// NVSHMEM is initialised by the first call of a process, with the ranks of `group`, one in each process; a later call
-    /// is for the same ranks. Allocating from its heap is collective over them, in the same order and with equal sizes;
-    /// rendezvous are as always, of any group of these ranks. Dropping is local: memory goes back to the heap at the next
-    /// allocation after all ranks have let go.
-    ///
-    /// [`Error::Unavailable`] if the library is not there, or cannot work with these ranks: never another source instead.
-    pub fn with_source(&self, name: Option<&str>, group: &Group) -> Result<Self> {
-        let set = || std::env::var(VARIABLE).ok().filter(|set| !set.is_empty());
-        let (name, from) = match name {
-            Some(name) => (name.to_owned(), ""),
-            None => (set().unwrap_or_else(|| "cuda".to_owned()), " (from SYMMEM_CUDA_BACKEND)"),
-        };
-        let source = match name.as_str() {
-            "cuda" => Source::Driver,
-            "nvshmem" => Source::Nvshmem(Heap::open(&self.of_driver(), group)?),
-            _ => {
-                let expected = format!("a source among {}", NAMES.join(", "));
-                return Err(group.usage("with_source", expected, format!("{name:?}{from}")));
-            }
-        };
-        Ok(self.taking_from(source))
+    /// The same device, with memory of NVSHMEM's heap: see [`Gpu::with_source`]. Collective over `group`.
+    pub(crate) fn of_nvshmem(&self, group: &Group) -> Result<Self> {
+        Ok(self.taking_from(Source::Nvshmem(Heap::open(&self.of_driver(), group)?)))
+    }
+
+    /// The same device, with memory of another library.
+    pub(crate) fn provided_by(&self, provider: Arc<dyn Provider>) -> Self {
+        self.taking_from(Source::Provided(provider))
     }
 
     /// The name of its memory's source.
@@ -86,7 +87,7 @@ impl Gpu {
     }
 
     /// The same device, with the driver's memory.
-    pub(super) fn of_driver(&self) -> Self {
+    pub(crate) fn of_driver(&self) -> Self {
         self.taking_from(Source::Driver)
     }
 
@@ -95,6 +96,7 @@ impl Gpu {
         match self.source() {
             Source::Driver => Arc::new(self.clone()),
             Source::Nvshmem(heap) => Arc::new(Memory(Arc::clone(heap))),
+            Source::Provided(provider) => provider.backend(),
         }
     }
 

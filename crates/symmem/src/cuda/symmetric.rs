@@ -80,6 +80,7 @@ impl<T: Element> Buffer<T> {
         if comm.has_multicast {
             handle.try_multicast(|| source.set_up_multicast(&self.gpu, &handle, &comm))?;
         }
+        source.mapped(&handle)?;
         handle.set_witness(&comm);
         Ok(Symmetric::new(self.gpu.clone(), comm, handle, self.len))
     }

@@ -20,6 +20,8 @@ struct Inner {
     gpu: Gpu,
     rank: usize,
     size: usize,
+    /// Somebody else has made it, and ends it.
+    foreign: bool,
     limit: Mutex<Deadline>,
     /// Who makes a call, until it is over: the library takes one at a time.
     turn: Mutex<()>,
@@ -56,6 +58,21 @@ impl Communicator {
         Ok(Self::new(nccl, gpu, (rank, size), comm, deadline))
     }
 
+    /// One that somebody else has made.
+    pub(super) fn foreign(nccl: &Nccl, gpu: &Gpu, comm: Comm, deadline: Deadline) -> Result<Self> {
+        const OP: &str = "communicator";
+        let failed = |failure: Failure| failed(OP, None, &failure);
+        // SAFETY: S4: whoever gave it vouches that it is live.
+        let rank = gpu.within(|| unsafe { nccl.0.user_rank(comm) })?.map_err(failed)?;
+        // SAFETY: S4: likewise.
+        let size = gpu.within(|| unsafe { nccl.0.count(comm) })?.map_err(failed)?;
+        let mut made = Self::new(nccl, gpu, (rank, size), comm, deadline);
+        if let Some(inner) = Arc::get_mut(&mut made.0) {
+            inner.foreign = true;
+        }
+        Ok(made)
+    }
+
     fn new(
         nccl: &Nccl,
         gpu: &Gpu,
@@ -68,6 +85,7 @@ impl Communicator {
             gpu: gpu.clone(),
             rank,
             size,
+            foreign: false,
             limit: Mutex::new(deadline),
             turn: Mutex::new(()),
             state: Mutex::new(State::Live(comm)),
@@ -300,6 +318,9 @@ impl Inner {
             State::Gone(_) => return,
         };
         *state = State::Gone(why.to_owned());
+        if self.foreign {
+            return;
+        }
         // SAFETY: S4: it is live, and the state says that it is not used again.
         let aborted = self.gpu.within(|| unsafe { self.nccl.0.abort(comm) });
         warn(aborted);
@@ -313,6 +334,9 @@ impl Inner {
             State::Failed(..) => Err(()),
             State::Gone(_) => return Ok(()),
         };
+        if self.foreign {
+            return Ok(());
+        }
         let Ok(comm) = comm else {
             self.end("it has failed");
             return Ok(());

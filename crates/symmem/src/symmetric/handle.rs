@@ -70,7 +70,7 @@ impl Handle {
         Self { offset: self.offset + offset, ..self.clone() }
     }
 
-    pub(super) fn mapping(&self) -> &Mapping {
+    pub(crate) fn mapping(&self) -> &Mapping {
         &self.mapping
     }
 
