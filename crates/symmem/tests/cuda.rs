@@ -20,6 +20,7 @@ mod cuda {
     mod rows;
     mod signals;
     mod tiles;
+    mod values;
 }
 
 fn ranks() -> Vec<usize> {

@@ -30,6 +30,7 @@ mod cuda_fake {
     mod rows;
     mod signals;
     mod tiles;
+    mod values;
     mod words;
 
     /// Bytes of what a kernel gets about its group.

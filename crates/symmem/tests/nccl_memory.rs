@@ -1,5 +1,5 @@
 //! Symmetric memory of NCCL and its windows, against a library that stands in for NCCL and a fake driver that it allocates
-//! from: ranks are threads, and no device is needed.
+//! from: ranks are threads, and no device is needed. The last test wants a device and the real library.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests, and what they share")]
 
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use symmem_sys::cuda::fake::Fake;
 use symmem_sys::cuda::{
     Access, Devices, Granularity, HandleType, Memory, MemoryProperties, VirtualMemory,
 };
-use symmem_testing::{FakeNccl, Live};
+use symmem_testing::{FakeNccl, Live, Ranks, test_name};
 
 const LEN: usize = 1000;
 
@@ -261,4 +261,53 @@ fn memory_that_cannot_be_had_is_an_error_and_the_next_works() {
         drop(buffer);
         gpu.alloc::<u32>(world, LEN).unwrap().rendezvous(world).unwrap();
     });
+}
+
+/// NCCL takes ranks on one device only for ranks of different machines: then it goes over sockets, and windows reach nobody
+/// by addresses. Ours do.
+#[test]
+#[ignore = "needs a CUDA device: cargo xtask gpu"]
+fn memory_of_the_real_library_is_reduced_alike_by_it_and_by_us() {
+    let sizes = std::env::var("SYMMEM_GPU_RANKS").unwrap_or_else(|_| "1,2,4".to_owned());
+    for n in sizes.split(',').map(|n| n.parse().unwrap()) {
+        Ranks::new(n).env("NCCL_SOCKET_IFNAME", "lo").run(test_name!(), |world| {
+            // SAFETY: nothing else of this process reads the environment now.
+            unsafe { std::env::set_var("NCCL_HOSTID", format!("host{}", world.rank())) };
+            let (nccl, gpu) = match (Nccl::load(), Gpu::open(0)) {
+                (Ok(nccl), Ok(gpu)) => (nccl, gpu),
+                (Err(e), _) | (_, Err(e)) => {
+                    eprintln!("skipped: {e}");
+                    return;
+                }
+            };
+            let gpu = gpu.with_nccl(&nccl).unwrap();
+            on_a_device(&world, &gpu, &gpu.stream().unwrap());
+            world.barrier().unwrap();
+        });
+    }
+}
+
+fn on_a_device(world: &World, gpu: &Gpu, stream: &Stream) {
+    let own: Vec<f32> = (0..5000).map(|i| (i % 71 * (world.rank() + 1)) as f32).collect();
+    let mut many = Vec::new();
+    for round in 0..40 {
+        let mut x = gpu.alloc::<f32>(world, own.len()).unwrap().rendezvous(world).unwrap();
+        x.write(&own, stream).unwrap();
+        let mut theirs = gpu.alloc::<f32>(world, own.len()).unwrap();
+        let communicator = x.nccl().unwrap().communicator().clone();
+        communicator.all_reduce(x.view(), theirs.view_mut(), ReduceOp::Sum, stream).unwrap();
+        communicator.synchronize(stream).unwrap();
+        x.all_reduce(ReduceOp::Sum, stream).unwrap();
+        assert!(x.read(stream).unwrap() == theirs.read(stream).unwrap(), "round {round}");
+        assert!(x.handle().is_within_direct_access());
+        let signal = x.nccl().unwrap().put_signal(0, 0, theirs.view(), stream);
+        if let Err(Error::Unavailable { why, .. }) = &signal {
+            assert!(why.contains("needs NCCL 2.29") || why.contains("does not support"), "{why}");
+        }
+        many.push(x);
+    }
+    many.truncate(3);
+    let x = gpu.alloc::<f32>(world, 16).unwrap().rendezvous(world).unwrap();
+    x.barrier(stream).unwrap();
+    x.synchronize(stream).unwrap();
 }

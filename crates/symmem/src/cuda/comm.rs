@@ -32,7 +32,7 @@ use crate::sync::atomic::AtomicBool;
 pub(super) const OP: &str = "rendezvous";
 
 /// What kernels say they are about.
-const OPS: [&str; 20] = [
+const OPS: [&str; 22] = [
     "barrier",
     "all_reduce",
     "reduce_scatter",
@@ -52,6 +52,8 @@ const OPS: [&str; 20] = [
     "multi_root_tile_reduce",
     "reduce_scatter_offset",
     "all_to_all_nd",
+    "put_value",
+    "wait_value",
     "a kernel of the caller's",
 ];
 

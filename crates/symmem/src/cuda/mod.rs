@@ -31,6 +31,7 @@ pub use graph::Graph;
 pub use layout::DeviceHandle;
 pub use module::{HEADER, Kernel, Module, Parameter};
 pub use nvshmem::{Nvshmem, SignalOp};
+pub use signals::Until;
 pub use stream::Stream;
 pub use symmetric::{Buffer, Symmetric, View, ViewMut};
 pub use tiles::{Tile, TileMut};

@@ -13,6 +13,24 @@ use crate::collectives::{fill_range, write_place};
 use crate::dtype::Element;
 use crate::error::Result;
 
+/// What a wait for a value waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// This value.
+    Equal(u64),
+    /// This value or more.
+    AtLeast(u64),
+}
+
+impl Until {
+    fn parts(self) -> (u64, u32) {
+        match self {
+            Self::Equal(value) => (value, 0),
+            Self::AtLeast(value) => (value, 1),
+        }
+    }
+}
+
 impl<T: Element> Symmetric<T> {
     /// Release: sets our word of `channel` in rank `to`'s pad of this memory, in `stream`. The
     /// [`Symmetric::wait_signal`] that takes it has all after it see what is before this in the stream.
@@ -78,6 +96,71 @@ impl<T: Element> Symmetric<T> {
         self.check_reach("put_signal", rank)?;
         self.put(rank, at, data, stream)?;
         self.put_signal(rank, channel, stream)
+    }
+
+    /// Release: sets word `word`, of 8 bytes, of rank `to`'s pad of this memory to `value`, in `stream`, whatever it was. The
+    /// [`Symmetric::wait_value`] that finds it has all after it see what is before this in the stream.
+    ///
+    /// A word is used for values or for signals, not for both at once.
+    pub fn put_value(&self, to: usize, word: usize, value: u64, stream: &Stream) -> Result<()> {
+        const NAME: &str = "put_value";
+        self.check_reach(NAME, to)?;
+        let (mut handle, mut word) = self.handle_for_word(NAME, word)?;
+        let (mut to, mut value) = (to as u32, value);
+        self.comm.beside(self.group(), NAME, stream, || {
+            let kernel = self.gpu.kernel("move", NAME, 32)?.in_turn();
+            let list = parameters![handle, to, word, value];
+            // SAFETY: the kernel's parameters in order; it touches one word of a pad that there is.
+            unsafe { self.gpu.launch(kernel, 1, self.comm.neighbours, stream, list) }
+        })
+    }
+
+    /// As [`Symmetric::put`], and then [`Symmetric::put_value`] to the same rank.
+    pub fn put_with_value(
+        &self,
+        rank: usize,
+        at: usize,
+        data: View<'_, T>,
+        (word, value): (usize, u64),
+        stream: &Stream,
+    ) -> Result<()> {
+        self.handle_for_word("put_value", word)?; // before anything is copied
+        self.check_reach("put_value", rank)?;
+        self.put(rank, at, data, stream)?;
+        self.put_value(rank, word, value, stream)
+    }
+
+    /// Acquire: has `stream` wait until word `word`, of 8 bytes, of our pad, which rank `from` sets, is what `until` says.
+    pub fn wait_value(
+        &self,
+        from: usize,
+        word: usize,
+        until: Until,
+        stream: &Stream,
+    ) -> Result<()> {
+        const NAME: &str = "wait_value";
+        self.check_reach(NAME, from)?;
+        let (mut handle, mut word) = self.handle_for_word(NAME, word)?;
+        let (mut from, (mut value, mut least)) = (from as u32, until.parts());
+        self.comm.beside(self.group(), NAME, stream, || {
+            let kernel = self.gpu.kernel("move", NAME, 32)?.in_turn();
+            let list = parameters![handle, from, word, value, least];
+            // SAFETY: the kernel's parameters in order; it reads one word of our pad.
+            unsafe { self.gpu.launch(kernel, 1, self.comm.neighbours, stream, list) }
+        })
+    }
+
+    /// What a kernel of ours gets that sets or awaits a word of 8 bytes.
+    fn handle_for_word(&self, name: &'static str, word: usize) -> Result<(DeviceHandle, u32)> {
+        let handle = DeviceHandle { op: op_code(name), ..self.device_handle() };
+        let words = self.handle.signal_pad_size() / 8;
+        match u32::try_from(word) {
+            Ok(number) if word < words => Ok((handle, number)),
+            _ => {
+                let expected = format!("a word of 8 bytes among the {words} of the signal pad");
+                Err(self.group().usage(name, expected, word.to_string()))
+            }
+        }
     }
 
     /// Runs the kernel `name` on our word of `channel` in `peer`'s pad, or on its in ours.

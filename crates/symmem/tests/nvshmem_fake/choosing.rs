@@ -24,7 +24,7 @@ fn the_environment_names_the_source_where_the_program_does_not() {
         unsafe { std::env::set_var("SYMMEM_CUDA_BACKEND", "tape") };
         let e = gpu.with_source(None, &world).unwrap_err().to_string();
         assert!(e.contains("\"tape\" (from SYMMEM_CUDA_BACKEND)"), "{e}");
-        assert!(e.contains("a source among cuda, nvshmem"), "{e}");
+        assert!(e.contains("a source among cuda, nccl, nvshmem"), "{e}");
     });
 }
 

@@ -145,6 +145,11 @@ fn a_heap_without_room_is_an_error_on_all_ranks_and_goes_on() {
         let (_, gpu, _) = open(&world);
         let e = gpu.alloc::<u8>(&world, 2 << 20).map(drop).unwrap_err().to_string();
         assert!(e.contains("NVSHMEM_SYMMETRIC_SIZE sets its size"), "{e}");
+        // More than the device has is not even asked for: the library would end the process.
+        let asked = counts(c"nvshmem_align").0;
+        let e = gpu.alloc::<u8>(&world, 4 << 30).map(drop).unwrap_err().to_string();
+        assert!(e.contains("free on the device of rank 0, for 1"), "{e}");
+        assert_eq!(counts(c"nvshmem_align").0, asked);
         gpu.alloc::<u8>(&world, 64).unwrap().rendezvous(&world).unwrap();
         // Sizes that differ are found out before NVSHMEM is asked.
         let e = gpu.alloc::<u8>(&world, 9000 * (1 + world.rank())).map(drop).unwrap_err();

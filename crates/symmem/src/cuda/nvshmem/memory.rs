@@ -4,6 +4,8 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::{Heap, failed};
 use crate::backend::{Allocation, Backend, Device, Exported};
 use crate::cuda::gpu::InUse;
@@ -120,6 +122,40 @@ impl Backend for Memory {
     }
 }
 
+/// What a rank says before an allocation.
+#[derive(Serialize, Deserialize)]
+struct Card {
+    /// What it has let go.
+    dropped: Vec<u64>,
+    device: [u8; 16],
+    /// Bytes of the device that are free.
+    free: usize,
+}
+
+impl Card {
+    fn read(rank: usize, bytes: &[u8]) -> Result<Self> {
+        postcard::from_bytes(bytes).map_err(|e| Error::Protocol {
+            with: format!("rank {rank}"),
+            expected: "its part of an allocation".into(),
+            got: e.to_string(),
+        })
+    }
+}
+
+/// Refuses what does not fit on a rank's device. The same on all ranks. NVSHMEM itself ends the process where its heap
+/// cannot grow.
+fn check_room(bytes: usize, cards: &[Card]) -> Result<()> {
+    for (rank, card) in cards.iter().enumerate() {
+        let together = cards.iter().filter(|other| other.device == card.device).count();
+        if bytes.checked_mul(together).is_none_or(|all| all > card.free) {
+            let why =
+                format!("{} are free on the device of rank {rank}, for {together}", card.free);
+            return Err(Error::Unavailable { what: heap_bytes(bytes), why });
+        }
+    }
+    Ok(())
+}
+
 impl Heap {
     /// Gives back what all ranks have let go, and allocates. Collective over the heap's group.
     fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Held> {
@@ -129,16 +165,19 @@ impl Heap {
             ("size", format!("{bytes} bytes")),
         ];
         let dropped: Vec<u64> = self.state().dropped.iter().take(AT_ONCE).copied().collect();
-        let own = postcard::to_stdvec(&dropped).unwrap_or_default();
+        let free = self.gpu.call(|driver| driver.memory_info())?.free;
+        let card = Card { dropped: dropped.clone(), device: self.gpu.uuid(), free };
+        let own = postcard::to_stdvec(&card).unwrap_or_default();
         group.converse(OP, group.deadline(), |conversation| {
             conversation.hold(
                 &terms,
                 own,
                 || Ok(None),
                 |cards, _| {
-                    let lists =
-                        cards.iter().map(|card| postcard::from_bytes(card).unwrap_or_default());
-                    self.give_back(dropped, &lists.collect::<Vec<Vec<u64>>>())?;
+                    let cards = cards.iter().enumerate().map(|(rank, card)| Card::read(rank, card));
+                    let cards: Vec<Card> = cards.collect::<Result<_>>()?;
+                    check_room(bytes, &cards)?;
+                    self.give_back(dropped, &cards)?;
                     let address = self.call(|library| library.align(ALIGN, bytes))?;
                     let address = address.ok_or_else(|| exhausted(bytes))?;
                     let offset = address.wrapping_sub(self.origin);
@@ -149,8 +188,8 @@ impl Heap {
     }
 
     /// Frees what is on all lists, in its order, which is the same on all ranks.
-    fn give_back(&self, own: Vec<u64>, lists: &[Vec<u64>]) -> Result<()> {
-        let everywhere = |offset: &u64| lists.iter().all(|list| list.contains(offset));
+    fn give_back(&self, own: Vec<u64>, cards: &[Card]) -> Result<()> {
+        let everywhere = |offset: &u64| cards.iter().all(|card| card.dropped.contains(offset));
         for offset in own.into_iter().filter(everywhere) {
             let address = self.origin.wrapping_add(offset);
             // SAFETY: S1: no rank has a block of it, nor anything in a stream that uses it.
@@ -178,9 +217,13 @@ impl Heap {
     }
 }
 
+fn heap_bytes(bytes: usize) -> String {
+    format!("{bytes} bytes of NVSHMEM's heap")
+}
+
 pub(super) fn exhausted(bytes: usize) -> Error {
     Error::Unavailable {
-        what: format!("{bytes} bytes of NVSHMEM's heap"),
+        what: heap_bytes(bytes),
         why: "it has not as much left; NVSHMEM_SYMMETRIC_SIZE sets its size".into(),
     }
 }
