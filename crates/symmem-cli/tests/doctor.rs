@@ -31,6 +31,8 @@ fn doctor_prints_every_row() {
         "SYMMEM_SOCKET_DIR",
         "SYMMEM_SIGNAL_PAD_SIZE",
         "SYMMEM_NVRTC",
+        "SYMMEM_NCCL",
+        "SYMMEM_NVSHMEM",
         "SYMMEM_STRICT_DEVICES",
         "RANK",
         "WORLD_SIZE",
@@ -56,4 +58,17 @@ fn a_compiler_that_is_not_where_it_is_said_to_be_is_missing() {
     let text = String::from_utf8(output.stdout).unwrap();
     let row = text.lines().find(|line| line.contains("NVRTC could not be loaded")).unwrap();
     assert!(row.contains(" no ") && row.contains("/nowhere/libnvrtc.so"), "{row}");
+}
+
+#[test]
+fn what_a_version_of_nccl_has_is_listed() {
+    let fake = symmem_testing::FakeNccl::new();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_symmem"));
+    let output = command.arg("doctor").env("SYMMEM_NCCL", fake.path()).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    // The table breaks long lines wherever it likes to.
+    let words: Vec<&str> = text.split(['│', '┆', ' ', '\n']).filter(|w| !w.is_empty()).collect();
+    let row = words.join(" ");
+    assert!(row.contains("NCCL 2.32.3"), "{row}");
+    assert!(row.contains("communicators, windows, device access, signals"), "{row}");
 }

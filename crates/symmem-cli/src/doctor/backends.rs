@@ -1,5 +1,6 @@
 //! Which backends can work here.
 
+use symmem::nccl::{Feature, Nccl};
 use symmem_sys::cuda::{self, Driver};
 use symmem_sys::{Found, Library, probe};
 
@@ -9,9 +10,9 @@ use crate::topo;
 /// One row per backend.
 pub(super) fn rows() -> Vec<Row> {
     let cuda = cuda();
-    let needs_cuda = |library| match (found(library), &cuda) {
+    let needs_cuda = |found| match (found, &cuda) {
         (Ok(text), Ok(_)) => Ok(text),
-        (Ok(text), Err(_)) => Err(format!("{text} needs cuda, which does not work: see there")),
+        (Ok(text), Err(_)) => Err(format!("{text}; needs cuda, which does not work: see there")),
         (Err(missing), Ok(_)) => Err(missing),
         (Err(missing), Err(_)) => Err(format!("{missing}; also needs cuda")),
     };
@@ -21,8 +22,8 @@ pub(super) fn rows() -> Vec<Row> {
         checked("process", Ok(process)),
         checked("host", host),
         checked("cuda", cuda.clone()),
-        checked("nccl", needs_cuda(Library::Nccl)),
-        checked("nvshmem", needs_cuda(Library::Nvshmem)),
+        checked("nccl", needs_cuda(nccl())),
+        checked("nvshmem", needs_cuda(found(Library::Nvshmem))),
         checked("ucx", found(Library::Ucx)),
     ]
 }
@@ -34,6 +35,22 @@ fn cuda() -> Result<String, String> {
     let devices = shareable(&*driver).map_err(|why| format!("{text}, but {why}"))?;
     let management = found(Library::Nvml).unwrap_or_else(|missing| missing);
     Ok(format!("{devices}; {text}; {management}; see symmem topo"))
+}
+
+/// Where the library is, which version, and what that has.
+fn nccl() -> Result<String, String> {
+    let text = found(Library::Nccl)?;
+    let nccl = Nccl::load().map_err(|error| error.to_string())?;
+    let (has, lacks): (Vec<_>, Vec<_>) =
+        Feature::ALL.into_iter().partition(|feature| nccl.has(*feature));
+    let has = has.into_iter().map(|feature| feature.name().to_owned());
+    let lacks = lacks.into_iter().map(|feature| {
+        let (major, minor) = feature.since();
+        format!("no {} (from {major}.{minor} on)", feature.name())
+    });
+    let features: Vec<String> =
+        ["communicators".to_owned()].into_iter().chain(has).chain(lacks).collect();
+    Ok(format!("{text}: {}", features.join(", ")))
 }
 
 /// How many devices there are, and which of them cannot be used, and why.

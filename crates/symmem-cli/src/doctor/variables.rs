@@ -3,7 +3,7 @@
 use super::{Row, row};
 
 /// Names and meanings.
-const VARIABLES: [(&str, &str); 14] = [
+const VARIABLES: [(&str, &str); 16] = [
     ("SYMMEM_TIMEOUT", "seconds after which a wait gives up; 0 for ever; default 300"),
     (
         "SYMMEM_SOCKET_DIR",
@@ -17,6 +17,11 @@ const VARIABLES: [(&str, &str); 14] = [
         "the file that symmem calibrate writes; default symmem/costs in the user's cache",
     ),
     ("SYMMEM_NVRTC", "the file of NVRTC, for kernels of one's own; default what the linker finds"),
+    (
+        "SYMMEM_NCCL",
+        "the file of NCCL; default the one in use, that of a Python package, or what the linker finds",
+    ),
+    ("SYMMEM_NVSHMEM", "the file of NVSHMEM; likewise"),
     ("RANK", "this process's rank in the world; set by symmem run and torchrun"),
     ("WORLD_SIZE", "how many ranks there are; without it this process is alone"),
     ("LOCAL_RANK", "this process's rank on its host"),
