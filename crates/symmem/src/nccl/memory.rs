@@ -1,5 +1,5 @@
 //! Memory from NCCL. It is the driver's own kind, created so that it can be exported; so peers map it as they map ours:
-//! see `docs/decisions/0020-addresses-of-nccl-memory.md`.
+//! see `docs/decisions/0012-addresses-of-nccl-memory.md`.
 #![allow(unsafe_code)] // S1, S4, S5
 
 use std::sync::Arc;
