@@ -9,7 +9,7 @@ use std::time::Duration;
 use symmem::cuda::{Gpu, Stream};
 use symmem::nccl::Nccl;
 use symmem::{Error, ReduceOp, World};
-use symmem_sys::cuda::fake::Fake;
+use symmem_sys::cuda::fake::{Config, Fake};
 use symmem_sys::cuda::{
     Access, Devices, Granularity, HandleType, Memory, MemoryProperties, VirtualMemory,
 };
@@ -55,7 +55,16 @@ unsafe extern "C" fn free(address: u64) {
 
 /// Runs ranks as threads, each on a device of its own with memory of NCCL; nothing may be left.
 fn ranks(fake: &FakeNccl, nccl: &Nccl, n: usize, body: impl Fn(&World, &Gpu, &Stream) + Sync) {
-    let driver = Fake::plain(n);
+    on(fake, nccl, Fake::plain(n), n, body);
+}
+
+fn on(
+    fake: &FakeNccl,
+    nccl: &Nccl,
+    driver: Arc<Fake>,
+    n: usize,
+    body: impl Fn(&World, &Gpu, &Stream) + Sync,
+) {
     fake.allocator(allocate, free);
     *DRIVER.lock().unwrap_or_else(PoisonError::into_inner) =
         Some((Arc::clone(&driver), HashMap::new()));
@@ -102,6 +111,19 @@ fn ranks_see_each_others_bytes_through_windows() {
     });
     assert_eq!(fake.calls("ncclCommWindowRegister"), 6);
     assert_eq!(fake.calls("ncclCommInitRankConfig"), 3, "one communicator for the group");
+}
+
+#[test]
+fn there_is_a_multicast_address_where_devices_have_such() {
+    let fake = FakeNccl::new();
+    for multicast in [false, true] {
+        let driver = Fake::new(vec![Config { multicast, ..Config::default() }; 2]);
+        on(&fake, &fake.nccl(), driver, 2, |world, gpu, _| {
+            let x = gpu.alloc::<f32>(world, LEN).unwrap().rendezvous(world).unwrap();
+            assert_eq!(x.handle().multicast_ptr().is_some(), multicast);
+            world.barrier().unwrap();
+        });
+    }
 }
 
 #[test]

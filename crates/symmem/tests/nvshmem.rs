@@ -4,9 +4,11 @@
 //! its share of the device. Without library or device the tests say so and pass.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::time::Duration;
+
 use half::bf16;
 use symmem::cuda::{Gpu, SignalOp, Stream, Symmetric};
-use symmem::{Element, Error, ReduceOp, World};
+use symmem::{Element, Error, GroupOptions, ReduceOp, World};
 use symmem_testing::{Ranks, test_name};
 
 fn sizes() -> Vec<usize> {
@@ -175,6 +177,55 @@ fn teams_of_every_other_rank_work_at_once() {
         }
         x.all_reduce(ReduceOp::Sum, stream).unwrap();
         x.synchronize(stream).unwrap();
+        // Rows to experts and back, in both halves at once.
+        let (rows, experts, len) = (3_i64, 2, 4);
+        let count = (rows as usize) * 2 * experts;
+        let sent: Vec<u32> = (0..count * len).map(|i| (1000 * world.rank() + i) as u32).collect();
+        let make = |len: usize| gpu.alloc::<u32>(world, len).unwrap().rendezvous(&group).unwrap();
+        let mut splits = gpu.alloc::<i64>(world, 2 * experts).unwrap().rendezvous(&group).unwrap();
+        splits.write(&vec![rows; 2 * experts], stream).unwrap();
+        let (mut from, mut there) = (make(sent.len()), make(sent.len() + 8 * 2 * len));
+        let mut received =
+            gpu.alloc::<i64>(world, 4 * experts).unwrap().rendezvous(&group).unwrap();
+        from.write(&sent, stream).unwrap();
+        let (out, told) = (there.view_mut(), received.view_mut());
+        from.all_to_all_v_2d(len, &mut splits, 8, out, told, stream).unwrap();
+        let mut back = gpu.alloc::<u32>(world, sent.len()).unwrap();
+        let mut counts = gpu.alloc::<i64>(world, 4 * experts).unwrap();
+        let (out, told) = (back.view_mut(), counts.view_mut());
+        there.all_to_all_v_2d_offset(len, &mut received, out, told, stream).unwrap();
+        there.synchronize(stream).unwrap();
+        assert_eq!(back.read(stream).unwrap(), sent);
+    });
+}
+
+#[test]
+#[ignore = "needs a CUDA device: cargo xtask gpu"]
+fn signals_in_vain_are_timeouts_on_the_heap_too() {
+    each(test_name!(), |world, gpu, stream| {
+        let all: Vec<usize> = (0..world.size()).collect();
+        let timeout = Some(Duration::from_millis(1500));
+        let options = GroupOptions { timeout, ..Default::default() };
+        let group = world.subgroup_with(&all, options).unwrap();
+        let x = gpu.alloc::<u32>(world, 64).unwrap().rendezvous(&group).unwrap();
+        let next = (world.rank() + 1) % world.size();
+        let in_vain = |op: &str| {
+            let e = x.synchronize(stream).unwrap_err();
+            // The first to give up tells the others.
+            let told = matches!(&e, Error::Timeout { op: which, .. } if *which == op);
+            assert!(told || matches!(e, Error::PeerFailed { .. }), "{e}");
+            x.barrier(stream).unwrap(); // puts the group in order
+            x.synchronize(stream).unwrap();
+        };
+        x.wait_signal(next, 0, stream).unwrap();
+        in_vain("wait_signal");
+        x.put_signal(next, 1, stream).unwrap();
+        x.put_signal(next, 1, stream).unwrap();
+        in_vain("put_signal");
+        let last = x.handle().signal_pad_size() / (4 * world.size());
+        let e = x.put_signal(next, last, stream).unwrap_err().to_string();
+        assert!(e.contains("the maximum supported channel"), "{e}");
+        assert!(x.wait_signal(world.size(), 0, stream).is_err());
     });
 }
 

@@ -66,6 +66,16 @@ fn kernels_get_the_addresses_of_the_heap() {
         assert_eq!(names, ["all_reduce_two_shot"]);
         x.put_signal(1 - world.rank(), 0, &stream).unwrap();
         x.barrier_on_channel(0, &stream).unwrap();
+        let channels = x.handle().signal_pad_size() / 8;
+        for wrong in [
+            x.put_signal(1, channels, &stream),
+            x.wait_signal(1, channels, &stream),
+            x.barrier_on_channel(channels, &stream),
+        ] {
+            let e = wrong.unwrap_err().to_string();
+            assert!(e.contains("the maximum supported channel"), "{e}");
+        }
+        assert!(x.put_signal(2, 0, &stream).is_err() && x.wait_signal(2, 0, &stream).is_err());
         x.synchronize(&stream).unwrap();
         world.barrier().unwrap();
     });
