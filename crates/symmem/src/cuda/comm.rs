@@ -237,6 +237,11 @@ impl Comm {
         work()
     }
 
+    /// Whether only the network connects some of its ranks.
+    pub(super) fn is_apart(&self) -> bool {
+        self.apart.is_some()
+    }
+
     /// Refuses what kernels do with all ranks' memory, where one is out of their reach. The same on all ranks.
     pub(super) fn check_together(&self, group: &Group, op: &'static str) -> Result<()> {
         let Some(rank) = self.apart else { return Ok(()) };

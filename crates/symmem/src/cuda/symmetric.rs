@@ -286,7 +286,12 @@ impl<T: Element> Symmetric<T> {
     }
 }
 
-fn upload<T: Element>(gpu: &Gpu, to: ViewMut<'_, T>, data: &[T], stream: &Stream) -> Result<()> {
+pub(super) fn upload<T: Element>(
+    gpu: &Gpu,
+    to: ViewMut<'_, T>,
+    data: &[T],
+    stream: &Stream,
+) -> Result<()> {
     check_len("write", to.len, data.len())?;
     stream.check_runs("write")?;
     gpu.call(|driver| {

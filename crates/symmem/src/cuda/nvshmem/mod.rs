@@ -6,6 +6,7 @@
 
 mod memory;
 mod ops;
+mod rows;
 mod teams;
 
 use std::collections::{BTreeSet, HashMap};
