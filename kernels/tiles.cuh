@@ -49,8 +49,9 @@ template <class F> __device__ __forceinline__ void each_piece(const TileBytes &t
     }
 }
 
-// Element by element, in rank order.
-__device__ __forceinline__ void reduce_pieces(const TileBytes &tile, const SymmemPointers &parts, symmem_u32 size, Op op) {
+// Element by element, in rank order. Seldom, and so not inlined: it would take registers from what is often.
+static __device__ __noinline__ void reduce_pieces(const TileBytes &tile, const SymmemPointers &parts, symmem_u32 size,
+                                                  Op op) {
     each_piece(tile, Number::BYTES, [&](symmem_u64 from, char *to) {
         store_bits<Number::BYTES>(to, reduced_element(parts, size, from, op));
     });

@@ -4,9 +4,11 @@ use symmem::cuda::{Tile, TileMut};
 use symmem::{Algorithm, Error, ReduceOp};
 use symmem_sys::cuda::fake::Launched;
 
-use super::{GROUP, declared, drivers, ranks};
+use super::multicast::able;
+use super::{GROUP, configured, declared, drivers, ranks};
 
 const TILES: &str = include_str!("../../../../kernels/ptx/tiles_f32.ptx");
+const MULTIMEM: &str = include_str!("../../../../kernels/ptx/multimem_f32.ptx");
 const ROWS: &str = include_str!("../../../../kernels/ptx/rows.ptx");
 const POINTERS: usize = 576;
 const SUM: ReduceOp = ReduceOp::Sum;
@@ -49,6 +51,27 @@ fn a_tile_goes_to_its_root_alone() {
         let first = if world.rank() == 1 { 40 } else { 0 };
         let launched = last(driver.launches(), "reduce_tiles");
         assert_eq!(tiles(&launched, 0), [1, 32, 0, first, 4, 8]);
+    });
+}
+
+#[test]
+fn the_switch_reduces_tiles_where_the_caller_asks_for_it() {
+    let sizes = declared(MULTIMEM, "multimem_reduce_tiles");
+    assert_eq!(sizes, [GROUP, POINTERS, 8, 536]);
+    ranks(&configured(2, &vec![able(); 2]), |world, driver, gpu, stream| {
+        driver.kernel("multimem_reduce_tiles", &sizes, |_| {});
+        let mut x = gpu.alloc::<f32>(world, 1024).unwrap().rendezvous(world).unwrap();
+        let all = x.handle().multicast_ptr().unwrap() as u64;
+        let mut out = gpu.alloc::<f32>(world, 1024).unwrap();
+        let tile = Tile { first: 40, rows: 4, columns: 8, pitch: 32 };
+        let into = TileMut::dense(out.view_mut());
+        x.tile_reduce(SUM, tile, 0, into, Algorithm::Multimem, stream).unwrap();
+        let launched = last(driver.launches(), "multimem_reduce_tiles");
+        assert_eq!(launched.u64(2), Some(all));
+        assert_eq!(word(&launched, 3, 0) & 0xffff_ffff, u64::from(world.rank() == 0));
+        let into = TileMut::dense(out.view_mut());
+        let e = x.tile_reduce(ReduceOp::Max, tile, 0, into, Algorithm::Multimem, stream);
+        assert!(e.unwrap_err().to_string().contains("what the switch can add up"));
     });
 }
 
