@@ -42,8 +42,11 @@ pub(crate) fn python(mut arguments: Arguments) -> Result<Outcome> {
         return Ok(Outcome::Skipped(format!("no {} from PyPI", TEST_PACKAGES.join(" and "))));
     };
     pip(&python, &[wheel.to_string_lossy().as_ref()])?;
+    // Stands in for NCCL in the tests of `symmem.nccl`.
+    run(&mut cargo(["build", "--package", "symmem-fake-nccl"]))?;
     let mut test = Command::new(&python);
     test.args(["-m", "pytest", "-q", "-rs", "tests"]).current_dir(root().join(PACKAGE));
+    test.env("SYMMEM_FAKE_NCCL", target_dir("debug").join("libsymmem_fake_nccl.so"));
     if let Some(site) = site {
         test.env("PYTHONPATH", site);
     }

@@ -60,6 +60,10 @@ impl Type {
         usize::from(self.bits / 8)
     }
 
+    pub(crate) fn by_name(name: &str) -> Option<&'static Self> {
+        TYPES.iter().find(|t| t.name == name)
+    }
+
     pub(crate) fn by_code(code: u8, bits: u8) -> Option<&'static Self> {
         TYPES.iter().find(|t| (t.code, t.bits) == (code, bits))
     }

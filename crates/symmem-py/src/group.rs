@@ -73,7 +73,7 @@ impl Group {
 }
 
 /// A time in Python's seconds.
-fn seconds(py: Python<'_>, given: f64) -> PyResult<Duration> {
+pub(crate) fn seconds(py: Python<'_>, given: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(given)
         .map_err(|_| usage(py, "timeout", "a number of seconds from 0 on", given.to_string()))
 }

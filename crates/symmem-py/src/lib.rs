@@ -13,7 +13,7 @@ mod group;
 mod handle;
 mod mapped;
 mod memory;
-
+mod nccl;
 mod store;
 mod wait;
 
@@ -30,6 +30,8 @@ mod _native {
     use super::handle::Handle;
     #[pymodule_export]
     use super::memory::{Memory, Pool, find};
+    #[pymodule_export]
+    use super::nccl::{Communicator, look_in, nccl_call, nccl_unique_id, nccl_version};
     use pyo3::prelude::*;
 
     #[pymodule_init]

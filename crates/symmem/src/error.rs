@@ -27,7 +27,7 @@ pub enum Error {
         source: std::io::Error,
     },
 
-    /// A call into a device's driver failed.
+    /// A call into a device's driver, or into a library for devices, failed.
     #[error("{why}")]
     Driver {
         /// The driver's function.

@@ -46,8 +46,8 @@ impl Alone {
             comm.synchronize(stream).unwrap();
             assert!(to.read(stream).unwrap() == data, "{what} of {}", T::DTYPE);
         };
-        if comm.all_reduce(from.view(), self.buffer(data).view_mut(), ReduceOp::Sum, stream).is_ok()
-        {
+        // 8-bit floats are reduced by newer devices only.
+        if !matches!(T::DTYPE, DType::I16 | DType::F8E5M2) {
             for op in [ReduceOp::Sum, ReduceOp::Min, ReduceOp::Max, ReduceOp::Average] {
                 let mut to = self.buffer(&zero);
                 comm.all_reduce(from.view(), to.view_mut(), op, stream).unwrap();
@@ -198,20 +198,26 @@ fn memory_is_registered_and_forgotten() {
         alone.communicator.synchronize(&alone.stream).unwrap();
         drop(registered);
     }
-    if alone.nccl.has(Feature::Windows) {
-        // SAFETY: the buffer outlives it, and there are no peers.
-        let window = unsafe { alone.communicator.window(x.address(), 4 << 20) }.unwrap();
-        println!("a window of memory of our own: {}", window.is_some());
-        alone.communicator.all_reduce_in_place(x.view_mut(), ReduceOp::Sum, &alone.stream).unwrap();
-        alone.communicator.synchronize(&alone.stream).unwrap();
-        if let Some(window) = &window {
-            match window.peer_address(0, 0) {
-                Ok(address) => println!("its own address as a peer: {address:x?}"),
-                Err(error) => assert!(!alone.nccl.has(Feature::Signals), "{error}"),
-            }
-        }
-        drop(window);
+    assert_eq!(x.read(&alone.stream).unwrap(), vec![1.0; 1 << 20]);
+}
+
+#[test]
+#[ignore = "needs a CUDA device: cargo xtask gpu"]
+fn a_window_onto_memory_of_our_own_is_opened_and_closed() {
+    let alone = Alone::new();
+    if !alone.nccl.has(Feature::Windows) {
+        return println!("skipped: no windows before 2.27");
     }
+    let mut x = alone.buffer(&vec![1.0_f32; 1 << 20]);
+    // SAFETY: the buffer outlives it, and there are no peers.
+    let window = unsafe { alone.communicator.window(x.address(), 4 << 20) }.unwrap();
+    println!("windows are supported: {}", window.is_some());
+    alone.communicator.all_reduce_in_place(x.view_mut(), ReduceOp::Sum, &alone.stream).unwrap();
+    alone.communicator.synchronize(&alone.stream).unwrap();
+    if let Some(window) = window.as_ref().filter(|_| alone.nccl.has(Feature::Signals)) {
+        println!("its own address as a peer: {:x?}", window.peer_address(0, 0).unwrap());
+    }
+    drop(window);
     assert_eq!(x.read(&alone.stream).unwrap(), vec![1.0; 1 << 20]);
 }
 

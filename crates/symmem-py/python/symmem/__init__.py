@@ -19,6 +19,7 @@ the rank, the operation and what was waited for.
 """
 
 import atexit
+import sys
 
 from symmem._native import (
     Array,
@@ -40,6 +41,7 @@ from symmem._native import (
     __version__,
     close_all,
     find,
+    look_in,
     set_signal_pad_size,
     signal_pad_size,
 )
@@ -70,6 +72,9 @@ __all__ = [
     "set_signal_pad_size",
     "signal_pad_size",
 ]
+
+# Where pip puts libraries such as NCCL.
+look_in([folder for folder in sys.path if folder])
 
 # Peers shall see this rank leave, and not vanish, whatever is still alive when the interpreter ends.
 atexit.register(close_all)

@@ -20,8 +20,8 @@ struct Inner {
     gpu: Gpu,
     rank: usize,
     size: usize,
-    /// Somebody else has made it, and ends it.
-    foreign: bool,
+    /// Whether it is destroyed when it goes: not where somebody else has made it.
+    owned: bool,
     limit: Mutex<Deadline>,
     /// Who makes a call, until it is over: the library takes one at a time.
     turn: Mutex<()>,
@@ -55,22 +55,15 @@ impl Communicator {
             call: "ncclCommInitRankConfig",
             why: format!("rank {rank}: {op}: NCCL gave no communicator"),
         })?;
-        Ok(Self::new(nccl, gpu, (rank, size), comm, deadline))
+        Ok(Self::new(nccl, gpu, (rank, size), comm, deadline, true))
     }
 
-    /// One that somebody else has made.
-    pub(super) fn foreign(nccl: &Nccl, gpu: &Gpu, comm: Comm, deadline: Deadline) -> Result<Self> {
-        const OP: &str = "communicator";
-        let failed = |failure: Failure| failed(OP, None, &failure);
-        // SAFETY: S4: whoever gave it vouches that it is live.
-        let rank = gpu.within(|| unsafe { nccl.0.user_rank(comm) })?.map_err(failed)?;
-        // SAFETY: S4: likewise.
-        let size = gpu.within(|| unsafe { nccl.0.count(comm) })?.map_err(failed)?;
-        let mut made = Self::new(nccl, gpu, (rank, size), comm, deadline);
-        if let Some(inner) = Arc::get_mut(&mut made.0) {
-            inner.foreign = true;
-        }
-        Ok(made)
+    /// One that somebody else has made, and will destroy.
+    pub(super) fn borrowed(nccl: &Nccl, gpu: &Gpu, comm: Comm, deadline: Deadline) -> Result<Self> {
+        const OP: &str = "adopt";
+        let made = Self::new(nccl, gpu, (0, 1), comm, deadline, false);
+        made.settle(OP)?;
+        made.filled(OP)
     }
 
     fn new(
@@ -79,13 +72,14 @@ impl Communicator {
         (rank, size): (usize, usize),
         comm: Comm,
         deadline: Deadline,
+        owned: bool,
     ) -> Self {
         Self(Arc::new(Inner {
             nccl: nccl.clone(),
             gpu: gpu.clone(),
             rank,
             size,
-            foreign: false,
+            owned,
             limit: Mutex::new(deadline),
             turn: Mutex::new(()),
             state: Mutex::new(State::Live(comm)),
@@ -169,15 +163,23 @@ impl Communicator {
     /// A communicator that was made of this one.
     pub(super) fn child(&self, comm: Comm, op: &'static str) -> Result<Self> {
         let Inner { nccl, gpu, .. } = &*self.0;
-        let made = Self::new(nccl, gpu, (0, 1), comm, self.deadline());
+        let made = Self::new(nccl, gpu, (0, 1), comm, self.deadline(), true);
         made.settle(op)?;
+        made.filled(op)
+    }
+
+    /// Itself, with the rank and the size that the library says. Nobody else has it yet.
+    fn filled(self, op: &'static str) -> Result<Self> {
         // SAFETY: S4: it is live and ready.
-        let rank = made.ask(op, |nccl, comm| unsafe { nccl.user_rank(comm) })?;
+        let rank = self.ask(op, |nccl, comm| unsafe { nccl.user_rank(comm) })?;
         // SAFETY: S4: likewise.
-        let size = made.ask(op, |nccl, comm| unsafe { nccl.count(comm) })?;
-        let Ok(mut inner) = Arc::try_unwrap(made.0) else {
-            return Err(self.usage(op, "a communicator of its own".into(), "a shared one".into()));
-        };
+        let size = self.ask(op, |nccl, comm| unsafe { nccl.count(comm) })?;
+        let mut inner = Arc::try_unwrap(self.0).map_err(|shared| Error::Usage {
+            op,
+            rank: Some(shared.rank),
+            expected: "a communicator of its own".into(),
+            got: "a shared one".into(),
+        })?;
         (inner.rank, inner.size) = (rank, size);
         Ok(Self(Arc::new(inner)))
     }
@@ -318,7 +320,7 @@ impl Inner {
             State::Gone(_) => return,
         };
         *state = State::Gone(why.to_owned());
-        if self.foreign {
+        if !self.owned {
             return;
         }
         // SAFETY: S4: it is live, and the state says that it is not used again.
@@ -330,15 +332,12 @@ impl Inner {
     fn close(&self) -> Result<()> {
         const OP: &str = "close";
         let comm = match &*self.state() {
-            State::Live(comm) => Ok(*comm),
-            State::Failed(..) => Err(()),
+            State::Live(comm) if self.owned => Some(*comm),
+            State::Live(_) | State::Failed(..) => None,
             State::Gone(_) => return Ok(()),
         };
-        if self.foreign {
-            return Ok(());
-        }
-        let Ok(comm) = comm else {
-            self.end("it has failed");
+        let Some(comm) = comm else {
+            self.end("it was closed");
             return Ok(());
         };
         let failed = |failure: &Failure| {
@@ -365,7 +364,12 @@ impl Inner {
         *self.state() = State::Gone("it was closed".into());
         // SAFETY: S4: it is live, and the state says that it is not used again.
         let destroyed = self.gpu.within(|| unsafe { self.nccl.0.destroy(comm) })?;
-        destroyed.map_err(|failure| super::failed(OP, Some(self.rank), &failure))
+        match destroyed {
+            Err(failure) if !failure.is_in_progress() => {
+                Err(super::failed(OP, Some(self.rank), &failure))
+            }
+            _ => Ok(()),
+        }
     }
 }
 

@@ -109,6 +109,39 @@ impl Nccl {
         Ok(made)
     }
 
+    /// A communicator (`ncclComm_t`) that somebody else has made with the same library, and will destroy: dropping and
+    /// aborting this only lets go of it.
+    ///
+    /// # Safety
+    /// It is live for as long as this value is, and nobody else makes calls with it at the same time.
+    pub unsafe fn adopt(
+        &self,
+        gpu: &Gpu,
+        raw: usize,
+        deadline: impl Into<Deadline>,
+    ) -> Result<Communicator> {
+        const OP: &str = "adopt";
+        check_closed(OP, 0)?;
+        let usage = |expected: &str, got: String| {
+            Err(Error::Usage { op: OP, rank: None, expected: expected.into(), got })
+        };
+        if raw == 0 {
+            return usage("a communicator of NCCL", "a null pointer".into());
+        }
+        // SAFETY: S4: as the caller promises.
+        let comm = unsafe { Comm::from_raw(raw) };
+        let adopted = Communicator::borrowed(self, gpu, comm, deadline.into())?;
+        // SAFETY: S4: it is live and ready.
+        let device = adopted.ask(OP, |nccl, comm| unsafe { nccl.device(comm) })?;
+        if u32::try_from(device.0) != Ok(gpu.number()) {
+            return usage(
+                &format!("a communicator on {gpu:?}"),
+                format!("one on cuda:{}", device.0),
+            );
+        }
+        Ok(adopted)
+    }
+
     /// The deadline of calls that have no other: `SYMMEM_TIMEOUT` seconds, or 5 minutes.
     pub fn deadline() -> Result<Deadline> {
         WorldOptions::default().deadline()

@@ -3,6 +3,20 @@
 //! The library is looked for when it is first needed, also in Python packages; `SYMMEM_NCCL` names the file. A call puts work
 //! into a stream. Nothing waits for ever: communicators do not block, and what does not get ready by its deadline is aborted,
 //! on this rank; that names the operation and the ranks that were waited for.
+//!
+//! ```no_run
+//! use symmem::nccl::Nccl;
+//! use symmem::{ReduceOp, World, cuda::Gpu};
+//!
+//! let world = World::from_env()?;
+//! let gpu = Gpu::open(world.local_rank() as u32)?;
+//! let communicator = Nccl::load()?.of_group(&world, &gpu)?; // the ranks tell each other the id
+//! let stream = gpu.stream()?;
+//! let mut x = gpu.alloc::<f32>(&world, 1 << 20)?;
+//! communicator.all_reduce_in_place(x.view_mut(), ReduceOp::Sum, &stream)?;
+//! communicator.synchronize(&stream)?; // with a deadline, and an eye on the other ranks
+//! # Ok::<(), symmem::Error>(())
+//! ```
 
 mod calls;
 mod communicator;
@@ -26,6 +40,11 @@ pub(crate) use windows::Windows;
 pub use windows::{External, Windowed};
 
 use crate::error::{Error, Result};
+
+/// Has the library looked for in this folder of Python packages too, where it is not loaded yet.
+pub fn look_in(folder: PathBuf) {
+    symmem_sys::look_in(folder);
+}
 
 /// The library. Cheap to clone.
 #[derive(Clone, Debug)]

@@ -242,7 +242,8 @@ impl Nccl {
     /// the same order. Each rank registers its own; not collective. Windows stay on the communicator that they are of.
     ///
     /// # Safety
-    /// It is live until this is unregistered and all windows on it are gone.
+    /// It is live until this is unregistered and all windows on it are gone, and nobody else makes calls with it at the same
+    /// time as a rendezvous.
     pub unsafe fn register_external(
         &self,
         group: &Group,
@@ -250,13 +251,8 @@ impl Nccl {
         communicator: usize,
     ) -> Result<External> {
         const OP: &str = "register_external";
-        if communicator == 0 {
-            let expected = "the address of a communicator".to_owned();
-            return Err(group.usage(OP, expected, "null".to_owned()));
-        }
         // SAFETY: as the caller promises.
-        let raw = unsafe { sys::Comm::from_raw(communicator) };
-        let communicator = Communicator::foreign(self, gpu, raw, group.deadline())?;
+        let communicator = unsafe { self.adopt(gpu, communicator, group.deadline()) }?;
         let (ours, theirs) =
             ((group.rank(), group.size()), (communicator.rank(), communicator.size()));
         if ours != theirs {

@@ -133,6 +133,32 @@ fn devices_of_one_process_get_an_end_each() {
 }
 
 #[test]
+fn a_communicator_of_somebody_else_is_used_and_left_alone() {
+    let fake = FakeNccl::new();
+    ranks(&fake, 2, |rank| {
+        let raw = rank.communicator.raw();
+        // SAFETY: it lives as long, and makes no calls meanwhile.
+        let adopted = unsafe { rank.nccl.adopt(&rank.gpu, raw, LONG) }.unwrap();
+        assert_eq!((adopted.rank(), adopted.size()), (rank.number(), 2));
+        let mut x = rank.buffer(&[rank.number() as i32 + 1]);
+        adopted.all_reduce_in_place(x.view_mut(), ReduceOp::Sum, &rank.stream).unwrap();
+        assert_eq!(x.read(&rank.stream).unwrap(), [3]);
+        adopted.abort();
+        drop(adopted);
+        rank.communicator.all_reduce_in_place(x.view_mut(), ReduceOp::Sum, &rank.stream).unwrap();
+        rank.world.barrier().unwrap();
+        let other = gpu(1 - rank.number(), 2);
+        // SAFETY: likewise.
+        let text = unsafe { rank.nccl.adopt(&other, raw, LONG) }.unwrap_err().to_string();
+        assert!(text.starts_with("adopt: expected a communicator on cuda:"), "{text}");
+        // SAFETY: nothing is there to be live.
+        let text = unsafe { rank.nccl.adopt(&rank.gpu, 0, LONG) }.unwrap_err().to_string();
+        assert_eq!(text, "adopt: expected a communicator of NCCL, got a null pointer");
+    });
+    assert_eq!(fake.calls("ncclCommAbort"), 0);
+}
+
+#[test]
 fn memory_and_windows_are_registered_until_they_are_dropped() {
     let fake = FakeNccl::new();
     ranks(&fake, 2, |rank| {

@@ -1,0 +1,493 @@
+"""NCCL's collectives over arrays on devices, called as `torch.cuda.nccl` is.
+
+One process, one array for each device; or, with `comms` of `init_rank`, one process for each rank::
+
+    import symmem.nccl as nccl
+
+    nccl.all_reduce([torch.ones(4, device="cuda:0"), torch.ones(4, device="cuda:1")])
+
+    uid = nccl.unique_id()                          # on one rank, and sent to the others
+    comm = nccl.init_rank(world_size, uid, rank)
+    nccl.all_reduce([x], comms=[comm])
+
+Arrays are torch's, or any with `__cuda_array_interface__` or DLPack. Calls put work into streams: the current ones of
+torch, the default ones without torch, or those in `streams`. Unlike `torch.cuda.nccl` nothing waits for ever: a rank that
+does not come is a `symmem.Timeout`, after which the communicator is aborted.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import sys
+import warnings
+from collections.abc import Collection, Container, Sequence
+from typing import Any, NamedTuple
+
+from symmem._native import Communicator, Error, Usage, nccl_call, nccl_unique_id, nccl_version
+
+__all__ = ["all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter"]
+
+SUM = 0  # ncclRedOp_t: what it is called in `torch.cuda.nccl`, where the other numbers have no names
+
+_CUDA = 2  # kDLCUDA
+_TYPES = {"float32", "float16", "float64", "bfloat16", "int64", "int32", "int8", "uint8"} | {
+    "float8_e4m3fn",
+    "float8_e5m2",
+}
+_LETTERS = {"f": "float", "i": "int", "u": "uint", "b": "bool", "c": "complex"}
+
+_communicators: dict[tuple[int, ...], list[Communicator]] = {}
+
+
+def is_available(tensors: Collection[Any]) -> bool:
+    """Whether collectives can be called with these: on devices, dense, contiguous, each on its own."""
+    try:
+        nccl_version()
+    except Error as error:
+        warnings.warn(str(error), stacklevel=2)
+        return False
+    devices: set[int] = set()
+    for tensor in tensors:
+        place = _place(tensor)
+        if place is None or not place.dense or not place.contiguous or place.device in devices:
+            return False
+        devices.add(place.device)
+    return True
+
+
+def version() -> tuple[int, int, int] | tuple[int, int, int, str]:
+    """The library's version: (major, minor, patch), and a suffix where there is one."""
+    major, minor, patch, suffix = nccl_version()
+    return (major, minor, patch) if suffix is None else (major, minor, patch, suffix)
+
+
+def unique_id() -> bytes:
+    """128 bytes by which the ranks of a new communicator find each other."""
+    return nccl_unique_id()
+
+
+def init_rank(
+    num_ranks: int, uid: bytes, rank: int, *, device: int | None = None, timeout: float | None = None
+) -> Communicator:
+    """This rank's end of a communicator, on `device` or else torch's current one or 0. Collective."""
+    if len(uid) != 128:
+        raise Usage(f"invalid unique_id (expected 128 bytes, got {len(uid)})")
+    if device is None:
+        torch = sys.modules.get("torch")
+        device = torch.cuda.current_device() if torch and torch.cuda.is_available() else 0
+    return Communicator.init_rank(num_ranks, bytes(uid), rank, device, timeout)
+
+
+def all_reduce(
+    inputs: Collection[Any],
+    outputs: Collection[Any] | None = None,
+    op: int = SUM,
+    streams: Sequence[Any] | None = None,
+    comms: Communicator | Sequence[Communicator] | None = None,
+) -> None:
+    """All inputs in one, into each of the outputs, or in place."""
+    _check_collection(inputs)
+    if outputs is None:
+        outputs = inputs
+    _check_collection(outputs)
+    call = _Call("all_reduce", inputs, outputs, streams, comms)
+    call.check(1, 1)
+    call.make(op)
+
+
+def reduce(
+    inputs: Collection[Any],
+    output: Any = None,
+    root: int = 0,
+    op: int = SUM,
+    streams: Sequence[Any] | None = None,
+    comms: Communicator | Sequence[Communicator] | None = None,
+    *,
+    outputs: Sequence[Any] | None = None,
+) -> None:
+    """All inputs in one, into `output`, or in place of the root's input."""
+    _check_collection(inputs)
+    if outputs is not None:
+        if output is not None:
+            raise ValueError(
+                "'output' and 'outputs' can not be both specified. 'outputs' is deprecated in favor of 'output', "
+                "taking in a single output tensor. The signature of reduce is: "
+                "reduce(inputs, output=None, root=0, op=SUM, streams=None, comms=None)."
+            )
+        output = _deprecated(outputs, root, " with argument 'output' instead")
+    elif isinstance(output, Sequence) and not _is_tensor(output):
+        output = _deprecated(output, root, "")
+    call = _Call("reduce", inputs, None, streams, comms)
+    call.check_root(root)
+    call.reduce_to(output, root)
+    call.make(op, root)
+
+
+def _deprecated(outputs: Sequence[Any], root: int, how: str) -> Any:
+    """torch's words, for whoever filters warnings by them."""
+    name = "`nccl.reduce`" if how else "nccl.reduce"
+    text = f"{name} with an output tensor list is deprecated. Please specify a single output tensor{how}."
+    warnings.warn(text, FutureWarning, stacklevel=3)
+    return outputs[root]
+
+
+def broadcast(
+    inputs: Collection[Any],
+    root: int = 0,
+    streams: Sequence[Any] | None = None,
+    comms: Communicator | Sequence[Communicator] | None = None,
+) -> None:
+    """The root's elements into all, in place."""
+    _check_collection(inputs)
+    call = _Call("broadcast", inputs, inputs, streams, comms)
+    call.check_root(root)
+    call.check(1, 1)
+    call.make(SUM, root)
+
+
+def all_gather(
+    inputs: Collection[Any],
+    outputs: Collection[Any],
+    streams: Sequence[Any] | None = None,
+    comms: Communicator | Sequence[Communicator] | None = None,
+) -> None:
+    """All inputs, one after the other, into each of the outputs."""
+    _check_collection(inputs)
+    _check_collection(outputs)
+    call = _Call("all_gather", inputs, outputs, streams, comms)
+    call.check(call.size, 1)
+    call.make()
+
+
+def reduce_scatter(
+    inputs: Collection[Any],
+    outputs: Collection[Any],
+    op: int = SUM,
+    streams: Sequence[Any] | None = None,
+    comms: Communicator | Sequence[Communicator] | None = None,
+) -> None:
+    """All inputs in one, of which each output gets its part."""
+    _check_collection(inputs)
+    _check_collection(outputs)
+    call = _Call("reduce_scatter", inputs, outputs, streams, comms)
+    call.check(1, call.size)
+    call.make(op)
+
+
+class Registration:
+    """A communicator that was made elsewhere, known under the name of a group and a device until it is unregistered."""
+
+    def __init__(self, group_name: str, comm_ptr: int, device: int, comm: Any = None) -> None:
+        self.group_name = group_name
+        self.comm_ptr = comm_ptr
+        self.device = device
+        self.communicator: Communicator | None = Communicator.adopt(comm_ptr, device)
+        self._comm = comm  # so that it is not destroyed meanwhile
+
+    @property
+    def active(self) -> bool:
+        return self.communicator is not None
+
+    def unregister(self) -> None:
+        """Forgets it; doing so again does nothing."""
+        self.communicator = self._comm = None
+        if _registrations.get((self.group_name, self.device)) is self:
+            del _registrations[self.group_name, self.device]
+
+    def __enter__(self) -> Registration:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.unregister()
+
+
+_registrations: dict[tuple[str, int], Registration] = {}
+
+
+def register_external_nccl_comm(group_name: str, comm_ptr: int, device: Any, comm: Any = None) -> Registration:
+    """Makes a communicator (`ncclComm_t`) of somebody else known for a group and a device; `comm` is kept alive with it.
+
+    It lasts until `unregister`, the end of a `with`, or the next registration of the same two.
+    """
+    number = device if isinstance(device, int) else getattr(device, "index", None) or 0
+    registration = Registration(group_name, comm_ptr, number, comm)
+    _registrations[group_name, number] = registration
+    return registration
+
+
+def external_nccl_comm(group_name: str, device: int) -> Communicator | None:
+    """The communicator that is registered for a group and a device, if one is."""
+    found = _registrations.get((group_name, device))
+    return found.communicator if found else None
+
+
+class _Place(NamedTuple):
+    """Where an array on a device lies."""
+
+    address: int
+    count: int
+    dtype: str
+    device: int
+    dense: bool
+    contiguous: bool
+
+
+class _Call:
+    """A collective: what it is given, checked, and made of all communicators at once."""
+
+    def __init__(self, name: str, inputs: Any, outputs: Any, streams: Any, comms: Any) -> None:
+        self.name = name
+        self.inputs = _extract(inputs)
+        self.outputs = None if outputs is None else _extract(outputs)
+        self.streams = _streams(streams, len(self.inputs))
+        self.comms = _comms(comms, len(self.inputs))
+        self.size = self.comms[0].size if self.comms else len(self.inputs)
+        self.first: _Place | None = None
+        self.sources: list[_Place] = []
+        self.targets: list[tuple[int, int]] = []
+
+    def check_root(self, root: int) -> None:
+        if not 0 <= root < self.size:
+            raise Usage("invalid root")
+
+    def check(self, input_multiplier: int, output_multiplier: int) -> None:
+        """Each input with the output of its number."""
+        outputs = self.outputs or []
+        if not self.inputs:
+            raise Usage("input sequence can't be empty")
+        if len(self.inputs) != len(outputs):
+            raise Usage(
+                "inputs and outputs sequences have to be of the same length, but got input of length "
+                f"{len(self.inputs)} and output of length {len(outputs)}"
+            )
+        for source, target in zip(self.inputs, outputs):
+            self._check_input(source)
+            self._check_output(target, input_multiplier, output_multiplier)
+
+    def reduce_to(self, output: Any, root: int) -> None:
+        """The root's output, which is its input where there is none; the others have nowhere to write."""
+        if not self.inputs:
+            raise Usage("input sequence can't be empty")
+        ranks = [comm.rank for comm in self.comms] if self.comms else list(range(len(self.inputs)))
+        for rank, source in zip(ranks, self.inputs):
+            self._check_input(source)
+            if rank == root:
+                self._check_output(source if output is None else _extract([output])[0], 1, 1)
+            else:
+                self.targets.append((0, 0))
+
+    def _check_input(self, given: Any) -> None:
+        found = self._check_one(given)
+        if found.count != self.count:
+            raise Usage("all inputs must have the same number of elements")
+        if any(found.device == other.device for other in self.sources):
+            raise Usage("inputs must be on unique devices")
+        self.sources.append(found)
+
+    def _check_output(self, given: Any, input_multiplier: int, output_multiplier: int) -> None:
+        found = self._check_one(given)
+        if found.device != self.sources[-1].device:
+            raise Usage("input and output must be on the same device")
+        if found.count * output_multiplier != self.count * input_multiplier:
+            raise Usage("output must be of size input_size * size_multiplier")
+        self.targets.append((found.address, found.count))
+
+    def _check_one(self, given: Any) -> _Place:
+        found = _place(given)
+        if found is None or not found.dense:
+            raise Usage("input and output elements have to be cuda dense Tensors")
+        self.first = self.first or found
+        if found.dtype != self.first.dtype:
+            raise Usage("all inputs and outputs must be of the same Tensor dtype")
+        if not found.contiguous:
+            raise Usage("all inputs and outputs have to be contiguous")
+        return found
+
+    @property
+    def count(self) -> int:
+        return self.first.count if self.first else 0
+
+    def _element(self) -> str:
+        """The type for NCCL: booleans are bytes, and so are 8-bit floats that are only moved."""
+        dtype = self.first.dtype if self.first else ""
+        moved = self.name in ("broadcast", "all_gather")
+        if dtype == "bool" or (moved and dtype.startswith("float8_")):
+            return "uint8"
+        if dtype not in _TYPES:
+            raise Usage(f"Unconvertible NCCL type {dtype}")
+        return dtype
+
+    def make(self, op: int = SUM, root: int = 0) -> None:
+        element = self._element()
+        devices = tuple(place.device for place in self.sources)
+        streams = [_current(device) if s is None else s for device, s in zip(devices, self.streams)]
+        sources = [(place.address, place.count) for place in self.sources]
+        comms = self.comms or _cached(devices)
+        try:
+            nccl_call(self.name, comms, sources, self.targets, streams, element, op, root)
+        except BaseException:
+            if not self.comms:
+                _forget_broken(devices)
+            raise
+
+
+def _cached(devices: tuple[int, ...]) -> list[Communicator]:
+    """The communicators of these devices of this process, made when first asked for."""
+    if devices not in _communicators:
+        _communicators[devices] = Communicator.of_devices(list(devices))
+    return _communicators[devices]
+
+
+def _forget_broken(devices: tuple[int, ...]) -> None:
+    """After a failure: communicators that do not work any more are made anew by the next call."""
+    try:
+        for comm in _communicators.get(devices, []):
+            comm.check()
+    except Error:
+        for comm in _communicators.pop(devices, []):
+            comm.abort()
+
+
+def _clear() -> None:
+    _communicators.clear()
+    for registration in list(_registrations.values()):
+        registration.unregister()
+
+
+# Not when the module goes, which may be after the driver.
+atexit.register(_clear)
+
+
+def _is_torch_tensor(given: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(given, getattr(torch, "Tensor", ()))
+
+
+def _is_tensor(given: Any) -> bool:
+    """Whether it is one of torch's, or an array on a device."""
+    if _is_torch_tensor(given) or hasattr(given, "__cuda_array_interface__"):
+        return True
+    return hasattr(given, "__dlpack__") and given.__dlpack_device__()[0] == _CUDA
+
+
+def _check_collection(given: Any) -> None:
+    if not isinstance(given, Container) or _is_tensor(given):
+        raise TypeError("Inputs should be a collection of tensors")
+
+
+def _extract(given: Any) -> list[Any]:
+    tensors = list(given)
+    for at, tensor in enumerate(tensors):
+        if not _is_tensor(tensor):
+            raise TypeError(f"expected Tensor at {at} (got {type(tensor).__name__})")
+    return tensors
+
+
+def _place(given: Any) -> _Place | None:
+    """Where the elements lie; none if not on a device."""
+    if _is_torch_tensor(given):
+        if not given.is_cuda:
+            return None
+        dense = not given.is_sparse and str(given.layout) == "torch.strided"
+        dtype = str(given.dtype).removeprefix("torch.")
+        address = given.data_ptr() if dense else 0
+        return _Place(address, given.numel(), dtype, given.get_device(), dense, dense and given.is_contiguous())
+    interface = getattr(given, "__cuda_array_interface__", None)
+    if interface is not None:
+        return _of_interface(given, interface)
+    if hasattr(given, "__dlpack__") and given.__dlpack_device__()[0] == _CUDA:
+        return _of_dlpack(given)
+    return None
+
+
+def _of_interface(given: Any, interface: dict[str, Any]) -> _Place:
+    shape, letters = interface["shape"], interface["typestr"]
+    bits = 8 * int(letters[2:])
+    dtype = "bool" if letters[1] == "b" else f"{_LETTERS.get(letters[1], letters[1])}{bits}"
+    strides = interface.get("strides")
+    return _Place(
+        interface["data"][0],
+        math.prod(shape),
+        dtype,
+        _device(given),
+        dense=interface.get("mask") is None,
+        contiguous=strides is None or _is_contiguous(shape, strides, bits // 8),
+    )
+
+
+def _of_dlpack(given: Any) -> _Place:
+    from symmem._native import span
+
+    device = given.__dlpack_device__()[1]
+    try:
+        address, size, dtype = span(given)
+    except BufferError:
+        return _Place(0, 0, "", device, dense=True, contiguous=False)
+    return _Place(address, size // _item_size(dtype), dtype, device, dense=True, contiguous=True)
+
+
+def _item_size(dtype: str) -> int:
+    digits = "".join(filter(str.isdigit, dtype.split("_")[0]))
+    return int(digits) // 8 if digits else 1
+
+
+def _is_contiguous(shape: Sequence[int], strides: Sequence[int], size: int) -> bool:
+    if 0 in shape:
+        return True
+    for length, stride in zip(reversed(shape), reversed(strides)):
+        if length > 1 and stride != size:
+            return False
+        size *= length
+    return True
+
+
+def _device(given: Any) -> int:
+    """The number of an array's device, of which `__cuda_array_interface__` says nothing: by DLPack, or as CuPy has it."""
+    if hasattr(given, "__dlpack_device__"):
+        return given.__dlpack_device__()[1]
+    device = getattr(given, "device", 0)
+    return int(getattr(device, "id", device))
+
+
+def _streams(given: Any, count: int) -> list[int | None]:
+    """The streams by their numbers; none where it is to be the current one."""
+    if given is None:
+        return [None] * count
+    if not isinstance(given, Sequence):
+        raise Usage("Expected a sequence of streams")
+    if len(given) != count:
+        raise Usage("number of streams is not equal to number of inputs")
+    return [None if stream is None else _stream(stream) for stream in given]
+
+
+def _stream(given: Any) -> int:
+    """A stream of torch, of CuPy, of any library with `__cuda_stream__`, or its number (`cudaStream_t`)."""
+    if isinstance(given, int):
+        return given
+    for attribute in ("cuda_stream", "ptr"):
+        if isinstance(getattr(given, attribute, None), int):
+            return getattr(given, attribute)
+    if hasattr(given, "__cuda_stream__"):
+        return given.__cuda_stream__()[1]
+    raise Usage("Unknown data type found in stream list. Need torch.cuda.Stream or None")
+
+
+def _current(device: int) -> int:
+    torch = sys.modules.get("torch")
+    return torch.cuda.current_stream(device).cuda_stream if torch and torch.cuda.is_initialized() else 0
+
+
+def _comms(given: Any, count: int) -> list[Communicator]:
+    if given is None:
+        return []
+    if isinstance(given, Communicator):
+        given = [given]
+    if not isinstance(given, Sequence):
+        raise TypeError("comm is not a sequence")
+    for comm in given:
+        if not isinstance(comm, Communicator):
+            raise Usage(f"expected a Communicator of init_rank (got {type(comm).__name__})")
+    if len(given) != count:
+        raise Usage("number of communicators is not equal to number of inputs")
+    return list(given)
