@@ -104,6 +104,7 @@ fi
 if start_mps; then
   for ranks in ${do_tests:+1 2 4 8}; do
     SYMMEM_GPU_RANKS=$ranks tests "tests, $ranks ranks" 100 --skip dies --skip killed_in_its_kernel
+    [ "$ranks" -lt 8 ] || continue
     SYMMEM_GPU_RANKS=$ranks shared "NVSHMEM, $ranks ranks" 60 "$here/nvshmem-tests" --ignored --test-threads 1
     SYMMEM_GPU_RANKS=$ranks shared "memory of NCCL, $ranks ranks" 60 "$here/nccl-memory-tests" --ignored --test-threads 1
   done
