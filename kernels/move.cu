@@ -50,6 +50,33 @@ KERNEL barrier_on_channel(CONSTANT SymmemHandle handle, symmem_u32 channel) {
     symmem_barrier(handle, channel);
 }
 
+// Release: sets word `word`, of 8 bytes, of the pad of rank `to`.
+KERNEL put_value(CONSTANT SymmemHandle handle, symmem_u32 to, symmem_u32 word, symmem_u64 value) {
+    if (threadIdx.x == 0 && blockIdx.x == 0) {
+        symmem_store64<true>(static_cast<symmem_u64 *>(handle.pads[to]) + word, value, handle.scope);
+    }
+}
+
+// Acquire: waits until word `word` of the own pad, which rank `from` sets, is `value`, or where `least` is not 0 at least
+// that.
+KERNEL wait_value(CONSTANT SymmemHandle handle, symmem_u32 from, symmem_u32 word, symmem_u64 value, symmem_u32 least) {
+    if (threadIdx.x != 0 || blockIdx.x != 0) {
+        return;
+    }
+    const symmem_u64 *at = static_cast<const symmem_u64 *>(handle.pads[handle.rank]) + word;
+    SymmemPatience patience;
+    for (;;) {
+        symmem_u64 now = symmem_load64<true>(at, handle.scope);
+        if (now == value || (least != 0 && now > value)) {
+            return;
+        }
+        if (symmem_u32 why = patience.spent(handle.timeout, handle.mailbox, handle.group_pads[handle.rank])) {
+            symmem_give_up(handle, why, word, from);
+            return;
+        }
+    }
+}
+
 // ---- collectives: `first` is the byte of the parts where they begin -----------------------------------------------------
 
 // `copies` copies from peers, between two meetings.

@@ -1,7 +1,7 @@
 // Reductions and stores that the switch does, through an address that reaches all ranks' memory at once: sums of SYMMEM_T,
 // which is f32, bf16 or f16, in the switch's order. 16-bit floats are summed in f32. compute_90.
 #include "move.cuh"
-#include "reduce.cuh"
+#include "tiles.cuh"
 
 #define KERNEL extern "C" __global__ void __launch_bounds__(512, 2)
 #define CONSTANT const __grid_constant__
@@ -91,6 +91,28 @@ KERNEL multimem_reduce_pull(CONSTANT SymmemGroup group, CONSTANT SymmemPointers 
             [&](symmem_u64 v) { return multicast + places.first + stretch.at(cut.head + 16 * v); },
             [&](symmem_u64 v, const symmem_u32(&words)[4]) { store_vector(out + cut.head + 16 * v, words); });
         reduce_loose(places, cut, 0, 1, SUM);
+    }
+    symmem_sync_blocks<SYMMEM_LAST>(group, block);
+}
+
+// As `reduce_tiles`, sums.
+KERNEL multimem_reduce_tiles(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *multicast,
+                             CONSTANT Tiles tiles) {
+    SymmemBlock block = symmem_begin(group, 2);
+    if (!symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
+        return;
+    }
+    for (symmem_u32 number = 0; number < tiles.count; number++) {
+        TileBytes tile(tiles, number);
+        if (!tile.is_even(parts, group.size, (symmem_u64)multicast)) {
+            reduce_pieces(tile, parts, group.size, SUM);
+            continue;
+        }
+        each_piece(tile, 16, [&](symmem_u64 from, char *to) {
+            symmem_u32 words[4];
+            multimem_load(words, multicast + from);
+            store_vector(to, words);
+        });
     }
     symmem_sync_blocks<SYMMEM_LAST>(group, block);
 }

@@ -188,3 +188,23 @@ KERNEL all_to_all_v(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, c
     }
     symmem_sync_blocks<SYMMEM_LAST>(group, block);
 }
+
+// ---- one dimension for another ----------------------------------------------------------------------------------------
+
+// `rows` rows of `bytes` from each rank: from byte `first` of its part on and `pitch` apart, to byte `rank * of_rank` of
+// `out` on and `out_pitch` apart. Between two meetings.
+KERNEL all_to_all_nd(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *out, symmem_u64 first,
+                     symmem_u64 rows, symmem_u64 bytes, symmem_u64 pitch, symmem_u64 of_rank, symmem_u64 out_pitch) {
+    SymmemBlock block = symmem_begin(group, 2);
+    if (!symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
+        return;
+    }
+    Worker().each(rows * group.size, [&](symmem_u64 copy, symmem_u64 thread, symmem_u64 threads) {
+        // Each rank begins with its own part, so that they do not all read from one.
+        symmem_u64 number = copy / rows, row = copy - number * rows;
+        symmem_u64 peer = (group.rank + number) % group.size;
+        const char *from = static_cast<const char *>(parts.at[peer]) + first + row * pitch;
+        copy_bytes(out + peer * of_rank + row * out_pitch, from, bytes, thread, threads);
+    });
+    symmem_sync_blocks<SYMMEM_LAST>(group, block);
+}

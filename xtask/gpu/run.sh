@@ -95,6 +95,8 @@ if [ -n "$do_tests" ]; then
   nccl=$("${PEERS_PYTHON:-python3}" -c 'import nvidia.nccl as n; print(list(n.__path__)[0])' 2>/dev/null)/lib/libnccl.so.2
   [ ! -e "$nccl" ] || [ -n "${SYMMEM_NCCL-}" ] || export SYMMEM_NCCL=$nccl
   step "NCCL tests" 90 "$here/nccl-tests" --ignored --test-threads 1
+  nvshmem=$("${PEERS_PYTHON:-python3}" -c 'import nvidia.nvshmem as n; print(list(n.__path__)[0])' 2>/dev/null)/lib/libnvshmem_host.so.3
+  [ ! -e "$nvshmem" ] || [ -n "${SYMMEM_NVSHMEM-}" ] || export SYMMEM_NVSHMEM=$nvshmem
   # Without MPS, which ends the work of all its clients when one dies in the middle of a kernel.
   step "a rank that dies" 30 "$here/cuda-tests" --ignored --test-threads 1 dies
   step "a rank killed in its kernel" 60 "$here/cuda-tests" --ignored --test-threads 1 killed_in_its_kernel
@@ -102,6 +104,9 @@ fi
 if start_mps; then
   for ranks in ${do_tests:+1 2 4 8}; do
     SYMMEM_GPU_RANKS=$ranks tests "tests, $ranks ranks" 100 --skip dies --skip killed_in_its_kernel
+    [ "$ranks" -lt 8 ] || continue
+    SYMMEM_GPU_RANKS=$ranks shared "NVSHMEM, $ranks ranks" 60 "$here/nvshmem-tests" --ignored --test-threads 1
+    SYMMEM_GPU_RANKS=$ranks shared "memory of NCCL, $ranks ranks" 60 "$here/nccl-memory-tests" --ignored --test-threads 1
   done
   for ranks in ${do_bench:+2 4}; do
     measure "$ranks" 1K,16K,64K,256K,1M,16M,128M "bench-$ranks.json" "--peers=$here"

@@ -9,9 +9,11 @@ use crate::command::{cargo, output, root, run, target_dir};
 use crate::{Arguments, Outcome};
 
 /// Test programs: package, test, and the name in the bundle.
-const TESTS: [(&str, &str, &str); 3] = [
+const TESTS: [(&str, &str, &str); 5] = [
     ("symmem", "cuda", "cuda-tests"),
     ("symmem", "nccl", "nccl-tests"),
+    ("symmem", "nccl_memory", "nccl-memory-tests"),
+    ("symmem", "nvshmem", "nvshmem-tests"),
     ("symmem-sys", "gpu", "sys-tests"),
 ];
 /// Files that are taken along as they are.

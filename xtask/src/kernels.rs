@@ -20,6 +20,8 @@ const NUMBERS: &[&str] = &[
 ];
 /// What is also made for newer devices, on which a kernel can be launched before the one before it has ended.
 const NEWER: &[&str] = &["f32", "bf16", "f16"];
+/// Of which tiles are reduced.
+const TILED: &[&str] = &["f32", "bf16", "f16"];
 /// What switches can add.
 const SWITCHED: &[&str] = &["f32", "bf16", "f16"];
 const LAYOUT: &str = "symmem_layout";
@@ -50,6 +52,12 @@ fn jobs() -> Vec<Job> {
         number: Some(number),
         oldest: 80,
     });
+    let tiles = TILED.iter().map(|&number| Job {
+        name: format!("tiles_{number}"),
+        source: "tiles.cu",
+        number: Some(number),
+        oldest: 80,
+    });
     let multimem = SWITCHED.iter().map(|&number| Job {
         name: format!("multimem_{number}"),
         source: "multimem.cu",
@@ -64,7 +72,7 @@ fn jobs() -> Vec<Job> {
     });
     let newer_move = Job { oldest: 90, ..plain("move_90", "move.cu") };
     let moves = [plain("move", "move.cu"), plain("rows", "rows.cu"), newer_move];
-    moves.into_iter().chain(reduce).chain(newer).chain(multimem).collect()
+    moves.into_iter().chain(reduce).chain(newer).chain(tiles).chain(multimem).collect()
 }
 
 /// The tools, in the virtual environment.

@@ -72,3 +72,17 @@ fn what_a_version_of_nccl_has_is_listed() {
     assert!(row.contains("NCCL 2.32.3"), "{row}");
     assert!(row.contains("communicators, windows, device access, signals"), "{row}");
 }
+
+#[test]
+fn the_version_of_nvshmem_is_told_without_initialising_it() {
+    let own = std::env::current_exe().unwrap();
+    let library = own.parent().unwrap().join("libsymmem_fake_nvshmem.so");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_symmem"));
+    let output = command.arg("doctor").env("SYMMEM_NVSHMEM", &library).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    // The table breaks long lines wherever it likes to.
+    let words: Vec<&str> = text.split(['│', '┆', ' ', '\n']).filter(|w| !w.is_empty()).collect();
+    let row = words.join(" ");
+    assert!(row.contains("NVSHMEM 3.99.0"), "{row}");
+    assert!(row.contains("a heap, teams, operations in streams"), "{row}");
+}

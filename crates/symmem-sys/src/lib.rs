@@ -7,6 +7,7 @@
 //! - [`nvml`]: what NVIDIA's management library knows of links between devices.
 //! - [`nccl`]: NVIDIA's collectives: communicators, windows and signals.
 //! - [`nvrtc`]: NVIDIA's compiler of kernels at run time.
+//! - [`nvshmem`]: NVIDIA's OpenSHMEM, the host library.
 #![deny(unsafe_code)]
 
 mod library;
@@ -16,5 +17,6 @@ pub mod cuda;
 pub mod nccl;
 pub mod nvml;
 pub mod nvrtc;
+pub mod nvshmem;
 
 pub use library::{Found, Library, Loaded, Missing, load, load_file, look_in, probe};

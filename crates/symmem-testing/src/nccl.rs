@@ -77,6 +77,17 @@ impl FakeNccl {
         self.call::<F>("fakeNcclWindows")(supported.into(), multicast.into(), reach);
     }
 
+    /// Has its memory come from these functions.
+    pub fn allocator(
+        &self,
+        allocate: unsafe extern "C" fn(usize) -> u64,
+        free: unsafe extern "C" fn(u64),
+    ) {
+        type Allocate = Option<unsafe extern "C" fn(usize) -> u64>;
+        type F = extern "C" fn(Allocate, Option<unsafe extern "C" fn(u64)>);
+        self.call::<F>("fakeNcclAllocator")(Some(allocate), Some(free));
+    }
+
     /// How often a function was called.
     pub fn calls(&self, call: &str) -> i32 {
         let name = CString::new(call).unwrap();

@@ -4,6 +4,7 @@
 //! cut. Peers address a block by (segment, offset), so offsets need not agree between ranks. The words of the
 //! pad are zero at first, and belong to users' own protocols: the library does not touch them.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
@@ -214,6 +215,8 @@ pub(crate) struct Mapping {
     pub(crate) multicast: OnceLock<Option<Region>>,
     /// Asked before the memory gets a new user, where there is one.
     pub(crate) witness: OnceLock<Arc<dyn Witness>>,
+    /// What a library besides has of it; goes before the memory.
+    companion: OnceLock<Arc<dyn Any + Send + Sync>>,
     /// By rank in the group; our own block at our own place.
     blocks: Vec<Region>,
     places: Vec<Place>,
@@ -231,7 +234,17 @@ impl Mapping {
     ) -> Self {
         let (failed, multicast, witness) =
             (AtomicBool::new(false), OnceLock::new(), OnceLock::new());
-        Self { number, failed, multicast, witness, blocks, places, shape, group }
+        let companion = OnceLock::new();
+        Self { number, failed, multicast, witness, companion, blocks, places, shape, group }
+    }
+
+    /// Keeps something of a library's for as long as the mapping lives; the first stays.
+    pub(crate) fn accompany(&self, companion: Arc<dyn Any + Send + Sync>) {
+        let _ = self.companion.set(companion);
+    }
+
+    pub(crate) fn companion<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
+        Arc::clone(self.companion.get()?).downcast().ok()
     }
 
     pub(crate) fn has_failed(&self) -> bool {

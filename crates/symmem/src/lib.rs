@@ -34,6 +34,7 @@ mod mesh;
 pub mod nccl;
 pub mod region;
 mod signal;
+mod sources;
 pub mod store;
 pub mod symmetric;
 pub mod sync;

@@ -26,6 +26,8 @@ enum Kind {
     Host,
     /// A device's memory, which the host does not reach; unmapped by dropping this.
     Device { _mapping: Box<dyn Send + Sync> },
+    /// Memory of a peer that only the network connects: nothing here, and no address.
+    Elsewhere,
 }
 
 // SAFETY: an address range; what is done through it is governed by S2.
@@ -35,7 +37,7 @@ unsafe impl Sync for Mapped {}
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        if matches!(self.kind, Kind::Device { .. }) {
+        if !matches!(self.kind, Kind::Host) {
             return;
         }
         // SAFETY: S1: this is the last owner of a mapping that we made with exactly this base and length.
@@ -107,6 +109,17 @@ impl Region {
         Ok(Self { mapped: Arc::new(Mapped { base, bytes, kind }), offset: 0, bytes })
     }
 
+    /// Memory of a peer that this process does not reach, and of which it knows the length alone.
+    pub(crate) fn elsewhere(bytes: usize) -> Self {
+        let (base, kind) = (NonNull::dangling(), Kind::Elsewhere);
+        Self { mapped: Arc::new(Mapped { base, bytes, kind }), offset: 0, bytes }
+    }
+
+    /// Whether there is an address for it.
+    pub(crate) fn is_reached(&self) -> bool {
+        !matches!(self.mapped.kind, Kind::Elsewhere)
+    }
+
     /// Whether the host reaches it.
     pub(crate) fn is_host(&self) -> bool {
         matches!(self.mapped.kind, Kind::Host)
@@ -133,9 +146,9 @@ impl Region {
         self.bytes
     }
 
-    /// The address of the first byte in this process.
+    /// The address of the first byte in this process; 0 for memory that it does not reach.
     pub fn address(&self) -> usize {
-        self.base().as_ptr() as usize
+        if self.is_reached() { self.base().as_ptr() as usize } else { 0 }
     }
 
     /// A part of the region, sharing its mapping.
@@ -148,6 +161,12 @@ impl Region {
     pub fn at<T: Element>(&self, offset: usize, count: usize) -> Result<NonNull<T>> {
         let bytes = count.saturating_mul(size_of::<T>());
         self.check(offset, bytes)?;
+        if !self.is_reached() {
+            return Err(Error::Unavailable {
+                what: "a pointer into a peer's memory".into(),
+                why: "only the network connects the two ranks".into(),
+            });
+        }
         // SAFETY: S3: checked above.
         let first = unsafe { self.base().add(offset) };
         if !first.as_ptr().cast::<T>().is_aligned() {
@@ -288,6 +307,17 @@ mod tests {
         assert!(Words::new(part.clone()).is_err());
         drop(part);
         assert_eq!(Arc::strong_count(&mapping), 1);
+    }
+
+    #[test]
+    fn memory_that_only_the_network_reaches_has_a_length_and_no_address() {
+        let region = Region::elsewhere(64);
+        let part = region.part(16, 8).unwrap();
+        assert_eq!((part.address(), part.bytes(), part.is_reached()), (0, 8, false));
+        assert!(region.part(60, 8).is_err());
+        let e = part.at::<u8>(0, 1).unwrap_err().to_string();
+        assert!(e.contains("only the network connects the two ranks"), "{e}");
+        assert!(part.words(0, 1).is_err());
     }
 
     #[test]

@@ -19,6 +19,8 @@ mod cuda {
     mod moving;
     mod rows;
     mod signals;
+    mod tiles;
+    mod values;
 }
 
 fn ranks() -> Vec<usize> {

@@ -29,6 +29,8 @@ mod cuda_fake {
     mod pools;
     mod rows;
     mod signals;
+    mod tiles;
+    mod values;
     mod words;
 
     /// Bytes of what a kernel gets about its group.

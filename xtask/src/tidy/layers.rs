@@ -9,7 +9,7 @@ use crate::tidy::rust::{Source, is_word, line_of, use_paths};
 #[rustfmt::skip]
 const LAYERS: &[&str] = &[
     "error", "interrupt", "sync", "machine", "dtype", "store", "region", "signal", "backend", "block", "mesh", "group", "symmetric",
-    "collectives", "cuda", "nccl", "fused", "record",
+    "collectives", "cuda", "nccl", "sources", "fused", "record",
 ];
 const LIBRARY: &str = "crates/symmem/src/";
 

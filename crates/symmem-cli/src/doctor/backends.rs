@@ -2,6 +2,7 @@
 
 use symmem::nccl::{Feature, Nccl};
 use symmem_sys::cuda::{self, Driver};
+use symmem_sys::nvshmem::Nvshmem;
 use symmem_sys::{Found, Library, probe};
 
 use super::{Row, checked, machine};
@@ -23,7 +24,7 @@ pub(super) fn rows() -> Vec<Row> {
         checked("host", host),
         checked("cuda", cuda.clone()),
         checked("nccl", needs_cuda(nccl())),
-        checked("nvshmem", needs_cuda(found(Library::Nvshmem))),
+        checked("nvshmem", needs_cuda(nvshmem())),
         checked("ucx", found(Library::Ucx)),
     ]
 }
@@ -51,6 +52,18 @@ fn nccl() -> Result<String, String> {
     let features: Vec<String> =
         ["communicators".to_owned()].into_iter().chain(has).chain(lacks).collect();
     Ok(format!("{text}: {}", features.join(", ")))
+}
+
+/// Where the library is, which version, and what that lacks. It is not initialised.
+fn nvshmem() -> Result<String, String> {
+    let text = found(Library::Nvshmem)?;
+    let library = Nvshmem::open().map_err(|missing| missing.to_string())?;
+    let (major, minor, patch) = library.version().map_err(|failure| failure.to_string())?;
+    let text = text.replace("of unknown version", &format!("{major}.{minor}.{patch}"));
+    match library.missing().as_slice() {
+        [] => Ok(format!("{text}: a heap, teams, operations in streams")),
+        lacks => Err(format!("{text} lacks {}", lacks.join(", "))),
+    }
 }
 
 /// How many devices there are, and which of them cannot be used, and why.

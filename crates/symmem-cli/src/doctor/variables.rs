@@ -3,7 +3,7 @@
 use super::{Row, row};
 
 /// Names and meanings.
-const VARIABLES: [(&str, &str); 16] = [
+const VARIABLES: [(&str, &str); 17] = [
     ("SYMMEM_TIMEOUT", "seconds after which a wait gives up; 0 for ever; default 300"),
     (
         "SYMMEM_SOCKET_DIR",
@@ -11,6 +11,7 @@ const VARIABLES: [(&str, &str); 16] = [
     ),
     ("SYMMEM_SIGNAL_PAD_SIZE", "bytes of the signal pad of an allocation"),
     ("SYMMEM_BACKEND", "process or host; default host between processes, process between threads"),
+    ("SYMMEM_CUDA_BACKEND", "where memory of GPUs comes from: cuda, nccl or nvshmem; default cuda"),
     ("SYMMEM_STRICT_DEVICES", "1: ranks of a group that share a GPU are an error; default 0"),
     (
         "SYMMEM_COSTS",

@@ -39,6 +39,8 @@ pub const WINDOWS: Version = Version::new(2, 27, 0);
 pub const DEVICE_ACCESS: Version = Version::new(2, 28, 0);
 /// The first with signals, and with addresses of peers for the host.
 pub const SIGNALS: Version = Version::new(2, 29, 0);
+/// The first that tells the host the endpoints of windows.
+pub const ENDPOINTS: Version = Version::new(2, 31, 2);
 
 functions! {
     /// The library's functions, from `nccl.h`. Handles are pointers, here as wide integers, and so are addresses of devices.
@@ -97,6 +99,10 @@ functions! {
         window: usize, offset: usize, rank: c_int, address: *mut u64);
     ncclGetLsaMultimemDevicePointer = "ncclGetLsaMultimemDevicePointer"(
         window: usize, offset: usize, address: *mut u64);
+    ncclGetPeerDeviceLeInfo = "ncclGetPeerDeviceLeInfo"(
+        window: usize, offset: usize, peer: c_int, endpoint: *mut c_uint, at: *mut usize);
+    ncclGetMultimemDeviceLeInfo = "ncclGetMultimemDeviceLeInfo"(
+        window: usize, offset: usize, endpoint: *mut c_uint, at: *mut usize);
     ncclPutSignal = "ncclPutSignal"(
         from: u64, count: usize, kind: c_int, peer: c_int, window: usize, offset: usize,
         signal: c_int, context: c_int, flags: c_uint, comm: usize, stream: usize);
@@ -200,8 +206,9 @@ impl Nccl {
         if self.has(version) {
             return Ok(());
         }
-        let Version { major, minor, .. } = version;
-        let text = format!("{call} needs NCCL {major}.{minor}, {} is loaded", self.version);
+        let Version { major, minor, patch } = version;
+        let patch = if patch == 0 { String::new() } else { format!(".{patch}") };
+        let text = format!("{call} needs NCCL {major}.{minor}{patch}, {} is loaded", self.version);
         Err(Failure { call, code: Failure::MISSING, text, last: String::new() })
     }
 

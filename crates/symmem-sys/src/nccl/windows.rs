@@ -5,8 +5,8 @@ use std::ffi::c_int;
 
 use super::collectives::Span;
 use super::{
-    Begun, Comm, Handle, Nccl, Registration, Result, SIGNALS, WINDOWS, WaitSignal, Window,
-    WindowFlags, int,
+    Begun, Comm, ENDPOINTS, Handle, Nccl, Registration, Result, SIGNALS, WINDOWS, WaitSignal,
+    Window, WindowFlags, int,
 };
 use crate::cuda::Stream;
 
@@ -155,6 +155,43 @@ impl Nccl {
             unsafe { self.c.ncclGetLsaMultimemDevicePointer(window.raw(), offset, &mut address) };
         self.explained(done)?;
         Ok((address != 0).then_some(address))
+    }
+
+    /// `ncclGetPeerDeviceLeInfo` (2.31.2): the endpoint by which kernels reach the window of `peer`, and the offset there.
+    ///
+    /// # Safety
+    ///
+    /// The window is live.
+    pub unsafe fn peer_endpoint(
+        &self,
+        window: Window,
+        offset: usize,
+        peer: usize,
+    ) -> Result<(u32, usize)> {
+        self.needs("ncclGetPeerDeviceLeInfo", ENDPOINTS)?;
+        let (mut endpoint, mut at) = (0, 0);
+        let (raw, peer) = (window.raw(), int(peer));
+        // SAFETY: as the caller promises; it writes the two numbers.
+        let done =
+            unsafe { self.c.ncclGetPeerDeviceLeInfo(raw, offset, peer, &mut endpoint, &mut at) };
+        self.explained(done)?;
+        Ok((endpoint, at))
+    }
+
+    /// `ncclGetMultimemDeviceLeInfo` (2.31.2): likewise, of all ranks at once.
+    ///
+    /// # Safety
+    ///
+    /// The window is live.
+    pub unsafe fn multimem_endpoint(&self, window: Window, offset: usize) -> Result<(u32, usize)> {
+        self.needs("ncclGetMultimemDeviceLeInfo", ENDPOINTS)?;
+        let (mut endpoint, mut at) = (0, 0);
+        // SAFETY: as the caller promises; it writes the two numbers.
+        let done = unsafe {
+            self.c.ncclGetMultimemDeviceLeInfo(window.raw(), offset, &mut endpoint, &mut at)
+        };
+        self.explained(done)?;
+        Ok((endpoint, at))
     }
 
     /// `ncclPutSignal` (2.29): a copy into the peer's window, and then a signal, when the stream gets there.

@@ -55,7 +55,7 @@ impl Backend for Host {
                 Region::map(fd.as_fd(), whole)?.part(0, bytes)
             }
             Exported::Mapping(region) => region.part(0, bytes),
-            Exported::Fabric(_) => Err(Error::Unavailable {
+            Exported::Bytes(_) => Err(Error::Unavailable {
                 what: "the host backend".into(),
                 why: "the peer sent a handle to memory of a device".into(),
             }),

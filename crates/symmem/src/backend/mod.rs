@@ -58,10 +58,12 @@ pub trait Backend: Send + Sync {
     /// Whether it can work here; `Unavailable` says what is missing.
     fn probe(&self) -> Result<()>;
 
-    /// Zeroed memory of at least `bytes` (more than 0), all of it present. Not collective.
+    /// Zeroed memory of at least `bytes` (more than 0), all of it present. Not collective, unless the backend is a heap
+    /// that all ranks have together.
     fn allocate(&self, bytes: usize) -> Result<Arc<dyn Allocation>>;
 
-    /// Maps `bytes` of what a peer exported.
+    /// Maps `bytes` of what a peer exported; a region without an address, where the peer's memory cannot be mapped and the
+    /// backend has other ways to it.
     fn import(&self, exported: Exported, bytes: usize) -> Result<Region>;
 
     /// Zeroes `bytes` of a region of its memory from `offset` on, before anybody else gets it.
@@ -105,8 +107,9 @@ pub trait Allocation: Send + Sync {
 pub enum Exported {
     /// A descriptor, for a peer in another process.
     Descriptor(OwnedFd),
-    /// Bytes that lead to memory of a device while its owner lives, for a peer anywhere on the same NVLink fabric.
-    Fabric([u8; 64]),
+    /// Bytes that lead to memory of a device while its owner lives: a handle of the NVLink fabric, or a place in the heap
+    /// of a library that knows all ranks.
+    Bytes([u8; 64]),
     /// The mapping itself, for a peer in this process.
     Mapping(Region),
 }
@@ -119,7 +122,7 @@ impl Exported {
                 let fd = fd.try_clone().map_err(Error::system("dup of a memory descriptor"))?;
                 Self::Descriptor(fd)
             }
-            Self::Fabric(handle) => Self::Fabric(*handle),
+            Self::Bytes(bytes) => Self::Bytes(*bytes),
             Self::Mapping(region) => Self::Mapping(region.clone()),
         })
     }

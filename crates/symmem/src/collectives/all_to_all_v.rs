@@ -5,20 +5,21 @@
 
 use super::{block_len, check_len, copy_elements};
 use crate::dtype::Element;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::group::Group;
 use crate::symmetric::Symmetric;
 
 /// Rows that lie together at their source and at their destination.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Piece {
-    source: usize,
-    from: usize,
-    rows: usize,
-    to: usize,
+pub(crate) struct Piece {
+    pub(crate) source: usize,
+    pub(crate) from: usize,
+    pub(crate) rows: usize,
+    pub(crate) to: usize,
 }
 
 /// All ranks' splits: what each sends to each expert of each rank.
-struct Sent {
+pub(crate) struct Sent {
     ranks: usize,
     experts: usize,
     /// Number of rows and first row, by source, destination and expert.
@@ -26,6 +27,45 @@ struct Sent {
 }
 
 impl Sent {
+    /// Of all ranks' splits, each of `words` numbers: rows for expert after expert of rank after rank, which follow each
+    /// other. Else the rank that gave a negative number, and that.
+    pub(crate) fn to_experts(
+        ranks: usize,
+        words: usize,
+        table: &[i64],
+    ) -> std::result::Result<Self, (usize, i64)> {
+        let mut sent = Vec::with_capacity(table.len());
+        for (source, splits) in table.chunks_exact(words.max(1)).enumerate() {
+            let mut from = 0_usize;
+            for rows in splits {
+                let rows = whole(source, *rows)?;
+                sent.push((rows, from));
+                from = from.saturating_add(rows);
+            }
+        }
+        Ok(Self { ranks, experts: words / ranks, rows: sent })
+    }
+
+    /// Likewise, of splits and offsets on the way back: rows for rank after rank of expert after expert.
+    pub(crate) fn from_experts(
+        ranks: usize,
+        words: usize,
+        table: &[i64],
+    ) -> std::result::Result<Self, (usize, i64)> {
+        let experts = words / (2 * ranks);
+        let mut sent = vec![(0, 0); ranks * ranks * experts];
+        for (source, table) in table.chunks_exact(words.max(1)).enumerate() {
+            let (splits, offsets) = table.split_at(words / 2);
+            for (at, (rows, from)) in splits.iter().zip(offsets).enumerate() {
+                let (expert, to) = (at / ranks, at % ranks);
+                let entry = sent.get_mut((source * ranks + to) * experts + expert);
+                let rows = (whole(source, *rows)?, whole(source, *from)?);
+                entry.into_iter().for_each(|entry| *entry = rows);
+            }
+        }
+        Ok(Self { ranks, experts, rows: sent })
+    }
+
     fn piece(&self, source: usize, to_rank: usize, expert: usize, to: usize) -> Piece {
         let at = (source * self.ranks + to_rank) * self.experts + expert;
         let (rows, from) = self.rows.get(at).copied().unwrap_or_default();
@@ -33,7 +73,7 @@ impl Sent {
     }
 
     /// What `rank` gets, expert by expert, each beginning at a multiple of `align`.
-    fn by_expert(&self, rank: usize, align: usize) -> Vec<Piece> {
+    pub(crate) fn by_expert(&self, rank: usize, align: usize) -> Vec<Piece> {
         let mut begin = 0_usize;
         let mut pieces = Vec::with_capacity(self.ranks * self.experts);
         for expert in 0..self.experts {
@@ -51,7 +91,7 @@ impl Sent {
     }
 
     /// What `rank` gets, source by source, without gaps.
-    fn by_source(&self, rank: usize) -> Vec<Piece> {
+    pub(crate) fn by_source(&self, rank: usize) -> Vec<Piece> {
         let mut at = 0_usize;
         let mut pieces = Vec::with_capacity(self.ranks * self.experts);
         for source in 0..self.ranks {
@@ -63,6 +103,41 @@ impl Sent {
         }
         pieces
     }
+}
+
+/// A number of rows as rank `source` gave it.
+fn whole(source: usize, rows: i64) -> std::result::Result<usize, (usize, i64)> {
+    usize::try_from(rows).map_err(|_| (source, rows))
+}
+
+/// The error of a negative number of rows.
+pub(crate) fn negative(group: &Group, name: &'static str, (source, rows): (usize, i64)) -> Error {
+    let expected = format!("splits of rank {source} that are not negative");
+    group.usage(name, expected, rows.to_string())
+}
+
+/// Refuses what rank `rank` would get where it is not within the `rows` that each rank has, or its output of `out`.
+pub(crate) fn check_pieces(
+    group: &Group,
+    name: &'static str,
+    rank: usize,
+    pieces: &[Piece],
+    (rows, out): (usize, usize),
+) -> Result<()> {
+    let refused = |what: String, got: usize| Err(group.usage(name, what, got.to_string()));
+    for piece in pieces.iter().filter(|piece| piece.rows != 0) {
+        let (from, to) =
+            (piece.from.saturating_add(piece.rows), piece.to.saturating_add(piece.rows));
+        if from > rows {
+            let what = format!("splits of rank {} within its {rows} rows", piece.source);
+            return refused(what, from);
+        }
+        if to > out {
+            let what = format!("an output that holds the rows for rank {rank}, not only {out}");
+            return refused(what, to);
+        }
+    }
+    Ok(())
 }
 
 /// One call: its name and what of its arguments must be the same on all ranks.
@@ -127,17 +202,8 @@ impl<T: Element> Symmetric<T> {
         let call = self.exchange(NAME, row_len, 1, out.len())?;
         check_len(self.group(), NAME, "splits and offsets received", words, received.len())?;
         let table = self.gather_splits(&call, splits_offsets)?;
-        let mut sent = vec![(0, 0); ranks * ranks * experts];
-        for (source, table) in table.chunks_exact(words.max(1)).enumerate() {
-            let (splits, offsets) = table.split_at(words / 2);
-            for (at, (rows, from)) in splits.iter().zip(offsets).enumerate() {
-                let (expert, to) = (at / ranks, at % ranks);
-                let entry = sent.get_mut((source * ranks + to) * experts + expert);
-                let rows = (self.whole(&call, source, *rows)?, self.whole(&call, source, *from)?);
-                entry.into_iter().for_each(|entry| *entry = rows);
-            }
-        }
-        let sent = Sent { ranks, experts, rows: sent };
+        let sent = Sent::from_experts(ranks, words, &table);
+        let sent = sent.map_err(|wrong| negative(self.group(), NAME, wrong))?;
         self.fetch(&call, |rank| sent.by_source(rank), out, received)
     }
 
@@ -150,21 +216,13 @@ impl<T: Element> Symmetric<T> {
         out: &mut [T],
         received: &mut [i64],
     ) -> Result<()> {
-        let experts = block_len(self.group(), name, splits.len())?;
+        block_len(self.group(), name, splits.len())?;
         let (ranks, words) = (self.group().size(), splits.len());
         let call = self.exchange(name, row_len, align, out.len())?;
         check_len(self.group(), name, "splits and offsets received", 2 * words, received.len())?;
         let table = self.gather_splits(&call, splits)?;
-        let mut sent = Vec::with_capacity(table.len());
-        for (source, splits) in table.chunks_exact(words.max(1)).enumerate() {
-            let mut from = 0_usize;
-            for rows in splits {
-                let rows = self.whole(&call, source, *rows)?;
-                sent.push((rows, from));
-                from = from.saturating_add(rows);
-            }
-        }
-        let sent = Sent { ranks, experts, rows: sent };
+        let sent = Sent::to_experts(ranks, words, &table);
+        let sent = sent.map_err(|wrong| negative(self.group(), name, wrong))?;
         self.fetch(&call, |rank| sent.by_expert(rank, align), out, received)
     }
 
@@ -209,14 +267,6 @@ impl<T: Element> Symmetric<T> {
         Ok(table)
     }
 
-    /// A number of rows as rank `source` gave it.
-    fn whole(&self, call: &Exchange, source: usize, rows: i64) -> Result<usize> {
-        usize::try_from(rows).map_err(|_| {
-            let expected = format!("splits of rank {source} that are not negative");
-            self.group().usage(call.name, expected, rows.to_string())
-        })
-    }
-
     /// Fetches this rank's rows, if all that every rank would fetch is there and fits: all ranks find the same.
     fn fetch(
         &mut self,
@@ -226,7 +276,8 @@ impl<T: Element> Symmetric<T> {
         received: &mut [i64],
     ) -> Result<()> {
         for rank in 0..self.group().size() {
-            self.check_pieces(call, rank, &pieces(rank))?;
+            let room = (self.len() / call.row_len, call.out);
+            check_pieces(self.group(), call.name, rank, &pieces(rank), room)?;
         }
         let pieces = pieces(self.group().rank());
         let row = call.row_len;
@@ -242,29 +293,6 @@ impl<T: Element> Symmetric<T> {
         let (splits, offsets) = received.split_at_mut(pieces.len());
         for ((piece, split), offset) in pieces.iter().zip(splits).zip(offsets) {
             (*split, *offset) = (piece.rows as i64, piece.to as i64);
-        }
-        Ok(())
-    }
-
-    fn check_pieces(&self, call: &Exchange, rank: usize, pieces: &[Piece]) -> Result<()> {
-        let rows = self.len() / call.row_len;
-        let refused =
-            |what: String, got: usize| Err(self.group().usage(call.name, what, got.to_string()));
-        for piece in pieces.iter().filter(|piece| piece.rows != 0) {
-            let (from, to) =
-                (piece.from.saturating_add(piece.rows), piece.to.saturating_add(piece.rows));
-            if from > rows {
-                return refused(
-                    format!("splits of rank {} within its {rows} rows", piece.source),
-                    from,
-                );
-            }
-            if to > call.out {
-                return refused(
-                    format!("an output that holds the rows for rank {rank}, not only {}", call.out),
-                    to,
-                );
-            }
         }
         Ok(())
     }

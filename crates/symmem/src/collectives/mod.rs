@@ -8,7 +8,7 @@
 mod all_gather;
 mod all_reduce;
 mod all_to_all;
-mod all_to_all_v;
+pub(crate) mod all_to_all_v;
 mod broadcast;
 mod host;
 mod one_sided;

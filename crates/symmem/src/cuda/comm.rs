@@ -32,7 +32,7 @@ use crate::sync::atomic::AtomicBool;
 pub(super) const OP: &str = "rendezvous";
 
 /// What kernels say they are about.
-const OPS: [&str; 16] = [
+const OPS: [&str; 22] = [
     "barrier",
     "all_reduce",
     "reduce_scatter",
@@ -48,6 +48,12 @@ const OPS: [&str; 16] = [
     "barrier_on_channel",
     "all_to_all_v_2d",
     "all_to_all_v_2d_offset",
+    "tile_reduce",
+    "multi_root_tile_reduce",
+    "reduce_scatter_offset",
+    "all_to_all_nd",
+    "put_value",
+    "wait_value",
     "a kernel of the caller's",
 ];
 
@@ -67,6 +73,8 @@ pub(super) struct Comm {
     pub(super) has_multicast: bool,
     /// Memory is handed on by fabric handles.
     pub(super) over_fabric: bool,
+    /// A rank that not all others reach by an address: the same on all ranks.
+    apart: Option<usize>,
     parameter: GroupParameter,
     /// Always there, until this goes.
     mailbox: Option<Mailbox>,
@@ -75,7 +83,7 @@ pub(super) struct Comm {
     /// A failure was handed out; the pads are not in order. Changed under the lock of `state`, and read without.
     failed: AtomicBool,
     /// Not the handle, which would keep the group, which keeps this.
-    _pads: (Arc<Block>, Arc<Mapping>),
+    _pads: Option<(Arc<Block>, Arc<Mapping>)>,
 }
 
 struct State {
@@ -88,11 +96,15 @@ struct State {
 
 impl Comm {
     /// That of `group` on `gpu`; collective the first time.
-    pub(super) fn of(group: &Group, gpu: &Gpu) -> Result<Arc<Self>> {
-        group.attached(u64::from(gpu.number()), || Self::form(group, gpu))
+    ///
+    /// Where the group's memory says that a rank is `apart`, which only the network connects, there are no pads, and no
+    /// kernel meets others: see [`Comm::check_together`].
+    pub(super) fn of(group: &Group, gpu: &Gpu, apart: Option<usize>) -> Result<Arc<Self>> {
+        let number = u64::from(gpu.number()) | u64::from(apart.is_some()) << 32;
+        group.attached(number, || Self::form(group, gpu, apart))
     }
 
-    fn form(group: &Group, gpu: &Gpu) -> Result<Arc<Self>> {
+    fn form(group: &Group, gpu: &Gpu, apart: Option<usize>) -> Result<Arc<Self>> {
         let size = group.size();
         if size > MAX_RANKS {
             let expected = format!("a group of at most {MAX_RANKS} ranks on a device");
@@ -103,7 +115,11 @@ impl Comm {
         let (places, Own { block, mailbox, event }) = meet(group, gpu, Own::new(group, gpu))?;
         let neighbours = most_on_one(&places);
         let able: Vec<bool> = places.iter().map(|place| place.has_fabric).collect();
-        let (handle, over_fabric) = fabric::map_pads(group, &block, &able)?;
+        let mapped = match apart {
+            None => Some(fabric::map_pads(group, &block, &able)?),
+            Some(_) => None,
+        };
+        let handle = mapped.as_ref().map(|(handle, _)| handle);
         let parameter = GroupParameter {
             rank: group.rank() as u32,
             size: size as u32,
@@ -113,22 +129,25 @@ impl Comm {
             reserved: 0,
             timeout: 0,
             mailbox: mailbox.memory.device,
-            pads: Pointers::new(&handle.buffer_ptrs()),
+            pads: Pointers::new(&handle.map(Handle::buffer_ptrs).unwrap_or_default()),
         };
         let comm = Arc::new(Self {
             gpu: gpu.clone(),
             neighbours,
             unlike: smallest_if_unlike(&places),
             has_multicast: has_multicast(group, &places),
-            over_fabric,
+            over_fabric: mapped.as_ref().is_some_and(|(_, over_fabric)| *over_fabric),
+            apart,
             parameter,
             mailbox: Some(mailbox),
             members: group.world_ranks().to_vec(),
             state: Mutex::new(State { last: None, event, recorded: false }),
             failed: AtomicBool::new(false),
-            _pads: handle.keep(),
+            _pads: handle.map(Handle::keep),
         });
-        group.set_placement(Device::Cuda(gpu.number()), handle.number());
+        if let Some(handle) = handle {
+            group.set_placement(Device::Cuda(gpu.number()), handle.number());
+        }
         let mourner: std::sync::Weak<Self> = Arc::downgrade(&comm);
         group.context().mesh.watch(mourner);
         Ok(comm)
@@ -174,6 +193,7 @@ impl Comm {
         stream: &Stream,
         launch: impl FnOnce(GroupParameter) -> Result<()>,
     ) -> Result<()> {
+        self.check_together(group, op)?;
         self.check_stream(group, op, stream)?;
         let mut state = self.state();
         self.check_in(&state, group, op)?;
@@ -215,6 +235,17 @@ impl Comm {
         self.take_failure(group, op)?;
         drop(state);
         work()
+    }
+
+    /// Whether only the network connects some of its ranks.
+    pub(super) fn is_apart(&self) -> bool {
+        self.apart.is_some()
+    }
+
+    /// Refuses what kernels do with all ranks' memory, where one is out of their reach. The same on all ranks.
+    pub(super) fn check_together(&self, group: &Group, op: &'static str) -> Result<()> {
+        let Some(rank) = self.apart else { return Ok(()) };
+        Err(out_of_reach(group, op, rank))
     }
 
     fn check_stream(&self, group: &Group, op: &'static str, stream: &Stream) -> Result<()> {
@@ -412,8 +443,19 @@ fn meet(group: &Group, gpu: &Gpu, own: Result<Own>) -> Result<(Vec<Placed>, Own)
     })
 }
 
+/// The error of a kernel of ours that would have to reach a rank that only the network connects.
+pub(super) fn out_of_reach(group: &Group, op: &'static str, rank: usize) -> Error {
+    Error::Unavailable {
+        what: format!("{op} by a kernel on rank {} of {group:?}", group.rank()),
+        why: format!(
+            "only the network connects rank {rank} with some ranks; put, get and the operations of Symmetric::nvshmem go \
+             over it"
+        ),
+    }
+}
+
 /// Tells all ranks what this one has to say, and does `part` with what all have: an error on all if one fails.
-fn exchange<T: Serialize + DeserializeOwned, R>(
+pub(crate) fn exchange<T: Serialize + DeserializeOwned, R>(
     group: &Group,
     op: &'static str,
     own: T,

@@ -11,11 +11,12 @@ use symmem_sys::cuda::{
 use super::failed;
 use super::graph::is_capturing;
 use super::kernels::Kernels;
+use super::source::Source;
 use crate::error::{Error, Result};
 
-/// A device that this process uses. Cheap to clone.
+/// A device that this process uses, and where symmetric memory on it comes from. Cheap to clone.
 #[derive(Clone)]
-pub struct Gpu(Arc<Inner>);
+pub struct Gpu(Arc<Inner>, Source);
 
 struct Inner {
     driver: Arc<dyn Driver>,
@@ -82,7 +83,7 @@ impl Gpu {
         open.retain(|gpu| gpu.strong_count() > 0);
         let mut living = open.iter().filter_map(Weak::upgrade);
         if let Some(gpu) = living.find(|gpu| gpu.number == number) {
-            return Ok(Self(gpu));
+            return Ok(Self(gpu, Source::Driver));
         }
         let driver = cuda::load().map_err(|missing| Error::Unavailable {
             what: "the CUDA driver".into(),
@@ -123,7 +124,7 @@ impl Gpu {
         let context = driver.context_retain(device).map_err(failed)?;
         let kernels = Kernels::default();
         let multiprocessors = u32::try_from(multiprocessors).unwrap_or(1);
-        Ok(Self(Arc::new(Inner {
+        let inner = Arc::new(Inner {
             driver,
             device,
             number,
@@ -136,7 +137,17 @@ impl Gpu {
             fabric: OnceLock::new(),
             kernels,
             retired: Mutex::default(),
-        })))
+        });
+        Ok(Self(inner, Source::Driver))
+    }
+
+    /// The same device, with memory from elsewhere.
+    pub(super) fn taking_from(&self, source: Source) -> Self {
+        Self(Arc::clone(&self.0), source)
+    }
+
+    pub(super) fn source(&self) -> &Source {
+        &self.1
     }
 
     /// Its number among those that this process sees.
@@ -322,6 +333,11 @@ impl Gpu {
             }
         }
         over
+    }
+
+    /// A thing that streams may be using, dropped when they are done.
+    pub(crate) fn in_use<T: Send + Sync + 'static>(&self, thing: T) -> Box<dyn Send + Sync> {
+        Box::new(InUse::new(self.clone(), thing))
     }
 
     /// Runs `f`, which calls a library that works in the current context, with this device's.

@@ -27,7 +27,7 @@ impl Physical {
     pub(super) fn import(gpu: &Gpu, exported: &Exported) -> Result<Self> {
         let memory = match exported {
             Exported::Descriptor(fd) => gpu.driver().import_fd(fd.as_fd()),
-            Exported::Fabric(handle) => gpu.driver().import_fabric(handle),
+            Exported::Bytes(handle) => gpu.driver().import_fabric(handle),
             Exported::Mapping(_) => return Err(no_descriptor()),
         };
         Ok(Self { gpu: gpu.clone(), memory: memory.map_err(failed)? })
@@ -100,6 +100,32 @@ impl Drop for Mapped {
     }
 }
 
+/// Memory that another library of this process has allocated by the driver, for a peer.
+impl Gpu {
+    /// A descriptor of what is mapped at `address`.
+    pub(crate) fn export_at(&self, address: u64) -> Result<Exported> {
+        let memory = self.mapped_at(address)?;
+        self.driver().export_fd(memory.memory).map(Exported::Descriptor).map_err(failed)
+    }
+
+    /// A fabric handle of it, where it has one.
+    pub(crate) fn export_fabric_at(&self, address: u64) -> Result<Exported> {
+        let memory = self.mapped_at(address)?;
+        self.driver().export_fabric(memory.memory).map(Exported::Bytes).map_err(failed)
+    }
+
+    /// Bytes of the range in which `address` is the first.
+    pub(crate) fn range_at(&self, address: u64) -> Result<usize> {
+        let info = self.call(|driver| driver.pointer_info(address))?;
+        Ok((info.base + info.bytes as u64).saturating_sub(address) as usize)
+    }
+
+    fn mapped_at(&self, address: u64) -> Result<Physical> {
+        let memory = self.driver().retain(address).map_err(failed)?;
+        Ok(Physical { gpu: self.clone(), memory })
+    }
+}
+
 struct Allocated {
     memory: Arc<Physical>,
     region: Region,
@@ -117,7 +143,7 @@ impl Allocation for Allocated {
 
     fn export_fabric(&self) -> Result<Exported> {
         let driver = self.memory.gpu.driver();
-        driver.export_fabric(self.memory.memory).map(Exported::Fabric).map_err(failed)
+        driver.export_fabric(self.memory.memory).map(Exported::Bytes).map_err(failed)
     }
 }
 

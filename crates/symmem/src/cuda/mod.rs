@@ -17,18 +17,27 @@ mod memory;
 mod module;
 mod multicast;
 mod multimem;
+mod nvshmem;
 mod placement;
 mod rows;
 mod signals;
+mod source;
 mod stream;
 mod symmetric;
+mod tiles;
 
 pub use gpu::Gpu;
 pub use graph::Graph;
 pub use layout::DeviceHandle;
 pub use module::{HEADER, Kernel, Module, Parameter};
+pub use nvshmem::{Nvshmem, SignalOp};
+pub use signals::Until;
 pub use stream::Stream;
 pub use symmetric::{Buffer, Symmetric, View, ViewMut};
+pub use tiles::{Tile, TileMut};
+
+pub(crate) use comm::exchange;
+pub(crate) use source::Provider;
 
 use symmem_sys::cuda::Failure;
 

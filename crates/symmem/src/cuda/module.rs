@@ -53,6 +53,10 @@ impl Gpu {
 }
 
 impl Module {
+    pub(super) fn raw(&self) -> sys::Module {
+        self.0.raw
+    }
+
     /// The kernel of this name, as `extern "C"` leaves it.
     pub fn kernel(&self, name: &str) -> Result<Kernel> {
         let raw = self.0.gpu.call(|driver| driver.module_function(self.0.raw, name))?;

@@ -40,7 +40,7 @@ pub(super) fn set_up(gpu: &Gpu, handle: &Handle, over_fabric: bool) -> Result<()
 
 /// Tells all how a step went here, and sends what `memory` finds in it. What came of the step here, and the memory that
 /// rank 0 has sent; nothing on all ranks, if the step failed on one.
-fn agreed<T>(
+pub(super) fn agreed<T>(
     group: &Group,
     step: Result<T>,
     memory: impl Fn(&T) -> Option<Result<Exported>>,
@@ -86,7 +86,7 @@ impl Made {
         let memory = driver.multicast_create(&properties).map_err(failed)?;
         let object = Physical { gpu: gpu.clone(), memory };
         let exported = match handle {
-            HandleType::Fabric => driver.export_fabric(memory).map(Exported::Fabric),
+            HandleType::Fabric => driver.export_fabric(memory).map(Exported::Bytes),
             _ => driver.export_fd(memory).map(Exported::Descriptor),
         };
         Ok(Self { exported: exported.map_err(failed)?, _object: object })

@@ -158,7 +158,11 @@ impl<T: Element> Symmetric<T> {
     }
 
     /// The kernels' file and the address of all, for a reduction that the switch can do.
-    fn check_multimem(&self, name: &'static str, op: ReduceOp) -> Result<(&'static str, u64)> {
+    pub(super) fn check_multimem(
+        &self,
+        name: &'static str,
+        op: ReduceOp,
+    ) -> Result<(&'static str, u64)> {
         let Some(file) = file(T::DTYPE).filter(|_| op == ReduceOp::Sum) else {
             let expected = "a sum of f32, f16 or bf16, which is what the switch can add up";
             let got = format!("{op} of {}", T::DTYPE);

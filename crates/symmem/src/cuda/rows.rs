@@ -23,13 +23,13 @@ const TOO_MANY: usize = 1 << 48;
 
 /// One call.
 #[derive(Clone, Copy)]
-struct Exchange {
-    name: &'static str,
-    row_len: usize,
-    align: usize,
+pub(super) struct Exchange {
+    pub(super) name: &'static str,
+    pub(super) row_len: usize,
+    pub(super) align: usize,
     experts: usize,
     /// The way back from experts: splits come with offsets.
-    is_back: bool,
+    pub(super) is_back: bool,
 }
 
 impl<T: Element> Symmetric<T> {
@@ -39,6 +39,9 @@ impl<T: Element> Symmetric<T> {
     ///
     /// `out` is equally long on all ranks, and lies neither in this memory nor in the splits'. If any rank's does not hold
     /// all it would get, every rank gets an error and nothing is written.
+    ///
+    /// Where only the network connects some ranks, the host waits for the stream and NVSHMEM fetches the rows; `out` is
+    /// memory of its heap then.
     pub fn all_to_all_v(
         &mut self,
         row_len: usize,
@@ -107,6 +110,9 @@ impl Exchange {
         let experts = self.check(x, splits)?;
         let pieces = ranks * self.experts;
         check_len(group, self.name, "splits and offsets received", 2 * pieces, received.len)?;
+        if x.comm.is_apart() {
+            return self.over_network(x, splits, out, received, stream);
+        }
         let (row_bytes, out_rows) = (self.row_len * size_of::<T>(), out.len / self.row_len);
         let words = 1 + 3 * pieces + ranks * splits.len();
         let words = scratch(group, &x.gpu, self.name, words, stream)?;
@@ -223,7 +229,7 @@ fn scratch(
         return Err(group.usage(op, expected, "none".to_owned()));
     }
     // Rounded up so that few sizes need another.
-    let buffer = gpu.alloc::<u64>(group, words.next_power_of_two().max(1 << 17))?;
+    let buffer = gpu.of_driver().alloc::<u64>(group, words.next_power_of_two().max(1 << 17))?;
     let address = buffer.view().address;
     buffers.push(buffer);
     Ok(address)

@@ -4,7 +4,7 @@
 //! collectives: at the next call on the group, or by `read` and `synchronize`.
 #![allow(unsafe_code)] // S1, S3: ranks, channels and ranges are checked here; S4
 
-use super::comm::op_code;
+use super::comm::{op_code, out_of_reach};
 use super::kernels::parameters;
 use super::layout::DeviceHandle;
 use super::stream::Stream;
@@ -12,6 +12,24 @@ use super::symmetric::{Symmetric, View, ViewMut};
 use crate::collectives::{fill_range, write_place};
 use crate::dtype::Element;
 use crate::error::Result;
+
+/// What a wait for a value waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// This value.
+    Equal(u64),
+    /// This value or more.
+    AtLeast(u64),
+}
+
+impl Until {
+    fn parts(self) -> (u64, u32) {
+        match self {
+            Self::Equal(value) => (value, 0),
+            Self::AtLeast(value) => (value, 1),
+        }
+    }
+}
 
 impl<T: Element> Symmetric<T> {
     /// Release: sets our word of `channel` in rank `to`'s pad of this memory, in `stream`. The
@@ -32,6 +50,7 @@ impl<T: Element> Symmetric<T> {
     /// After a failure it is not known which of the channel's words are set.
     pub fn barrier_on_channel(&self, channel: usize, stream: &Stream) -> Result<()> {
         const NAME: &str = "barrier_on_channel";
+        self.comm.check_together(self.group(), NAME)?;
         let (mut handle, mut channel) = self.handle_for(NAME, channel)?;
         self.comm.beside(self.group(), NAME, stream, || {
             let threads = handle.size.next_multiple_of(32);
@@ -43,10 +62,13 @@ impl<T: Element> Symmetric<T> {
     }
 
     /// Relaxed: copies `data` to rank `rank`'s part, from its element `at` on, in `stream`. A later signal or barrier in
-    /// the stream shows it to whoever takes that.
+    /// the stream shows it to whoever takes that. Over the network, where only that connects the two.
     pub fn put(&self, rank: usize, at: usize, data: View<'_, T>, stream: &Stream) -> Result<()> {
         const NAME: &str = "put";
         let to = self.place(NAME, rank, at, data.len)?;
+        if !self.reaches(rank) {
+            return self.nvshmem()?.put(rank, at, data, stream);
+        }
         self.copied(NAME, to, data.address, data.len, stream)
     }
 
@@ -55,6 +77,9 @@ impl<T: Element> Symmetric<T> {
     pub fn get(&self, rank: usize, at: usize, out: ViewMut<'_, T>, stream: &Stream) -> Result<()> {
         const NAME: &str = "get";
         let from = self.place(NAME, rank, at, out.len)?;
+        if !self.reaches(rank) {
+            return self.nvshmem()?.get(rank, at, out, stream);
+        }
         self.copied(NAME, out.address, from, out.len, stream)
     }
 
@@ -68,8 +93,74 @@ impl<T: Element> Symmetric<T> {
         stream: &Stream,
     ) -> Result<()> {
         self.handle_for("put_signal", channel)?; // before anything is copied
+        self.check_reach("put_signal", rank)?;
         self.put(rank, at, data, stream)?;
         self.put_signal(rank, channel, stream)
+    }
+
+    /// Release: sets word `word`, of 8 bytes, of rank `to`'s pad of this memory to `value`, in `stream`, whatever it was. The
+    /// [`Symmetric::wait_value`] that finds it has all after it see what is before this in the stream.
+    ///
+    /// A word is used for values or for signals, not for both at once.
+    pub fn put_value(&self, to: usize, word: usize, value: u64, stream: &Stream) -> Result<()> {
+        const NAME: &str = "put_value";
+        self.check_reach(NAME, to)?;
+        let (mut handle, mut word) = self.handle_for_word(NAME, word)?;
+        let (mut to, mut value) = (to as u32, value);
+        self.comm.beside(self.group(), NAME, stream, || {
+            let kernel = self.gpu.kernel("move", NAME, 32)?.in_turn();
+            let list = parameters![handle, to, word, value];
+            // SAFETY: the kernel's parameters in order; it touches one word of a pad that there is.
+            unsafe { self.gpu.launch(kernel, 1, self.comm.neighbours, stream, list) }
+        })
+    }
+
+    /// As [`Symmetric::put`], and then [`Symmetric::put_value`] to the same rank.
+    pub fn put_with_value(
+        &self,
+        rank: usize,
+        at: usize,
+        data: View<'_, T>,
+        (word, value): (usize, u64),
+        stream: &Stream,
+    ) -> Result<()> {
+        self.handle_for_word("put_value", word)?; // before anything is copied
+        self.check_reach("put_value", rank)?;
+        self.put(rank, at, data, stream)?;
+        self.put_value(rank, word, value, stream)
+    }
+
+    /// Acquire: has `stream` wait until word `word`, of 8 bytes, of our pad, which rank `from` sets, is what `until` says.
+    pub fn wait_value(
+        &self,
+        from: usize,
+        word: usize,
+        until: Until,
+        stream: &Stream,
+    ) -> Result<()> {
+        const NAME: &str = "wait_value";
+        self.check_reach(NAME, from)?;
+        let (mut handle, mut word) = self.handle_for_word(NAME, word)?;
+        let (mut from, (mut value, mut least)) = (from as u32, until.parts());
+        self.comm.beside(self.group(), NAME, stream, || {
+            let kernel = self.gpu.kernel("move", NAME, 32)?.in_turn();
+            let list = parameters![handle, from, word, value, least];
+            // SAFETY: the kernel's parameters in order; it reads one word of our pad.
+            unsafe { self.gpu.launch(kernel, 1, self.comm.neighbours, stream, list) }
+        })
+    }
+
+    /// What a kernel of ours gets that sets or awaits a word of 8 bytes.
+    fn handle_for_word(&self, name: &'static str, word: usize) -> Result<(DeviceHandle, u32)> {
+        let handle = DeviceHandle { op: op_code(name), ..self.device_handle() };
+        let words = self.handle.signal_pad_size() / 8;
+        match u32::try_from(word) {
+            Ok(number) if word < words => Ok((handle, number)),
+            _ => {
+                let expected = format!("a word of 8 bytes among the {words} of the signal pad");
+                Err(self.group().usage(name, expected, word.to_string()))
+            }
+        }
     }
 
     /// Runs the kernel `name` on our word of `channel` in `peer`'s pad, or on its in ours.
@@ -80,7 +171,7 @@ impl<T: Element> Symmetric<T> {
         channel: usize,
         stream: &Stream,
     ) -> Result<()> {
-        self.group().check_rank(name, peer)?;
+        self.check_reach(name, peer)?;
         let (mut handle, mut channel) = self.handle_for(name, channel)?;
         let mut peer = peer as u32;
         self.comm.beside(self.group(), name, stream, || {
@@ -89,6 +180,17 @@ impl<T: Element> Symmetric<T> {
             // SAFETY: the kernel's parameters in order; it touches one word, of a rank and a channel that there are.
             unsafe { self.gpu.launch(kernel, 1, self.comm.neighbours, stream, list) }
         })
+    }
+
+    /// Whether rank `rank`'s part has an address here.
+    fn reaches(&self, rank: usize) -> bool {
+        self.parts.0.get(rank).is_some_and(|&part| part != 0)
+    }
+
+    /// Refuses a rank that there is not, or that only the network connects.
+    fn check_reach(&self, name: &'static str, rank: usize) -> Result<()> {
+        self.group().check_rank(name, rank)?;
+        if self.reaches(rank) { Ok(()) } else { Err(out_of_reach(self.group(), name, rank)) }
     }
 
     /// What a kernel of ours gets that signals on `channel`.
@@ -153,6 +255,7 @@ impl Symmetric<u32> {
     ) -> Result<()> {
         const NAME: &str = "memset32";
         let (range, value) = fill_range(self.len(), offset, value, count)?;
+        self.check_reach(NAME, rank)?;
         let to = self.place(NAME, rank, range.start, range.len())?;
         self.comm.beside(self.group(), NAME, stream, || {
             self.gpu.call(|driver| {
@@ -173,6 +276,7 @@ impl Symmetric<u32> {
     ) -> Result<()> {
         const NAME: &str = "write_value32";
         let (at, value) = write_place(self.len(), offset, value)?;
+        self.check_reach(NAME, rank)?;
         let to = self.place(NAME, rank, at, 1)?;
         self.comm.beside(self.group(), NAME, stream, || {
             self.gpu.call(|driver| {

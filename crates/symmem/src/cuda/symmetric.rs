@@ -10,9 +10,7 @@ use std::sync::Arc;
 use super::comm::{Comm, nanoseconds};
 use super::gpu::Gpu;
 use super::layout::{DeviceHandle, Pointers};
-use super::multicast;
 use super::stream::Stream;
-use crate::backend::Backend;
 use crate::block::Block;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
@@ -28,9 +26,10 @@ pub struct Buffer<T> {
 }
 
 impl Gpu {
-    /// Allocates `len` elements on this device, zeroed, for use in groups of `group`'s world. Not collective.
+    /// Allocates `len` elements on this device, zeroed, for use in groups of `group`'s world. Not collective, unless the
+    /// memory is from NVSHMEM's heap: see [`Gpu::with_source`].
     pub fn alloc<T: Element>(&self, group: &Group, len: usize) -> Result<Buffer<T>> {
-        let block = group.block_of::<T>(Arc::new(self.clone()), len)?;
+        let block = group.block_of::<T>(self.memory(), len)?;
         Ok(Buffer { gpu: self.clone(), block, len, elements: PhantomData })
     }
 
@@ -42,7 +41,7 @@ impl Gpu {
         id: u64,
         len: usize,
     ) -> Result<Buffer<T>> {
-        let backend: Arc<dyn Backend> = Arc::new(self.clone());
+        let backend = self.memory();
         let make = || Ok(self.alloc::<T>(group, len)?.block);
         let block = group.persistent(id, len, &backend, T::DTYPE, make)?;
         Ok(Buffer { gpu: self.clone(), block, len, elements: PhantomData })
@@ -51,7 +50,7 @@ impl Gpu {
     /// A pool of this device's memory, allocated `segment_bytes` at a time (or more, for a larger buffer), for use in
     /// groups of `group`'s world.
     pub fn pool(&self, group: &Group, segment_bytes: usize) -> Pool<Gpu> {
-        Pool::on(self.clone(), Arc::new(self.clone()), group, segment_bytes)
+        Pool::on(self.clone(), self.memory(), group, segment_bytes)
     }
 }
 
@@ -75,11 +74,13 @@ impl<T: Element> Buffer<T> {
     /// As [`Buffer::rendezvous`], leaving the buffer with the caller, who sees to the order of what is put into streams
     /// through both.
     pub fn symmetric(&self, group: &Group) -> Result<Symmetric<T>> {
-        let comm = Comm::of(group, &self.gpu)?;
+        let source = self.gpu.source();
+        let comm = Comm::of(group, &self.gpu, source.apart(group))?;
         let handle = comm.map(&self.block, group, T::DTYPE)?;
         if comm.has_multicast {
-            handle.try_multicast(|| multicast::set_up(&self.gpu, &handle, comm.over_fabric))?;
+            handle.try_multicast(|| source.set_up_multicast(&self.gpu, &handle, &comm))?;
         }
+        source.mapped(&handle)?;
         handle.set_witness(&comm);
         Ok(Symmetric::new(self.gpu.clone(), comm, handle, self.len))
     }
@@ -261,7 +262,7 @@ impl<T: Element> Symmetric<T> {
     /// Memory of this rank's alone, as much as its part; allocated when first asked for.
     pub(super) fn scratch(&mut self) -> Result<u64> {
         if self.scratch.is_none() {
-            self.scratch = Some(self.gpu.alloc(self.handle.group(), self.len)?);
+            self.scratch = Some(self.gpu.of_driver().alloc(self.handle.group(), self.len)?);
         }
         Ok(self.scratch.as_ref().map_or(0, |scratch| scratch.view().address))
     }
@@ -285,7 +286,12 @@ impl<T: Element> Symmetric<T> {
     }
 }
 
-fn upload<T: Element>(gpu: &Gpu, to: ViewMut<'_, T>, data: &[T], stream: &Stream) -> Result<()> {
+pub(super) fn upload<T: Element>(
+    gpu: &Gpu,
+    to: ViewMut<'_, T>,
+    data: &[T],
+    stream: &Stream,
+) -> Result<()> {
     check_len("write", to.len, data.len())?;
     stream.check_runs("write")?;
     gpu.call(|driver| {

@@ -2,13 +2,26 @@
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 
-use super::Group;
+use super::{Group, Inner};
 use crate::backend::Device;
 use crate::error::Result;
 
+/// A group, for those who must not keep it.
+pub(crate) struct WeakGroup(Weak<Inner>);
+
+impl WeakGroup {
+    pub(crate) fn upgrade(&self) -> Option<Group> {
+        self.0.upgrade().map(Group)
+    }
+}
+
 impl Group {
+    pub(crate) fn weak(&self) -> WeakGroup {
+        WeakGroup(Arc::downgrade(&self.0))
+    }
+
     /// What a later layer keeps for this group under a number, made when first asked for; it goes with the group, so it
     /// must not keep the group.
     pub(crate) fn attached<T: Any + Send + Sync>(

@@ -19,6 +19,7 @@ use std::time::Duration;
 
 pub use world::{World, WorldOptions};
 
+pub(crate) use attached::WeakGroup;
 pub(crate) use context::Context;
 pub(crate) use conversation::Conversation;
 pub(crate) use desk::{DESK, Desk};

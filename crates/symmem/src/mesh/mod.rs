@@ -153,7 +153,7 @@ impl Mesh {
             Some(Link::Socket(fd)) => {
                 let (subject, body) = (subject.clone(), body.to_vec());
                 let fabric = match &memory {
-                    Some(Exported::Fabric(handle)) => Some(handle.to_vec()),
+                    Some(Exported::Bytes(handle)) => Some(handle.to_vec()),
                     _ => None,
                 };
                 let packet = Packet::Letter { subject, phase, body, fabric };

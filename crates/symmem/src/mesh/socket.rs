@@ -42,11 +42,11 @@ pub(super) enum Packet {
 }
 
 impl Packet {
-    /// The memory that came as a fabric handle.
+    /// The memory that came as bytes.
     fn fabric(&self) -> Option<Exported> {
         match self {
             Self::Letter { fabric: Some(handle), .. } => {
-                handle.as_slice().try_into().ok().map(Exported::Fabric)
+                handle.as_slice().try_into().ok().map(Exported::Bytes)
             }
             _ => None,
         }
@@ -84,7 +84,7 @@ pub(super) fn send(
         // Cannot travel: the letter goes without, and whoever needs the memory says so.
         Some(Exported::Mapping(_)) => None,
         // In the packet itself.
-        Some(Exported::Fabric(_)) | None => None,
+        Some(Exported::Bytes(_)) | None => None,
     };
     let deadline = deadline.start();
     loop {

@@ -23,8 +23,10 @@ mod communicator;
 mod elements;
 mod forming;
 mod group;
+mod memory;
 mod registered;
 mod rounds;
+mod windows;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,6 +36,8 @@ use symmem_sys::nccl as sys;
 pub use communicator::Communicator;
 pub use elements::{Operator, ScaledSum, Source, Target};
 pub use registered::{Registration, Window};
+pub(crate) use windows::Windows;
+pub use windows::{External, Windowed};
 
 use crate::error::{Error, Result};
 

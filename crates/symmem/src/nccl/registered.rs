@@ -52,6 +52,10 @@ impl Communicator {
 }
 
 impl Window {
+    pub(super) fn handle(&self) -> sys::Window {
+        self.raw
+    }
+
     /// The library's own handle (`ncclWindow_t`).
     pub fn raw(&self) -> usize {
         self.raw.raw()

@@ -70,7 +70,7 @@ impl Handle {
         Self { offset: self.offset + offset, ..self.clone() }
     }
 
-    pub(super) fn mapping(&self) -> &Mapping {
+    pub(crate) fn mapping(&self) -> &Mapping {
         &self.mapping
     }
 
@@ -154,15 +154,29 @@ impl Handle {
         let _ = self.mapping.multicast.set(own); // whoever was first has the same
     }
 
-    /// The addresses of all ranks' data as mapped here, by rank, this handle's offset applied.
+    /// The addresses of all ranks' data as mapped here, by rank, this handle's offset applied; 0 for a rank that only the
+    /// network connects.
     pub fn buffer_ptrs(&self) -> Vec<usize> {
-        (0..self.world_size())
-            .filter_map(|r| self.mapping.data(r))
-            .map(|data| data.address() + self.offset)
-            .collect()
+        let all = (0..self.world_size()).filter_map(|r| self.mapping.data(r));
+        all.map(|data| if data.is_reached() { data.address() + self.offset } else { 0 }).collect()
     }
 
-    /// The addresses of all ranks' signal pads as mapped here, by rank.
+    /// Whether this rank reaches rank `rank`'s memory by an address, and not by the network alone.
+    pub fn is_reachable(&self, rank: usize) -> bool {
+        self.mapping.data(rank).is_some_and(|data| data.is_reached())
+    }
+
+    /// Whether it reaches that of all ranks so.
+    pub fn is_within_direct_access(&self) -> bool {
+        (0..self.world_size()).all(|rank| self.is_reachable(rank))
+    }
+
+    /// The name of the backend that the memory is from.
+    pub fn backend(&self) -> &'static str {
+        self.block.segment().backend.name()
+    }
+
+    /// The addresses of all ranks' signal pads as mapped here, by rank; 0 for a rank that only the network connects.
     pub fn signal_pad_ptrs(&self) -> Vec<usize> {
         let pads = (0..self.world_size()).filter_map(|r| self.mapping.pad_region(r));
         pads.map(|pad| pad.address()).collect()

@@ -176,6 +176,11 @@ impl Fake {
         self.lock().launches.clone()
     }
 
+    /// Has devices reach what another library of this process has mapped, such as a heap of its own.
+    pub fn adopt(&self, from: u64, bytes: u64) {
+        self.lock().adopted.push((from, from + bytes));
+    }
+
     /// Lets launches of the kernel `name` call `run`, with copies of the parameters, which are `sizes` long. A launch
     /// with another number of parameters fails.
     pub fn kernel(

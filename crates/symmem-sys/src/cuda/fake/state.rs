@@ -26,6 +26,8 @@ pub(super) struct State {
     pub(super) reservations: BTreeMap<u64, Reservation>,
     pub(super) mappings: BTreeMap<u64, Mapping>,
     pub(super) hosts: BTreeMap<u64, Span>,
+    /// What another library of the process has mapped, from and to: all devices reach it.
+    pub(super) adopted: Vec<(u64, u64)>,
     pub(super) streams: BTreeMap<usize, StreamState>,
     /// What threads may call while they capture; those that have said so.
     pub(super) modes: HashMap<ThreadId, CaptureMode>,
@@ -239,7 +241,9 @@ impl State {
     pub(super) fn reachable(&self, address: u64, bytes: usize, device: i32, write: bool) -> bool {
         let Some(end) = address.checked_add(bytes as u64) else { return false };
         let host = self.hosts.range(..=address).next_back();
-        if host.is_some_and(|(&start, span)| end <= start + span.bytes as u64) {
+        if host.is_some_and(|(&start, span)| end <= start + span.bytes as u64)
+            || self.adopted.iter().any(|&(from, to)| from <= address && end <= to)
+        {
             return true;
         }
         let mut at = address;

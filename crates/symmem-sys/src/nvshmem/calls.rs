@@ -1,0 +1,354 @@
+//! The functions as methods. Those that allocate, free or make teams are collective over all PEs, or over the team.
+#![allow(unsafe_code)] // S4, S5
+
+use std::ffi::c_int;
+
+use super::raw::{INIT_WITH_UNIQUE_ID, InitAttr, RawUniqueId, Reduce, TEAM_INVALID};
+use super::{Compare, Failure, Nvshmem, Result, SignalOp, Status, Team, UniqueId};
+use crate::cuda::{Module, Stream};
+
+/// A status of 0 is success.
+fn checked(call: &'static str, status: Result<c_int>) -> Result<()> {
+    match status? {
+        0 => Ok(()),
+        other => Err(Failure::status(call, other)),
+    }
+}
+
+/// An address, where the library gave one.
+fn given(address: Result<u64>) -> Result<Option<u64>> {
+    address.map(|address| (address != 0).then_some(address))
+}
+
+/// What may be called at any time.
+impl Nvshmem {
+    /// The functions that this version does not have.
+    pub fn missing(&self) -> Vec<&'static str> {
+        self.c.missing()
+    }
+
+    /// Its version: major, minor, patch.
+    pub fn version(&self) -> Result<(i32, i32, i32)> {
+        let (mut major, mut minor, mut patch) = (0, 0, 0);
+        // SAFETY: it only writes the three numbers.
+        unsafe { self.c.nvshmemx_vendor_get_version_info(&mut major, &mut minor, &mut patch) }?;
+        Ok((major, minor, patch))
+    }
+
+    /// How far it is.
+    pub fn status(&self) -> Result<Status> {
+        // SAFETY: it only reads a number of the library's.
+        Ok(match unsafe { self.c.nvshmemx_init_status() }? {
+            0 => Status::NotInitialised,
+            1 => Status::Bootstrapped,
+            2 => Status::Initialised,
+            3 => Status::SharedInTurns,
+            4 => Status::Shared,
+            other => Status::Other(other),
+        })
+    }
+
+    /// An id for a job, of which this process will be one.
+    pub fn unique_id(&self) -> Result<UniqueId> {
+        let mut id = RawUniqueId::EMPTY;
+        // SAFETY: it writes a structure of that version and size.
+        checked("nvshmemx_get_uniqueid", unsafe { self.c.nvshmemx_get_uniqueid(&mut id) })?;
+        Ok(UniqueId(id.to_bytes()))
+    }
+
+    /// Joins the job as PE `rank` of `ranks`, on the device of the current context. Collective.
+    pub fn init(&self, id: &UniqueId, rank: i32, ranks: i32) -> Result<()> {
+        let id = RawUniqueId::from_bytes(&id.0);
+        let mut attributes = InitAttr::new(&id, rank, ranks);
+        let flags = INIT_WITH_UNIQUE_ID;
+        // SAFETY: structures of the version and size that they say, which outlive the call.
+        let status = unsafe { self.c.nvshmemx_hostlib_init_attr(flags, &mut attributes) };
+        checked("nvshmemx_hostlib_init_attr", status)
+    }
+}
+
+/// What needs `init` first.
+impl Nvshmem {
+    /// Leaves the job. Collective.
+    ///
+    /// # Safety
+    /// Nobody uses memory of the heap, or a team, afterwards.
+    pub unsafe fn finalize(&self) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.c.nvshmemx_hostlib_finalize() }
+    }
+
+    /// This process's number.
+    pub fn my_pe(&self) -> Result<i32> {
+        // SAFETY: it only reads a number of the library's.
+        unsafe { self.c.nvshmem_my_pe() }
+    }
+
+    /// How many there are.
+    pub fn n_pes(&self) -> Result<i32> {
+        // SAFETY: it only reads a number of the library's.
+        unsafe { self.c.nvshmem_n_pes() }
+    }
+
+    /// Memory of the heap, at the same offset on all PEs; `None` if it has not as much left. Collective over all PEs, which
+    /// make the same calls in the same order.
+    pub fn malloc(&self, bytes: usize) -> Result<Option<u64>> {
+        // SAFETY: no memory of ours is touched.
+        given(unsafe { self.c.nvshmem_malloc(bytes) })
+    }
+
+    /// Likewise, at a multiple of `alignment`, a power of two.
+    pub fn align(&self, alignment: usize, bytes: usize) -> Result<Option<u64>> {
+        // SAFETY: no memory of ours is touched.
+        given(unsafe { self.c.nvshmem_align(alignment, bytes) })
+    }
+
+    /// Gives memory back. Collective over all PEs.
+    ///
+    /// # Safety
+    /// It came from the heap, and nobody uses it afterwards, on any PE.
+    pub unsafe fn free(&self, address: u64) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.c.nvshmem_free(address) }
+    }
+
+    /// Where this process reaches the counterpart of `address` on `pe`; `None` where only the network connects the two.
+    pub fn ptr(&self, address: u64, pe: i32) -> Result<Option<u64>> {
+        // SAFETY: it computes with an address, and does not follow it.
+        given(unsafe { self.c.nvshmem_ptr(address, pe) })
+    }
+
+    /// Where a store reaches the counterparts of `address` on all PEs of the team at once; `None` where there is no such.
+    pub fn multicast_ptr(&self, team: Team, address: u64) -> Result<Option<u64>> {
+        // SAFETY: it computes with an address, and does not follow it.
+        given(unsafe { self.c.nvshmemx_mc_ptr(team.0, address) })
+    }
+
+    /// Makes memory of the driver's part of the heap, and says where it is there. Collective.
+    ///
+    /// # Safety
+    /// All PEs call this with as much memory of their own, which lives until it is unregistered.
+    pub unsafe fn register_symmetric(&self, address: u64, bytes: usize) -> Result<Option<u64>> {
+        // SAFETY: as the caller promises.
+        given(unsafe { self.c.nvshmemx_buffer_register_symmetric(address, bytes, 0) })
+    }
+
+    /// Takes it out again. Collective.
+    ///
+    /// # Safety
+    /// `address` is what registering gave, and nobody uses it afterwards.
+    pub unsafe fn unregister_symmetric(&self, address: u64, bytes: usize) -> Result<()> {
+        // SAFETY: as the caller promises.
+        let status = unsafe { self.c.nvshmemx_buffer_unregister_symmetric(address, bytes) };
+        checked("nvshmemx_buffer_unregister_symmetric", status)
+    }
+
+    /// The team of `size` PEs of `parent` from `start` on, `stride` apart; `None` for one that this PE is not of. Collective
+    /// over the parent.
+    pub fn split(&self, parent: Team, start: i32, stride: i32, size: i32) -> Result<Option<Team>> {
+        let (mut team, config) = (TEAM_INVALID, std::ptr::null());
+        // SAFETY: it writes the number; no configuration is given, and no bit says that there is one.
+        let status = unsafe {
+            let c = &self.c;
+            c.nvshmem_team_split_strided(parent.0, start, stride, size, config, 0, &mut team)
+        };
+        checked("nvshmem_team_split_strided", status)?;
+        Ok((team != TEAM_INVALID).then_some(Team(team)))
+    }
+
+    /// Gives a team back. Collective over it.
+    ///
+    /// # Safety
+    /// It was made by [`Nvshmem::split`], and nothing that uses it is under way or comes after.
+    pub unsafe fn team_destroy(&self, team: Team) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.c.nvshmem_team_destroy(team.0) }
+    }
+
+    /// This PE's number in a team, and how many it has.
+    pub fn team(&self, team: Team) -> Result<(i32, i32)> {
+        // SAFETY: it only reads a number of the library's.
+        let own = unsafe { self.c.nvshmem_team_my_pe(team.0) }?;
+        // SAFETY: likewise.
+        Ok((own, unsafe { self.c.nvshmem_team_n_pes(team.0) }?))
+    }
+
+    /// The number in `to` of a PE of `from`.
+    pub fn translate(&self, from: Team, pe: i32, to: Team) -> Result<Option<i32>> {
+        // SAFETY: it only reads numbers of the library's.
+        let there = unsafe { self.c.nvshmem_team_translate_pe(from.0, pe, to.0) }?;
+        Ok((there >= 0).then_some(there))
+    }
+
+    /// Makes a module whose kernels call NVSHMEM usable.
+    pub fn module_init(&self, module: Module) -> Result<()> {
+        // SAFETY: a live module; the library sets variables that it has for this.
+        let status = unsafe { self.c.nvshmemx_cumodule_init(module.raw()) };
+        checked("nvshmemx_cumodule_init", status)
+    }
+
+    /// The counterpart, before such a module is unloaded.
+    pub fn module_finalize(&self, module: Module) -> Result<()> {
+        // SAFETY: a live module that was made usable.
+        let status = unsafe { self.c.nvshmemx_cumodule_finalize(module.raw()) };
+        checked("nvshmemx_cumodule_finalize", status)
+    }
+}
+
+/// What is put into a stream. Addresses of the heap are this PE's own: the library finds the counterpart.
+///
+/// # Safety
+/// For all of these: the memory is there until the stream has done it, on this PE and on those that take part, and
+/// nobody else touches what is written meanwhile. The stream is of the device that the library was initialised with.
+#[allow(clippy::missing_safety_doc)] // said once, above
+impl Nvshmem {
+    /// Copies `from` to the counterpart of `to` on `pe`.
+    pub unsafe fn put(&self, to: u64, from: u64, bytes: usize, pe: i32, s: Stream) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.c.nvshmemx_putmem_on_stream(to, from, bytes, pe, s.raw()) }
+    }
+
+    /// Copies the counterpart of `from` on `pe` to `to`.
+    pub unsafe fn get(&self, to: u64, from: u64, bytes: usize, pe: i32, s: Stream) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.c.nvshmemx_getmem_on_stream(to, from, bytes, pe, s.raw()) }
+    }
+
+    /// As [`Nvshmem::put`], and then does `op` to the counterpart of the word `signal`.
+    #[allow(clippy::too_many_arguments)] // the library's own
+    pub unsafe fn put_signal(
+        &self,
+        to: u64,
+        from: u64,
+        bytes: usize,
+        signal: u64,
+        (op, value): (SignalOp, u64),
+        pe: i32,
+        s: Stream,
+    ) -> Result<()> {
+        let op = op as c_int;
+        let c = &self.c;
+        // SAFETY: as the caller promises.
+        unsafe {
+            c.nvshmemx_putmem_signal_on_stream(to, from, bytes, signal, value, op, pe, s.raw())
+        }
+    }
+
+    /// Does `op` to the counterpart of the word `signal` on `pe`.
+    pub unsafe fn signal(
+        &self,
+        signal: u64,
+        (op, value): (SignalOp, u64),
+        pe: i32,
+        s: Stream,
+    ) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.c.nvshmemx_signal_op_on_stream(signal, value, op as c_int, pe, s.raw()) }
+    }
+
+    /// Waits until our own word `signal` compares so with `value`.
+    pub unsafe fn wait(
+        &self,
+        signal: u64,
+        (compare, value): (Compare, u64),
+        s: Stream,
+    ) -> Result<()> {
+        let compare = compare as c_int;
+        // SAFETY: as the caller promises.
+        unsafe { self.c.nvshmemx_signal_wait_until_on_stream(signal, compare, value, s.raw()) }
+    }
+
+    /// Waits until all that this PE has put is there.
+    pub unsafe fn quiet(&self, s: Stream) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.c.nvshmemx_quiet_on_stream(s.raw()) }
+    }
+
+    /// A barrier of all PEs; what they have put is there.
+    pub unsafe fn barrier_all(&self, s: Stream) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.c.nvshmemx_barrier_all_on_stream(s.raw()) }
+    }
+
+    /// Likewise of a team.
+    pub unsafe fn barrier(&self, team: Team, s: Stream) -> Result<()> {
+        // SAFETY: as the caller promises.
+        let status = unsafe { self.c.nvshmemx_barrier_on_stream(team.0, s.raw()) };
+        checked("nvshmemx_barrier_on_stream", status)
+    }
+
+    /// The team's PEs meet; it is not said whether what they have put is there.
+    pub unsafe fn sync(&self, team: Team, s: Stream) -> Result<()> {
+        // SAFETY: as the caller promises.
+        let status = unsafe { self.c.nvshmemx_team_sync_on_stream(team.0, s.raw()) };
+        checked("nvshmemx_team_sync_on_stream", status)
+    }
+
+    /// `to` becomes PE `root`'s `from` on all PEs of the team.
+    pub unsafe fn broadcast(
+        &self,
+        team: Team,
+        to: u64,
+        from: u64,
+        bytes: usize,
+        root: i32,
+        s: Stream,
+    ) -> Result<()> {
+        let c = &self.c;
+        // SAFETY: as the caller promises.
+        let status =
+            unsafe { c.nvshmemx_broadcastmem_on_stream(team.0, to, from, bytes, root, s.raw()) };
+        checked("nvshmemx_broadcastmem_on_stream", status)
+    }
+
+    /// Each PE's `from` has `bytes` for each; `to` becomes those for this one, by PE.
+    pub unsafe fn all_to_all(
+        &self,
+        team: Team,
+        to: u64,
+        from: u64,
+        bytes: usize,
+        s: Stream,
+    ) -> Result<()> {
+        // SAFETY: as the caller promises.
+        let status =
+            unsafe { self.c.nvshmemx_alltoallmem_on_stream(team.0, to, from, bytes, s.raw()) };
+        checked("nvshmemx_alltoallmem_on_stream", status)
+    }
+
+    /// `to` becomes `bytes` of each PE's `from`, by PE.
+    pub unsafe fn all_gather(
+        &self,
+        team: Team,
+        to: u64,
+        from: u64,
+        bytes: usize,
+        s: Stream,
+    ) -> Result<()> {
+        // SAFETY: as the caller promises.
+        let status =
+            unsafe { self.c.nvshmemx_fcollectmem_on_stream(team.0, to, from, bytes, s.raw()) };
+        checked("nvshmemx_fcollectmem_on_stream", status)
+    }
+
+    /// `to` becomes the reduction of all PEs' `from`, `count` elements, in an order of the library's. `kind` and `op` are its
+    /// names, such as `float` and `sum`.
+    pub unsafe fn all_reduce(
+        &self,
+        (kind, op): (&str, &str),
+        team: Team,
+        to: u64,
+        from: u64,
+        count: usize,
+        s: Stream,
+    ) -> Result<()> {
+        let symbol = format!("nvshmemx_{kind}_{op}_reduce_on_stream");
+        // SAFETY: all functions of that form have this type.
+        let function = unsafe { self.library.function::<Reduce>(&symbol) };
+        let call = "nvshmemx_reduce_on_stream";
+        let missing = || Failure { call, why: format!("this version of NVSHMEM has no {symbol}") };
+        // SAFETY: as the caller promises.
+        let status = unsafe { function.ok_or_else(missing)?(team.0, to, from, count, s.raw()) };
+        checked(call, Ok(status))
+    }
+}

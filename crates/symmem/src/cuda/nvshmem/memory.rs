@@ -1,0 +1,236 @@
+//! Memory of the heap. Allocating is collective; so is freeing for NVSHMEM, but dropping is local: what all ranks have let go
+//! is given back at the next allocation, by all ranks in the same order, or the heaps would not stay alike.
+#![allow(unsafe_code)] // S1, S4, S5
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Heap, failed};
+use crate::backend::{Allocation, Backend, Device, Exported};
+use crate::cuda::gpu::InUse;
+use crate::cuda::multicast::agreed;
+use crate::error::{Error, Result};
+use crate::region::Region;
+use crate::symmetric::Handle;
+
+const OP: &str = "alloc";
+/// The most pieces that one allocation gives back: a letter is short.
+const AT_ONCE: usize = 512;
+/// What addresses are multiples of.
+const ALIGN: usize = 512;
+
+/// The heap as a backend.
+pub(in crate::cuda) struct Memory(pub(in crate::cuda) Arc<Heap>);
+
+/// Memory of this rank; when it goes, the heap notes that this rank has let go.
+struct Held {
+    heap: Arc<Heap>,
+    offset: u64,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.heap.state().dropped.insert(self.offset);
+    }
+}
+
+/// An allocation of this rank.
+struct Allocated {
+    region: Region,
+    pe: u32,
+    offset: u64,
+}
+
+impl Allocation for Allocated {
+    fn region(&self) -> &Region {
+        &self.region
+    }
+
+    fn export(&self) -> Result<Exported> {
+        let mut bytes = [0; 64];
+        bytes[..4].copy_from_slice(&self.pe.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.offset.to_le_bytes());
+        Ok(Exported::Bytes(bytes))
+    }
+
+    fn export_fabric(&self) -> Result<Exported> {
+        self.export()
+    }
+}
+
+/// The PE and the offset that a peer exported.
+fn place(bytes: &[u8; 64]) -> (u32, u64) {
+    let (mut pe, mut offset) = ([0; 4], [0; 8]);
+    pe.copy_from_slice(&bytes[..4]);
+    offset.copy_from_slice(&bytes[8..16]);
+    (u32::from_le_bytes(pe), u64::from_le_bytes(offset))
+}
+
+impl Backend for Memory {
+    fn name(&self) -> &'static str {
+        "nvshmem"
+    }
+
+    fn device(&self) -> Device {
+        Backend::device(&self.0.gpu)
+    }
+
+    fn probe(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Arc<dyn Allocation>> {
+        let heap = &self.0;
+        heap.gpu.collect();
+        let held = heap.allocate(bytes)?;
+        let (address, offset) = (heap.origin.wrapping_add(held.offset), held.offset);
+        let mapping = Box::new(InUse::new(heap.gpu.clone(), held));
+        let region = Region::of_device(address, bytes, mapping)?;
+        heap.gpu.clear(&region, 0, bytes)?;
+        Ok(Arc::new(Allocated { region, pe: heap.pe as u32, offset }))
+    }
+
+    fn import(&self, exported: Exported, bytes: usize) -> Result<Region> {
+        let Exported::Bytes(exported) = exported else {
+            return Err(Error::Protocol {
+                with: "a peer".into(),
+                expected: "a place in NVSHMEM's heap".into(),
+                got: "memory of another kind".into(),
+            });
+        };
+        let (pe, offset) = place(&exported);
+        let own = self.0.origin.wrapping_add(offset);
+        match self.0.call(|library| library.ptr(own, pe as i32))? {
+            // The heap is mapped for as long as the process lives, and whoever has a handle of the memory has a block of
+            // its own, without which the peer's is not given back.
+            Some(address) => Region::of_device(address, bytes, Box::new(())),
+            None => Ok(Region::elsewhere(bytes)),
+        }
+    }
+
+    fn clear(&self, region: &Region, offset: usize, bytes: usize) -> Result<()> {
+        self.0.gpu.clear(region, offset, bytes)
+    }
+
+    fn occupation(&self) -> Result<Option<String>> {
+        self.0.gpu.occupation()
+    }
+
+    fn after_use(&self, then: Box<dyn FnOnce() + Send + Sync>) {
+        self.0.gpu.after_use(then);
+    }
+}
+
+/// What a rank says before an allocation.
+#[derive(Serialize, Deserialize)]
+struct Card {
+    /// What it has let go.
+    dropped: Vec<u64>,
+    device: [u8; 16],
+    /// Bytes of the device that are free.
+    free: usize,
+}
+
+impl Card {
+    fn read(rank: usize, bytes: &[u8]) -> Result<Self> {
+        postcard::from_bytes(bytes).map_err(|e| Error::Protocol {
+            with: format!("rank {rank}"),
+            expected: "its part of an allocation".into(),
+            got: e.to_string(),
+        })
+    }
+}
+
+/// Refuses what does not fit on a rank's device. The same on all ranks. NVSHMEM itself ends the process where its heap
+/// cannot grow.
+fn check_room(bytes: usize, cards: &[Card]) -> Result<()> {
+    for (rank, card) in cards.iter().enumerate() {
+        let together = cards.iter().filter(|other| other.device == card.device).count();
+        if bytes.checked_mul(together).is_none_or(|all| all > card.free) {
+            let why =
+                format!("{} are free on the device of rank {rank}, for {together}", card.free);
+            return Err(Error::Unavailable { what: heap_bytes(bytes), why });
+        }
+    }
+    Ok(())
+}
+
+impl Heap {
+    /// Gives back what all ranks have let go, and allocates. Collective over the heap's group.
+    fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Held> {
+        let group = self.group(OP)?;
+        let terms = [
+            ("operation", "allocation from NVSHMEM's heap".to_owned()),
+            ("size", format!("{bytes} bytes")),
+        ];
+        let dropped: Vec<u64> = self.state().dropped.iter().take(AT_ONCE).copied().collect();
+        let free = self.gpu.call(|driver| driver.memory_info())?.free;
+        let card = Card { dropped: dropped.clone(), device: self.gpu.uuid(), free };
+        let own = postcard::to_stdvec(&card).unwrap_or_default();
+        group.converse(OP, group.deadline(), |conversation| {
+            conversation.hold(
+                &terms,
+                own,
+                || Ok(None),
+                |cards, _| {
+                    let cards = cards.iter().enumerate().map(|(rank, card)| Card::read(rank, card));
+                    let cards: Vec<Card> = cards.collect::<Result<_>>()?;
+                    check_room(bytes, &cards)?;
+                    self.give_back(dropped, &cards)?;
+                    let address = self.call(|library| library.align(ALIGN, bytes))?;
+                    let address = address.ok_or_else(|| exhausted(bytes))?;
+                    let offset = address.wrapping_sub(self.origin);
+                    Ok(Held { heap: Arc::clone(self), offset })
+                },
+            )
+        })
+    }
+
+    /// Frees what is on all lists, in its order, which is the same on all ranks.
+    fn give_back(&self, own: Vec<u64>, cards: &[Card]) -> Result<()> {
+        let everywhere = |offset: &u64| cards.iter().all(|card| card.dropped.contains(offset));
+        for offset in own.into_iter().filter(everywhere) {
+            let address = self.origin.wrapping_add(offset);
+            // SAFETY: S1: no rank has a block of it, nor anything in a stream that uses it.
+            self.call(|library| unsafe { library.free(address) })?;
+            self.state().dropped.remove(&offset);
+        }
+        Ok(())
+    }
+
+    /// Notes the address of all ranks' segments, if NVSHMEM has one for the group's team on all of them. Collective.
+    pub(in crate::cuda) fn set_up_multicast(&self, handle: &Handle) -> Result<()> {
+        let (group, block) = (handle.group(), handle.block());
+        let start = (block.region().address() - block.offset()) as u64;
+        let found = self.known_team(group).map(|team| {
+            self.gpu.call(|_| Ok(self.library.multicast_ptr(team, start)))?.map_err(failed)
+        });
+        let found = found.transpose().map(Option::flatten).and_then(|address| {
+            let address = address.ok_or_else(no_multicast)?;
+            Region::of_device(address, block.segment().bytes(), Box::new(()))
+        });
+        if let Some((region, _)) = agreed(group, found, |_| None)? {
+            handle.set_multicast(region);
+        }
+        Ok(())
+    }
+}
+
+fn heap_bytes(bytes: usize) -> String {
+    format!("{bytes} bytes of NVSHMEM's heap")
+}
+
+pub(super) fn exhausted(bytes: usize) -> Error {
+    Error::Unavailable {
+        what: heap_bytes(bytes),
+        why: "it has not as much left; NVSHMEM_SYMMETRIC_SIZE sets its size".into(),
+    }
+}
+
+fn no_multicast() -> Error {
+    Error::Unavailable {
+        what: "multicast".into(),
+        why: "NVSHMEM has no such address for a team of these ranks".into(),
+    }
+}

@@ -1,0 +1,223 @@
+//! NVSHMEM's heap as a source of symmetric memory.
+//!
+//! A process is one PE of NVSHMEM for as long as it lives. Addresses of peers' memory come from the library, none for peers
+//! that only the network connects; where all have one, the library's kernels work as on any other memory. What the
+//! library itself does in streams is in `ops.rs`, and reaches all.
+
+mod memory;
+mod ops;
+mod rows;
+mod teams;
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use symmem_sys::nvshmem::{self as sys, Status, Team, UniqueId};
+
+pub(super) use memory::Memory;
+pub use ops::Nvshmem;
+pub use symmem_sys::nvshmem::SignalOp;
+
+use super::comm::exchange;
+use super::gpu::Gpu;
+use crate::error::{Error, Result};
+use crate::group::{Group, WeakGroup};
+
+/// What initialises it.
+const OP: &str = "nvshmem";
+
+/// The library's failure, as an error of this one.
+fn failed(failure: sys::Failure) -> Error {
+    Error::Driver { call: failure.call, why: failure.to_string() }
+}
+
+/// The one heap of this process.
+static HEAP: Mutex<Option<Arc<Heap>>> = Mutex::new(None);
+
+/// NVSHMEM, initialised.
+pub(super) struct Heap {
+    library: sys::Nvshmem,
+    /// Its device, whose context is current in all calls.
+    gpu: Gpu,
+    /// World ranks by PE.
+    members: Vec<usize>,
+    pe: usize,
+    /// By PE and PE: whether the one reaches the other's memory.
+    reach: Vec<Vec<bool>>,
+    /// Ranks share a device, which they use in turns: what has kernels of the library's meet does not work.
+    in_turns: bool,
+    /// The address of a first allocation, from which offsets count: the same place on all PEs.
+    origin: u64,
+    /// Whose ranks allocate together.
+    group: Mutex<WeakGroup>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Offsets of memory that this rank has let go, and perhaps not all ranks.
+    dropped: BTreeSet<u64>,
+    /// By start, stride and size; none for one that this PE is not of.
+    teams: HashMap<(i32, i32, i32), Option<Team>>,
+}
+
+impl Heap {
+    /// The heap, with the ranks of `group`. Collective over it.
+    pub(super) fn open(gpu: &Gpu, group: &Group) -> Result<Arc<Self>> {
+        if group.size() > 1 && group.context().mesh.in_one_process() {
+            let why = "its ranks are processes, and these are threads of one".to_owned();
+            return Err(Error::Unavailable { what: "NVSHMEM".into(), why });
+        }
+        let mut known = HEAP.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(heap) = &*known {
+            heap.check_same(gpu, group)?;
+            *lock(&heap.group) = group.weak();
+            return Ok(Arc::clone(heap));
+        }
+        let heap = Arc::new(Self::initialise(gpu, group)?);
+        *known = Some(Arc::clone(&heap));
+        Ok(heap)
+    }
+
+    fn check_same(&self, gpu: &Gpu, group: &Group) -> Result<()> {
+        if self.members == group.world_ranks() && self.gpu == *gpu {
+            return Ok(());
+        }
+        let expected = format!(
+            "ranks {:?} and {:?}, with which this process has initialised NVSHMEM",
+            self.members, self.gpu
+        );
+        Err(group.usage(OP, expected, format!("{:?} and {gpu:?}", group.world_ranks())))
+    }
+
+    fn initialise(gpu: &Gpu, group: &Group) -> Result<Self> {
+        let (rank, size) = (group.rank(), group.size());
+        // Whoever does not have it says so before the others wait for it inside NVSHMEM.
+        let opened = sys::Nvshmem::open().map_err(|missing| Error::Unavailable {
+            what: "NVSHMEM".into(),
+            why: missing.to_string(),
+        });
+        let opened = opened.and_then(|library| {
+            let version = library.version().map_err(failed)?;
+            let id = (rank == 0).then(|| library.unique_id()).transpose().map_err(failed)?;
+            Ok((library, version, id))
+        });
+        let own =
+            opened.as_ref().ok().map(|(_, version, id)| (*version, id.map(|id| id.0.to_vec())));
+        let (library, id) = exchange(group, OP, own, |all| {
+            let (library, version, _) = opened?;
+            let (versions, ids): (Vec<_>, Vec<_>) = all.into_iter().flatten().unzip();
+            check_versions(version, &versions)?;
+            let id = ids.into_iter().next().flatten().and_then(|id| id.try_into().ok());
+            Ok((library, UniqueId(id.ok_or_else(no_id)?)))
+        })?;
+        let joined = gpu.call(|_| Ok(library.init(&id, rank as i32, size as i32)))?.map_err(failed);
+        exchange(group, OP, (), |_| joined)?;
+        Self::survey(gpu, group, library)
+    }
+
+    /// Which PEs reach which, as seen from a first allocation, which stays: what all know is the same on all.
+    fn survey(gpu: &Gpu, group: &Group, library: sys::Nvshmem) -> Result<Self> {
+        let seen = gpu.call(|_| {
+            let look = || {
+                let origin = library.malloc(512)?;
+                let reaches = |pe| {
+                    let there = origin.map(|origin| library.ptr(origin, pe)).transpose();
+                    there.map(|address| address.flatten().is_some())
+                };
+                let row: sys::Result<Vec<bool>> = (0..group.size() as i32).map(reaches).collect();
+                Ok((origin, row?, library.status()?))
+            };
+            Ok(look())
+        })?;
+        let seen = seen.map_err(failed);
+        let row = seen.as_ref().map_or(Vec::new(), |(_, row, _)| row.clone());
+        let (reach, origin, status) = exchange(group, OP, row, |reach| {
+            let (origin, _, status) = seen?;
+            Ok((reach, origin.ok_or_else(|| memory::exhausted(512))?, status))
+        })?;
+        let in_turns = status == Status::SharedInTurns;
+        if in_turns {
+            tracing::warn!(
+                "ranks share {gpu:?} and use it in turns: NVSHMEM's own barriers and collectives need MPS, with \
+                 CUDA_MPS_ACTIVE_THREAD_PERCENTAGE so that all ranks stay within 100"
+            );
+        }
+        Ok(Self {
+            library,
+            gpu: gpu.clone(),
+            members: group.world_ranks().to_vec(),
+            pe: group.rank(),
+            reach,
+            in_turns,
+            origin,
+            group: Mutex::new(group.weak()),
+            state: Mutex::default(),
+        })
+    }
+
+    /// Calls the library with the device's context current.
+    fn call<R>(&self, f: impl FnOnce(&sys::Nvshmem) -> sys::Result<R>) -> Result<R> {
+        self.gpu.call(|_| Ok(f(&self.library)))?.map_err(failed)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// The group whose ranks it has, which all allocate together.
+    fn group(&self, op: &'static str) -> Result<Group> {
+        lock(&self.group).upgrade().ok_or_else(|| Error::Unavailable {
+            what: format!("{op} on NVSHMEM's heap"),
+            why: "the group that it was opened with is gone; open it with its successor".into(),
+        })
+    }
+
+    /// The PE of each rank of a group.
+    fn pes(&self, op: &'static str, group: &Group) -> Result<Vec<usize>> {
+        let pe = |rank: &usize| self.members.iter().position(|member| member == rank);
+        let pes: Option<Vec<usize>> = group.world_ranks().iter().map(pe).collect();
+        pes.ok_or_else(|| {
+            let expected = format!("a group of ranks with NVSHMEM, which are {:?}", self.members);
+            group.usage(op, expected, format!("{:?}", group.world_ranks()))
+        })
+    }
+
+    /// A rank of the group that not all others reach. The same on all ranks.
+    pub(super) fn apart(&self, group: &Group) -> Option<usize> {
+        let pes = self.pes(OP, group).ok()?;
+        let reached = |to: usize| pes.iter().all(|&from| self.reach[from][to]);
+        pes.iter().position(|&pe| !reached(pe))
+    }
+}
+
+/// Refuses libraries that differ in more than a patch: their PEs would talk at cross purposes.
+fn check_versions(own: (i32, i32, i32), all: &[(i32, i32, i32)]) -> Result<()> {
+    let alike = |other: &(i32, i32, i32)| (other.0, other.1) == (own.0, own.1);
+    match all.iter().enumerate().find(|(_, other)| !alike(other)) {
+        None if own.0 == 3 => Ok(()),
+        None => Err(Error::Unavailable {
+            what: "NVSHMEM".into(),
+            why: format!("version 3 is needed, and this is {}.{}.{}", own.0, own.1, own.2),
+        }),
+        Some((rank, other)) => Err(Error::Mismatch {
+            op: OP,
+            what: "version of NVSHMEM",
+            rank,
+            ours: format!("{}.{}.{}", own.0, own.1, own.2),
+            theirs: format!("{}.{}.{}", other.0, other.1, other.2),
+        }),
+    }
+}
+
+fn no_id() -> Error {
+    Error::Protocol {
+        with: "rank 0".into(),
+        expected: "a unique id of NVSHMEM".into(),
+        got: "none".into(),
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

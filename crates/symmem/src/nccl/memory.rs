@@ -1,0 +1,107 @@
+//! Memory from NCCL. It is the driver's own kind, created so that it can be exported; so peers map it as they map ours:
+//! see `docs/decisions/0012-addresses-of-nccl-memory.md`.
+#![allow(unsafe_code)] // S1, S4, S5
+
+use std::sync::Arc;
+
+use super::{Nccl, failed};
+use crate::backend::{Allocation, Backend, Device, Exported};
+use crate::cuda::Gpu;
+use crate::error::{Error, Result};
+use crate::region::Region;
+
+const OP: &str = "alloc";
+
+/// NCCL as a backend.
+pub(super) struct Memory {
+    pub(super) nccl: Nccl,
+    pub(super) gpu: Gpu,
+}
+
+/// What one `ncclMemAlloc` gave.
+struct Held {
+    nccl: Nccl,
+    gpu: Gpu,
+    address: u64,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // SAFETY: S1: nobody has a region of it, nor a window, which has one; nothing runs that uses it.
+        let freed = self.gpu.within(|| unsafe { self.nccl.0.mem_free(self.address) });
+        match freed {
+            Ok(Err(failure)) => tracing::warn!("{failure}"),
+            Err(e) => tracing::warn!("{e}"),
+            Ok(Ok(())) => {}
+        }
+    }
+}
+
+struct Allocated {
+    gpu: Gpu,
+    region: Region,
+}
+
+impl Allocation for Allocated {
+    fn region(&self) -> &Region {
+        &self.region
+    }
+
+    fn export(&self) -> Result<Exported> {
+        self.gpu.export_at(self.region.address() as u64).map_err(not_exported)
+    }
+
+    fn export_fabric(&self) -> Result<Exported> {
+        self.gpu.export_fabric_at(self.region.address() as u64).map_err(not_exported)
+    }
+}
+
+/// Without virtual memory, NCCL takes memory that cannot be handed on.
+fn not_exported(error: Error) -> Error {
+    Error::Unavailable {
+        what: "memory of NCCL that peers can map".into(),
+        why: format!("{error}; is NCCL_CUMEM_ENABLE 0?"),
+    }
+}
+
+impl Backend for Memory {
+    fn name(&self) -> &'static str {
+        "nccl"
+    }
+
+    fn device(&self) -> Device {
+        Backend::device(&self.gpu)
+    }
+
+    fn probe(&self) -> Result<()> {
+        self.allocate(1).map(drop)
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Arc<dyn Allocation>> {
+        let (gpu, nccl) = (&self.gpu, &self.nccl);
+        let made = gpu.within(|| nccl.0.mem_alloc(bytes))?;
+        let address = made.map_err(|failure| failed(OP, None, &failure))?;
+        let held = Held { nccl: nccl.clone(), gpu: gpu.clone(), address };
+        // Peers map all of it, so they are told how much it is.
+        let whole = gpu.range_at(address)?.max(bytes);
+        let region = Region::of_device(address, whole, gpu.in_use(held))?;
+        gpu.clear(&region, 0, whole)?;
+        Ok(Arc::new(Allocated { gpu: gpu.clone(), region }))
+    }
+
+    fn import(&self, exported: Exported, bytes: usize) -> Result<Region> {
+        self.gpu.import(exported, bytes)
+    }
+
+    fn clear(&self, region: &Region, offset: usize, bytes: usize) -> Result<()> {
+        self.gpu.clear(region, offset, bytes)
+    }
+
+    fn occupation(&self) -> Result<Option<String>> {
+        self.gpu.occupation()
+    }
+
+    fn after_use(&self, then: Box<dyn FnOnce() + Send + Sync>) {
+        self.gpu.after_use(then);
+    }
+}

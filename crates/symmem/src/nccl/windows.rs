@@ -1,0 +1,282 @@
+//! Windows: symmetric memory that NCCL knows, so that its own collectives take their short ways and its signals reach it.
+//!
+//! A rendezvous registers the memory on the group's communicator: one that was made elsewhere and registered for the group, or
+//! one of our own. Windows go with the memory, and before it.
+#![allow(unsafe_code)] // S4, S5
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use symmem_sys::nccl as sys;
+
+use super::communicator::Communicator;
+use super::elements::moved;
+use super::memory::Memory;
+use super::registered::Window;
+use super::{Feature, Nccl};
+use crate::backend::Backend;
+use crate::cuda::{Gpu, Provider, Stream, Symmetric, View, exchange};
+use crate::dtype::Element;
+use crate::error::{Error, Result};
+use crate::group::Group;
+use crate::region::Region;
+use crate::symmetric::Handle;
+
+/// NCCL as a source of memory.
+pub(crate) struct Windows(Memory);
+
+/// What a group has of it, on one device.
+#[derive(Default)]
+struct OfGroup(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    communicator: Option<Communicator>,
+    /// By the segment that was registered.
+    windows: HashMap<u128, Weak<Registered>>,
+}
+
+impl OfGroup {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn of(group: &Group, gpu: &Gpu) -> Result<Arc<Self>> {
+        group.attached(u64::from(gpu.number()), || Ok(Arc::default()))
+    }
+
+    /// The group's communicator; made when first asked for, which is collective.
+    fn communicator(&self, nccl: &Nccl, group: &Group, gpu: &Gpu) -> Result<Communicator> {
+        if let Some(known) = &self.state().communicator {
+            return Ok(known.clone());
+        }
+        let made = nccl.of_group(group, gpu)?;
+        Ok(self.state().communicator.get_or_insert(made).clone())
+    }
+}
+
+/// A window onto all ranks' segments. The fields go in this order.
+struct Registered {
+    communicator: Communicator,
+    /// None where NCCL makes none.
+    window: Option<InUse>,
+    _memory: Region,
+}
+
+/// A window, which goes when nothing runs that may use it.
+struct InUse {
+    window: Arc<Window>,
+    _kept: Box<dyn Send + Sync>,
+}
+
+impl Windows {
+    pub(crate) fn of(nccl: &Nccl, gpu: &Gpu) -> Result<Arc<dyn Provider>> {
+        if !nccl.has(Feature::Windows) {
+            let (major, minor) = Feature::Windows.since();
+            let why = format!("it requires NCCL {major}.{minor}, and this is {}", nccl.version());
+            return Err(Error::Unavailable { what: "symmetric memory of NCCL".into(), why });
+        }
+        Ok(Arc::new(Self(Memory { nccl: nccl.clone(), gpu: gpu.clone() })))
+    }
+}
+
+impl Provider for Windows {
+    fn name(&self) -> &'static str {
+        "nccl"
+    }
+
+    fn backend(&self) -> Arc<dyn Backend> {
+        Arc::new(Memory { nccl: self.0.nccl.clone(), gpu: self.0.gpu.clone() })
+    }
+
+    /// Registers the segments, unless all ranks have done so for other parts of them. Those of which parts lie at different
+    /// offsets have no window: an offset would mean different things.
+    fn mapped(&self, handle: &Handle) -> Result<()> {
+        const OP: &str = "rendezvous";
+        let (mapping, group) = (handle.mapping(), handle.group());
+        if mapping.companion::<Registered>().is_some() || !mapping.is_level() {
+            return Ok(());
+        }
+        let of_group = OfGroup::of(group, &self.0.gpu)?;
+        let segment = handle.block().segment().id;
+        let known = of_group.state().windows.get(&segment).and_then(Weak::upgrade);
+        let all = exchange(group, OP, known.is_some(), |all| Ok(!all.contains(&false)))?;
+        let registered = match known.filter(|_| all) {
+            Some(known) => known,
+            None => {
+                let communicator = of_group.communicator(&self.0.nccl, group, &self.0.gpu)?;
+                Arc::new(Registered::new(handle, communicator, &self.0.gpu)?)
+            }
+        };
+        let mut state = of_group.state();
+        state.windows.retain(|_, window| window.strong_count() > 0);
+        state.windows.insert(segment, Arc::downgrade(&registered));
+        drop(state);
+        mapping.accompany(registered);
+        Ok(())
+    }
+}
+
+impl Registered {
+    fn new(handle: &Handle, communicator: Communicator, gpu: &Gpu) -> Result<Self> {
+        let block = handle.block();
+        let (bytes, memory) = (block.segment().bytes(), block.region().clone());
+        let start = (memory.address() - block.offset()) as u64;
+        // SAFETY: S1: all of a segment, which the region kept beside keeps.
+        let window = unsafe { communicator.window(start, bytes) }?;
+        if window.is_none() {
+            tracing::warn!("NCCL makes no window for memory of {:?}", handle.group());
+        }
+        let window = window.map(|window| {
+            let window = Arc::new(window);
+            InUse { _kept: gpu.in_use(Arc::clone(&window)), window }
+        });
+        Ok(Self { communicator, window, _memory: memory })
+    }
+}
+
+/// Symmetric memory of NCCL, with what only NCCL does with it.
+pub struct Windowed<'a, T> {
+    x: &'a Symmetric<T>,
+    registered: Arc<Registered>,
+}
+
+impl<T: Element> Symmetric<T> {
+    /// What NCCL does with this memory; [`Error::Unavailable`] if it is not from NCCL.
+    pub fn nccl(&self) -> Result<Windowed<'_, T>> {
+        let registered = self.handle().mapping().companion::<Registered>();
+        let registered = registered.ok_or_else(|| Error::Unavailable {
+            what: "NCCL for this memory".into(),
+            why: match self.handle().backend() {
+                "nccl" => "its parts lie at different offsets of what was registered".into(),
+                other => format!("its source is {other}: only available on memory of NCCL"),
+            },
+        })?;
+        Ok(Windowed { x: self, registered })
+    }
+}
+
+impl<T: Element> Windowed<'_, T> {
+    /// The communicator that the memory is registered on, for collectives of NCCL's own.
+    pub fn communicator(&self) -> &Communicator {
+        &self.registered.communicator
+    }
+
+    /// The window; [`Error::Unavailable`] where NCCL has made none.
+    pub fn window(&self) -> Result<&Window> {
+        let window = self.registered.window.as_ref().map(|in_use| &*in_use.window);
+        window.ok_or_else(|| Error::Unavailable {
+            what: "a window of NCCL".into(),
+            why: "it does not support them between these devices".into(),
+        })
+    }
+
+    /// Copies `data` to rank `peer`'s part, from its element `at` on, and then signals to it, in `stream`. Since 2.29.
+    pub fn put_signal(
+        &self,
+        peer: usize,
+        at: usize,
+        data: View<'_, T>,
+        stream: &Stream,
+    ) -> Result<()> {
+        const OP: &str = "nccl_put_signal";
+        let communicator = self.communicator();
+        communicator.check_root(OP, peer)?;
+        if at.checked_add(data.len).is_none_or(|end| end > self.x.len()) {
+            let expected = format!("elements within the {} of rank {peer}", self.x.len());
+            return Err(communicator.usage(OP, expected, format!("{} at {at}", data.len)));
+        }
+        let offset = self.offset() + at * size_of::<T>();
+        let (window, span) = (self.window()?.handle(), moved(data.len, T::DTYPE));
+        communicator.call(OP, stream, |nccl, comm| {
+            // SAFETY: S3: within the peer's part, which the window covers; `data` has as many elements.
+            unsafe { nccl.put_signal(comm, data.address, span, peer, window, offset, stream.raw()) }
+        })
+    }
+
+    /// Has `stream` wait for one such signal of rank `peer`. Since 2.29.
+    pub fn wait_signal(&self, peer: usize, stream: &Stream) -> Result<()> {
+        const OP: &str = "nccl_wait_signal";
+        let communicator = self.communicator();
+        communicator.check_root(OP, peer)?;
+        self.window()?;
+        communicator.call(OP, stream, |nccl, comm| {
+            let one = sys::WaitSignal { count: 1, peer: peer as i32, signal: 0, context: 0 };
+            // SAFETY: S4: a live communicator and stream.
+            unsafe { nccl.wait_signal(comm, &[one], stream.raw()) }
+        })
+    }
+
+    /// The endpoint by which kernels of NCCL's reach rank `peer`'s part, and the offset there. Since 2.31.2, on devices that
+    /// have such.
+    pub fn cft_handle(&self, peer: usize) -> Result<(u32, usize)> {
+        const OP: &str = "cft_handle";
+        self.communicator().check_root(OP, peer)?;
+        let (window, offset) = (self.window()?.handle(), self.offset());
+        // SAFETY: S4: the window is live.
+        self.communicator().ask(OP, |nccl, _| unsafe { nccl.peer_endpoint(window, offset, peer) })
+    }
+
+    /// Likewise, of all ranks at once.
+    pub fn multicast_cft_handle(&self) -> Result<(u32, usize)> {
+        let (window, offset) = (self.window()?.handle(), self.offset());
+        let op = "multicast_cft_handle";
+        // SAFETY: S4: the window is live.
+        self.communicator().ask(op, |nccl, _| unsafe { nccl.multimem_endpoint(window, offset) })
+    }
+
+    /// Where this memory begins in the window.
+    fn offset(&self) -> usize {
+        self.x.handle().block().offset() + self.x.handle().offset()
+    }
+}
+
+/// A communicator that was made elsewhere, as the one of a group; until this is dropped or unregistered.
+pub struct External {
+    of_group: Arc<OfGroup>,
+    communicator: Communicator,
+}
+
+impl Nccl {
+    /// Has rendezvous of `group` register memory on `gpu` on this communicator (`ncclComm_t`), which has as many ranks, in
+    /// the same order. Each rank registers its own; not collective. Windows stay on the communicator that they are of.
+    ///
+    /// # Safety
+    /// It is live until this is unregistered and all windows on it are gone, and nobody else makes calls with it at the same
+    /// time as a rendezvous.
+    pub unsafe fn register_external(
+        &self,
+        group: &Group,
+        gpu: &Gpu,
+        communicator: usize,
+    ) -> Result<External> {
+        const OP: &str = "register_external";
+        // SAFETY: as the caller promises.
+        let communicator = unsafe { self.adopt(gpu, communicator, group.deadline()) }?;
+        let (ours, theirs) =
+            ((group.rank(), group.size()), (communicator.rank(), communicator.size()));
+        if ours != theirs {
+            let expected = format!("a communicator of rank {} of {}", ours.0, ours.1);
+            return Err(group.usage(OP, expected, format!("{} of {}", theirs.0, theirs.1)));
+        }
+        let of_group = OfGroup::of(group, gpu)?;
+        of_group.state().communicator = Some(communicator.clone());
+        Ok(External { of_group, communicator })
+    }
+}
+
+impl External {
+    /// Has later rendezvous of the group use another. Again, it does nothing.
+    pub fn unregister(&self) {
+        let mut state = self.of_group.state();
+        if state.communicator.as_ref() == Some(&self.communicator) {
+            state.communicator = None;
+        }
+    }
+}
+
+impl Drop for External {
+    fn drop(&mut self) {
+        self.unregister();
+    }
+}

@@ -1,0 +1,240 @@
+//! NVSHMEM's heap and operations on a real device, with the real library. `cargo xtask gpu` runs these where there is one.
+//!
+//! Ranks are processes that share the device. NVSHMEM's own kernels wait for each other, so they want MPS, and each rank
+//! its share of the device. Without library or device the tests say so and pass.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::time::Duration;
+
+use half::bf16;
+use symmem::cuda::{Gpu, SignalOp, Stream, Symmetric};
+use symmem::{Element, Error, GroupOptions, ReduceOp, World};
+use symmem_testing::{Ranks, test_name};
+
+fn sizes() -> Vec<usize> {
+    match std::env::var("SYMMEM_GPU_RANKS") {
+        Ok(list) => list.split(',').map(|n| n.parse().unwrap()).collect(),
+        Err(_) => vec![1, 2, 4],
+    }
+}
+
+/// Why there is nothing to test here.
+fn missing() -> Option<String> {
+    let library = Gpu::nvshmem_version().err().map(|e| e.to_string());
+    library.or_else(|| Gpu::open(0).err().map(|e| e.to_string()))
+}
+
+/// Runs `body` in worlds of each size, as processes, with memory of NVSHMEM's heap.
+fn each(test: &'static str, body: impl Fn(&World, &Gpu, &Stream)) {
+    for n in sizes() {
+        // In a rank of its own: the device is not for a process that starts others.
+        let ranks = Ranks::new(n)
+            .env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", 100 / n)
+            .env("NVSHMEM_SYMMETRIC_SIZE", 256 << 20)
+            .env("NVSHMEM_REMOTE_TRANSPORT", "none");
+        ranks.run(test, |world| {
+            if let Some(why) = missing() {
+                eprintln!("skipped: {why}");
+                return;
+            }
+            let gpu = Gpu::open(0).unwrap().with_source(Some("nvshmem"), &world).unwrap();
+            let stream = gpu.stream().unwrap();
+            body(&world, &gpu, &stream);
+            world.barrier().unwrap();
+        });
+    }
+}
+
+fn memory<T: Element>(world: &World, gpu: &Gpu, stream: &Stream, data: &[T]) -> Symmetric<T> {
+    let mut x = gpu.alloc::<T>(world, data.len()).unwrap().rendezvous(world).unwrap();
+    x.write(data, stream).unwrap();
+    x.barrier(stream).unwrap();
+    x.synchronize(stream).unwrap();
+    x
+}
+
+#[test]
+#[ignore = "needs a CUDA device: cargo xtask gpu"]
+fn ranks_allocate_and_reach_each_other() {
+    each(test_name!(), |world, gpu, stream| {
+        for round in 0..20 {
+            let len = 1000 + 100_000 * (round % 3);
+            let buffer = gpu.alloc::<u32>(world, len).unwrap();
+            assert!(buffer.read(stream).unwrap().iter().all(|x| *x == 0), "not zeroed");
+            let mut x = buffer.rendezvous(world).unwrap();
+            assert_eq!(x.handle().backend(), "nvshmem");
+            assert!(x.handle().is_within_direct_access(), "{:?}", x.handle().buffer_ptrs());
+            x.write(&vec![world.rank() as u32 + 1; len], stream).unwrap();
+            x.barrier(stream).unwrap();
+            let mut one = gpu.alloc::<u32>(world, len).unwrap();
+            for rank in 0..world.size() {
+                x.get(rank, 0, one.view_mut(), stream).unwrap();
+                assert_eq!(one.read(stream).unwrap(), vec![rank as u32 + 1; len]);
+            }
+            x.barrier(stream).unwrap();
+            x.synchronize(stream).unwrap();
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs a CUDA device: cargo xtask gpu"]
+fn our_collectives_and_signals_work_on_the_heap() {
+    each(test_name!(), |world, gpu, stream| {
+        let (n, own) = (world.size(), world.rank());
+        for len in [64, 4096, 1 << 20] {
+            let data: Vec<f32> = (0..len).map(|i| ((i % 97) * (own + 1)) as f32).collect();
+            let mut x = memory(world, gpu, stream, &data);
+            x.all_reduce(ReduceOp::Sum, stream).unwrap();
+            let all = n * (n + 1) / 2;
+            let sums: Vec<f32> = (0..len).map(|i| (i % 97 * all) as f32).collect();
+            assert!(x.read(stream).unwrap() == sums, "{len} elements, {n} ranks");
+            let mut out = gpu.alloc::<f32>(world, n * len).unwrap();
+            x.write(&data, stream).unwrap();
+            x.all_gather(out.view_mut(), stream).unwrap();
+            let gathered = out.read(stream).unwrap();
+            for rank in 0..n {
+                assert_eq!(gathered[rank * len + 5], (5 * (rank + 1)) as f32);
+            }
+            let (next, last) = ((own + 1) % n, (own + n - 1) % n);
+            x.put_signal(next, 3, stream).unwrap();
+            x.wait_signal(last, 3, stream).unwrap();
+            x.barrier_on_channel(1, stream).unwrap();
+            x.synchronize(stream).unwrap();
+        }
+        // Rows, with splits on the device.
+        let mut splits = memory(world, gpu, stream, &vec![2_i64; n]);
+        let mut rows = memory(world, gpu, stream, &vec![own as u32; 2 * n * 8]);
+        let mut out = gpu.alloc::<u32>(world, 2 * n * 8).unwrap();
+        let mut received = gpu.alloc::<i64>(world, 2 * n).unwrap();
+        rows.all_to_all_v(8, &mut splits, out.view_mut(), received.view_mut(), stream).unwrap();
+        let expected: Vec<u32> = (0..2 * n * 8).map(|i| (i / 16) as u32).collect();
+        assert_eq!(out.read(stream).unwrap(), expected);
+        rows.synchronize(stream).unwrap();
+    });
+}
+
+#[test]
+#[ignore = "needs a CUDA device: cargo xtask gpu"]
+fn the_librarys_own_operations_arrive() {
+    each(test_name!(), |world, gpu, stream| {
+        let (n, own) = (world.size(), world.rank());
+        let x = memory(world, gpu, stream, &[own as u32 + 10; 64]);
+        let y = memory(world, gpu, stream, &[0_u32; 64]);
+        let (next, last) = ((own + 1) % n, (own + n - 1) % n);
+        let ops = y.nvshmem().unwrap();
+        ops.put_with_signal(next, 0, x.view(), 2, (SignalOp::Set, 5), stream).unwrap();
+        ops.wait_for_signal(2, 5, stream).unwrap();
+        assert_eq!(y.read(stream).unwrap(), [last as u32 + 10; 64]);
+        ops.quiet(stream).unwrap();
+        if let Err(e @ Error::Unavailable { .. }) = ops.barrier(stream) {
+            eprintln!("skipped: {e}");
+            return;
+        }
+        x.nvshmem()
+            .unwrap()
+            .get(next, 0, gpu.alloc(world, 64).unwrap().view_mut(), stream)
+            .unwrap();
+        stream.synchronize().unwrap();
+        ops.broadcast(n - 1, stream).unwrap();
+        assert_eq!(y.read(stream).unwrap(), [(n + 8) as u32 + u32::from(n == 1); 64]);
+
+        let blocks: Vec<u32> = (0..16 * n).map(|i| (100 * own + i / 16) as u32).collect();
+        let from = memory(world, gpu, stream, &blocks);
+        let mut to = memory(world, gpu, stream, &vec![0_u32; 16 * n]);
+        from.nvshmem().unwrap().all_to_all(&mut to, stream).unwrap();
+        let sent: Vec<u32> = (0..16 * n).map(|i| (100 * (i / 16) + own) as u32).collect();
+        assert_eq!(to.read(stream).unwrap(), sent);
+        let mut all = memory(world, gpu, stream, &vec![0_u32; 16 * n * n]);
+        from.nvshmem().unwrap().all_gather(&mut all, stream).unwrap();
+        assert_eq!(all.read(stream).unwrap()[16 * n * (n - 1)], 100 * (n as u32 - 1));
+
+        let halves = memory(world, gpu, stream, &[bf16::from_f32(0.5 + own as f32); 128]);
+        let mut sums = memory(world, gpu, stream, &[bf16::ZERO; 128]);
+        halves.nvshmem().unwrap().all_reduce(ReduceOp::Sum, &mut sums, stream).unwrap();
+        let sum = (0..n).map(|rank| 0.5 + rank as f32).sum::<f32>();
+        assert_eq!(sums.read(stream).unwrap(), [bf16::from_f32(sum); 128]);
+    });
+}
+
+#[test]
+#[ignore = "needs a CUDA device: cargo xtask gpu"]
+fn teams_of_every_other_rank_work_at_once() {
+    each(test_name!(), |world, gpu, stream| {
+        if world.size() < 4 {
+            return;
+        }
+        let half = world.rank() % 2;
+        let group = world.subgroup(&[half, half + 2]).unwrap();
+        let mut x = gpu.alloc::<u32>(world, 64).unwrap().rendezvous(&group).unwrap();
+        x.write(&[world.rank() as u32; 64], stream).unwrap();
+        match x.nvshmem().unwrap().broadcast(1, stream) {
+            Err(e @ Error::Unavailable { .. }) => eprintln!("skipped: {e}"),
+            done => {
+                done.unwrap();
+                assert_eq!(x.read(stream).unwrap(), [half as u32 + 2; 64]);
+            }
+        }
+        x.all_reduce(ReduceOp::Sum, stream).unwrap();
+        x.synchronize(stream).unwrap();
+        // Rows to experts and back, in both halves at once.
+        let (rows, experts, len) = (3_i64, 2, 4);
+        let count = (rows as usize) * 2 * experts;
+        let sent: Vec<u32> = (0..count * len).map(|i| (1000 * world.rank() + i) as u32).collect();
+        let make = |len: usize| gpu.alloc::<u32>(world, len).unwrap().rendezvous(&group).unwrap();
+        let mut splits = gpu.alloc::<i64>(world, 2 * experts).unwrap().rendezvous(&group).unwrap();
+        splits.write(&vec![rows; 2 * experts], stream).unwrap();
+        let (mut from, mut there) = (make(sent.len()), make(sent.len() + 8 * 2 * len));
+        let mut received =
+            gpu.alloc::<i64>(world, 4 * experts).unwrap().rendezvous(&group).unwrap();
+        from.write(&sent, stream).unwrap();
+        let (out, told) = (there.view_mut(), received.view_mut());
+        from.all_to_all_v_2d(len, &mut splits, 8, out, told, stream).unwrap();
+        let mut back = gpu.alloc::<u32>(world, sent.len()).unwrap();
+        let mut counts = gpu.alloc::<i64>(world, 4 * experts).unwrap();
+        let (out, told) = (back.view_mut(), counts.view_mut());
+        there.all_to_all_v_2d_offset(len, &mut received, out, told, stream).unwrap();
+        there.synchronize(stream).unwrap();
+        assert_eq!(back.read(stream).unwrap(), sent);
+    });
+}
+
+#[test]
+#[ignore = "needs a CUDA device: cargo xtask gpu"]
+fn signals_in_vain_are_timeouts_on_the_heap_too() {
+    each(test_name!(), |world, gpu, stream| {
+        let all: Vec<usize> = (0..world.size()).collect();
+        let timeout = Some(Duration::from_millis(1500));
+        let options = GroupOptions { timeout, ..Default::default() };
+        let group = world.subgroup_with(&all, options).unwrap();
+        let x = gpu.alloc::<u32>(world, 64).unwrap().rendezvous(&group).unwrap();
+        let next = (world.rank() + 1) % world.size();
+        let in_vain = |op: &str| {
+            let e = x.synchronize(stream).unwrap_err();
+            // The first to give up tells the others.
+            let told = matches!(&e, Error::Timeout { op: which, .. } if *which == op);
+            assert!(told || matches!(e, Error::PeerFailed { .. }), "{e}");
+            x.barrier(stream).unwrap(); // puts the group in order
+            x.synchronize(stream).unwrap();
+        };
+        x.wait_signal(next, 0, stream).unwrap();
+        in_vain("wait_signal");
+        x.put_signal(next, 1, stream).unwrap();
+        x.put_signal(next, 1, stream).unwrap();
+        in_vain("put_signal");
+        let last = x.handle().signal_pad_size() / (4 * world.size());
+        let e = x.put_signal(next, last, stream).unwrap_err().to_string();
+        assert!(e.contains("the maximum supported channel"), "{e}");
+        assert!(x.wait_signal(world.size(), 0, stream).is_err());
+    });
+}
+
+#[test]
+#[ignore = "needs a CUDA device: cargo xtask gpu"]
+fn there_is_a_multicast_address_iff_the_library_has_one() {
+    each(test_name!(), |world, gpu, _| {
+        let x = gpu.alloc::<f32>(world, 1 << 20).unwrap().rendezvous(world).unwrap();
+        // Ranks that share a device have none.
+        assert_eq!(x.handle().multicast_ptr(), None);
+    });
+}
