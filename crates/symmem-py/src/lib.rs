@@ -13,8 +13,9 @@ mod group;
 mod handle;
 mod mapped;
 mod memory;
-
+mod pluggable;
 mod store;
+mod stream;
 mod wait;
 
 /// The module `symmem._native`, re-exported by the package.
@@ -30,6 +31,10 @@ mod _native {
     use super::handle::Handle;
     #[pymodule_export]
     use super::memory::{Memory, Pool, find};
+    #[pymodule_export]
+    use super::pluggable::serve_pools;
+    #[pymodule_export]
+    use super::stream::keep_stream;
     use pyo3::prelude::*;
 
     #[pymodule_init]

@@ -18,17 +18,24 @@ GRACE = 5.0
 
 
 def ranks(size, lost=()):
-    """A test that `size` processes run; its first argument is the rank. Those of `lost` are not expected to return."""
+    """A test that `size` processes run; its first argument is the rank. Those of `lost` are not expected to return.
+
+    With several sizes, one test for each of them.
+    """
+    sizes = (size,) if isinstance(size, int) else tuple(size)
 
     def decorate(body):
-        def test(**arguments):
-            _launch(size, lost, body.__module__, body.__name__, arguments)
+        def test(n=sizes[0], **arguments):
+            _launch(n, lost, body.__module__, body.__name__, arguments)
 
-        test.__signature__ = inspect.Signature(list(inspect.signature(body).parameters.values())[1:])
+        parameters = list(inspect.signature(body).parameters.values())[1:]
+        if len(sizes) > 1:
+            parameters.append(inspect.Parameter("n", inspect.Parameter.POSITIONAL_OR_KEYWORD))
+        test.__signature__ = inspect.Signature(parameters)
         test.__name__, test.__doc__, test.__module__ = body.__name__, body.__doc__, body.__module__
         test.pytestmark = getattr(body, "pytestmark", [])
         test.body = body
-        return test
+        return test if len(sizes) == 1 else pytest.mark.parametrize("n", sizes)(test)
 
     return decorate
 

@@ -64,9 +64,23 @@ def seconds(timeout_ms: int) -> float | None:
     return timeout_ms / 1000 if timeout_ms else None
 
 
+#: Streams that the library knows to live for ever, by device and address.
+_kept_streams: set[tuple[int, int]] = set()
+
+
 def stream(device: torch.device) -> int:
     """The current stream of a CUDA device, as the driver knows it."""
-    return torch.cuda.current_stream(device).cuda_stream
+    address = torch._C._cuda_getCurrentRawStream(device.index)
+    if (device.index, address) not in _kept_streams:
+        _keep_stream(device, address)
+    return address
+
+
+def _keep_stream(device: torch.device, address: int) -> None:
+    # torch never destroys its own streams; the id of one that it was given is its address.
+    if torch.cuda.current_stream(device).stream_id != address or address == 0:
+        _native.keep_stream(device.index, address)
+        _kept_streams.add((device.index, address))
 
 
 class _Membership:

@@ -71,7 +71,7 @@ class SymmetricMemory:
     @property
     def signal_pad_size(self) -> int:
         """Bytes of this allocation's own pad."""
-        return self._allocation.pad_bytes
+        return self.native.signal_pad_size
 
     @property
     def multicast_ptr(self) -> int:

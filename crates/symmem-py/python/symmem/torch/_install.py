@@ -110,7 +110,9 @@ def _set_backend(former, name):
 
 
 def _get_mempool_allocator(former, device):
-    return _pool.ALLOCATOR if _is_cpu(device) else former(device)
+    if not _is_ours(device):
+        return former(device)
+    return _pool.ALLOCATOR if _is_cpu(device) else _pool.device_allocator()
 
 
 @functools.cache
