@@ -41,6 +41,17 @@ def test_t002_t011_t015_peers_are_read_and_signalled(rank):
     leave()
 
 
+@ranks(1)
+def test_t004_h12_links_between_devices_are_torchs_answer(rank):
+    from torch._C._autograd import DeviceType
+    from torch._C._distributed_c10d import _detect_dma_connectivity
+
+    device_of(rank)
+    found = _detect_dma_connectivity(DeviceType.CUDA, "nvlink")
+    count = torch.cuda.device_count()
+    assert found.connection_type == "nvlink" and [len(row) for row in found.matrix] == [count] * count
+
+
 @ranks(2)
 def test_t007_the_pad_has_the_size_that_was_set(rank):
     device, size = device_of(rank), 2 * symm_mem.get_signal_pad_size()

@@ -2,6 +2,7 @@
 
 import os
 import sysconfig
+from importlib.util import find_spec
 
 import pytest
 from torch_ranks import ranks, world
@@ -14,9 +15,10 @@ from cuda_ranks import delay, device_of, leave
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 ops = torch.ops.symm_mem
-#: The compiler's kernels are built against Python's headers.
+#: The compiler's kernels are Triton's, which are built against Python's headers.
 compiles = pytest.mark.skipif(
-    not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")), reason="Python has no headers here"
+    not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")) or find_spec("triton") is None,
+    reason="Triton or Python's headers are not there",
 )
 
 
@@ -163,6 +165,23 @@ def test_t047_a_fused_product_is_captured(rank):
     graph.replay()
     torch.testing.assert_close(captured, eager)
     assert eager.shape == (64 // size, 32) and (eager == 16).all()
+    leave()
+
+
+@compiles
+@ranks(2)
+def test_h72_a_triton_kernel_meets_its_peers_on_the_pad(rank):
+    from triton_kernels import meet
+
+    device, size = device_of(rank), dist.get_world_size()
+    x = symm_mem.empty(1024, device=device)
+    handle = symm_mem.rendezvous(x, world())
+    for step in range(3):
+        x.fill_(10 * step + rank)
+        meet[(1,)](handle.signal_pad_ptrs_dev, rank, size)
+        assert (handle.get_buffer(1 - rank, (1024,), torch.float32) == 10 * step + 1 - rank).all()
+        meet[(1,)](handle.signal_pad_ptrs_dev, rank, size)
+    assert (handle.get_signal_pad(rank).view(torch.int32) == 0).all()
     leave()
 
 

@@ -107,10 +107,15 @@ def register(name: str, rank: int, size: int, store: c10d.Store) -> None:
 
 def is_registered(name: str) -> bool:
     """Whether there is a process group of that name, or one was registered."""
+    return is_process_group(name) or name in _registered
+
+
+def is_process_group(name: str) -> bool:
+    """Whether there is a process group of that name."""
     try:
         _resolve_process_group(name)
     except RuntimeError:
-        return name in _registered
+        return False
     return True
 
 
