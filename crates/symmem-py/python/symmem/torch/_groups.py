@@ -97,6 +97,8 @@ class _Membership:
 
 
 _members: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+#: The process group that a name meant last, and its group: quicker to ask than the former, and keeps neither.
+_last: dict[str, tuple[weakref.ref, weakref.ref]] = {}
 _registered: dict[str, tuple[_Membership, int, int, c10d.Store]] = {}
 
 
@@ -128,9 +130,15 @@ def of(name: str) -> Group:
             raise
         membership, *where = _registered[name]
         return _joined(membership, lambda attempt: _join_by_store(name, *where, attempt))
-    known = _members.get(process_group)
-    if known is not None and known.group is not None:
-        return known.group
+    last = _last.get(name)
+    if last is not None and last[0]() is process_group:
+        return last[1]()
+    group = _of_process_group(name, process_group)
+    _last[name] = (weakref.ref(process_group), weakref.ref(group))
+    return group
+
+
+def _of_process_group(name: str, process_group: dist.ProcessGroup) -> Group:
     membership = _members.setdefault(process_group, _Membership())
     if getattr(process_group, "use_pg_for_symm_mem_rendezvous", False):
         return _joined(membership, lambda attempt: _join_by_group(name, process_group))
