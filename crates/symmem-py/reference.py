@@ -38,7 +38,7 @@ def page() -> str:
 
 def _module(name: str) -> list[str]:
     """The public names of a package, classes first."""
-    tree, path = _parsed(name)
+    tree, _ = _parsed(name)
     origins = {
         alias.asname or alias.name: node.module
         for node in ast.walk(tree)

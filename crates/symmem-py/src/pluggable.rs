@@ -58,7 +58,10 @@ extern "C" fn symmem_pool_alloc(size: isize, device: c_int, stream: *mut c_void)
     match segment(size, device, stream as usize) {
         Ok(address) => address as *mut c_void,
         Err(e) => {
-            let _ = writeln!(std::io::stderr(), "symmem: {size} bytes for a pool of cuda:{device}: {e}");
+            let _ = writeln!(
+                std::io::stderr(),
+                "symmem: {size} bytes for a pool of cuda:{device}: {e}"
+            );
             std::ptr::null_mut()
         }
     }

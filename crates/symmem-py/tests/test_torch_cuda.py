@@ -78,7 +78,9 @@ def test_h23_h25_tables_of_addresses_lie_on_the_device(rank):
 
 def _words_at(address, count, device):
     class Table:
-        __cuda_array_interface__ = {"shape": (count,), "typestr": "<i8", "data": (address, False), "version": 3}
+        @property
+        def __cuda_array_interface__(self):
+            return {"shape": (count,), "typestr": "<i8", "data": (address, False), "version": 3}
 
     return torch.as_tensor(Table(), device=device).tolist()
 

@@ -187,7 +187,7 @@ def test_h72_a_triton_kernel_meets_its_peers_on_the_pad(rank):
 
 def _compiled(function, *inputs):
     """What the compiled function gives, twice, and the code that was made of it."""
-    import torch._inductor.config as config
+    from torch._inductor import config
     from torch._inductor.utils import run_and_get_code
 
     if hasattr(symm_mem, "enable_symm_mem_for_group"):

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("symmem._native", reason="the native module is not installed")
 
-LIMIT = float(os.environ.get("SYMMEM_TEST_LIMIT", 120))
+LIMIT = float(os.environ.get("SYMMEM_TEST_LIMIT", "120"))
 GRACE = 5.0
 
 

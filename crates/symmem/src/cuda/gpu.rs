@@ -268,9 +268,7 @@ impl Gpu {
         }
         self.at_liberty(|| {
             self.call(|driver| match (capture, event) {
-                (Some(number), _) => {
-                    Ok(driver.stream_capture(stream)? != Capture::Active(number))
-                }
+                (Some(number), _) => Ok(driver.stream_capture(stream)? != Capture::Active(number)),
                 (None, Some(event)) => driver.event_query(event),
                 (None, None) => driver.stream_query(stream),
             })

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import Work as _Work
 class Stream(torch.cpu.Stream):
     """A stream of a CPU, which has none: a context that changes nothing."""
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> object:
         return self
 
     def __exit__(self, *_: object) -> None:
