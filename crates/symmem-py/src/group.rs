@@ -217,14 +217,12 @@ impl Group {
             (_, Some(_), Some(_)) => {
                 return Err(usage(py, OP, "a persistent_id or pad_bytes", "both"));
             }
-            (Place::Cuda(_), _, Some(_)) => {
-                return Err(usage(py, OP, "pad_bytes for host memory", place.to_string()));
-            }
-            (Place::Cuda(number), id, None) => detached(py, || {
+            (Place::Cuda(number), id, pad) => detached(py, || {
                 let gpu = Gpu::open(number)?;
-                let own = match id {
-                    Some(id) => gpu.alloc_persistent(group, id, nbytes),
-                    None => gpu.alloc(group, nbytes),
+                let own = match (id, pad) {
+                    (Some(id), _) => gpu.alloc_persistent(group, id, nbytes),
+                    (None, Some(pad)) => gpu.alloc_with_pad(group, nbytes, pad),
+                    (None, None) => gpu.alloc(group, nbytes),
                 };
                 own.map(Buffer::Cuda)
             }),

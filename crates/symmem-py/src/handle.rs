@@ -8,12 +8,13 @@ use symmem::{Deadline, cuda};
 
 use crate::array::Array;
 use crate::collectives::one_sided::{Target, Words};
-use crate::collectives::{Part, Rows, stream_of};
+use crate::collectives::{Part, Rows};
 use crate::dtype::Type;
 use crate::error::usage;
 use crate::group::{Group, Life};
 use crate::mapped::Mapped;
 use crate::memory::{Allocation, Memory, Place};
+use crate::stream::stream_of;
 use crate::wait::detached;
 
 /// All ranks' memory of one rendezvous, as mapped into this process. Cheap; keeps the memory of all of them.

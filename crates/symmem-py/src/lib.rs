@@ -14,7 +14,9 @@ mod handle;
 mod mapped;
 mod memory;
 mod nccl;
+mod pluggable;
 mod store;
+mod stream;
 mod wait;
 
 /// The module `symmem._native`, re-exported by the package.
@@ -32,6 +34,10 @@ mod _native {
     use super::memory::{Memory, Pool, find};
     #[pymodule_export]
     use super::nccl::{Communicator, look_in, nccl_call, nccl_unique_id, nccl_version};
+    #[pymodule_export]
+    use super::pluggable::serve_pools;
+    #[pymodule_export]
+    use super::stream::keep_stream;
     use pyo3::prelude::*;
 
     #[pymodule_init]

@@ -112,6 +112,15 @@ impl Allocation {
     }
 }
 
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // Whoever was handed the memory has streams of its own, which may still be using it.
+        if let Buffer::Cuda(own) = &self.buffer {
+            let _ = own.gpu().settle(); // a device that has failed runs nothing
+        }
+    }
+}
+
 /// An allocation of this rank's symmetric memory. Arrays and handles of it keep the memory too.
 #[pyclass(frozen, module = "symmem")]
 pub(crate) struct Memory(Mutex<Option<Arc<Allocation>>>);

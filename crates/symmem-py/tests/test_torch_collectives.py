@@ -220,6 +220,8 @@ def test_t081_ordinary_input_is_refused_by_name(rank):
         ops.one_shot_all_reduce(tensor, "nonsense", world())
     with pytest.raises(RuntimeError, match="size mismatch"):
         ops.one_shot_all_reduce_out(tensor, "sum", world(), torch.empty(4))
+    with pytest.raises(RuntimeError, match="output must be contiguous"):
+        ops.one_shot_all_reduce_out(tensor, "sum", world(), torch.empty(4, 4).t())
     # The next correct call works.
     assert (ops.one_shot_all_reduce(tensor, "sum", world()) == 2).all()
 

@@ -72,6 +72,35 @@ def test_py08_nvshmem_is_left_to_torch():
     assert isinstance(symm_mem.is_nvshmem_available(), bool)
 
 
+@ranks(1)
+def test_h12_functions_of_the_bindings(rank):
+    from torch._C import _distributed_c10d as bindings
+    from torch._C._autograd import DeviceType
+
+    assert bindings._is_process_group_registered(world())
+    assert not bindings._is_process_group_registered("no such group")
+    # These know devices, and say so of a CPU.
+    with pytest.raises(RuntimeError, match="for cpu over nvlink is not available"):
+        bindings._detect_dma_connectivity(DeviceType.CPU, "nvlink")
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator, whose streams these are")
+def test_py13_side_streams_by_priority():
+    stream = symm_mem._get_backend_stream(priority=-1)
+    assert stream is symm_mem._get_backend_stream(-1) is not symm_mem._get_backend_stream()
+    stream.wait_stream(torch.cpu.current_stream())
+    with stream:
+        done = torch.ones(2)
+    assert done.sum() == 2
+
+
+def test_py18_work_is_waited_for():
+    output = torch.ones(2)
+    torch._C._distributed_c10d._register_work(output, symm_mem.Work())
+    assert symm_mem.Work().wait()
+    assert torch.ops._c10d_functional.wait_tensor(output).sum() == 2
+
+
 @ranks(2)
 def test_t089_is_symm_mem_enabled_for_group(rank):
     assert not symm_mem.is_symm_mem_enabled_for_group("no such group")

@@ -1,11 +1,14 @@
 """Memory pools on the CPU. The numbers are those of docs/parity.md."""
 
+import ctypes
+
 import pytest
 from torch_ranks import ranks, world
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import symmem.torch
+from symmem import _native
 import torch.distributed._symmetric_memory as symm_mem
 
 
@@ -87,3 +90,31 @@ def test_t094_mempool_storage_reuse():
     first = address(1000)
     assert address(1000) == first
     assert address(2000) != first
+
+
+def test_l111_the_functions_of_a_devices_pool_say_why_they_have_nothing(capfd):
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    library = ctypes.CDLL(_native.__file__)
+    alloc, free = library.symmem_pool_alloc, library.symmem_pool_free
+    alloc.restype, alloc.argtypes = ctypes.c_void_p, [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    free.restype, free.argtypes = None, [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    assert _native.serve_pools(_native.World.connect(0, 1), 4096) == ("symmem_pool_alloc", "symmem_pool_free")
+    assert alloc(1024, 0, None) is None
+    assert "1024 bytes for a pool of cuda:0" in capfd.readouterr().err
+    assert alloc(-1, 0, None) is None
+    assert "not negative" in capfd.readouterr().err
+    free(None, 0, 0, None)
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_cuda_customAllocator"), reason="this torch is without CUDA")
+def test_l110_torch_takes_the_allocator_of_devices():
+    from symmem.torch import _pool as pools
+
+    assert isinstance(pools.device_allocator(), torch._C._cuda_CUDAAllocator)
+    assert pools.device_allocator() is pools.device_allocator()
+
+
+def test_l110_a_pool_of_another_kind_of_device_is_torchs():
+    with pytest.raises(RuntimeError):
+        symm_mem.get_mempool_allocator("meta")

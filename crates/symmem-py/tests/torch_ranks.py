@@ -13,22 +13,29 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("symmem._native", reason="the native module is not installed")
 
-LIMIT = 120.0
+LIMIT = float(os.environ.get("SYMMEM_TEST_LIMIT", "120"))
 GRACE = 5.0
 
 
 def ranks(size, lost=()):
-    """A test that `size` processes run; its first argument is the rank. Those of `lost` are not expected to return."""
+    """A test that `size` processes run; its first argument is the rank. Those of `lost` are not expected to return.
+
+    With several sizes, one test for each of them.
+    """
+    sizes = (size,) if isinstance(size, int) else tuple(size)
 
     def decorate(body):
-        def test(**arguments):
-            _launch(size, lost, body.__module__, body.__name__, arguments)
+        def test(n=sizes[0], **arguments):
+            _launch(n, lost, body.__module__, body.__name__, arguments)
 
-        test.__signature__ = inspect.Signature(list(inspect.signature(body).parameters.values())[1:])
+        parameters = list(inspect.signature(body).parameters.values())[1:]
+        if len(sizes) > 1:
+            parameters.append(inspect.Parameter("n", inspect.Parameter.POSITIONAL_OR_KEYWORD))
+        test.__signature__ = inspect.Signature(parameters)
         test.__name__, test.__doc__, test.__module__ = body.__name__, body.__doc__, body.__module__
         test.pytestmark = getattr(body, "pytestmark", [])
         test.body = body
-        return test
+        return test if len(sizes) == 1 else pytest.mark.parametrize("n", sizes)(test)
 
     return decorate
 
@@ -79,7 +86,8 @@ def _collect(pipes, processes):
 def _rank(rank, size, module, name, arguments, folder, pipe):
     import torch.distributed as dist
 
-    os.environ.update(SYMMEM_TIMEOUT="60", RANK=str(rank), WORLD_SIZE=str(size))
+    os.environ.setdefault("SYMMEM_TIMEOUT", "60")
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size))
     try:
         import symmem.torch  # noqa: F401
 

@@ -12,6 +12,7 @@ use crate::argument::Slice;
 use crate::dtype::{Type, with_element};
 use crate::error::usage;
 use crate::handle::Handle;
+use crate::stream::stream_of;
 use crate::wait::detached;
 
 /// The elements of a call, `count` of `dtype` from byte `offset` of the memory on, and the stream that it goes into.
@@ -134,7 +135,7 @@ impl Handle {
         out.check(py, part.op, part.dtype, self.place())?;
         let bytes = part.count.saturating_mul(part.dtype.size());
         let taken = |base: usize| out.touches(base.saturating_add(part.offset), bytes);
-        if self.raw().buffer_ptrs().into_iter().any(taken) {
+        if self.mapped().buffers.iter().copied().any(taken) {
             let expected = "an output apart from the memory that is read";
             return Err(usage(py, part.op, expected, "one that overlaps it"));
         }
@@ -350,12 +351,6 @@ pub(crate) fn device_part<T: Element>(
 ) -> symmem::Result<cuda::Symmetric<T>> {
     // SAFETY: S2 as documented for users; bounds and alignment are checked there.
     unsafe { device.part(offset, count) }
-}
-
-/// The caller's stream.
-pub(crate) fn stream_of(device: &cuda::Symmetric<u8>, raw: usize) -> Stream {
-    // SAFETY: a stream of the device, which lives as long as what is in it: as documented for users.
-    unsafe { Stream::from_raw(device.gpu(), raw) }
 }
 
 /// How the rows of an all-to-all are divided; each with the elements of a row.

@@ -4,10 +4,11 @@
 use pyo3::prelude::*;
 use symmem::{Element, Open};
 
-use super::{device_part, stream_of};
+use super::device_part;
 use crate::argument::Slice;
 use crate::dtype::{Type, with_element};
 use crate::handle::Handle;
+use crate::stream::stream_of;
 use crate::wait::detached;
 
 /// Where a call goes: the rank, the byte of its memory, and the stream of a device.

@@ -277,9 +277,11 @@ impl Comm {
             }
             // What ran before a capture began is done before a graph of it can run; and the other way round.
             Some((stream, _)) if stream == now.0 => {}
+            // What is done needs no order; nor does what a graph will do, whose launches are the caller's to order.
+            Some(last) if self.gpu.is_done(last, state.recorded.then_some(state.event.raw))? => {}
             Some((_, capture)) => {
-                let expected = "the stream of the group's last operation, since only one of \
-                                the two is being captured";
+                let expected = "the stream of the group's last operation, which is under way, since only \
+                                one of the two is being captured";
                 let got = if capture.is_some() { "one that is not captured" } else { "another" };
                 return Err(group.usage(op, expected.to_owned(), got.to_owned()));
             }

@@ -258,6 +258,34 @@ impl Gpu {
         self.retired().streams.len() > 1
     }
 
+    /// Waits for all that this process has put on the device, in streams that the library has never seen as well: what a
+    /// library needs that was handed memory, before the memory goes. Not while something is captured, which that would end.
+    pub fn settle(&self) -> Result<()> {
+        if self.is_capturing()? {
+            return Ok(());
+        }
+        self.call(|driver| driver.context_synchronize())
+    }
+
+    /// Whether a stream is done with the group's last operation in it, which `event` follows if it was `recorded`; or whether
+    /// the capture that noted the operation is over. No, where that cannot be told.
+    pub(super) fn is_done(
+        &self,
+        (stream, capture): (Stream, Option<u64>),
+        event: Option<Event>,
+    ) -> Result<bool> {
+        if !self.knows(stream) {
+            return Ok(false);
+        }
+        self.at_liberty(|| {
+            self.call(|driver| match (capture, event) {
+                (Some(number), _) => Ok(driver.stream_capture(stream)? != Capture::Active(number)),
+                (None, Some(event)) => driver.event_query(event),
+                (None, None) => driver.stream_query(stream),
+            })
+        })
+    }
+
     /// Has each end that streams left behind when they went pass by `each`, and so what was in them.
     pub(super) fn for_gone(
         &self,

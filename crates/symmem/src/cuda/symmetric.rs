@@ -33,6 +33,17 @@ impl Gpu {
         Ok(Buffer { gpu: self.clone(), block, len, elements: PhantomData })
     }
 
+    /// As [`Gpu::alloc`], with a signal pad of `pad` bytes, which is the same on all ranks of a rendezvous.
+    pub fn alloc_with_pad<T: Element>(
+        &self,
+        group: &Group,
+        len: usize,
+        pad: usize,
+    ) -> Result<Buffer<T>> {
+        let block = group.block_with_pad::<T>(Arc::new(self.clone()), len, pad)?;
+        Ok(Buffer { gpu: self.clone(), block, len, elements: PhantomData })
+    }
+
     /// As [`Group::alloc_persistent`], on this device: the same id gives the same memory again, with what it held, and
     /// the rendezvous it had. What a former user has put into streams may still be under way.
     pub fn alloc_persistent<T: Element>(
@@ -93,6 +104,11 @@ impl<T: Element> Buffer<T> {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Its device.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
     }
 
     /// Where it lies, for kernels of the caller's own and [`Group::rendezvous_at`].

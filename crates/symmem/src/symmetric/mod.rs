@@ -47,9 +47,7 @@ impl Group {
 
     /// As [`Group::alloc`], with a signal pad of `pad` bytes, which is the same on all ranks of a rendezvous.
     pub fn alloc_with_pad<T: Element>(&self, len: usize, pad: usize) -> Result<Buffer<T>> {
-        check_pad_size("alloc", Some(self.rank()), pad, 1)?;
-        let shape = Shape { pad, ..self.shape::<T>(len)? };
-        let block = self.shaped(Arc::clone(self.backend()), shape)?;
+        let block = self.block_with_pad::<T>(Arc::clone(self.backend()), len, pad)?;
         Ok(Buffer { block, len, elements: PhantomData })
     }
 
@@ -59,7 +57,17 @@ impl Group {
         backend: Arc<dyn Backend>,
         len: usize,
     ) -> Result<Arc<Block>> {
-        self.shaped(backend, self.shape::<T>(len)?)
+        self.block_with_pad::<T>(backend, len, self.context().pad_size())
+    }
+
+    pub(crate) fn block_with_pad<T: Element>(
+        &self,
+        backend: Arc<dyn Backend>,
+        len: usize,
+        pad: usize,
+    ) -> Result<Arc<Block>> {
+        check_pad_size("alloc", Some(self.rank()), pad, 1)?;
+        self.shaped(backend, Shape { pad, ..self.shape::<T>(len)? })
     }
 
     fn shaped(&self, backend: Arc<dyn Backend>, shape: Shape) -> Result<Arc<Block>> {

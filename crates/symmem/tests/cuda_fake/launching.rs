@@ -312,23 +312,39 @@ fn work_is_captured_in_one_stream_and_launched_again() {
 }
 
 #[test]
-fn a_capture_and_another_stream_cannot_be_ordered() {
+fn a_capture_and_what_is_under_way_in_another_stream_cannot_be_ordered() {
     const WHY: &str = "only one of the two is being captured";
     ranks(&drivers(1), |world, driver, gpu, a| {
         let b = gpu.stream().unwrap();
         let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
         x.barrier(&b).unwrap();
+        driver.fail("cuEventQuery", 1, code::NOT_READY);
         let e = a.capture(|| x.barrier(a)).unwrap_err();
         assert!(e.to_string().contains(WHY), "{e}");
         // The broken capture is over, and what was noted is gone.
         x.barrier(a).unwrap();
-        drop(a.capture(|| x.barrier(a)).unwrap());
-        let e = x.barrier(&b).unwrap_err();
+        let both = || x.barrier(a).and_then(|()| x.barrier(&b));
+        let e = a.capture(both).unwrap_err();
         assert!(e.to_string().contains(WHY), "{e}");
         assert!(e.to_string().contains("one that is not captured"), "{e}");
         x.barrier(a).unwrap();
         x.barrier(&b).unwrap();
         assert_eq!(driver.launches().len(), 4);
+    });
+}
+
+#[test]
+fn a_capture_needs_no_order_with_what_is_done_and_nothing_with_one_that_is_over() {
+    ranks(&drivers(1), |world, driver, gpu, a| {
+        let b = gpu.stream().unwrap();
+        let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
+        x.barrier(&b).unwrap();
+        drop(a.capture(|| x.barrier(a)).unwrap());
+        x.barrier(&b).unwrap();
+        drop(a.capture(|| x.barrier(a)).unwrap());
+        drop(b.capture(|| x.barrier(&b)).unwrap());
+        assert_eq!(driver.launches().len(), 2);
+        assert_eq!(driver.calls("cuStreamWaitEvent"), 0);
     });
 }
 

@@ -119,6 +119,33 @@ fn sizes_that_differ_are_told_to_all_and_the_next_rendezvous_works() {
 }
 
 #[test]
+fn a_pad_has_the_size_that_was_asked_for_and_must_be_alike() {
+    ranks(&drivers(2), |world, _, gpu, _| {
+        let x = gpu.alloc_with_pad::<u32>(world, LEN, 4096).unwrap().rendezvous(world).unwrap();
+        assert_eq!(x.handle().signal_pad_size(), 4096);
+        let pad = 4096 << world.rank();
+        let unlike = gpu.alloc_with_pad::<u32>(world, LEN, pad).unwrap();
+        let e = unlike.rendezvous(world).map(drop).unwrap_err();
+        assert!(e.to_string().contains("signal pad size"), "{e}");
+        let e = gpu.alloc_with_pad::<u32>(world, LEN, 3).map(drop).unwrap_err();
+        assert!(matches!(e, Error::Usage { .. }), "{e}");
+        world.barrier().unwrap();
+    });
+}
+
+#[test]
+fn a_device_settles_but_not_while_something_is_captured() {
+    ranks(&drivers(1), |_, driver, gpu, stream| {
+        let waits = || driver.calls("cuCtxSynchronize");
+        let before = waits();
+        gpu.settle().unwrap();
+        assert_eq!(waits(), before + 1);
+        stream.capture(|| gpu.settle()).map(drop).unwrap();
+        assert_eq!(waits(), before + 1);
+    });
+}
+
+#[test]
 fn nothing_is_left_whatever_goes_first() {
     for seed in 0..24 {
         let drivers = drivers(2);

@@ -8,11 +8,21 @@ from symmem.torch import _versions
 
 _versions.check()
 
+from symmem.torch._autograd import AllToAllVDev2d, AllToAllVDev2dOffset
 from symmem.torch._handle import SymmetricMemory
 from symmem.torch._install import BACKEND, install
 from symmem.torch._pool import MemPool, use_mem_pool
 from symmem.torch._workspace import workspace
 
-__all__ = ["BACKEND", "MemPool", "SymmetricMemory", "install", "use_mem_pool", "workspace"]
+__all__ = [
+    "BACKEND",
+    "AllToAllVDev2d",
+    "AllToAllVDev2dOffset",
+    "MemPool",
+    "SymmetricMemory",
+    "install",
+    "use_mem_pool",
+    "workspace",
+]
 
 install("cpu")

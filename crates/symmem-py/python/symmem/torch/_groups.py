@@ -1,18 +1,22 @@
 """From a process group of torch to a symmem group of the same ranks.
 
-Each process group gets a symmem world of its own, joined at the first rendezvous through the process group's store. So
-only the members of a group take part in it: ranks that never touch symmetric memory are never waited for, and a name
-that is used again for other ranks means another world.
+Each process group gets a symmem world of its own, joined at the first rendezvous: through the process group's store, or, where
+it has `use_pg_for_symm_mem_rendezvous` set, through a collective of its own. So only the members of a group take part in it:
+ranks that never touch symmetric memory are never waited for, and a name that is used again for other ranks means another
+world.
 """
 
 from __future__ import annotations
 
 import json
+import tempfile
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import _resolve_process_group, _SymmetricMemory
 from torch.distributed import distributed_c10d as c10d
 
@@ -64,9 +68,23 @@ def seconds(timeout_ms: int) -> float | None:
     return timeout_ms / 1000 if timeout_ms else None
 
 
+#: Streams that the library knows to live for ever, by device and address.
+_kept_streams: set[tuple[int, int]] = set()
+
+
 def stream(device: torch.device) -> int:
     """The current stream of a CUDA device, as the driver knows it."""
-    return torch.cuda.current_stream(device).cuda_stream
+    address = torch._C._cuda_getCurrentRawStream(device.index)
+    if (device.index, address) not in _kept_streams:
+        _keep_stream(device, address)
+    return address
+
+
+def _keep_stream(device: torch.device, address: int) -> None:
+    # torch never destroys its own streams; the id of one that it was given is its address.
+    if torch.cuda.current_stream(device).stream_id != address or address == 0:
+        _native.keep_stream(device.index, address)
+        _kept_streams.add((device.index, address))
 
 
 class _Membership:
@@ -79,6 +97,8 @@ class _Membership:
 
 
 _members: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+#: The process group that a name meant last, and its group: quicker to ask than the former, and keeps neither.
+_last: dict[str, tuple[weakref.ref, weakref.ref]] = {}
 _registered: dict[str, tuple[_Membership, int, int, c10d.Store]] = {}
 
 
@@ -89,10 +109,15 @@ def register(name: str, rank: int, size: int, store: c10d.Store) -> None:
 
 def is_registered(name: str) -> bool:
     """Whether there is a process group of that name, or one was registered."""
+    return is_process_group(name) or name in _registered
+
+
+def is_process_group(name: str) -> bool:
+    """Whether there is a process group of that name."""
     try:
         _resolve_process_group(name)
     except RuntimeError:
-        return name in _registered
+        return False
     return True
 
 
@@ -103,31 +128,63 @@ def of(name: str) -> Group:
     except RuntimeError:
         if name not in _registered:
             raise
-        return _joined(name, *_registered[name])
-    known = _members.get(process_group)
-    if known is not None and known.group is not None:
-        return known.group
+        membership, *where = _registered[name]
+        return _joined(membership, lambda attempt: _join_by_store(name, *where, attempt))
+    last = _last.get(name)
+    if last is not None and last[0]() is process_group:
+        return last[1]()
+    group = _of_process_group(name, process_group)
+    _last[name] = (weakref.ref(process_group), weakref.ref(group))
+    return group
+
+
+def _of_process_group(name: str, process_group: dist.ProcessGroup) -> Group:
     membership = _members.setdefault(process_group, _Membership())
+    if getattr(process_group, "use_pg_for_symm_mem_rendezvous", False):
+        return _joined(membership, lambda attempt: _join_by_group(name, process_group))
     store = c10d._get_process_group_store(process_group)
-    return _joined(name, membership, process_group.rank(), process_group.size(), store)
+    where = (process_group.rank(), process_group.size(), store)
+    return _joined(membership, lambda attempt: _join_by_store(name, *where, attempt))
 
 
-def _joined(name: str, membership: _Membership, rank: int, size: int, store: c10d.Store) -> Group:
+def _joined(membership: _Membership, join: Callable[[int], Group]) -> Group:
     with membership.lock:
         if membership.group is None:
             membership.attempts += 1
-            prefix = c10d.PrefixStore(f"symmem/{membership.attempts}", store)
-            membership.group = _join(name, rank, size, prefix)
+            membership.group = join(membership.attempts)
         return membership.group
 
 
-def _join(name: str, rank: int, size: int, store: c10d.Store) -> Group:
-    pad_bytes = _SymmetricMemory.signal_pad_size
-    _check(name, _exchange(store, rank, size, {"pad": pad_bytes, "machine": _machine()}))
-    world = _native.World.connect(rank, size, store=store, backend="host", signal_pad_size=pad_bytes)
+def _join_by_store(name: str, rank: int, size: int, store: c10d.Store, attempt: int) -> Group:
+    store = c10d.PrefixStore(f"symmem/{attempt}", store)
+    card = _card()
+    _check(name, _exchange(store, rank, size, card))
+    group = _join(name, rank, size, store, card)
     # Every rank has read all cards before it connected. A later group of the same name must not find them.
     store.delete_key(f"card/{rank}")
+    return group
+
+
+def _join_by_group(name: str, process_group: dist.ProcessGroup) -> Group:
+    """All that ranks tell each other goes through one all-gather of the group: rank 0 tells where its own store is."""
+    rank, size = process_group.rank(), process_group.size()
+    with tempfile.TemporaryDirectory(prefix="symmem-") as folder:
+        card = {**_card(), "store": f"unix:{folder}/store"}
+        cards = [None] * size
+        dist.all_gather_object(cards, card, group=process_group)
+        _check(name, cards)
+        # Nobody is done with this before all have found the store.
+        return _join(name, rank, size, cards[0]["store"], card)
+
+
+def _join(name: str, rank: int, size: int, store: c10d.Store | str, card: dict) -> Group:
+    pad_bytes = card["pad"]
+    world = _native.World.connect(rank, size, store=store, backend="host", signal_pad_size=pad_bytes)
     return Group(name, rank, size, world, pad_bytes)
+
+
+def _card() -> dict:
+    return {"pad": _SymmetricMemory.signal_pad_size, "machine": _machine()}
 
 
 def _exchange(store: c10d.Store, rank: int, size: int, card: dict) -> list[dict]:

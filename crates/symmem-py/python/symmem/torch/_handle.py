@@ -32,18 +32,22 @@ class SymmetricMemory:
 
     @property
     def rank(self) -> int:
+        """This rank's number in the group."""
         return self._group.rank
 
     @property
     def world_size(self) -> int:
+        """How many ranks the group has."""
         return self._group.size
 
     @property
     def group_name(self) -> str:
+        """The name of the group."""
         return self._group.name
 
     @property
     def device(self) -> torch.device:
+        """The device of this rank's memory."""
         return self._allocation.device
 
     @property
@@ -58,20 +62,23 @@ class SymmetricMemory:
 
     @property
     def signal_pad_ptrs(self) -> list[int]:
+        """Every rank's pad of this allocation as mapped here."""
         return list(self.native.signal_pad_ptrs)
 
     @property
     def signal_pad_ptrs_dev(self) -> int:
+        """The address of the same table."""
         return self.native.signal_pad_ptrs_dev
 
     @property
     def buffer_size(self) -> int:
+        """Bytes of each rank's memory, as asked for."""
         return self._allocation.nbytes
 
     @property
     def signal_pad_size(self) -> int:
         """Bytes of this allocation's own pad."""
-        return self._allocation.pad_bytes
+        return self.native.signal_pad_size
 
     @property
     def multicast_ptr(self) -> int:
@@ -81,6 +88,7 @@ class SymmetricMemory:
 
     @staticmethod
     def has_multicast_support(device_type: DeviceType, device_idx: int) -> bool:
+        """Whether the device has multicast; no CPU has."""
         return _SymmetricMemory.has_multicast_support(device_type, device_idx)
 
     def get_buffer(self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int = 0) -> torch.Tensor:
@@ -141,14 +149,17 @@ class SymmetricMemory:
             self.native.wait_signal(src_rank, channel, timeout_ms, _groups.stream(self.device))
 
     def boxed(self) -> object:
+        """Refused: the class that operators take is C++ only."""
         raise NotImplementedError(
             "boxed: the class that operators take is C++ only; pass a tensor and the group's name"
         )
 
     def get_peer_cft_handle(self, peer: int) -> tuple[int, int]:
+        """Refused, as by every backend but NCCL."""
         raise RuntimeError("get_peer_cft_handle: only available on the NCCL backend")
 
     def get_multimem_cft_handle(self) -> tuple[int, int]:
+        """Refused, as by every backend but NCCL."""
         raise RuntimeError("get_multimem_cft_handle: only available on the NCCL backend")
 
 

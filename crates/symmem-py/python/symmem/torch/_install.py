@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed._symmetric_memory as symm_mem
+from torch._C import _distributed_c10d as bindings
 from torch._C._distributed_c10d import _SymmetricMemory
 
 from symmem import _native
-from symmem.torch import _groups, _handle, _memory, _one_sided, _operators, _pipeline, _pool
+from symmem.torch import _groups, _handle, _memory, _one_sided, _operators, _pipeline, _pool, _work
 from symmem.torch._workspace import workspace
 
 #: The name of the CPU's backend, as `get_backend` gives it.
@@ -47,6 +48,9 @@ def _entry_points() -> None:
     for name, replacement in PRIVATE_FUNCTIONS.items():
         if hasattr(symm_mem, name):
             _replace(symm_mem, name, replacement)
+    symm_mem.Work = _work.Work
+    if not hasattr(bindings, "_is_process_group_registered"):
+        bindings._is_process_group_registered = _groups.is_process_group
     for name in ("MemPool", "use_mem_pool"):
         if not hasattr(torch.cpu, name):
             setattr(torch.cpu, name, getattr(_pool, name))
@@ -110,7 +114,9 @@ def _set_backend(former, name):
 
 
 def _get_mempool_allocator(former, device):
-    return _pool.ALLOCATOR if _is_cpu(device) else former(device)
+    if not _is_ours(device):
+        return former(device)
+    return _pool.ALLOCATOR if _is_cpu(device) else _pool.device_allocator()
 
 
 @functools.cache
@@ -151,6 +157,10 @@ def _is_symm_mem_enabled_for_group(former, group_name):
     if symm_mem._is_test_mode or torch.accelerator.is_available():
         return former(group_name)
     return _groups.is_registered(group_name)
+
+
+def _get_backend_stream(former, priority=0):
+    return former(priority) if torch.accelerator.is_available() else _work.side_stream(priority)
 
 
 def _by_handle(ours, former, *args, **kwargs):
@@ -214,6 +224,7 @@ FUNCTIONS = {
 
 #: Under PyTorch's fused operators; replaced where this torch has them.
 PRIVATE_FUNCTIONS = {
+    "_get_backend_stream": _get_backend_stream,
     "_pipelined_multi_all_gather_and_consume": _multi_all_gather_and_consume,
     "_pipelined_all_gather_and_consume_last_dim": _all_gather_and_consume_last_dim,
     "_pipelined_produce_and_all2all": _produce_and_all2all,

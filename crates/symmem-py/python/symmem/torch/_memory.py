@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 @functools.cache
-def _home() -> _native.World:
+def home() -> _native.World:
     return _native.World.connect(0, 1, backend="host")
 
 
@@ -53,17 +53,28 @@ class Allocation:
     """Memory of this rank, and its counterparts in every group that it met."""
 
     __slots__ = ("__weakref__", "_lock", "_met", "_user", "address", "device", "group_name")
-    __slots__ += ("memory", "nbytes", "on_host", "pad_bytes")
+    __slots__ += ("memory", "nbytes", "on_host")
 
-    def __init__(self, nbytes: int, device: torch.device = CPU, group_name: str | None = None) -> None:
+    def __init__(
+        self,
+        nbytes: int,
+        device: torch.device = CPU,
+        group_name: str | None = None,
+        memory: _native.Memory | None = None,
+    ) -> None:
         self.nbytes = nbytes
         self.device = device
         self.on_host = device.type == "cpu"
         self.group_name = group_name
-        self.pad_bytes = _SymmetricMemory.signal_pad_size
-        # torch makes no storage of nothing.
-        self.memory = _home().alloc(max(nbytes, 1), device=str(device), pad_bytes=self.pad_bytes)
-        self.address = self.memory.address
+        if memory is None:
+            if not self.on_host:
+                # The library looks at streams that it knows, whether one is being captured.
+                _groups.stream(device)
+            # torch makes no storage of nothing.
+            pad_bytes = _SymmetricMemory.signal_pad_size
+            memory = home().alloc(max(nbytes, 1), device=str(device), pad_bytes=pad_bytes)
+        self.memory = memory
+        self.address = memory.address
         self._lock = threading.Lock()
         self._met: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._user: weakref.ref | None = None
@@ -77,6 +88,8 @@ class Allocation:
         with self._lock:
             handle = self._met.get(group)
             if handle is None:
+                if not self.on_host:
+                    _groups.stream(self.device)
                 handle = self._met[group] = self.memory.rendezvous(group.native)
             return handle
 
@@ -140,9 +153,18 @@ def find(tensor: torch.Tensor) -> Allocation | None:
     found = _by_address.get(tensor.data_ptr())
     if found is not None:
         return found
-    address = tensor.untyped_storage().data_ptr()
-    found = _by_address.get(address)
+    storage = tensor.untyped_storage()
+    found = _by_address.get(storage.data_ptr())
     if found is None:
-        memory = _native.find(address)
-        found = _by_address.get(memory.address) if memory is not None else None
+        memory = _native.find(storage.data_ptr())
+        if memory is not None:
+            found = _by_address.get(memory.address) or _of_a_pool(memory, tensor, storage)
+    return found
+
+
+def _of_a_pool(memory: _native.Memory, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Allocation | None:
+    """A segment that torch asked for itself, for a tensor of one of its pools, which keeps what is known of it."""
+    if tensor.is_cpu:
+        return None
+    storage.symmem_owner = found = Allocation(memory.nbytes, tensor.device, memory=memory)
     return found

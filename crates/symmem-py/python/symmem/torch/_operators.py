@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 
 import torch
 import torch.distributed._symmetric_memory as symm_mem
@@ -72,6 +73,13 @@ def register(device: str) -> None:
 
 
 def _register(key: str, functions: dict, override: bool = False) -> None:
+    with warnings.catch_warnings():
+        # Older torches warn of kernels that are replaced, as they are to be.
+        warnings.simplefilter("ignore")
+        _impl(key, functions, override)
+
+
+def _impl(key: str, functions: dict, override: bool) -> None:
     for name, function in functions.items():
         # An operator that came with a later torch is left out.
         if not hasattr(torch.ops.symm_mem, name):

@@ -1,20 +1,35 @@
-"""Memory pools on the CPU: every tensor made while a pool is in use lies in symmetric memory.
+"""Memory pools: every tensor made while a pool is in use lies in symmetric memory.
 
-torch has no pluggable allocator for CPU memory, so the pool watches operators instead, and moves the storages that they
-make into symmetric memory. That costs one copy for each such tensor; `symm_mem.empty` costs none.
+On a device the pool is torch's own, with an allocator of this library's. torch has no pluggable allocator for CPU memory, so
+there the pool watches operators instead, and moves the storages that they make into symmetric memory. That costs one copy
+for each such tensor; `symm_mem.empty` costs none.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections import defaultdict
 
 import torch
+from torch._C._distributed_c10d import _SymmetricMemory
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from symmem import _native
 from symmem.torch import _memory
+
+
+def device_allocator() -> object:
+    """What a `torch.cuda.MemPool` takes: its segments are symmetric, with signal pads of the size set now."""
+    names = _native.serve_pools(_memory.home(), _SymmetricMemory.signal_pad_size)
+    return _device_allocator(*names)
+
+
+@functools.cache
+def _device_allocator(alloc: str, free: str) -> object:
+    return torch.cuda.memory.CUDAPluggableAllocator(_native.__file__, alloc, free).allocator()
 
 
 class Allocator:

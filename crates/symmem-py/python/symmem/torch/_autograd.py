@@ -1,0 +1,118 @@
+"""Dispatch to experts and combine from them, with gradients: the backward of each is the other."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from symmem.torch import _all_to_all, _memory
+
+
+class _Rows(torch.autograd.Function):
+    """What both have: how many rows a rank can hold, and buffers of that length."""
+
+    max_output_len: ClassVar[int | None] = None
+    major_align: ClassVar[int] = 1
+    _buffers: ClassVar[dict[tuple, torch.Tensor]] = {}
+
+    @classmethod
+    def init(cls, max_output_len: int, major_align: int = 1) -> None:
+        """Set the most rows that a rank sends or gets, and where the rows of an expert begin; the same on all ranks."""
+        if max_output_len < 1 or major_align < 1:
+            raise ValueError(f"{cls.__name__}.init: expected positive numbers, got {max_output_len} and {major_align}")
+        cls.max_output_len, cls.major_align = max_output_len, major_align
+
+    @classmethod
+    def _length(cls) -> int:
+        if cls.max_output_len is None:
+            raise RuntimeError(f"{cls.__name__}: call init(max_output_len) first")
+        return cls.max_output_len
+
+    @classmethod
+    def _symmetric(cls, what: str, tensor: torch.Tensor, rows: int, group_name: str) -> torch.Tensor:
+        """A copy of the tensor in a symmetric buffer, which is kept for the next call of this kind."""
+        if tensor.shape[0] > rows:
+            raise RuntimeError(f"{cls.__name__}: {what} has {tensor.shape[0]} rows, more than the {rows} of init")
+        shape = (rows, *tensor.shape[1:])
+        key = (what, group_name, shape, tensor.dtype, tensor.device)
+        buffer = cls._buffers.get(key)
+        if buffer is None:
+            buffer = cls._buffers[key] = _new(shape, tensor.dtype, tensor.device)
+        buffer[: tensor.shape[0]].copy_(tensor)
+        return buffer
+
+    @classmethod
+    def _dispatch(cls, rows: torch.Tensor, splits: torch.Tensor, group_name: str, align: int):
+        """Rows by destination and expert to rows by expert and source; these, and their numbers and first rows."""
+        length = cls._length()
+        table = cls._symmetric("in_splits", splits, splits.shape[0], group_name)
+        out = _new((length, *rows.shape[1:]), rows.dtype, rows.device)
+        received = splits.new_empty(2, splits.shape[0])
+        sent = cls._symmetric("input", rows, length, group_name)
+        _all_to_all.all_to_all_vdev_2d(sent, out, table, received, group_name, align)
+        return out, received
+
+    @classmethod
+    def _combine(cls, rows: torch.Tensor, splits_offsets: torch.Tensor, group_name: str):
+        """The way back: rows by expert, at the places of `splits_offsets`, to rows by source and expert."""
+        length = cls._length()
+        table = cls._symmetric("in_splits_offsets", splits_offsets, 2, group_name)
+        out = _new((length, *rows.shape[1:]), rows.dtype, rows.device)
+        received = torch.empty_like(splits_offsets)
+        sent = cls._symmetric("input", rows, length, group_name)
+        _all_to_all.all_to_all_vdev_2d_offset(sent, out, table, received, group_name)
+        return out, received
+
+
+class AllToAllVDev2d(_Rows):
+    """Sends rows to experts: `output, out_splits_offsets = AllToAllVDev2d.apply(input, in_splits, group_name, major_align)`.
+
+    As `torch.ops.symm_mem.all_to_all_vdev_2d`, with gradients for `input`. Call `AllToAllVDev2d.init(max_output_len)` first; the
+    output has that many rows, of which `out_splits_offsets` says which were written.
+    """
+
+    @staticmethod
+    def forward(ctx, input, in_splits, group_name, major_align=None):
+        align = AllToAllVDev2d.major_align if major_align is None else major_align
+        output, received = AllToAllVDev2d._dispatch(input, in_splits, group_name, align)
+        ctx.save_for_backward(received)
+        ctx.group_name, ctx.rows = group_name, input.shape[0]
+        ctx.mark_non_differentiable(received)
+        return output, received
+
+    @staticmethod
+    def backward(ctx, grad_output, _):
+        (received,) = ctx.saved_tensors
+        grad_input, _ = AllToAllVDev2d._combine(grad_output.contiguous(), received, ctx.group_name)
+        return grad_input[: ctx.rows], None, None, None
+
+
+class AllToAllVDev2dOffset(_Rows):
+    """Brings rows back: `output, out_splits_offsets = AllToAllVDev2dOffset.apply(input, in_splits_offsets, group_name)`.
+
+    As `torch.ops.symm_mem.all_to_all_vdev_2d_offset`, with gradients for `input`. Call
+    `AllToAllVDev2dOffset.init(max_output_len, major_align)` first, with the alignment by which the rows were dispatched.
+    """
+
+    @staticmethod
+    def forward(ctx, input, in_splits_offsets, group_name):
+        output, received = AllToAllVDev2dOffset._combine(input, in_splits_offsets, group_name)
+        ctx.save_for_backward(received)
+        ctx.group_name, ctx.rows = group_name, input.shape[0]
+        ctx.mark_non_differentiable(received)
+        return output, received
+
+    @staticmethod
+    def backward(ctx, grad_output, _):
+        (received,) = ctx.saved_tensors
+        align = AllToAllVDev2dOffset.major_align
+        dispatch = AllToAllVDev2dOffset._dispatch
+        grad_input, _ = dispatch(grad_output.contiguous(), received[0].contiguous(), ctx.group_name, align)
+        return grad_input[: ctx.rows], None, None
+
+
+def _new(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A new symmetric tensor, of zeros: rows that nobody sends have no gradient."""
+    strides = torch.empty(shape, device="meta").stride()
+    return _memory.allocate(shape, strides, dtype, device)

@@ -1,0 +1,48 @@
+//! Streams of the caller's, named by their addresses.
+#![allow(unsafe_code)] // S4 (streams live as documented for users)
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pyo3::prelude::*;
+use symmem::cuda::{self, Gpu, Stream};
+
+use crate::wait::detached;
+
+/// Streams that live for ever, by device and address: a call in one of them need not get to know it, nor note when it leaves
+/// it what is still in there.
+static KEPT: Mutex<Streams> = Mutex::new(Streams::new());
+
+type Streams = BTreeMap<(u32, usize), Arc<Stream>>;
+
+fn kept() -> MutexGuard<'static, Streams> {
+    // Nothing is done under the lock that could leave the table half changed.
+    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Remembers a stream of `cuda:device` that is never destroyed, as torch's are: calls in it are quicker then.
+#[pyfunction]
+pub(crate) fn keep_stream(py: Python<'_>, device: u32, stream: usize) -> PyResult<()> {
+    detached(py, || {
+        keep(&Gpu::open(device)?, stream);
+        Ok(())
+    })
+}
+
+fn keep(gpu: &Gpu, raw: usize) -> Arc<Stream> {
+    let mut kept = kept();
+    let known = kept.entry((gpu.number(), raw));
+    // SAFETY: a stream of the device, which lives for ever: as documented for users.
+    Arc::clone(known.or_insert_with(|| Arc::new(unsafe { Stream::from_raw(gpu, raw) })))
+}
+
+/// The caller's stream; the default one is always there.
+pub(crate) fn stream_of(device: &cuda::Symmetric<u8>, raw: usize) -> Arc<Stream> {
+    let gpu = device.gpu();
+    if raw == 0 {
+        return keep(gpu, raw);
+    }
+    let known = kept().get(&(gpu.number(), raw)).cloned();
+    // SAFETY: a stream of the device, which lives as long as what is in it: as documented for users.
+    known.unwrap_or_else(|| Arc::new(unsafe { Stream::from_raw(gpu, raw) }))
+}

@@ -1,0 +1,70 @@
+"""Gradients through dispatch and combine. The numbers are those of docs/parity.md."""
+
+import pytest
+from torch_ranks import ranks, world
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
+from symmem.torch import AllToAllVDev2d, AllToAllVDev2dOffset
+
+EXPERTS, WIDTH, ALIGN = 2, 3, 4
+
+
+def _rows_of(rank, splits):
+    count = int(splits.sum())
+    return torch.arange(count * WIDTH, dtype=torch.float32).view(count, WIDTH) + 1000 * rank
+
+
+def _splits(rank, size):
+    return torch.tensor([(rank + i) % 3 for i in range(size * EXPERTS)])
+
+
+def _init(size):
+    room = 3 * size * EXPERTS + ALIGN * EXPERTS
+    AllToAllVDev2d.init(room)
+    AllToAllVDev2dOffset.init(room, ALIGN)
+
+
+@ranks(2)
+def test_py22_dispatch_has_the_gradients_of_its_rows(rank):
+    _init(dist.get_world_size())
+    splits = _splits(rank, dist.get_world_size())
+    inputs = _rows_of(rank, splits).requires_grad_()
+    for _ in range(2):
+        output, received = AllToAllVDev2d.apply(inputs, splits, world(), ALIGN)
+        assert symm_mem.is_symm_mem_tensor(output) and not received.requires_grad
+        inputs.grad = None
+        # What a rank does with its rows is what their senders get back.
+        (output * (rank + 1)).sum().backward()
+        to = torch.arange(dist.get_world_size()).repeat_interleave(EXPERTS).repeat_interleave(splits)
+        assert torch.equal(inputs.grad, (to + 1.0).unsqueeze(1).expand(-1, WIDTH))
+
+
+@ranks(2)
+def test_py22_there_and_back_is_the_identity_and_so_is_its_gradient(rank):
+    size = dist.get_world_size()
+    _init(size)
+    splits = _splits(rank, size)
+    inputs = _rows_of(rank, splits).requires_grad_()
+    there, received = AllToAllVDev2d.apply(inputs, splits, world(), ALIGN)
+    back, returned = AllToAllVDev2dOffset.apply(there, received, world())
+    assert torch.equal(returned[0], splits)
+    assert torch.equal(back[: len(inputs)], inputs)
+    weight = torch.rand_like(inputs)
+    (back[: len(inputs)] * weight).sum().backward()
+    assert torch.equal(inputs.grad, weight)
+
+
+@ranks(1)
+def test_py22_what_was_not_set_or_does_not_fit_is_told(rank):
+    splits, rows = torch.tensor([2, 1]), torch.zeros(3, WIDTH)
+    AllToAllVDev2d.max_output_len = None
+    with pytest.raises(RuntimeError, match="call init"):
+        AllToAllVDev2d.apply(rows, splits, world(), 1)
+    with pytest.raises(ValueError, match="positive"):
+        AllToAllVDev2d.init(0)
+    AllToAllVDev2d.init(2)
+    with pytest.raises(RuntimeError, match="3 rows, more than the 2"):
+        AllToAllVDev2d.apply(rows, splits, world(), 1)
