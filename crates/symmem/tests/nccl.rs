@@ -1,4 +1,5 @@
-//! Communicators of the real NCCL on a real device: of one rank, for the library refuses two on one device.
+//! Communicators of the real NCCL on a real device: of one rank, for the library refuses two on one device, and of two that
+//! say that they are on different hosts.
 //!
 //! `cargo xtask gpu` runs these where there is a device. NCCL is found as everywhere, or by `SYMMEM_NCCL`.
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -9,6 +10,7 @@ use half::{bf16, f16};
 use symmem::cuda::{Buffer, Gpu, Stream};
 use symmem::nccl::{Communicator, Feature, Nccl, Source, Target};
 use symmem::{DType, Element, Error, F8E5M2, Group, ReduceOp, World};
+use symmem_testing::{Ranks, test_name};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -247,4 +249,83 @@ fn free_memory() -> usize {
     let free = driver.memory_info().unwrap().free;
     driver.context_pop().unwrap();
     free
+}
+
+/// Two ranks as processes on one device. NCCL refuses that on one host, and so each says that it is on another: what they
+/// exchange then goes through sockets. Their kernels wait for each other, so they want MPS.
+fn as_two_hosts(test: &'static str, body: impl Fn(&World, &Communicator, &Stream)) {
+    let named = ["sh", "-c", "NCCL_HOSTID=host-$SYMMEM_RANK exec \"$@\"", "sh"];
+    let ranks = Ranks::new(2).under(&named).env("NCCL_SOCKET_IFNAME", "lo");
+    ranks.run(test, |world| {
+        let (nccl, gpu) = (Nccl::load().unwrap(), Gpu::open(0).unwrap());
+        let communicator = nccl.of_group(&world, &gpu).unwrap();
+        assert_eq!((communicator.rank(), communicator.size()), (world.rank(), 2));
+        let stream = gpu.stream().unwrap();
+        body(&world, &communicator, &stream);
+        world.barrier().unwrap();
+    });
+}
+
+#[test]
+#[ignore = "needs a CUDA device: cargo xtask gpu"]
+fn every_collective_as_two_hosts_gives_what_both_have() {
+    as_two_hosts(test_name!(), |world, comm, stream| {
+        let (gpu, rank) = (comm.gpu(), world.rank());
+        let buffer = |data: &[f32]| {
+            let mut buffer = gpu.alloc(world, data.len()).unwrap();
+            buffer.write(data, stream).unwrap();
+            buffer
+        };
+        let of = |rank: usize| [1.0 + rank as f32, 10.0 + rank as f32];
+        let from = buffer(&of(rank));
+        let read = |buffer: &Buffer<f32>| {
+            comm.synchronize(stream).unwrap();
+            buffer.read(stream).unwrap()
+        };
+
+        let mut to = buffer(&[0.0; 2]);
+        comm.all_reduce(from.view(), to.view_mut(), ReduceOp::Sum, stream).unwrap();
+        assert_eq!(read(&to), [3.0, 21.0]);
+        comm.all_reduce(from.view(), to.view_mut(), ReduceOp::Max, stream).unwrap();
+        assert_eq!(read(&to), [2.0, 11.0]);
+        let target = (rank == 1).then(|| Target::from(to.view_mut()));
+        comm.reduce(from.view(), target, ReduceOp::Product, 1, stream).unwrap();
+        assert_eq!(read(&to), if rank == 1 { [2.0, 110.0] } else { [2.0, 11.0] });
+        let mut same = buffer(&of(rank));
+        comm.broadcast(same.view_mut(), 1, stream).unwrap();
+        assert_eq!(read(&same), of(1));
+
+        let mut all = buffer(&[0.0; 4]);
+        comm.all_gather(from.view(), all.view_mut(), stream).unwrap();
+        assert_eq!(read(&all), [of(0), of(1)].concat());
+        let mut part = buffer(&[0.0]);
+        comm.reduce_scatter(from.view(), part.view_mut(), ReduceOp::Average, stream).unwrap();
+        assert_eq!(read(&part), [[1.5, 10.5][rank]]);
+        comm.all_to_all(from.view(), to.view_mut(), stream).unwrap();
+        assert_eq!(read(&to), [of(0)[rank], of(1)[rank]]);
+
+        let half = comm.split(Some(rank as u32), 0).unwrap().unwrap();
+        assert_eq!((half.rank(), half.size()), (0, 1));
+    });
+}
+
+#[test]
+#[ignore = "needs a CUDA device: cargo xtask gpu"]
+fn a_rank_that_does_not_call_as_two_hosts_is_named_and_a_new_communicator_works() {
+    as_two_hosts(test_name!(), |world, comm, stream| {
+        let mut x = comm.gpu().alloc::<f32>(world, 1 << 20).unwrap();
+        if world.rank() == 0 {
+            comm.set_deadline(Duration::from_secs(3));
+            comm.all_reduce_in_place(x.view_mut(), ReduceOp::Sum, stream).unwrap();
+            let e = comm.synchronize(stream).unwrap_err();
+            assert!(matches!(&e, Error::Timeout { waiting_for, .. } if waiting_for == &[1]), "{e}");
+        }
+        world.barrier().unwrap();
+        comm.abort();
+        let again = comm.nccl().of_group(world, comm.gpu()).unwrap();
+        x.write(&vec![1.0; 1 << 20], stream).unwrap();
+        again.all_reduce_in_place(x.view_mut(), ReduceOp::Sum, stream).unwrap();
+        again.synchronize(stream).unwrap();
+        assert_eq!(x.read(stream).unwrap(), vec![2.0; 1 << 20]);
+    });
 }
