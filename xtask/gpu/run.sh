@@ -94,7 +94,7 @@ if [ -n "$do_tests" ]; then
   # NCCL of torch, where there is one, else what the linker finds.
   nccl=$("${PEERS_PYTHON:-python3}" -c 'import nvidia.nccl as n; print(list(n.__path__)[0])' 2>/dev/null)/lib/libnccl.so.2
   [ ! -e "$nccl" ] || [ -n "${SYMMEM_NCCL-}" ] || export SYMMEM_NCCL=$nccl
-  step "NCCL tests" 90 "$here/nccl-tests" --ignored --test-threads 1
+  step "NCCL tests" 90 "$here/nccl-tests" --ignored --test-threads 1 --skip as_two_hosts
   nvshmem=$("${PEERS_PYTHON:-python3}" -c 'import nvidia.nvshmem as n; print(list(n.__path__)[0])' 2>/dev/null)/lib/libnvshmem_host.so.3
   [ ! -e "$nvshmem" ] || [ -n "${SYMMEM_NVSHMEM-}" ] || export SYMMEM_NVSHMEM=$nvshmem
   # Without MPS, which ends the work of all its clients when one dies in the middle of a kernel.
@@ -102,6 +102,7 @@ if [ -n "$do_tests" ]; then
   step "a rank killed in its kernel" 60 "$here/cuda-tests" --ignored --test-threads 1 killed_in_its_kernel
 fi
 if start_mps; then
+  [ -z "$do_tests" ] || shared "NCCL, 2 ranks" 60 "$here/nccl-tests" --ignored --test-threads 1 as_two_hosts
   for ranks in ${do_tests:+1 2 4 8}; do
     SYMMEM_GPU_RANKS=$ranks tests "tests, $ranks ranks" 100 --skip dies --skip killed_in_its_kernel
     [ "$ranks" -lt 8 ] || continue

@@ -254,7 +254,7 @@ fn free_memory() -> usize {
 /// Two ranks as processes on one device. NCCL refuses that on one host, and so each says that it is on another: what they
 /// exchange then goes through sockets. Their kernels wait for each other, so they want MPS.
 fn as_two_hosts(test: &'static str, body: impl Fn(&World, &Communicator, &Stream)) {
-    let named = ["sh", "-c", "NCCL_HOSTID=host-$SYMMEM_RANK exec \"$@\"", "sh"];
+    let named = ["sh", "-c", "NCCL_HOSTID=host-$RANK exec \"$@\"", "sh"];
     let ranks = Ranks::new(2).under(&named).env("NCCL_SOCKET_IFNAME", "lo");
     ranks.run(test, |world| {
         let (nccl, gpu) = (Nccl::load().unwrap(), Gpu::open(0).unwrap());
