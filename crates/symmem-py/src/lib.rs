@@ -14,6 +14,7 @@ mod handle;
 mod mapped;
 mod memory;
 mod pluggable;
+mod quick;
 mod store;
 mod stream;
 mod wait;
@@ -33,6 +34,8 @@ mod _native {
     use super::memory::{Memory, Pool, find};
     #[pymodule_export]
     use super::pluggable::serve_pools;
+    #[pymodule_export]
+    use super::quick::Quick;
     #[pymodule_export]
     use super::stream::keep_stream;
     use pyo3::prelude::*;
