@@ -8,35 +8,44 @@ from __future__ import annotations
 import weakref
 
 import torch
-from torch._C._distributed_c10d import _resolve_process_group
 
 from symmem import _native
-from symmem.torch import _groups
+from symmem.torch._groups import of
 from symmem.torch._parts import DTYPES, REDUCTIONS, Part
 
 QUICK = _native.Quick(
-    list(DTYPES.items()),
-    list(REDUCTIONS.items()),
-    _resolve_process_group,
-    getattr(torch._C, "_cuda_getCurrentRawStream", None),
+    list(DTYPES.items()), list(REDUCTIONS.items()), getattr(torch._C, "_cuda_getCurrentRawStream", None)
 )
-
-#: `all_reduce(input, reduce_op, group_name, out=None)`: whether it has been done.
-all_reduce = QUICK.all_reduce
+_reduce = QUICK.all_reduce
 
 #: Whose end is looked out for already.
 _watched: weakref.WeakSet = weakref.WeakSet()
 
 
-def remember(tensor: torch.Tensor, group_name: str, place: Part) -> None:
+def in_place(input: torch.Tensor, reduce_op: str, group_name: str) -> bool:
+    """Whether the reduction was one that was made before, and is done."""
+    return input.is_contiguous() and _reduce(input.data_ptr(), input.numel(), input.dtype, reduce_op, of(group_name))
+
+
+def into(input: torch.Tensor, reduce_op: str, group_name: str, out: torch.Tensor) -> bool:
+    """The same, of a reduction into another tensor."""
+    dtype, device = input.dtype, input.device
+    return (
+        input.is_contiguous()
+        and out.is_contiguous()
+        and out.dtype is dtype
+        and out.shape == input.shape
+        and out.device == device
+        and _reduce(input.data_ptr(), input.numel(), dtype, reduce_op, of(group_name), out.data_ptr())
+    )
+
+
+def remember(tensor: torch.Tensor, place: Part) -> None:
     """Have the next reduction of the tensor's memory in the group take the short way."""
-    if not _groups.is_process_group(group_name):
-        return  # a name that was only registered cannot be told from another of the same name
-    process_group = _resolve_process_group(group_name)
-    allocation = place.allocation
+    allocation, group = place.allocation, place.group
     _watch(allocation, QUICK.forget_memory, allocation.address, allocation.memory.nbytes)
-    _watch(place.group, QUICK.forget_group, id(process_group))
-    QUICK.remember(tensor.data_ptr(), group_name, process_group, place.native, place.offset)
+    _watch(group, QUICK.forget_group, id(group))
+    QUICK.remember(tensor.data_ptr(), group, place.native, place.offset)
 
 
 def _watch(thing: object, forget: object, *what: int) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import empty_like
 
 from symmem.torch._parts import contiguous, destination, element, part, reduction
-from symmem.torch._quick import all_reduce, remember
+from symmem.torch._quick import in_place, into, remember
 
 
 def _all_reduce_into(
@@ -30,19 +30,19 @@ def _all_reduce_into(
     place.native.all_reduce(
         element(op, symmetric), how, place.offset, symmetric.numel(), out=destination(out), **place.how
     )
-    remember(symmetric, group_name, place)
+    remember(symmetric, place)
     return out
 
 
 def one_shot_all_reduce(input: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
     out = empty_like(input)
-    if all_reduce(input, reduce_op, group_name, out):
+    if into(input, reduce_op, group_name, out):
         return out
     return _all_reduce_into("one_shot_all_reduce", input, reduce_op, group_name, out)
 
 
 def one_shot_all_reduce_out(input: torch.Tensor, reduce_op: str, group_name: str, out: torch.Tensor) -> torch.Tensor:
-    if all_reduce(input, reduce_op, group_name, out):
+    if into(input, reduce_op, group_name, out):
         return out
     return _all_reduce_into("one_shot_all_reduce", input, reduce_op, group_name, out)
 
@@ -71,7 +71,7 @@ def one_shot_all_reduce_copy_out(
 
 
 def two_shot_all_reduce_(input: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
-    if all_reduce(input, reduce_op, group_name):
+    if in_place(input, reduce_op, group_name):
         return input
     return _all_reduce_in_place("two_shot_all_reduce", input, reduce_op, group_name)
 
@@ -86,12 +86,12 @@ def _all_reduce_in_place(op: str, input: torch.Tensor, reduce_op: str, group_nam
     if input.numel():
         place = part(op, input, group_name)
         place.native.all_reduce(element(op, input), how, place.offset, input.numel(), **place.how)
-        remember(input, group_name, place)
+        remember(input, place)
     return input
 
 
 def two_shot_all_reduce_out(input: torch.Tensor, reduce_op: str, group_name: str, output: torch.Tensor) -> torch.Tensor:
-    if all_reduce(input, reduce_op, group_name, output):
+    if into(input, reduce_op, group_name, output):
         return output
     return _all_reduce_into("two_shot_all_reduce_out", input, reduce_op, group_name, output)
 
