@@ -32,6 +32,10 @@ impl Life {
         }
     }
 
+    pub(crate) fn is_open(&self) -> bool {
+        !self.closed.load(Ordering::Relaxed) && self.process == std::process::id()
+    }
+
     pub(crate) fn check_open(&self, py: Python<'_>, op: &'static str) -> PyResult<()> {
         if self.closed.load(Ordering::Relaxed) {
             return Err(usage(py, op, "a world that was not closed", "one that was"));

@@ -37,6 +37,11 @@ impl Handle {
         Self(Arc::new(Inner { mapped, allocation, life }))
     }
 
+    /// The same once more.
+    pub(crate) fn share(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+
     pub(crate) fn raw(&self) -> &symmem::Handle {
         self.0.mapped.handle()
     }
@@ -52,6 +57,10 @@ impl Handle {
 
     pub(crate) fn place(&self) -> Place {
         self.0.allocation.place
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.0.life.is_open()
     }
 
     pub(crate) fn check_open(&self, py: Python<'_>, op: &'static str) -> PyResult<()> {

@@ -6,6 +6,7 @@
 mod argument;
 mod array;
 mod collectives;
+mod dispatcher;
 mod dlpack;
 mod dtype;
 mod error;
@@ -27,6 +28,8 @@ mod _native {
     use super::argument::span;
     #[pymodule_export]
     use super::array::Array;
+    #[pymodule_export]
+    use super::dispatcher::{register_kernels, set_aside};
     #[pymodule_export]
     use super::group::{Group, World, close_all, set_signal_pad_size, signal_pad_size};
     #[pymodule_export]

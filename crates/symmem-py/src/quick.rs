@@ -23,17 +23,38 @@ const MOST: usize = 1024;
 
 /// A tensor's memory in a group.
 struct Known {
-    /// The group, by identity.
+    /// The group, by identity, and by the name that stands for it until names change.
     group: usize,
-    handle: Py<Handle>,
+    name: String,
+    handle: Handle,
     /// Bytes from the start of the handle's memory to the tensor.
     offset: usize,
+}
+
+type Table = BTreeMap<usize, Vec<Known>>;
+
+/// By address. Not in an object of Python's: whoever comes from torch's dispatcher has not the interpreter's lock.
+static KNOWN: Mutex<Table> = Mutex::new(Table::new());
+
+fn known() -> MutexGuard<'static, Table> {
+    // Nothing is done under the lock that could leave the table half changed.
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn find(address: usize, wanted: impl Fn(&Known) -> bool) -> Option<(Handle, usize)> {
+    let known = known();
+    let found = known.get(&address)?.iter().find(|known| wanted(known))?;
+    Some((found.handle.share(), found.offset))
+}
+
+/// What lies at `address` in the group of a name.
+pub(crate) fn named(address: usize, name: &[u8]) -> Option<(Handle, usize)> {
+    find(address, |known| known.name.as_bytes() == name)
 }
 
 /// Reductions of tensors of torch, by what is known of their addresses.
 #[pyclass(frozen, module = "symmem")]
 pub(crate) struct Quick {
-    known: Mutex<BTreeMap<usize, Vec<Known>>>,
     /// torch's types, by identity.
     types: Vec<(Py<PyAny>, &'static Type)>,
     /// torch's names of operators.
@@ -42,17 +63,6 @@ pub(crate) struct Quick {
 }
 
 impl Quick {
-    fn known(&self) -> MutexGuard<'_, BTreeMap<usize, Vec<Known>>> {
-        // Nothing is done under the lock that could leave the table half changed.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn find(&self, py: Python<'_>, address: usize, group: usize) -> Option<(Py<Handle>, usize)> {
-        let known = self.known();
-        let found = known.get(&address)?.iter().find(|known| known.group == group)?;
-        Some((found.handle.clone_ref(py), found.offset))
-    }
-
     /// The current stream of the memory's device; `None` if nobody has said that it lives for ever.
     fn stream(&self, py: Python<'_>, place: Place) -> PyResult<Option<usize>> {
         let (Place::Cuda(number), Some(ask)) = (place, &self.current_stream) else {
@@ -79,25 +89,26 @@ impl Quick {
         };
         let operator = |(torchs, name): (String, String)| Ok((torchs, reduce_op(py, OP, &name)?));
         Ok(Self {
-            known: Mutex::default(),
             types: types.into_iter().map(named).collect::<PyResult<_>>()?,
             operators: operators.into_iter().map(operator).collect::<PyResult<_>>()?,
             current_stream,
         })
     }
 
-    /// Remembers what lies at `address` in a group.
+    /// Remembers what lies at `address` in a group of that name.
+    #[staticmethod]
     fn remember(
-        &self,
         address: usize,
         group: &Bound<'_, PyAny>,
-        handle: Py<Handle>,
+        name: String,
+        handle: &Bound<'_, Handle>,
         offset: usize,
     ) {
-        let new = Known { group: group.as_ptr() as usize, handle, offset };
-        let mut known = self.known();
+        let (group, handle) = (group.as_ptr() as usize, handle.get().share());
+        let new = Known { group, name, handle, offset };
+        let mut known = known();
         // Few are used at a time; of many, the next calls go the long way once more.
-        let many = if known.len() >= MOST { std::mem::take(&mut *known) } else { BTreeMap::new() };
+        let many = if known.len() >= MOST { std::mem::take(&mut *known) } else { Table::new() };
         let all = known.entry(address).or_default();
         let had = all.iter_mut().find(|known| known.group == new.group);
         let had = match had {
@@ -112,8 +123,9 @@ impl Quick {
     }
 
     /// Forgets all from `address` on within `nbytes`: the memory goes.
-    fn forget_memory(&self, address: usize, nbytes: usize) {
-        let mut known = self.known();
+    #[staticmethod]
+    fn forget_memory(address: usize, nbytes: usize) {
+        let mut known = known();
         let mut gone = known.split_off(&address);
         known.append(&mut gone.split_off(&address.saturating_add(nbytes.max(1))));
         drop(known);
@@ -121,9 +133,10 @@ impl Quick {
     }
 
     /// Forgets what is known of a group, by its identity: it goes.
-    fn forget_group(&self, group: usize) {
+    #[staticmethod]
+    fn forget_group(group: usize) {
         let mut gone = Vec::new();
-        let mut known = self.known();
+        let mut known = known();
         for all in known.values_mut() {
             gone.extend(all.extract_if(.., |known| known.group == group));
         }
@@ -132,9 +145,16 @@ impl Quick {
         drop(gone);
     }
 
+    /// Forgets everything: names of groups may mean others from now on.
+    #[staticmethod]
+    fn forget_all() {
+        let gone = std::mem::take(&mut *known());
+        drop(gone); // not under the lock: memory may go
+    }
+
     /// How many addresses are known.
     fn __len__(&self) -> usize {
-        self.known().len()
+        known().len()
     }
 
     /// Reduces the `count` elements at `address` in place, or into as many at `out`, and says whether it did; if not, nothing
@@ -150,10 +170,10 @@ impl Quick {
         out: usize,
     ) -> PyResult<bool> {
         let py = group.py();
-        let Some((handle, offset)) = self.find(py, address, group.as_ptr() as usize) else {
+        let group = group.as_ptr() as usize;
+        let Some((handle, offset)) = find(address, |known| known.group == group) else {
             return Ok(false);
         };
-        let handle = handle.get();
         let dtype = self.types.iter().find(|(known, _)| known.as_ptr() == dtype.as_ptr());
         let operator = self.operators.iter().find(|(known, _)| known == operator);
         let (Some((_, dtype)), Some((_, operator))) = (dtype, operator) else { return Ok(false) };

@@ -182,6 +182,36 @@ impl Handle {
         })
     }
 
+    /// Puts a reduction of a part of a device's memory into its stream, in place or into `out`, without the interpreter's
+    /// lock. `None` where that is not possible, and nothing was done.
+    ///
+    /// # Safety
+    /// `out` has as many elements of the part's type, on the same device, until the stream is done with them.
+    pub(crate) unsafe fn reduce_in_stream(
+        &self,
+        part: Part,
+        op: ReduceOp,
+        out: Option<usize>,
+    ) -> Option<symmem::Result<()>> {
+        let (device, dtype) = (self.cuda()?, part.dtype.element?);
+        let bytes = part.count.saturating_mul(part.dtype.size());
+        let mut to = out.map_or(Slice::EMPTY, |address| Slice::raw(address, bytes));
+        let taken = |base: usize| to.touches(base.saturating_add(part.offset), bytes);
+        if !self.is_open() || self.mapped().buffers.iter().copied().any(taken) {
+            return None;
+        }
+        let stream = stream_of(device, part.stream);
+        let range = (part.offset, part.count);
+        Some(with_element!(dtype, T => {
+            // SAFETY: as the caller promises; S2 as documented for users.
+            let to = unsafe { to.view_mut::<T>() };
+            self.mapped().with_part(device, range, |memory| match out {
+                Some(_) => memory.all_reduce_into(op, to, &stream),
+                None => memory.all_reduce_with(op, Algorithm::Auto, &stream),
+            })
+        }))
+    }
+
     pub(crate) fn do_reduce_scatter(
         &self,
         py: Python<'_>,

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
+from pathlib import Path
 
 import torch
 import torch.distributed._symmetric_memory as symm_mem
+from torch.distributed import distributed_c10d as c10d
 
+from symmem import _native
 from symmem.torch import _all_to_all, _exchange, _one_sided, _pipeline, _reduce
 from symmem.torch._fakes import FAKES
+from symmem.torch._parts import DTYPES, REDUCTIONS
+from symmem.torch._quick import QUICK
 
 
 def _fused_all_gather_matmul(A, Bs, gather_dim, group_name, *, return_A=True):
@@ -61,6 +67,7 @@ _OVERRIDE = (
 
 #: Registrations last as long as this.
 _library = torch.library.Library("symm_mem", "IMPL")
+_long_library = torch.library.Library("symmem", "DEF")
 
 
 def register(device: str) -> None:
@@ -70,6 +77,60 @@ def register(device: str) -> None:
         _register("Meta", FAKES)
     else:
         _register("CUDA", KERNELS, override=True)
+        register_native("CUDA")
+
+
+#: The operators with native kernels, under another name: what these do not do themselves they hand on to it.
+_LONG = "symmem"
+
+
+@functools.cache
+def register_native(key: str) -> tuple[str, ...]:
+    """Have kernels that need no Python do what was done before. The names of their operators: none with an older torch."""
+    folder = str(Path(torch.__file__).parent / "lib")
+    dtypes = [(str(dtype).removeprefix("torch."), name) for dtype, name in DTYPES.items()]
+    for name in ("two_shot_all_reduce_", "one_shot_all_reduce", "one_shot_all_reduce_out"):
+        _define_long(name, key)
+    try:
+        names = _native.register_kernels(folder, key, dtypes, list(REDUCTIONS.items()))
+    except _native.Usage:
+        return ()
+    _follow_names()
+    return tuple(names)
+
+
+def _define_long(name: str, key: str) -> None:
+    if not hasattr(getattr(torch.ops, _LONG), name):
+        schema = str(getattr(torch.ops.symm_mem, name).default._schema)
+        _long_library.define(schema.split("::", 1)[1])
+    _long_library.impl(name, _set_aside(KERNELS[name]), key)
+
+
+def _set_aside(function):
+    """The same for a native caller, who raises what it raises: between the two are frames that cannot."""
+
+    def kernel(*arguments):
+        try:
+            return function(*arguments)
+        except BaseException as raised:
+            _native.set_aside(raised)
+            return arguments[-1] if isinstance(arguments[-1], torch.Tensor) else arguments[0]
+
+    return kernel
+
+
+def _follow_names() -> None:
+    """Native kernels know groups by their names: have those forgotten that may come to mean another."""
+    for name in ("_unregister_process_group", "_unregister_all_process_groups"):
+        original = getattr(c10d, name, None)
+        if original is not None and not hasattr(original, "symmem"):
+
+            def forgetting(*arguments, original=original):
+                QUICK.forget_all()
+                return original(*arguments)
+
+            forgetting.symmem = True
+            setattr(c10d, name, forgetting)
 
 
 def _register(key: str, functions: dict, override: bool = False) -> None:

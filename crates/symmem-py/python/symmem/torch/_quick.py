@@ -45,7 +45,7 @@ def remember(tensor: torch.Tensor, place: Part) -> None:
     allocation, group = place.allocation, place.group
     _watch(allocation, QUICK.forget_memory, allocation.address, allocation.memory.nbytes)
     _watch(group, QUICK.forget_group, id(group))
-    QUICK.remember(tensor.data_ptr(), group, place.native, place.offset)
+    QUICK.remember(tensor.data_ptr(), group, group.name, place.native, place.offset)
 
 
 def _watch(thing: object, forget: object, *what: int) -> None:
