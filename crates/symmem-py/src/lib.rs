@@ -18,6 +18,7 @@ mod pluggable;
 mod store;
 mod stream;
 mod wait;
+mod windows;
 
 /// The module `symmem._native`, re-exported by the package.
 #[pyo3::pymodule]
@@ -38,6 +39,8 @@ mod _native {
     use super::pluggable::serve_pools;
     #[pymodule_export]
     use super::stream::keep_stream;
+    #[pymodule_export]
+    use super::windows::{External, nccl_cft_handle, nccl_communicator_of, nccl_window_of};
     use pyo3::prelude::*;
 
     #[pymodule_init]
