@@ -131,11 +131,17 @@ def test_an_id_stays_with_its_source():
 
 def _windows():
     with symmem.World.connect(0, 1) as world:
+        for options in ({}, {"pad_bytes": 4096}, {"persistent_id": 1}):
+            before = live()[2]
+            made = world.alloc(4096, device=0, source="nccl", **options)
+            assert live()[2] == before + 1, options
+            made.close()
+        kept = live()[2]
         memory = world.alloc(4096, device=0, source="nccl")
         handle = memory.rendezvous(world)
         comm = nccl.communicator_of(handle)
         assert (comm.rank, comm.size, comm.device) == (0, 1, 0)
-        assert nccl.window_of(handle) and live()[:3] == [1, 1, 1]
+        assert nccl.window_of(handle) and live()[:3] == [1, 1, kept + 1]
         endpoint, offset = nccl.cft_handle(handle, 0)
         assert nccl.cft_handle(handle)[1] == offset and endpoint != nccl.cft_handle(handle)[0]
         with pytest.raises(symmem.Usage, match=r"a rank in \[0, 1\)"):
@@ -145,7 +151,7 @@ def _windows():
             _unavailable("its source is cuda: only available on memory of NCCL", ask, other)
         memory.close()
         del handle, comm, other
-        assert live()[1:3] == [0, 0]
+        assert live()[1:3] == [0, kept]
 
 
 @needs_it

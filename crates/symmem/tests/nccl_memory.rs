@@ -218,6 +218,18 @@ fn a_pools_memory_is_used_again_with_its_window() {
 }
 
 #[test]
+fn memory_with_a_pad_of_another_size_is_the_librarys_too() {
+    let fake = FakeNccl::new();
+    ranks(&fake, &fake.nccl(), 2, |world, gpu, stream| {
+        let x = gpu.alloc_with_pad::<u32>(world, LEN, 4096).unwrap().rendezvous(world).unwrap();
+        assert_eq!((x.handle().backend(), x.handle().signal_pad_size()), ("nccl", 4096));
+        x.barrier(stream).unwrap();
+        world.barrier().unwrap();
+    });
+    assert_eq!(fake.calls("ncclMemAlloc"), 2);
+}
+
+#[test]
 fn memory_with_an_id_is_had_again_within_a_capture() {
     let fake = FakeNccl::new();
     ranks(&fake, &fake.nccl(), 2, |world, gpu, stream| {
