@@ -42,6 +42,7 @@ fn pools() -> MutexGuard<'static, Pools> {
 /// Has segments of torch's pools be memory of `group`'s world from `source`, with signal pads of `pad_bytes`, from now on. The
 /// names of the functions that this library exports for `CUDAPluggableAllocator`.
 #[pyfunction]
+#[pyo3(signature = (group, pad_bytes, source = String::from("cuda")))]
 pub(crate) fn serve_pools(
     group: &Bound<'_, Group>,
     pad_bytes: usize,
