@@ -46,8 +46,8 @@ def _check(source: str) -> None:
     if source == "nvshmem":
         raise _native.Unavailable(
             "NVSHMEM behind torch's entry points is not available: its memory is allocated by all ranks of one world together, "
-            "and torch's is allocated before there is a group; take symmem.empty(..., device=..., source=\"nvshmem\") "
-            "of a symmem.World, whose arrays are torch's by torch.from_dlpack"
+            "and torch allocates before there is a group; a symmem.World has it by "
+            'symmem.empty(..., device=..., source="nvshmem"), and torch.from_dlpack makes tensors of that'
         )
     if source == "nccl":
         _native.nccl_version()
