@@ -35,6 +35,11 @@ impl Slice {
     pub(crate) const EMPTY: Self =
         Self { address: 0, bytes: 0, dtype: None, place: None, _keep: None };
 
+    /// Memory at an address, which the caller keeps while the call lasts, and of which it knows type and place.
+    pub(crate) const fn raw(address: usize, bytes: usize) -> Self {
+        Self { address, bytes, dtype: None, place: None, _keep: None }
+    }
+
     /// An argument that is written to.
     pub(crate) fn output(op: &'static str, given: &Bound<'_, PyAny>) -> PyResult<Self> {
         Self::of(op, given, true)

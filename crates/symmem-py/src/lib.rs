@@ -15,6 +15,7 @@ mod mapped;
 mod memory;
 mod nccl;
 mod pluggable;
+mod quick;
 mod store;
 mod stream;
 mod wait;
@@ -37,6 +38,8 @@ mod _native {
     use super::nccl::{Communicator, look_in, nccl_call, nccl_unique_id, nccl_version};
     #[pymodule_export]
     use super::pluggable::serve_pools;
+    #[pymodule_export]
+    use super::quick::Quick;
     #[pymodule_export]
     use super::stream::keep_stream;
     #[pymodule_export]

@@ -36,6 +36,11 @@ fn keep(gpu: &Gpu, raw: usize) -> Arc<Stream> {
     Arc::clone(known.or_insert_with(|| Arc::new(unsafe { Stream::from_raw(gpu, raw) })))
 }
 
+/// Whether a stream is known to live for ever.
+pub(crate) fn is_kept(device: u32, raw: usize) -> bool {
+    raw == 0 || kept().contains_key(&(device, raw))
+}
+
 /// The caller's stream; the default one is always there.
 pub(crate) fn stream_of(device: &cuda::Symmetric<u8>, raw: usize) -> Arc<Stream> {
     let gpu = device.gpu();

@@ -1,13 +1,15 @@
 """The operators of `torch.ops.symm_mem` on CPU tensors. The numbers are those of docs/parity.md."""
 
+import gc
 import itertools
+import os
 
 import pytest
 from torch_ranks import ranks, world
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-import symmem.torch  # noqa: F401
+import symmem.torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 from torch._C._distributed_c10d import _SymmetricMemory
@@ -364,3 +366,62 @@ def test_op16_memcpy_to_multicast(rank):
     assert out.tolist() == [1] * 4 + [2] * 4
     with pytest.raises(RuntimeError, match="exceeds dst buffer size"):
         ops.memcpy_to_multicast_(out, torch.ones(4), 20, world())
+
+
+@ranks(2)
+def test_l35_an_address_that_is_used_again_means_the_new_memory(rank):
+    from symmem.torch._quick import QUICK
+
+    known, addresses = len(QUICK), set()
+    for step in range(20):
+        tensor = symm_mem.empty(4096, device="cpu").fill_(step + rank)
+        addresses.add(tensor.data_ptr())
+        for _ in range(3):
+            assert (ops.one_shot_all_reduce(tensor, "sum", world()) == 2 * step + 1).all()
+        assert len(QUICK) == known + 1
+        del tensor
+        assert len(QUICK) == known
+    assert len(addresses) < 20
+
+
+@ranks(2)
+def test_l70_a_group_name_that_is_used_again_means_the_new_group(rank):
+    from symmem.torch._quick import QUICK
+
+    tensor, name = symm_mem.empty(64, device="cpu").fill_(rank + 1), world()
+    for attempt in range(2):
+        for _ in range(3):
+            assert (ops.one_shot_all_reduce(tensor, "sum", name) == 3).all()
+        assert len(QUICK) == 1
+        dist.barrier()
+        dist.destroy_process_group()
+        gc.collect()
+        assert len(QUICK) == 0
+        again = f"file://{os.environ['SYMMEM_TEST_FOLDER']}/again{attempt}"
+        # The ranks change places, under the same name.
+        dist.init_process_group("gloo", init_method=again, rank=(rank + attempt) % 2, world_size=2)
+        assert world() == name
+    assert (ops.one_shot_all_reduce(tensor, "sum", name) == 3).all()
+
+
+@ranks(2)
+def test_the_short_way_leaves_what_is_unusual_to_the_long_one(rank):
+    tensor = symm_mem.empty(4, 4, device="cpu").fill_(1)
+    for _ in range(2):
+        assert (ops.one_shot_all_reduce(tensor, "sum", world()) == 2).all()
+    with pytest.raises(RuntimeError, match="input must be contiguous"):
+        ops.one_shot_all_reduce(tensor.t(), "sum", world())
+    with pytest.raises(RuntimeError, match="output must be contiguous"):
+        ops.one_shot_all_reduce_out(tensor, "sum", world(), torch.empty(4, 4).t())
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        ops.one_shot_all_reduce_out(tensor, "sum", world(), torch.empty(16))
+    with pytest.raises(RuntimeError, match="dtype mismatch"):
+        ops.one_shot_all_reduce_out(tensor, "sum", world(), torch.empty(4, 4, dtype=torch.int32))
+    with pytest.raises(RuntimeError, match="reduce_op"):
+        ops.one_shot_all_reduce(tensor, "nonsense", world())
+    with pytest.raises(symmem.Usage, match="overlaps"):
+        ops.one_shot_all_reduce_out(tensor, "sum", world(), tensor)
+    # Another part of the memory, and another type of it, begin at the same address.
+    assert (ops.one_shot_all_reduce(tensor[:2], "sum", world()) == 2).all()
+    assert (ops.one_shot_all_reduce(tensor.view(torch.int32)[0], "max", world()) == tensor.view(torch.int32)[0]).all()
+    assert (ops.one_shot_all_reduce(tensor[1:], "sum", world()) == 2).all()

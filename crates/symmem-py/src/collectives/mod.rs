@@ -71,8 +71,12 @@ macro_rules! collective {
     ) => {{
         let (handle, py, part, out): (&Handle, _, Part, _) = ($handle, $py, $part, $out);
         with_element!(part.dtype.$kind(py, part.op)?, T => match handle.cuda() {
-            None => handle.on_host::<T>(py, part, out, |$x, $to| $work),
+            None => {
+                let out = handle.output(py, part, out)?;
+                handle.on_host::<T>(py, part, out, |$x, $to| $work)
+            }
             Some(device) => {
+                let out = handle.output(py, part, out)?;
                 handle.on_device::<T>(py, device, part, out, |$y, $into, $stream| $launch)
             }
         })
@@ -91,11 +95,10 @@ impl Handle {
         &self,
         py: Python<'_>,
         part: Part,
-        out: Option<&Bound<'_, PyAny>>,
+        mut out: Slice,
         work: impl FnOnce(&mut Symmetric<T>, &mut [T]) -> symmem::Result<()> + Send,
     ) -> PyResult<()> {
         self.check_open(py, part.op)?;
-        let mut out = self.output(py, part, out)?;
         detached(py, || {
             let mut memory = self.part(part.offset, part.count)?;
             // SAFETY: `output` checked type and place; S2 as documented for users.
@@ -109,11 +112,10 @@ impl Handle {
         py: Python<'_>,
         device: &cuda::Symmetric<u8>,
         part: Part,
-        out: Option<&Bound<'_, PyAny>>,
+        mut out: Slice,
         work: impl FnOnce(&mut cuda::Symmetric<T>, ViewMut<'_, T>, &Stream) -> symmem::Result<()> + Send,
     ) -> PyResult<()> {
         self.check_open(py, part.op)?;
-        let mut out = self.output(py, part, out)?;
         let stream = stream_of(device, part.stream);
         let range = (part.offset, part.count);
         detached(py, || {
@@ -133,6 +135,11 @@ impl Handle {
         let Some(out) = out else { return Ok(Slice::EMPTY) };
         let out = Slice::output(part.op, out)?;
         out.check(py, part.op, part.dtype, self.place())?;
+        self.apart(py, part, out)
+    }
+
+    /// Refuses an output that is a part of what peers read meanwhile.
+    pub(crate) fn apart(&self, py: Python<'_>, part: Part, out: Slice) -> PyResult<Slice> {
         let bytes = part.count.saturating_mul(part.dtype.size());
         let taken = |base: usize| out.touches(base.saturating_add(part.offset), bytes);
         if self.mapped().buffers.iter().copied().any(taken) {
@@ -150,20 +157,29 @@ impl Handle {
         out: Option<&Bound<'_, PyAny>>,
         how: &str,
     ) -> PyResult<()> {
-        let (op, how, into) = (reduce_op(py, part.op, op)?, algorithm(py, how)?, out.is_some());
-        collective!(
-            self,
-            py,
-            part,
-            arithmetic,
-            out,
-            |x, to| if into { x.all_reduce_into(op, to) } else { x.all_reduce_with(op, how) },
-            |x, to, stream| if into {
-                x.all_reduce_into(op, to, stream)
-            } else {
-                x.all_reduce_with(op, how, stream)
-            }
-        )
+        let (op, how) = (reduce_op(py, part.op, op)?, algorithm(py, how)?);
+        let out = out.map(|out| self.output(py, part, Some(out))).transpose()?;
+        self.reduce_by(py, part, op, how, out)
+    }
+
+    /// Reduces a part: in place, or into an output that was checked.
+    pub(crate) fn reduce_by(
+        &self,
+        py: Python<'_>,
+        part: Part,
+        op: ReduceOp,
+        how: Algorithm,
+        out: Option<Slice>,
+    ) -> PyResult<()> {
+        let (into, out) = (out.is_some(), out.unwrap_or(Slice::EMPTY));
+        with_element!(part.dtype.arithmetic(py, part.op)?, T => match self.cuda() {
+            None => self.on_host::<T>(py, part, out, |x, to| {
+                if into { x.all_reduce_into(op, to) } else { x.all_reduce_with(op, how) }
+            }),
+            Some(device) => self.on_device::<T>(py, device, part, out, |x, to, stream| {
+                if into { x.all_reduce_into(op, to, stream) } else { x.all_reduce_with(op, how, stream) }
+            }),
+        })
     }
 
     pub(crate) fn do_reduce_scatter(

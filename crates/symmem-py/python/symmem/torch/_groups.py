@@ -29,19 +29,15 @@ WORD = 4
 class Group:
     """The ranks of one process group, joined."""
 
-    __slots__ = ("__weakref__", "name", "native", "pad_bytes", "rank", "size")
+    __slots__ = ("__weakref__", "channels", "name", "native", "rank", "size")
 
     def __init__(self, name: str, rank: int, size: int, native: _native.World, pad_bytes: int) -> None:
         self.name = name
         self.rank = rank
         self.size = size
         self.native = native
-        self.pad_bytes = pad_bytes
-
-    @property
-    def channels(self) -> int:
-        """How many channels barrier(), put_signal() and wait_signal() have."""
-        return self.pad_bytes // (WORD * self.size)
+        #: How many channels barrier(), put_signal() and wait_signal() have.
+        self.channels = pad_bytes // (WORD * size)
 
     def barrier(self, handle: _native.Handle, device: torch.device, channel: int = 0, timeout_ms: int = 0) -> None:
         """Wait for all ranks: at once, or in the current stream of a device."""
@@ -55,6 +51,8 @@ class Group:
             raise RuntimeError(f"rank must be in [0, {self.size}) (got {rank})")
 
     def check_channel(self, channel: int) -> None:
+        if 0 <= channel < self.channels:
+            return
         if channel < 0:
             raise RuntimeError(f"channel must be non-negative (got {channel})")
         if channel >= self.channels:

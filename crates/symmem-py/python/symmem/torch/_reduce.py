@@ -8,8 +8,10 @@ no multicast on a CPU, and the multimem operators need none for their result, so
 from __future__ import annotations
 
 import torch
+from torch import empty_like
 
 from symmem.torch._parts import contiguous, destination, element, part, reduction
+from symmem.torch._quick import in_place, into, remember
 
 
 def _all_reduce_into(
@@ -28,14 +30,20 @@ def _all_reduce_into(
     place.native.all_reduce(
         element(op, symmetric), how, place.offset, symmetric.numel(), out=destination(out), **place.how
     )
+    remember(symmetric, place)
     return out
 
 
 def one_shot_all_reduce(input: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
-    return _all_reduce_into("one_shot_all_reduce", input, reduce_op, group_name, torch.empty_like(input))
+    out = empty_like(input)
+    if into(input, reduce_op, group_name, out):
+        return out
+    return _all_reduce_into("one_shot_all_reduce", input, reduce_op, group_name, out)
 
 
 def one_shot_all_reduce_out(input: torch.Tensor, reduce_op: str, group_name: str, out: torch.Tensor) -> torch.Tensor:
+    if into(input, reduce_op, group_name, out):
+        return out
     return _all_reduce_into("one_shot_all_reduce", input, reduce_op, group_name, out)
 
 
@@ -63,6 +71,8 @@ def one_shot_all_reduce_copy_out(
 
 
 def two_shot_all_reduce_(input: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
+    if in_place(input, reduce_op, group_name):
+        return input
     return _all_reduce_in_place("two_shot_all_reduce", input, reduce_op, group_name)
 
 
@@ -76,10 +86,13 @@ def _all_reduce_in_place(op: str, input: torch.Tensor, reduce_op: str, group_nam
     if input.numel():
         place = part(op, input, group_name)
         place.native.all_reduce(element(op, input), how, place.offset, input.numel(), **place.how)
+        remember(input, place)
     return input
 
 
 def two_shot_all_reduce_out(input: torch.Tensor, reduce_op: str, group_name: str, output: torch.Tensor) -> torch.Tensor:
+    if into(input, reduce_op, group_name, output):
+        return output
     return _all_reduce_into("two_shot_all_reduce_out", input, reduce_op, group_name, output)
 
 

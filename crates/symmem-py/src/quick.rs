@@ -1,0 +1,169 @@
+//! The way of a reduction that was made before, from a tensor of torch's to the library, with as little as possible between.
+//!
+//! What an address means in a group is remembered by the first call, which goes the long way, in Python. Later ones find it
+//! here. Python asks tensors for what is needed of them: it does that quicker than the stable ABI can. Whatever is unusual is
+//! left to the long way, which has the checks and their texts.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::prelude::*;
+use symmem::{Algorithm, ReduceOp};
+
+use crate::argument::Slice;
+use crate::collectives::{Part, reduce_op};
+use crate::dtype::Type;
+use crate::handle::Handle;
+use crate::memory::Place;
+use crate::stream::is_kept;
+
+const OP: &str = "all_reduce";
+/// How many addresses are remembered.
+const MOST: usize = 1024;
+
+/// A tensor's memory in a group.
+struct Known {
+    /// The group, by identity.
+    group: usize,
+    handle: Py<Handle>,
+    /// Bytes from the start of the handle's memory to the tensor.
+    offset: usize,
+}
+
+/// Reductions of tensors of torch, by what is known of their addresses.
+#[pyclass(frozen, module = "symmem")]
+pub(crate) struct Quick {
+    known: Mutex<BTreeMap<usize, Vec<Known>>>,
+    /// torch's types, by identity.
+    types: Vec<(Py<PyAny>, &'static Type)>,
+    /// torch's names of operators.
+    operators: Vec<(String, ReduceOp)>,
+    current_stream: Option<Py<PyAny>>,
+}
+
+impl Quick {
+    fn known(&self) -> MutexGuard<'_, BTreeMap<usize, Vec<Known>>> {
+        // Nothing is done under the lock that could leave the table half changed.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn find(&self, py: Python<'_>, address: usize, group: usize) -> Option<(Py<Handle>, usize)> {
+        let known = self.known();
+        let found = known.get(&address)?.iter().find(|known| known.group == group)?;
+        Some((found.handle.clone_ref(py), found.offset))
+    }
+
+    /// The current stream of the memory's device; `None` if nobody has said that it lives for ever.
+    fn stream(&self, py: Python<'_>, place: Place) -> PyResult<Option<usize>> {
+        let (Place::Cuda(number), Some(ask)) = (place, &self.current_stream) else {
+            return Ok(Some(0));
+        };
+        let stream: usize = ask.bind(py).call1((number,))?.extract()?;
+        Ok(is_kept(number, stream).then_some(stream))
+    }
+}
+
+#[pymethods]
+impl Quick {
+    /// `types` and `operators` are torch's, by the library's names; `current_stream` is torch's function.
+    #[new]
+    fn new(
+        py: Python<'_>,
+        types: Vec<(Py<PyAny>, String)>,
+        operators: Vec<(String, String)>,
+        current_stream: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
+        let named = |(object, name): (Py<PyAny>, String)| {
+            let name = name.into_pyobject(py)?;
+            Ok((object, Type::named(OP, name.as_any())?))
+        };
+        let operator = |(torchs, name): (String, String)| Ok((torchs, reduce_op(py, OP, &name)?));
+        Ok(Self {
+            known: Mutex::default(),
+            types: types.into_iter().map(named).collect::<PyResult<_>>()?,
+            operators: operators.into_iter().map(operator).collect::<PyResult<_>>()?,
+            current_stream,
+        })
+    }
+
+    /// Remembers what lies at `address` in a group.
+    fn remember(
+        &self,
+        address: usize,
+        group: &Bound<'_, PyAny>,
+        handle: Py<Handle>,
+        offset: usize,
+    ) {
+        let new = Known { group: group.as_ptr() as usize, handle, offset };
+        let mut known = self.known();
+        // Few are used at a time; of many, the next calls go the long way once more.
+        let many = if known.len() >= MOST { std::mem::take(&mut *known) } else { BTreeMap::new() };
+        let all = known.entry(address).or_default();
+        let had = all.iter_mut().find(|known| known.group == new.group);
+        let had = match had {
+            Some(old) => Some(std::mem::replace(old, new)),
+            None => {
+                all.push(new);
+                None
+            }
+        };
+        drop(known);
+        drop((had, many)); // not under the lock: memory may go
+    }
+
+    /// Forgets all from `address` on within `nbytes`: the memory goes.
+    fn forget_memory(&self, address: usize, nbytes: usize) {
+        let mut known = self.known();
+        let mut gone = known.split_off(&address);
+        known.append(&mut gone.split_off(&address.saturating_add(nbytes.max(1))));
+        drop(known);
+        drop(gone);
+    }
+
+    /// Forgets what is known of a group, by its identity: it goes.
+    fn forget_group(&self, group: usize) {
+        let mut gone = Vec::new();
+        let mut known = self.known();
+        for all in known.values_mut() {
+            gone.extend(all.extract_if(.., |known| known.group == group));
+        }
+        known.retain(|_, all| !all.is_empty());
+        drop(known);
+        drop(gone);
+    }
+
+    /// How many addresses are known.
+    fn __len__(&self) -> usize {
+        self.known().len()
+    }
+
+    /// Reduces the `count` elements at `address` in place, or into as many at `out`, and says whether it did; if not, nothing
+    /// was done. The tensors that have them are contiguous, of the same type and on the same device.
+    #[pyo3(signature = (address, count, dtype, operator, group, out=0, /))]
+    fn all_reduce(
+        &self,
+        address: usize,
+        count: usize,
+        dtype: &Bound<'_, PyAny>,
+        operator: &str,
+        group: &Bound<'_, PyAny>,
+        out: usize,
+    ) -> PyResult<bool> {
+        let py = group.py();
+        let Some((handle, offset)) = self.find(py, address, group.as_ptr() as usize) else {
+            return Ok(false);
+        };
+        let handle = handle.get();
+        let dtype = self.types.iter().find(|(known, _)| known.as_ptr() == dtype.as_ptr());
+        let operator = self.operators.iter().find(|(known, _)| known == operator);
+        let (Some((_, dtype)), Some((_, operator))) = (dtype, operator) else { return Ok(false) };
+        let Some(stream) = self.stream(py, handle.place())? else { return Ok(false) };
+        let part = Part { op: OP, dtype, offset, count, stream };
+        let out = match out {
+            0 => None,
+            out => Some(handle.apart(py, part, Slice::raw(out, count * dtype.size()))?),
+        };
+        handle.reduce_by(py, part, *operator, Algorithm::Auto, out)?;
+        Ok(true)
+    }
+}
