@@ -48,15 +48,15 @@ def _entry_points() -> None:
     for name, replacement in PRIVATE_FUNCTIONS.items():
         if hasattr(symm_mem, name):
             _replace(symm_mem, name, replacement)
-    for name, replacement in BINDINGS.items():
-        if hasattr(bindings, name):
-            _replace(bindings, name, replacement)
     symm_mem.Work = _work.Work
     if not hasattr(bindings, "_is_process_group_registered"):
         bindings._is_process_group_registered = _groups.is_process_group
     for name in ("MemPool", "use_mem_pool"):
         if not hasattr(torch.cpu, name):
             setattr(torch.cpu, name, getattr(_pool, name))
+    for name, replacement in BINDINGS.items():
+        if hasattr(bindings, name):
+            _replace(bindings, name, replacement)
 
 
 def _replace(owner: object, name: str, replacement: Callable, kind: Callable = lambda function: function) -> None:
