@@ -42,11 +42,13 @@ pub(crate) fn python(mut arguments: Arguments) -> Result<Outcome> {
         return Ok(Outcome::Skipped(format!("no {} from PyPI", TEST_PACKAGES.join(" and "))));
     };
     pip(&python, &[wheel.to_string_lossy().as_ref()])?;
-    // Stands in for NCCL in the tests of `symmem.nccl`.
-    run(&mut cargo(["build", "--package", "symmem-fake-nccl"]))?;
+    // Stand in for NCCL, for NVSHMEM and for a driver.
+    let fakes = ["symmem-fake-nccl", "symmem-fake-nvshmem"];
+    run(&mut cargo(["build", "--package", fakes[0], "--package", fakes[1]]))?;
     let mut test = Command::new(&python);
     test.args(["-m", "pytest", "-q", "-rs", "tests"]).current_dir(root().join(PACKAGE));
     test.env("SYMMEM_FAKE_NCCL", target_dir("debug").join("libsymmem_fake_nccl.so"));
+    test.env("SYMMEM_FAKE_NVSHMEM", target_dir("debug").join("libsymmem_fake_nvshmem.so"));
     if let Some(site) = site {
         test.env("PYTHONPATH", site);
     }

@@ -30,6 +30,7 @@ fn doctor_prints_every_row() {
         "SYMMEM_TIMEOUT",
         "SYMMEM_SOCKET_DIR",
         "SYMMEM_SIGNAL_PAD_SIZE",
+        "SYMMEM_CUDA_BACKEND",
         "SYMMEM_NVRTC",
         "SYMMEM_NCCL",
         "SYMMEM_NVSHMEM",

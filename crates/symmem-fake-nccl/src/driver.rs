@@ -1,4 +1,5 @@
-//! Just enough of a CUDA driver for communicators: devices, contexts, and streams in which nothing ever is.
+//! Just enough of a CUDA driver for communicators and for memory of one rank: devices, contexts, and streams in which nothing
+//! ever is. Memory is in [`device`](crate::device).
 //!
 //! For Python, which has no other fake driver: a link called `libcuda.so.1` to this file, found by `LD_LIBRARY_PATH`. The
 //! number of devices is in `SYMMEM_FAKE_CUDA_DEVICES`, 0 without.
@@ -9,8 +10,8 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::{Mutex, PoisonError};
 
-const SUCCESS: c_int = 0;
-const INVALID_VALUE: c_int = 1;
+pub(crate) const SUCCESS: c_int = 0;
+pub(crate) const INVALID_VALUE: c_int = 1;
 const INVALID_CONTEXT: c_int = 201;
 
 thread_local! {
@@ -35,7 +36,7 @@ fn devices() -> c_int {
 }
 
 /// Writes through a pointer of the caller's.
-fn put<T>(to: *mut T, value: T) -> c_int {
+pub(crate) fn put<T>(to: *mut T, value: T) -> c_int {
     if to.is_null() {
         return INVALID_VALUE;
     }
@@ -49,6 +50,11 @@ fn put<T>(to: *mut T, value: T) -> c_int {
 pub extern "C" fn fakeCudaPlace(address: u64, bytes: usize, device: c_int) {
     let mut places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
     places.insert(address, (bytes, device));
+}
+
+/// It is no device's any more.
+pub(crate) fn forget(address: u64) {
+    PLACES.lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
 }
 
 #[unsafe(no_mangle)]
@@ -172,11 +178,16 @@ pub extern "C" fn cuThreadExchangeStreamCaptureMode(_mode: *mut c_int) -> c_int 
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuPointerGetAttribute(value: *mut c_void, which: c_int, address: u64) -> c_int {
-    const DEVICE_ORDINAL: c_int = 9;
     let places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
     let place = places.range(..=address).next_back();
     match place.filter(|(start, (bytes, _))| address < **start + *bytes as u64) {
-        Some((_, (_, device))) if which == DEVICE_ORDINAL => put(value.cast(), *device),
-        _ => INVALID_VALUE,
+        None => INVALID_VALUE,
+        Some((start, (bytes, device))) => match which {
+            2 => put(value.cast(), 2_u32), // on a device
+            9 => put(value.cast(), *device),
+            11 => put(value.cast(), *start),
+            12 => put(value.cast(), *bytes),
+            _ => INVALID_VALUE,
+        },
     }
 }

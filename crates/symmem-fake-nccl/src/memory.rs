@@ -7,6 +7,7 @@ use std::ffi::{c_int, c_uint};
 use crate::arithmetic;
 use crate::calls::rank;
 use crate::code::{Code, INVALID_ARGUMENT, INVALID_USAGE, SUCCESS};
+use crate::driver;
 use crate::group::{Job, submit};
 use crate::state::{self, State};
 use crate::work::{Part, What, fill, read, write};
@@ -34,7 +35,9 @@ pub unsafe extern "C" fn ncclMemAlloc(address: *mut u64, bytes: usize) -> c_int 
             None => {
                 let layout = layout(bytes)?;
                 // SAFETY: the layout has a size.
-                unsafe { alloc_zeroed(layout) }.expose_provenance() as u64
+                let made = unsafe { alloc_zeroed(layout) }.expose_provenance() as u64;
+                driver::fakeCudaPlace(made, layout.size(), driver::current().unwrap_or(0));
+                made
             }
         };
         if made == 0 {
@@ -65,6 +68,7 @@ pub unsafe extern "C" fn ncclMemFree(address: u64) -> c_int {
             None => {
                 let memory = std::ptr::with_exposed_provenance_mut(address as usize);
                 let layout = layout(bytes)?;
+                driver::forget(address);
                 // SAFETY: allocated so in `ncclMemAlloc`, and the caller does not use it again.
                 unsafe { dealloc(memory, layout) };
             }
@@ -214,6 +218,47 @@ pub extern "C" fn ncclGetLsaMultimemDevicePointer(
     place("ncclGetLsaMultimemDevicePointer", window, offset, address, |state, own| {
         Ok(state.multicast.then_some(own))
     })
+}
+
+/// The endpoint of a peer is its number and one; offsets are the window's own.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGetPeerDeviceLeInfo(
+    window: usize,
+    offset: usize,
+    peer: c_int,
+    endpoint: *mut c_uint,
+    at: *mut usize,
+) -> c_int {
+    let number = c_uint::try_from(peer).map_or(0, |peer| peer + 1);
+    endpoint_of("ncclGetPeerDeviceLeInfo", window, offset, (endpoint, at), number)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGetMultimemDeviceLeInfo(
+    window: usize,
+    offset: usize,
+    endpoint: *mut c_uint,
+    at: *mut usize,
+) -> c_int {
+    endpoint_of("ncclGetMultimemDeviceLeInfo", window, offset, (endpoint, at), c_uint::MAX)
+}
+
+fn endpoint_of(
+    call: &str,
+    window: usize,
+    offset: usize,
+    (endpoint, at): (*mut c_uint, *mut usize),
+    number: c_uint,
+) -> c_int {
+    let mut address = 0;
+    let known = place(call, window, offset, &mut address, |_, own| Ok(Some(own)));
+    if known == SUCCESS {
+        // SAFETY: the caller gives a pointer to write through.
+        unsafe { endpoint.write(number) };
+        // SAFETY: likewise.
+        unsafe { at.write(offset) };
+    }
+    known
 }
 
 #[unsafe(no_mangle)]

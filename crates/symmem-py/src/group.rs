@@ -5,13 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use symmem::cuda::Gpu;
 use symmem::store::{MemoryStore, SharedStore, TcpServer, TcpStore};
 use symmem::{Deadline, GroupOptions, WorldOptions};
 
 use crate::collectives;
 use crate::error::usage;
-use crate::memory::{Allocation, Buffer, Memory, Place, Pool};
+use crate::memory::{self, Allocation, Buffer, Memory, Place, Pool};
 use crate::store::PythonStore;
 use crate::wait::detached;
 
@@ -204,25 +203,30 @@ impl Group {
 
     /// Allocates symmetric memory, zeroed. Not collective. With `persistent_id`, the memory outlives its users, and the
     /// next call with the same id gets it again.
-    #[pyo3(signature = (nbytes, *, device=None, pad_bytes=None, persistent_id=None))]
+    ///
+    /// On a device, `source` is where it comes from: "cuda", "nccl" or "nvshmem"; without, what SYMMEM_CUDA_BACKEND says, or
+    /// else "cuda". What is missing for it is Unavailable. Memory of NVSHMEM is allocated by all ranks of the group together.
+    #[pyo3(signature = (nbytes, *, device=None, source=None, pad_bytes=None, persistent_id=None))]
     fn alloc(
         &self,
         py: Python<'_>,
         nbytes: usize,
         device: Option<&Bound<'_, PyAny>>,
+        source: Option<&str>,
         pad_bytes: Option<usize>,
         persistent_id: Option<u64>,
     ) -> PyResult<Memory> {
         const OP: &str = "alloc";
         self.check_open(py, OP)?;
         let place = Place::named(OP, device)?;
+        place.check_source(py, OP, source)?;
         let group = &self.inner;
         let buffer = match (place, persistent_id, pad_bytes) {
             (_, Some(_), Some(_)) => {
                 return Err(usage(py, OP, "a persistent_id or pad_bytes", "both"));
             }
             (Place::Cuda(number), id, pad) => detached(py, || {
-                let gpu = Gpu::open(number)?;
+                let gpu = memory::open(number, source, group)?;
                 let own = match (id, pad) {
                     (Some(id), _) => gpu.alloc_persistent(group, id, nbytes),
                     (None, Some(pad)) => gpu.alloc_with_pad(group, nbytes, pad),
@@ -241,15 +245,16 @@ impl Group {
         Ok(Memory::new(Allocation::new(place, buffer?)))
     }
 
-    /// A pool that cuts small allocations from segments of `segment_bytes`.
-    #[pyo3(signature = (segment_bytes, *, device=None))]
+    /// A pool that cuts small allocations from segments of `segment_bytes`, which are allocated as by `alloc`.
+    #[pyo3(signature = (segment_bytes, *, device=None, source=None))]
     fn pool(
         &self,
         py: Python<'_>,
         segment_bytes: usize,
         device: Option<&Bound<'_, PyAny>>,
+        source: Option<&str>,
     ) -> PyResult<Pool> {
-        Pool::new(py, self, segment_bytes, Place::named("pool", device)?)
+        Pool::new(py, self, segment_bytes, Place::named("pool", device)?, source)
     }
 
     /// Element i of `data` becomes the reduction of element i of all ranks. Collective, on memory of any kind.

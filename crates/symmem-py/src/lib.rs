@@ -20,6 +20,7 @@ mod quick;
 mod store;
 mod stream;
 mod wait;
+mod windows;
 
 /// The module `symmem._native`, re-exported by the package.
 #[pyo3::pymodule]
@@ -44,6 +45,8 @@ mod _native {
     use super::quick::Quick;
     #[pymodule_export]
     use super::stream::keep_stream;
+    #[pymodule_export]
+    use super::windows::{External, nccl_cft_handle, nccl_communicator_of, nccl_window_of};
     use pyo3::prelude::*;
 
     #[pymodule_init]

@@ -95,7 +95,8 @@ impl Mapped {
         let table = match self.table.get() {
             Some(table) => table,
             None => {
-                let gpu = memory.gpu();
+                // NVSHMEM's heap has memory only for all ranks together.
+                let gpu = memory.gpu().with_source(Some("cuda"), memory.group())?;
                 let words = self.buffers.iter().chain(&self.pads).map(|word| *word as u64);
                 let words: Vec<u64> = words.collect();
                 let mut made = gpu.alloc(memory.group(), words.len())?;

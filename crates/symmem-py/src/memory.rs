@@ -25,6 +25,24 @@ impl Place {
     pub(crate) fn is_host(self) -> bool {
         self == Self::Host
     }
+
+    /// Only memory of devices has sources.
+    pub(crate) fn check_source(
+        self,
+        py: Python<'_>,
+        op: &'static str,
+        source: Option<&str>,
+    ) -> PyResult<()> {
+        match source {
+            Some(name) if self.is_host() => Err(usage(
+                py,
+                op,
+                "a device for memory of a source",
+                format!("{name:?} on the cpu"),
+            )),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl From<symmem::backend::Device> for Place {
@@ -60,6 +78,15 @@ impl Place {
             Some(number) => Ok(Self::Cuda(number)),
         }
     }
+}
+
+/// A device, with memory of the source that the caller names, or else the environment. Collective over `group` for NVSHMEM.
+pub(crate) fn open(
+    number: u32,
+    source: Option<&str>,
+    group: &symmem::Group,
+) -> symmem::Result<Gpu> {
+    Gpu::open(number)?.with_source(source, group)
 }
 
 /// What an allocation is in the library.
@@ -156,6 +183,15 @@ impl Memory {
         Ok(self.held(py, "device")?.place.to_string())
     }
 
+    /// Where memory of a device comes from: "cuda", "nccl" or "nvshmem"; None for memory of the host.
+    #[getter]
+    fn source(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
+        Ok(match &self.held(py, "source")?.buffer {
+            Buffer::Host(_) => None,
+            Buffer::Cuda(own) => Some(own.gpu().source_name()),
+        })
+    }
+
     /// The memory as an array of `dtype`, from byte `offset` on; `shape` defaults to all of it.
     #[pyo3(signature = (dtype=None, shape=None, offset=0))]
     fn view(
@@ -221,11 +257,13 @@ impl Pool {
         group: &Group,
         segment_bytes: usize,
         place: Place,
+        source: Option<&str>,
     ) -> PyResult<Self> {
+        place.check_source(py, "pool", source)?;
         let cutter = match place {
             Place::Host => Cutter::Host(symmem::Pool::new(&group.inner, segment_bytes)),
             Place::Cuda(number) => {
-                let gpu = detached(py, || Gpu::open(number))?;
+                let gpu = detached(py, || open(number, source, &group.inner))?;
                 Cutter::Cuda(gpu.pool(&group.inner, segment_bytes))
             }
         };

@@ -42,7 +42,7 @@ pub(crate) struct Communicator {
 }
 
 impl Communicator {
-    fn new(inner: Inner) -> Self {
+    pub(crate) fn new(inner: Inner) -> Self {
         Self { inner: Some(inner) }
     }
 

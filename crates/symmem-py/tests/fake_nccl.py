@@ -15,26 +15,27 @@ import numpy
 import pytest
 
 TESTS = pathlib.Path(__file__).parent
-NAME = "libsymmem_fake_nccl.so"
 
 
 @functools.cache
-def path():
-    """Where cargo has put it: as SYMMEM_FAKE_NCCL says, or in the build folder."""
-    named = os.environ.get("SYMMEM_FAKE_NCCL")
+def path(library="nccl"):
+    """Where cargo has put it: as SYMMEM_FAKE_NCCL says, or in the build folder. Likewise for "nvshmem"."""
+    named = os.environ.get(f"SYMMEM_FAKE_{library.upper()}")
     folder = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or TESTS.parents[2] / "target")
-    candidates = [pathlib.Path(named)] if named else [folder / kind / NAME for kind in ("debug", "release")]
+    built = [folder / kind / f"libsymmem_fake_{library}.so" for kind in ("debug", "release")]
+    candidates = [pathlib.Path(named)] if named else built
     return next((candidate for candidate in candidates if candidate.exists()), None)
 
 
 needs_it = pytest.mark.skipif(path() is None, reason="cargo build -p symmem-fake-nccl has not been run")
 
 
-def run(body, devices=4):
-    """Runs a function of a test file with the fake; what it printed."""
+def run(body, devices=4, **variables):
+    """Runs a function of a test file with the fake, and these variables set; what it printed."""
     with tempfile.TemporaryDirectory() as folder:
         os.symlink(path(), os.path.join(folder, "libcuda.so.1"))
         named = {"LD_LIBRARY_PATH": folder, "SYMMEM_NCCL": str(path()), "SYMMEM_FAKE_CUDA_DEVICES": str(devices)}
+        named.update(variables)
         command = [sys.executable, __file__, body.__module__, body.__name__]
         done = subprocess.run(
             command, env={**os.environ, **named}, capture_output=True, text=True, timeout=120, check=False

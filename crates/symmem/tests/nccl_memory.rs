@@ -193,6 +193,83 @@ fn parts_of_one_segment_share_its_window() {
 }
 
 #[test]
+fn a_pools_memory_is_used_again_with_its_window() {
+    let fake = FakeNccl::new();
+    ranks(&fake, &fake.nccl(), 2, |world, gpu, stream| {
+        let pool = gpu.pool(world, 2 << 20);
+        let make = || pool.alloc::<u32>(LEN).unwrap().rendezvous(world).unwrap();
+        let (mut first, kept) = (make(), make());
+        first.all_reduce(ReduceOp::Sum, stream).unwrap();
+        let address = first.handle().buffer_ptrs();
+        let window = first.nccl().unwrap().window().unwrap().raw();
+        stream.synchronize().unwrap();
+        world.barrier().unwrap();
+        drop(first);
+        world.barrier().unwrap();
+        let mut again = make();
+        assert_eq!(again.handle().buffer_ptrs(), address);
+        assert_eq!(again.nccl().unwrap().window().unwrap().raw(), window);
+        again.barrier(stream).unwrap();
+        again.all_reduce(ReduceOp::Sum, stream).unwrap();
+        drop(kept);
+        world.barrier().unwrap();
+    });
+    assert_eq!((fake.calls("ncclMemAlloc"), fake.calls("ncclCommWindowRegister")), (2, 2));
+}
+
+#[test]
+fn memory_with_a_pad_of_another_size_is_the_librarys_too() {
+    let fake = FakeNccl::new();
+    ranks(&fake, &fake.nccl(), 2, |world, gpu, stream| {
+        let x = gpu.alloc_with_pad::<u32>(world, LEN, 4096).unwrap().rendezvous(world).unwrap();
+        assert_eq!((x.handle().backend(), x.handle().signal_pad_size()), ("nccl", 4096));
+        x.barrier(stream).unwrap();
+        world.barrier().unwrap();
+    });
+    assert_eq!(fake.calls("ncclMemAlloc"), 2);
+}
+
+#[test]
+fn memory_with_an_id_is_had_again_within_a_capture() {
+    let fake = FakeNccl::new();
+    ranks(&fake, &fake.nccl(), 2, |world, gpu, stream| {
+        let kept = || gpu.alloc_persistent::<u32>(world, 7, LEN)?.rendezvous(world);
+        kept().unwrap().barrier(stream).unwrap();
+        world.barrier().unwrap();
+        let graph = stream.capture(|| {
+            let e = gpu.alloc::<u32>(world, LEN).map(drop).unwrap_err().to_string();
+            assert!(e.contains("capturing a graph"), "{e}");
+            kept()?.all_reduce(ReduceOp::Sum, stream)
+        });
+        let graph = graph.unwrap();
+        // SAFETY: the memory lives with the world, and all ranks launch theirs.
+        unsafe { graph.launch(stream) }.unwrap();
+        stream.synchronize().unwrap();
+        world.barrier().unwrap();
+    });
+}
+
+#[test]
+fn each_peer_has_an_endpoint_at_the_same_offset() {
+    let fake = FakeNccl::new();
+    ranks(&fake, &fake.nccl(), 3, |world, gpu, _| {
+        let pool = gpu.pool(world, 2 << 20);
+        let first = pool.alloc::<u32>(LEN).unwrap().rendezvous(world).unwrap();
+        let x = pool.alloc::<u32>(LEN).unwrap().rendezvous(world).unwrap();
+        let all: Vec<_> = (0..3).map(|r| x.nccl().unwrap().cft_handle(r).unwrap()).collect();
+        assert!(all[0].0 != all[1].0 && all[1].0 != all[2].0 && all[0].0 != all[2].0);
+        assert!(all.iter().all(|(_, at)| *at == all[0].1), "{all:?}");
+        assert_ne!(all[0].1, first.nccl().unwrap().cft_handle(0).unwrap().1);
+        let (_, at) = x.nccl().unwrap().multicast_cft_handle().unwrap();
+        assert_eq!(at, all[0].1);
+        let e = x.nccl().unwrap().cft_handle(3).unwrap_err().to_string();
+        assert!(e.contains("a rank in [0, 3)"), "{e}");
+        drop(first);
+        world.barrier().unwrap();
+    });
+}
+
+#[test]
 fn a_put_beyond_the_memory_or_the_ranks_is_refused() {
     let fake = FakeNccl::new();
     ranks(&fake, &fake.nccl(), 1, |world, gpu, stream| {
@@ -285,14 +362,63 @@ fn memory_that_cannot_be_had_is_an_error_and_the_next_works() {
     });
 }
 
+#[test]
+fn without_the_library_every_way_to_it_says_what_was_looked_for() {
+    Ranks::new(1).env("SYMMEM_NCCL", "/nowhere/libnccl.so.2").run(test_name!(), |world| {
+        let gpu = Gpu::with_driver(Fake::plain(1), 0).unwrap();
+        let unavailable = |e: Error| {
+            assert!(matches!(e, Error::Unavailable { .. }), "{e}");
+            assert!(e.to_string().contains("/nowhere/libnccl.so.2"), "{e}");
+        };
+        unavailable(Nccl::load().unwrap_err());
+        unavailable(Nccl::open("/nowhere/libnccl.so.2").unwrap_err());
+        unavailable(gpu.with_source(Some("nccl"), &world).map(drop).unwrap_err());
+        // SAFETY: no other thread of this process reads the environment now.
+        unsafe { std::env::set_var("SYMMEM_CUDA_BACKEND", "nccl") };
+        unavailable(gpu.with_source(None, &world).map(drop).unwrap_err());
+        let x = gpu.alloc::<u32>(&world, LEN).unwrap().rendezvous(&world).unwrap();
+        let e = x.nccl().map(drop).unwrap_err();
+        assert!(matches!(e, Error::Unavailable { .. }), "{e}");
+    });
+}
+
 /// NCCL takes ranks on one device only for ranks of different machines: then it goes over sockets, and windows reach nobody
 /// by addresses. Ours do.
 #[test]
 #[ignore = "needs a CUDA device: cargo xtask gpu"]
 fn memory_of_the_real_library_is_reduced_alike_by_it_and_by_us() {
+    with_the_real_library(test_name!(), &[], on_a_device);
+}
+
+#[test]
+#[ignore = "needs a CUDA device: cargo xtask gpu"]
+fn its_collectives_and_ours_are_captured_and_replayed_with_new_inputs() {
+    with_the_real_library(test_name!(), &[], captured);
+}
+
+#[test]
+#[ignore = "needs a CUDA device: cargo xtask gpu"]
+fn a_pool_of_the_real_librarys_memory_is_used_again() {
+    with_the_real_library(test_name!(), &[], pooled);
+}
+
+/// Engines copy only between devices with windows; elsewhere NCCL does it as ever, and the result is the same.
+#[test]
+#[ignore = "needs a CUDA device: cargo xtask gpu"]
+fn what_it_moves_is_right_where_it_prefers_copy_engines() {
+    with_the_real_library(test_name!(), &[("NCCL_CTA_POLICY", "2")], moved);
+}
+
+fn with_the_real_library(
+    test: &'static str,
+    set: &[(&str, &str)],
+    body: impl Fn(&World, &Gpu, &Stream),
+) {
     let sizes = std::env::var("SYMMEM_GPU_RANKS").unwrap_or_else(|_| "1,2,4".to_owned());
     for n in sizes.split(',').map(|n| n.parse().unwrap()) {
-        Ranks::new(n).env("NCCL_SOCKET_IFNAME", "lo").run(test_name!(), |world| {
+        let ranks = Ranks::new(n).env("NCCL_SOCKET_IFNAME", "lo");
+        let ranks = set.iter().fold(ranks, |ranks, (name, value)| ranks.env(name, value));
+        ranks.run(test, |world| {
             // SAFETY: nothing else of this process reads the environment now.
             unsafe { std::env::set_var("NCCL_HOSTID", format!("host{}", world.rank())) };
             let (nccl, gpu) = match (Nccl::load(), Gpu::open(0)) {
@@ -304,7 +430,7 @@ fn memory_of_the_real_library_is_reduced_alike_by_it_and_by_us() {
                 }
             };
             let gpu = gpu.with_nccl(&nccl).unwrap();
-            on_a_device(&world, &gpu, &gpu.stream().unwrap());
+            body(&world, &gpu, &gpu.stream().unwrap());
             world.barrier().unwrap();
         });
     }
@@ -333,4 +459,71 @@ fn on_a_device(world: &World, gpu: &Gpu, stream: &Stream) {
     let x = gpu.alloc::<f32>(world, 16).unwrap().rendezvous(world).unwrap();
     x.barrier(stream).unwrap();
     x.synchronize(stream).unwrap();
+}
+
+fn captured(world: &World, gpu: &Gpu, stream: &Stream) {
+    let len = 5000;
+    let mut x = gpu.alloc::<f32>(world, len).unwrap().rendezvous(world).unwrap();
+    let (mut theirs, mut ours) =
+        (gpu.alloc::<f32>(world, len).unwrap(), gpu.alloc::<f32>(world, len).unwrap());
+    let communicator = x.nccl().unwrap().communicator().clone();
+    let mut both = || {
+        communicator.all_reduce(x.view(), theirs.view_mut(), ReduceOp::Sum, stream)?;
+        x.all_reduce_into(ReduceOp::Sum, ours.view_mut(), stream)
+    };
+    both().unwrap(); // connections are made outside
+    communicator.synchronize(stream).unwrap();
+    let graph = stream.capture(both).unwrap();
+    for round in 0..4 {
+        let own: Vec<f32> =
+            (0..len).map(|i| (i % 37 + round * (world.rank() + 1)) as f32).collect();
+        x.write(&own, stream).unwrap();
+        world.barrier().unwrap();
+        // SAFETY: the memory lives, and all ranks launch theirs.
+        unsafe { graph.launch(stream) }.unwrap();
+        communicator.synchronize(stream).unwrap();
+        let sum = |i: usize| -> f32 {
+            (1..=world.size()).map(|rank| (i % 37 + round * rank) as f32).sum()
+        };
+        let expected: Vec<f32> = (0..len).map(sum).collect();
+        assert!(theirs.read(stream).unwrap() == expected, "NCCL's, round {round}");
+        assert!(ours.read(stream).unwrap() == expected, "ours, round {round}");
+        world.barrier().unwrap();
+    }
+}
+
+fn pooled(world: &World, gpu: &Gpu, stream: &Stream) {
+    let pool = gpu.pool(world, 2 << 20);
+    let mut address = None;
+    for round in 0..3 {
+        let mut x = pool.alloc::<f32>(1024).unwrap().rendezvous(world).unwrap();
+        assert_eq!(*address.get_or_insert(x.handle().buffer_ptrs()), x.handle().buffer_ptrs());
+        x.write(&[(world.rank() + round) as f32; 1024], stream).unwrap();
+        x.all_reduce(ReduceOp::Sum, stream).unwrap();
+        let sum: usize = (0..world.size()).map(|rank| rank + round).sum();
+        assert_eq!(x.read(stream).unwrap(), [sum as f32; 1024]);
+        x.barrier(stream).unwrap();
+        x.synchronize(stream).unwrap();
+        world.barrier().unwrap();
+        drop(x);
+        world.barrier().unwrap();
+    }
+}
+
+fn moved(world: &World, gpu: &Gpu, stream: &Stream) {
+    let (n, own, len) = (world.size(), world.rank(), 1 << 16);
+    let make = |len: usize| gpu.alloc::<u32>(world, len).unwrap().rendezvous(world).unwrap();
+    let (mut from, mut all, mut parts) = (make(len * n), make(len * n), make(len * n));
+    let sent: Vec<u32> = (0..len * n).map(|i| (1000 * own + i / len) as u32).collect();
+    from.write(&sent, stream).unwrap();
+    let communicator = from.nccl().unwrap().communicator().clone();
+    communicator.all_to_all(from.view(), parts.view_mut(), stream).unwrap();
+    let mut part = make(len);
+    part.write(&vec![own as u32 + 7; len], stream).unwrap();
+    communicator.all_gather(part.view(), all.view_mut(), stream).unwrap();
+    communicator.synchronize(stream).unwrap();
+    let got: Vec<u32> = (0..len * n).map(|i| (1000 * (i / len) + own) as u32).collect();
+    assert!(parts.read(stream).unwrap() == got, "all-to-all");
+    let got: Vec<u32> = (0..len * n).map(|i| (i / len) as u32 + 7).collect();
+    assert!(all.read(stream).unwrap() == got, "all-gather");
 }

@@ -19,16 +19,19 @@ def empty(
     group: Group,
     *,
     device: str | int | None = None,
+    source: str | None = None,
     persistent_id: int | None = None,
 ) -> Array:
     """Memory of this rank for a later `rendezvous`. Not collective.
 
     `dtype` is a name ("float32", "bfloat16", …), numpy's or torch's. With `persistent_id`, the memory outlives its users,
-    and the next call with the same id gets it again, with what it held.
+    and the next call with the same id gets it again, with what it held. `source` is where memory of a device comes from, as
+    for `Group.alloc`: "cuda", "nccl", or "nvshmem", which all ranks of the group allocate together.
     """
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     itemsize = Array.itemsize_of(dtype)
-    memory = group.alloc(math.prod(sizes) * itemsize, device=device, persistent_id=persistent_id)
+    nbytes = math.prod(sizes) * itemsize
+    memory = group.alloc(nbytes, device=device, source=source, persistent_id=persistent_id)
     return memory.view(dtype, sizes)
 
 

@@ -24,7 +24,19 @@ import warnings
 from collections.abc import Collection, Container, Sequence
 from typing import Any, NamedTuple
 
-from symmem._native import Communicator, Error, Usage, nccl_call, nccl_unique_id, nccl_version
+from symmem._external import Registration, clear, external_nccl_comm, register_external_nccl_comm  # noqa: F401
+from symmem._native import (
+    Communicator,
+    Error,
+    Handle,
+    Usage,
+    nccl_call,
+    nccl_cft_handle,
+    nccl_communicator_of,
+    nccl_unique_id,
+    nccl_version,
+    nccl_window_of,
+)
 
 __all__ = ["all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter"]
 
@@ -77,6 +89,21 @@ def init_rank(
         torch = sys.modules.get("torch")
         device = torch.cuda.current_device() if torch and torch.cuda.is_available() else 0
     return Communicator.init_rank(num_ranks, bytes(uid), rank, device, timeout)
+
+
+def communicator_of(handle: Handle) -> Communicator:
+    """The communicator on which a rendezvous has registered memory with `source="nccl"`; not closed with this."""
+    return nccl_communicator_of(handle)
+
+
+def window_of(handle: Handle) -> int:
+    """NCCL's window (`ncclWindow_t`) onto such memory of all ranks; `Unavailable` where NCCL makes none."""
+    return nccl_window_of(handle)
+
+
+def cft_handle(handle: Handle, peer: int | None = None) -> tuple[int, int]:
+    """Endpoint and offset by which NCCL's kernels reach such memory of `peer`, or of all ranks at once. Since 2.31.2."""
+    return nccl_cft_handle(handle, peer)
 
 
 def all_reduce(
@@ -173,53 +200,6 @@ def reduce_scatter(
     call = _Call("reduce_scatter", inputs, outputs, streams, comms)
     call.check(1, call.size)
     call.make(op)
-
-
-class Registration:
-    """A communicator that was made elsewhere, known under the name of a group and a device until it is unregistered."""
-
-    def __init__(self, group_name: str, comm_ptr: int, device: int, comm: Any = None) -> None:
-        self.group_name = group_name
-        self.comm_ptr = comm_ptr
-        self.device = device
-        self.communicator: Communicator | None = Communicator.adopt(comm_ptr, device)
-        self._comm = comm  # so that it is not destroyed meanwhile
-
-    @property
-    def active(self) -> bool:
-        return self.communicator is not None
-
-    def unregister(self) -> None:
-        """Forgets it; doing so again does nothing."""
-        self.communicator = self._comm = None
-        if _registrations.get((self.group_name, self.device)) is self:
-            del _registrations[self.group_name, self.device]
-
-    def __enter__(self) -> Registration:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.unregister()
-
-
-_registrations: dict[tuple[str, int], Registration] = {}
-
-
-def register_external_nccl_comm(group_name: str, comm_ptr: int, device: Any, comm: Any = None) -> Registration:
-    """Makes a communicator (`ncclComm_t`) of somebody else known for a group and a device; `comm` is kept alive with it.
-
-    It lasts until `unregister`, the end of a `with`, or the next registration of the same two.
-    """
-    number = device if isinstance(device, int) else getattr(device, "index", None) or 0
-    registration = Registration(group_name, comm_ptr, number, comm)
-    _registrations[group_name, number] = registration
-    return registration
-
-
-def external_nccl_comm(group_name: str, device: int) -> Communicator | None:
-    """The communicator that is registered for a group and a device, if one is."""
-    found = _registrations.get((group_name, device))
-    return found.communicator if found else None
 
 
 class _Place(NamedTuple):
@@ -351,8 +331,7 @@ def _forget_broken(devices: tuple[int, ...]) -> None:
 
 def _clear() -> None:
     _communicators.clear()
-    for registration in list(_registrations.values()):
-        registration.unregister()
+    clear()
 
 
 # Not when the module goes, which may be after the driver.

@@ -40,7 +40,7 @@ impl Gpu {
         len: usize,
         pad: usize,
     ) -> Result<Buffer<T>> {
-        let block = group.block_with_pad::<T>(Arc::new(self.clone()), len, pad)?;
+        let block = group.block_with_pad::<T>(self.memory(), len, pad)?;
         Ok(Buffer { gpu: self.clone(), block, len, elements: PhantomData })
     }
 

@@ -120,7 +120,7 @@ impl Communicator {
         })
     }
 
-    /// Sends to `peer`, who receives as much from this rank.
+    /// Sends to `peer`, who receives as much from this rank. Between two ranks, what is sent arrives in the order of the calls.
     pub fn send<'a>(
         &self,
         from: impl Into<Source<'a>>,
@@ -133,7 +133,7 @@ impl Communicator {
         self.call(OP, stream, |nccl, comm| send(nccl, comm, from, peer, stream))
     }
 
-    /// Receives from `peer`, who sends as much to this rank.
+    /// Receives from `peer`, who sends as much to this rank: there for what comes after in `stream`.
     pub fn recv<'a>(&self, to: impl Into<Target<'a>>, peer: usize, stream: &Stream) -> Result<()> {
         const OP: &str = "recv";
         let to = to.into();

@@ -12,6 +12,9 @@ use crate::error::{Error, Result};
 use crate::sync::{Deadline, yield_now};
 
 /// This rank's end of a communicator, on one device. Cheap to clone; closed when the last clone goes.
+///
+/// All ranks make its calls in the same order. A call returns when it is in its stream, and what it writes is there for
+/// whatever comes after it in that stream; its elements belong to it until then.
 #[derive(Clone)]
 pub struct Communicator(Arc<Inner>);
 

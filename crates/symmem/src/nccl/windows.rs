@@ -171,7 +171,8 @@ impl<T: Element> Windowed<'_, T> {
         })
     }
 
-    /// Copies `data` to rank `peer`'s part, from its element `at` on, and then signals to it, in `stream`. Since 2.29.
+    /// Copies `data` to rank `peer`'s part, from its element `at` on, and then signals to it, in `stream`: the signal is seen
+    /// after the data. Since 2.29.
     pub fn put_signal(
         &self,
         peer: usize,
@@ -194,7 +195,8 @@ impl<T: Element> Windowed<'_, T> {
         })
     }
 
-    /// Has `stream` wait for one such signal of rank `peer`. Since 2.29.
+    /// Has `stream` wait for one such signal of rank `peer`: what came with it is there for whatever comes after in the
+    /// stream. Since 2.29.
     pub fn wait_signal(&self, peer: usize, stream: &Stream) -> Result<()> {
         const OP: &str = "nccl_wait_signal";
         let communicator = self.communicator();

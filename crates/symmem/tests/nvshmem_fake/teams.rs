@@ -45,6 +45,7 @@ fn ranks_at_odd_distances_make_no_team_and_are_told_so() {
     ranks(4).run(test_name!(), |world| {
         let (_, gpu, stream) = open(&world);
         let x = gpu.alloc::<u32>(&world, 8).unwrap();
+        let mut own = gpu.alloc::<u32>(&world, 1).unwrap();
         if world.rank() != 2 {
             let group = world.subgroup(&[0, 1, 3]).unwrap();
             let x = x.symmetric(&group).unwrap();
@@ -52,6 +53,18 @@ fn ranks_at_odd_distances_make_no_team_and_are_told_so() {
             assert!(matches!(e, Error::Unavailable { .. }), "{e}");
             assert!(e.to_string().contains("a constant stride apart"), "{e}");
             x.barrier(&stream).unwrap(); // by a kernel, it works
+            // Puts and gets need no team, and ranks are the group's: to the last, which is rank 3.
+            own.write(&[world.rank() as u32 + 5], &stream).unwrap();
+            let at = 2 * group.rank();
+            x.nvshmem().unwrap().put(2, at, own.view(), &stream).unwrap();
+            x.nvshmem().unwrap().quiet(&stream).unwrap();
+            stream.synchronize().unwrap();
+            group.barrier().unwrap();
+            x.nvshmem().unwrap().get(2, 2, own.view_mut(), &stream).unwrap();
+            assert_eq!(own.read(&stream).unwrap(), [6], "what rank 1 has put");
+            if world.rank() == 3 {
+                assert_eq!(x.read(&stream).unwrap(), [5, 0, 6, 0, 8, 0, 0, 0]);
+            }
             group.barrier().unwrap();
         }
         world.barrier().unwrap();

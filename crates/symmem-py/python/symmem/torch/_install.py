@@ -11,7 +11,7 @@ from torch._C import _distributed_c10d as bindings
 from torch._C._distributed_c10d import _SymmetricMemory
 
 from symmem import _native
-from symmem.torch import _groups, _handle, _memory, _one_sided, _operators, _pipeline, _pool, _work
+from symmem.torch import _groups, _handle, _memory, _one_sided, _operators, _pipeline, _pool, _sources, _work
 from symmem.torch._workspace import workspace
 
 #: The name of the CPU's backend, as `get_backend` gives it.
@@ -54,6 +54,9 @@ def _entry_points() -> None:
     for name in ("MemPool", "use_mem_pool"):
         if not hasattr(torch.cpu, name):
             setattr(torch.cpu, name, getattr(_pool, name))
+    for name, replacement in BINDINGS.items():
+        if hasattr(bindings, name):
+            _replace(bindings, name, replacement)
 
 
 def _replace(owner: object, name: str, replacement: Callable, kind: Callable = lambda function: function) -> None:
@@ -104,13 +107,27 @@ def _module_is_symm_mem_tensor(former, tensor):
 
 
 def _get_backend(former, device):
-    return BACKEND if _is_ours(device) else former(device)
+    if not _is_ours(device):
+        return former(device)
+    return BACKEND if _is_cpu(device) else _sources.backend() or BACKEND
 
 
 def _set_backend(former, name):
-    """This library is chosen by `install`; naming it changes nothing."""
-    if name != BACKEND:
+    """This library is chosen by `install`; naming it changes nothing. Other names say where its memory comes from."""
+    if name == BACKEND:
+        return
+    if "cuda" in _installed:
+        _sources.choose(name)
+    else:
         former(name)
+
+
+def _register_external_nccl_comm(former, group_name, comm_ptr, device):
+    _sources.register(former, group_name, comm_ptr, device, ours=_is_ours(device))
+
+
+def _unregister_external_nccl_comm(former, group_name, device):
+    _sources.unregister(former, group_name, device, ours=_is_ours(device))
 
 
 def _get_mempool_allocator(former, device):
@@ -208,6 +225,12 @@ STATIC_METHODS = {
     "set_group_info": _set_group_info,
     "stream_write_value32": _stream_write_value32,
     "memset32": _memset32,
+}
+
+#: Of the bindings themselves, in a torch that has them.
+BINDINGS = {
+    "_register_external_nccl_comm": _register_external_nccl_comm,
+    "_unregister_external_nccl_comm": _unregister_external_nccl_comm,
 }
 
 FUNCTIONS = {

@@ -16,7 +16,7 @@ import torch
 from torch._C._distributed_c10d import _SymmetricMemory
 
 from symmem import _native
-from symmem.torch import _groups
+from symmem.torch import _groups, _sources
 
 CPU = torch.device("cpu")
 
@@ -72,7 +72,8 @@ class Allocation:
                 _groups.stream(device)
             # torch makes no storage of nothing.
             pad_bytes = _SymmetricMemory.signal_pad_size
-            memory = home().alloc(max(nbytes, 1), device=str(device), pad_bytes=pad_bytes)
+            source = None if self.on_host else _sources.source()
+            memory = home().alloc(max(nbytes, 1), device=str(device), source=source, pad_bytes=pad_bytes)
         self.memory = memory
         self.address = memory.address
         self._lock = threading.Lock()
@@ -90,6 +91,7 @@ class Allocation:
             if handle is None:
                 if not self.on_host:
                     _groups.stream(self.device)
+                    _sources.use_external(self.memory, group, self.device)
                 handle = self._met[group] = self.memory.rendezvous(group.native)
             return handle
 

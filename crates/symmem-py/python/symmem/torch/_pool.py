@@ -18,12 +18,12 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from symmem import _native
-from symmem.torch import _memory
+from symmem.torch import _memory, _sources
 
 
 def device_allocator() -> object:
     """What a `torch.cuda.MemPool` takes: its segments are symmetric, with signal pads of the size set now."""
-    names = _native.serve_pools(_memory.home(), _SymmetricMemory.signal_pad_size)
+    names = _native.serve_pools(_memory.home(), _SymmetricMemory.signal_pad_size, _sources.source())
     return _device_allocator(*names)
 
 

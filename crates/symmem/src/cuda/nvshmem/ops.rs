@@ -32,7 +32,8 @@ impl<T: Element> Symmetric<T> {
 }
 
 impl<T: Element> Nvshmem<'_, T> {
-    /// Copies `data` to rank `rank`'s part, from its element `at` on, in `stream`.
+    /// Copies `data` to rank `rank`'s part, from its element `at` on, in `stream`. It is there after [`Nvshmem::quiet`] or
+    /// [`Nvshmem::barrier`], and not before.
     pub fn put(&self, rank: usize, at: usize, data: View<'_, T>, stream: &Stream) -> Result<()> {
         const NAME: &str = "nvshmem_put";
         let (to, pe) = self.place(NAME, rank, at, data.len)?;
@@ -43,7 +44,7 @@ impl<T: Element> Nvshmem<'_, T> {
         })
     }
 
-    /// Copies rank `rank`'s part to `out`, from its element `at` on, in `stream`.
+    /// Copies rank `rank`'s part to `out`, from its element `at` on, in `stream`: there for what comes after in it.
     pub fn get(&self, rank: usize, at: usize, out: ViewMut<'_, T>, stream: &Stream) -> Result<()> {
         const NAME: &str = "nvshmem_get";
         let (from, pe) = self.place(NAME, rank, at, out.len)?;
@@ -54,7 +55,8 @@ impl<T: Element> Nvshmem<'_, T> {
         })
     }
 
-    /// As [`Nvshmem::put`], and then does `op` with `value` to the 64-bit word `word` of rank `rank`'s pad of this memory.
+    /// As [`Nvshmem::put`], and then does `op` with `value` to the 64-bit word `word` of rank `rank`'s pad of this memory: who
+    /// sees the word sees the data.
     #[allow(clippy::too_many_arguments)] // what a put and a signal have
     pub fn put_with_signal(
         &self,
@@ -75,7 +77,8 @@ impl<T: Element> Nvshmem<'_, T> {
         })
     }
 
-    /// Does `op` with `value` to the 64-bit word `word` of rank `rank`'s pad of this memory, in `stream`.
+    /// Does `op` with `value` to the 64-bit word `word` of rank `rank`'s pad of this memory, in `stream`. Puts before it are
+    /// there before it only after a [`Nvshmem::quiet`].
     pub fn signal(
         &self,
         rank: usize,
@@ -92,7 +95,8 @@ impl<T: Element> Nvshmem<'_, T> {
         })
     }
 
-    /// Has `stream` wait until the 64-bit word `word` of this rank's pad is `value`.
+    /// Has `stream` wait until the 64-bit word `word` of this rank's pad is `value`. What was put with that signal is there for
+    /// what comes after in the stream.
     pub fn wait_for_signal(&self, word: usize, value: u64, stream: &Stream) -> Result<()> {
         const NAME: &str = "nvshmem_wait_for_signal";
         let signal = self.word(NAME, word)?;
