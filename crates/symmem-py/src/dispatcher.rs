@@ -17,7 +17,6 @@ use symmem::ReduceOp;
 use crate::collectives::{Part, reduce_op};
 use crate::dtype::Type;
 use crate::error::{exception, usage};
-use crate::handle::Handle;
 use crate::memory::Place;
 use crate::quick;
 use crate::stream::is_kept;
@@ -144,151 +143,137 @@ unsafe extern "C-unwind" fn one_shot_all_reduce_out(stack: *mut Value, _: u64, _
     unsafe { run::<4>(stack, To::Output, c"symmem::one_shot_all_reduce_out") }
 }
 
+/// A tensor of torch's that lives while this is used.
+#[derive(Clone, Copy, PartialEq)]
+struct Tensor(Value);
+
+/// A text of torch's, likewise.
+#[derive(Clone, Copy)]
+struct Text(Value);
+
+/// What an operator was called with.
+struct Arguments {
+    input: Tensor,
+    operator: Text,
+    group: Text,
+    output: Option<Tensor>,
+}
+
 /// # Safety
 /// There are `N` values on the stack: a tensor, two texts, and an output where `to` says so. They are ours.
 unsafe fn run<const N: usize>(stack: *mut Value, to: To, long: &CStr) {
     let Some(torch) = TORCH.get() else { return };
     // SAFETY: as the caller promises.
     let values: [Value; N] = unsafe { stack.cast::<[Value; N]>().read() };
-    let output = values.get(3).copied().unwrap_or(0);
-    // SAFETY: S4: tensors and texts, as the caller promises.
-    let result = match unsafe { torch.quick((values[0], values[1], values[2]), to, output) } {
-        Some(Ok(result)) => result,
-        // SAFETY: S4: the values are still ours, and go with the call.
-        None => return unsafe { torch.hand_on(stack, long) },
-        Some(Err(error)) => {
-            let raised = Python::attach(|py| exception(py, error));
-            // SAFETY: S4: nobody else has them.
-            unsafe { torch.delete(&values, 0) };
-            return torch.raise(raised);
-        }
+    let given = Arguments {
+        input: Tensor(values[0]),
+        operator: Text(values[1]),
+        group: Text(values[2]),
+        output: values.get(3).copied().map(Tensor),
     };
-    // SAFETY: S4: nobody else has them; the result is torch's again.
-    unsafe {
-        torch.delete(&values, result);
-        stack.write(result);
+    match torch.quick(&given, to) {
+        // The arguments are still ours, and go with the call.
+        None => torch.hand_on(stack, long),
+        Some(Ok(result)) => {
+            torch.delete(&given, Some(result));
+            // SAFETY: there is a place for the result, which is torch's again.
+            unsafe { stack.write(result.0) };
+        }
+        Some(Err(error)) => {
+            torch.delete(&given, None);
+            torch.raise(Python::attach(|py| exception(py, error)));
+        }
     }
 }
 
 impl Torch {
-    /// What torch says of a tensor, or of a text.
-    ///
-    /// # Safety
-    /// S4: it is one, of the kind that is asked.
-    unsafe fn ask<T: Copy>(&self, ask: Ask<T>, of: Value) -> Option<T> {
-        let mut answer = std::mem::MaybeUninit::uninit();
-        // SAFETY: S4: as the caller promises; where it says that it worked, it has written an answer.
-        unsafe { (ask(of, answer.as_mut_ptr()) == 0).then(|| answer.assume_init()) }
+    /// What a function of torch's says of a tensor.
+    fn ask<T: Copy>(&self, ask: Ask<T>, of: Tensor) -> Option<T> {
+        answer(ask, of.0)
     }
 
-    /// # Safety
-    /// S4: a text, which lives as long.
-    unsafe fn bytes<'a>(&self, text: Value) -> Option<&'a [u8]> {
-        // SAFETY: S4: as the caller promises.
-        let (first, len) =
-            unsafe { (self.ask(self.text, text)?, self.ask(self.text_length, text)?) };
-        // SAFETY: S4: torch's own bytes, so many.
+    fn bytes(&self, text: Text) -> Option<&[u8]> {
+        let (first, len) = (answer(self.text, text.0)?, answer(self.text_length, text.0)?);
+        // SAFETY: S4: torch's own bytes, so many, as long as the text lives.
         Some(unsafe { std::slice::from_raw_parts(first.cast(), len) })
     }
 
     /// The lengths of a tensor's dimensions, or by `of` its strides.
-    ///
-    /// # Safety
-    /// S4: a tensor, which lives as long.
-    unsafe fn shape<'a>(&self, of: Ask<*const i64>, tensor: Value) -> Option<&'a [i64]> {
-        // SAFETY: S4: as the caller promises.
-        let (first, len) = unsafe { (self.ask(of, tensor)?, self.ask(self.dimensions, tensor)?) };
+    fn shape(&self, of: Ask<*const i64>, tensor: Tensor) -> Option<&[i64]> {
+        let (first, len) = (self.ask(of, tensor)?, self.ask(self.dimensions, tensor)?);
         if len == 0 {
             return Some(&[]);
         }
-        // SAFETY: S4: torch's own numbers, so many.
+        // SAFETY: S4: torch's own numbers, so many, as long as the tensor lives.
         Some(unsafe { std::slice::from_raw_parts(first, len as usize) })
+    }
+
+    /// Kind and number.
+    fn device_of(&self, tensor: Tensor) -> Option<(i32, i32)> {
+        Some((self.ask(self.device, tensor)?, self.ask(self.device_index, tensor)?))
     }
 
     /// Puts a reduction that was made before into the stream; the tensor that has the result. `None`: it was not, or there is
     /// something unusual about it, and nothing was done.
-    ///
-    /// # Safety
-    /// S4: a tensor and two texts; a tensor where `to` says that there is an output.
-    unsafe fn quick(
-        &self,
-        (input, operator, group): (Value, Value, Value),
-        to: To,
-        output: Value,
-    ) -> Option<symmem::Result<Value>> {
-        // SAFETY: S4: as the caller promises, here and below.
-        unsafe {
-            let address = self.ask(self.address, input)?;
-            let (handle, offset) = quick::named(address, self.bytes(group)?)?;
-            let Place::Cuda(number) = handle.place() else { return None };
-            let operator = self.bytes(operator)?;
-            let (_, op) = self.operators.iter().find(|(name, _)| name.as_bytes() == operator)?;
-            let code = self.ask(self.dtype, input)?;
-            let (_, dtype) = self.types.iter().find(|(known, _)| *known == code)?;
-            if !self.ask(self.contiguous, input)? {
-                return None;
-            }
-            let mut stream = 0;
-            if (self.current_stream)(number as i32, &mut stream) != 0 || !is_kept(number, stream) {
-                return None;
-            }
-            let count = usize::try_from(self.ask(self.count, input)?).ok()?;
-            let part = Part { op: OP, dtype, offset, count, stream };
-            let result = match to {
-                To::Itself => input,
-                To::Output if self.are_alike(input, output)? => output,
-                To::Output => return None,
-                To::New => self.like(input, code)?,
-            };
-            let out = if to == To::Itself { None } else { Some(self.ask(self.address, result)?) };
-            let done = launch(&handle, part, *op, out);
-            if to == To::New && !matches!(done, Some(Ok(()))) {
-                (self.delete_tensor)(result);
-            }
-            Some(done?.map(|()| result))
+    fn quick(&self, given: &Arguments, to: To) -> Option<symmem::Result<Tensor>> {
+        let input = given.input;
+        let address = self.ask(self.address, input)?;
+        let (handle, offset) = quick::named(address, self.bytes(given.group)?)?;
+        let Place::Cuda(number) = handle.place() else { return None };
+        let operator = self.bytes(given.operator)?;
+        let (_, op) = self.operators.iter().find(|(name, _)| name.as_bytes() == operator)?;
+        let code = self.ask(self.dtype, input)?;
+        let (_, dtype) = self.types.iter().find(|(known, _)| *known == code)?;
+        if !self.ask(self.contiguous, input)? {
+            return None;
         }
+        let mut stream = 0;
+        // SAFETY: S4: it writes the one word.
+        let asked = unsafe { (self.current_stream)(number as i32, &mut stream) };
+        if asked != 0 || !is_kept(number, stream) {
+            return None;
+        }
+        let count = usize::try_from(self.ask(self.count, input)?).ok()?;
+        let part = Part { op: OP, dtype, offset, count, stream };
+        let result = match (to, given.output) {
+            (To::Itself, _) => input,
+            (To::Output, Some(output)) if self.are_alike(input, output)? => output,
+            (To::Output, _) => return None,
+            (To::New, _) => self.like(input, code)?,
+        };
+        let out = if to == To::Itself { None } else { Some(self.ask(self.address, result)?) };
+        // SAFETY: the output is like the input; torch keeps the memory of both until streams are done with it.
+        let done = unsafe { handle.reduce_in_stream(part, *op, out) };
+        if to == To::New && !matches!(done, Some(Ok(()))) {
+            self.delete_one(result);
+        }
+        Some(done?.map(|()| result))
     }
 
     /// Whether two tensors have the same shape, type and device, and the second is contiguous.
-    ///
-    /// # Safety
-    /// S4: tensors.
-    unsafe fn are_alike(&self, a: Value, b: Value) -> Option<bool> {
-        // SAFETY: S4: as the caller promises.
-        unsafe {
-            let device = |of| Some((self.ask(self.device, of)?, self.ask(self.device_index, of)?));
-            Some(
-                self.shape(self.sizes, a)? == self.shape(self.sizes, b)?
-                    && self.ask(self.dtype, a)? == self.ask(self.dtype, b)?
-                    && device(a)? == device(b)?
-                    && self.ask(self.contiguous, b)?,
-            )
-        }
+    fn are_alike(&self, a: Tensor, b: Tensor) -> Option<bool> {
+        Some(
+            self.shape(self.sizes, a)? == self.shape(self.sizes, b)?
+                && self.ask(self.dtype, a)? == self.ask(self.dtype, b)?
+                && self.device_of(a)? == self.device_of(b)?
+                && self.ask(self.contiguous, b)?,
+        )
     }
 
-    /// A new tensor of the same shape and on the same device.
-    ///
-    /// # Safety
-    /// S4: a tensor of that type.
-    unsafe fn like(&self, tensor: Value, dtype: i32) -> Option<Value> {
-        // SAFETY: S4: as the caller promises.
-        unsafe {
-            let (sizes, strides) =
-                (self.shape(self.sizes, tensor)?, self.shape(self.strides, tensor)?);
-            let device = (self.ask(self.device, tensor)?, self.ask(self.device_index, tensor)?);
-            let (rank, mut made) = (sizes.len() as i64, 0);
-            let (sizes, strides) = (sizes.as_ptr(), strides.as_ptr());
-            let done = (self.empty)(rank, sizes, strides, dtype, device.0, device.1, &mut made);
-            (done == 0).then_some(made)
-        }
+    /// A new tensor of the same shape and type, on the same device.
+    fn like(&self, tensor: Tensor, dtype: i32) -> Option<Tensor> {
+        let (sizes, strides) = (self.shape(self.sizes, tensor)?, self.shape(self.strides, tensor)?);
+        let (kind, number) = self.device_of(tensor)?;
+        let (rank, mut made) = (sizes.len() as i64, 0);
+        let (sizes, strides) = (sizes.as_ptr(), strides.as_ptr());
+        // SAFETY: S4: so many sizes and strides.
+        let done = unsafe { (self.empty)(rank, sizes, strides, dtype, kind, number, &mut made) };
+        (done == 0).then_some(Tensor(made))
     }
 
-    /// Has the kernel in Python do it, and raises what it raised.
-    ///
-    /// # Safety
-    /// S4: the stack has the operator's arguments, which go with the call.
-    unsafe fn hand_on(&self, stack: *mut Value, to: &CStr) {
-        // SAFETY: S4: as the caller promises.
+    /// Has the kernel in Python do what the stack has the arguments of, which go with the call, and raises what it raised.
+    fn hand_on(&self, stack: *mut Value, to: &CStr) {
+        // SAFETY: S4: torch's own stack, of an operator with the same arguments and results.
         let called = unsafe { (self.call)(to.as_ptr(), c"".as_ptr(), stack, VERSION) };
         let raised = ASIDE.take();
         if called != 0 {
@@ -297,51 +282,51 @@ impl Torch {
             return self.raise(raised.unwrap_or_else(failed));
         }
         if let Some(raised) = raised {
-            // SAFETY: S4: the kernel returned one of its tensors in the place of a result.
-            unsafe { (self.delete_tensor)(stack.read()) };
+            // SAFETY: the kernel returned one of its tensors in the place of a result.
+            self.delete_one(Tensor(unsafe { stack.read() }));
             self.raise(raised);
         }
     }
 
     /// Deletes the arguments of an operator but `kept`.
-    ///
-    /// # Safety
-    /// S4: tensors and, in the second and third place, texts, which nobody uses any more.
-    unsafe fn delete(&self, values: &[Value], kept: Value) {
-        for (place, &value) in values.iter().enumerate().filter(|(_, value)| **value != kept) {
-            let delete = if matches!(place, 1 | 2) { self.delete_text } else { self.delete_tensor };
-            // SAFETY: S4: as the caller promises.
-            unsafe { delete(value) };
+    fn delete(&self, given: &Arguments, kept: Option<Tensor>) {
+        let tensors = [Some(given.input), given.output].into_iter().flatten();
+        tensors.filter(|tensor| Some(*tensor) != kept).for_each(|tensor| self.delete_one(tensor));
+        for text in [given.operator, given.group] {
+            // SAFETY: S4: ours, and not used again.
+            unsafe { (self.delete_text)(text.0) };
         }
     }
 
-    /// Ends the operator with an exception, as torch knows them: of C++, with the text of the one in Python, which torch makes the
-    /// cause of the one that Python sees.
+    fn delete_one(&self, tensor: Tensor) {
+        // SAFETY: S4: ours, and not used again.
+        unsafe { (self.delete_tensor)(tensor.0) };
+    }
+
+    /// Ends the operator with an exception, as torch knows them: of C++, with the text of the one in Python.
     fn raise(&self, raised: PyErr) {
         let text = Python::attach(|py| {
             let text = raised.value(py).to_string().replace('\0', " ");
-            raised.restore(py);
+            raised.restore(py); // some torches make it the cause of what Python sees
             text
         });
         let text = CString::new(text).unwrap_or_default();
-        // SAFETY: S4: as a `throw std::runtime_error(text)` of C++ does it. This frame has nothing to drop but the text,
-        // which goes while the exception passes.
-        unsafe {
-            let error = (self.make_error)(2 * size_of::<usize>());
-            (self.fill_error)(error, text.as_ptr());
-            (self.throw)(error, self.error_type, self.drop_error)
-        }
+        // As a `throw std::runtime_error(text)` of C++ does it. SAFETY: S4: as long as such an object.
+        let error = unsafe { (self.make_error)(2 * size_of::<usize>()) };
+        // SAFETY: S4: fills what was made for it.
+        unsafe { (self.fill_error)(error, text.as_ptr()) };
+        // SAFETY: S4: a whole exception. The text goes while it passes this frame.
+        unsafe { (self.throw)(error, self.error_type, self.drop_error) }
     }
 }
 
-fn launch(
-    handle: &Handle,
-    part: Part,
-    op: ReduceOp,
-    out: Option<usize>,
-) -> Option<symmem::Result<()>> {
-    // SAFETY: the output was compared with the input, or made like it; torch keeps its memory until streams are done.
-    unsafe { handle.reduce_in_stream(part, op, out) }
+/// What a function of torch's says of a value.
+fn answer<T: Copy>(ask: Ask<T>, of: Value) -> Option<T> {
+    let mut answer = std::mem::MaybeUninit::uninit();
+    // SAFETY: S4: a live value of the kind that is asked, see `Tensor` and `Text`.
+    let failed = unsafe { ask(of, answer.as_mut_ptr()) } != 0;
+    // SAFETY: where it worked, it has written an answer.
+    (!failed).then(|| unsafe { answer.assume_init() })
 }
 
 fn usage_error(text: &str) -> PyErr {
@@ -406,8 +391,9 @@ fn load(
             let symbol = format!("aoti_torch_dtype_{torchs}\0");
             // SAFETY: S4: of the type that torch's headers give it.
             let number = unsafe { torch.get::<unsafe extern "C" fn() -> i32>(symbol.as_bytes()) };
+            let number = number.ok()?;
             // SAFETY: S4: it only answers.
-            Some((unsafe { number.ok()?() }, Type::by_name(&name)?))
+            Some((unsafe { number() }, Type::by_name(&name)?))
         };
         let types = types.into_iter().filter_map(number).collect();
         // SAFETY: S4: of the type that torch's headers give it.

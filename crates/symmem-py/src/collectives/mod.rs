@@ -195,21 +195,29 @@ impl Handle {
     ) -> Option<symmem::Result<()>> {
         let (device, dtype) = (self.cuda()?, part.dtype.element?);
         let bytes = part.count.saturating_mul(part.dtype.size());
-        let mut to = out.map_or(Slice::EMPTY, |address| Slice::raw(address, bytes));
+        let to = out.map_or(Slice::EMPTY, |address| Slice::raw(address, bytes));
         let taken = |base: usize| to.touches(base.saturating_add(part.offset), bytes);
         if !self.is_open() || self.mapped().buffers.iter().copied().any(taken) {
             return None;
         }
+        let to = out.map(|_| to);
+        Some(with_element!(dtype, T => self.put_reduction::<T>(device, part, op, to)))
+    }
+
+    /// The last of [`Handle::reduce_in_stream`], which has checked everything.
+    fn put_reduction<T: Element>(
+        &self,
+        device: &cuda::Symmetric<u8>,
+        part: Part,
+        op: ReduceOp,
+        to: Option<Slice>,
+    ) -> symmem::Result<()> {
         let stream = stream_of(device, part.stream);
-        let range = (part.offset, part.count);
-        Some(with_element!(dtype, T => {
-            // SAFETY: as the caller promises; S2 as documented for users.
-            let to = unsafe { to.view_mut::<T>() };
-            self.mapped().with_part(device, range, |memory| match out {
-                Some(_) => memory.all_reduce_into(op, to, &stream),
-                None => memory.all_reduce_with(op, Algorithm::Auto, &stream),
-            })
-        }))
+        self.mapped().with_part::<T>(device, (part.offset, part.count), |memory| match to {
+            // SAFETY: as its caller promises; S2 as documented for users.
+            Some(mut to) => memory.all_reduce_into(op, unsafe { to.view_mut() }, &stream),
+            None => memory.all_reduce_with(op, Algorithm::Auto, &stream),
+        })
     }
 
     pub(crate) fn do_reduce_scatter(
