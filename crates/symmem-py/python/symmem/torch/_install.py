@@ -11,7 +11,7 @@ from torch._C import _distributed_c10d as bindings
 from torch._C._distributed_c10d import _SymmetricMemory
 
 from symmem import _native
-from symmem.torch import _groups, _handle, _memory, _one_sided, _operators, _pipeline, _pool, _work
+from symmem.torch import _compiler, _groups, _handle, _memory, _one_sided, _operators, _pipeline, _pool, _work
 from symmem.torch._workspace import workspace
 
 #: The name of the CPU's backend, as `get_backend` gives it.
@@ -49,6 +49,7 @@ def _entry_points() -> None:
         if hasattr(symm_mem, name):
             _replace(symm_mem, name, replacement)
     symm_mem.Work = _work.Work
+    _compiler.install()
     if not hasattr(bindings, "_is_process_group_registered"):
         bindings._is_process_group_registered = _groups.is_process_group
     for name in ("MemPool", "use_mem_pool"):
