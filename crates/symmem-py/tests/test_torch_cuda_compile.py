@@ -7,6 +7,8 @@ import os
 import random
 import re
 import shutil
+import subprocess
+import sys
 import sysconfig
 import warnings
 from importlib.util import find_spec
@@ -127,6 +129,20 @@ def _matrices(rank, device, count):
 
 def _allocations(code):
     return re.findall(r"(\w+) = empty_strided_p2p\(", code)
+
+
+@pytest.mark.skipif(bool(CPU_LACKS), reason=CPU_LACKS or "-")
+@pytest.mark.parametrize(
+    "modules", ["symmem.torch, torch._inductor.codegen.wrapper", "torch._inductor.codegen.wrapper, symmem.torch"]
+)
+def test_the_compiler_may_be_imported_before_and_after(modules):
+    program = f"""
+import {modules}, torch, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+sum = torch.compile(lambda x: torch.ops.symm_mem.one_shot_all_reduce(x + 1, "sum", "0"), fullgraph=True)
+assert (sum(torch.ones(4)) == 2).all()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @everywhere
