@@ -54,6 +54,23 @@ for name in ("one_shot_all_reduce", "get_remote_tensors"):
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+def test_names_that_were_taken_before_the_import_are_this_librarys():
+    program = """
+import inspect
+from torch.distributed import _symmetric_memory as symm_mem
+from torch.distributed._symmetric_memory import get_symm_mem_workspace, is_symm_mem_enabled_for_group
+before = inspect.signature(get_symm_mem_workspace)
+import symmem.torch, torch
+assert symm_mem.get_symm_mem_workspace is get_symm_mem_workspace
+assert inspect.signature(get_symm_mem_workspace) == before and get_symm_mem_workspace.__doc__
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+if not torch.accelerator.is_available():
+    assert get_symm_mem_workspace("0", min_size=64).buffer_size >= 64
+    assert is_symm_mem_enabled_for_group("0")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_without_the_package_cpu_tensors_are_refused():
     """What the package adds: PyTorch alone has no allocator for CPUs (W-30)."""
     program = """

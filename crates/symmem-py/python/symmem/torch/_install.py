@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
+from types import FunctionType
 
 import torch
 import torch.distributed._symmetric_memory as symm_mem
@@ -11,7 +13,18 @@ from torch._C import _distributed_c10d as bindings
 from torch._C._distributed_c10d import _SymmetricMemory
 
 from symmem import _native
-from symmem.torch import _groups, _handle, _memory, _one_sided, _operators, _pipeline, _pool, _sources, _work
+from symmem.torch import (
+    _compiler,
+    _groups,
+    _handle,
+    _memory,
+    _one_sided,
+    _operators,
+    _pipeline,
+    _pool,
+    _sources,
+    _work,
+)
 from symmem.torch._workspace import workspace
 
 #: The name of the CPU's backend, as `get_backend` gives it.
@@ -44,11 +57,12 @@ def _entry_points() -> None:
     for name, replacement in STATIC_METHODS.items():
         _replace(_SymmetricMemory, name, replacement, staticmethod)
     for name, replacement in FUNCTIONS.items():
-        _replace(symm_mem, name, replacement)
+        _replace_function(name, replacement)
     for name, replacement in PRIVATE_FUNCTIONS.items():
         if hasattr(symm_mem, name):
-            _replace(symm_mem, name, replacement)
+            _replace_function(name, replacement)
     symm_mem.Work = _work.Work
+    _compiler.install()
     if not hasattr(bindings, "_is_process_group_registered"):
         bindings._is_process_group_registered = _groups.is_process_group
     for name in ("MemPool", "use_mem_pool"):
@@ -64,6 +78,26 @@ def _replace(owner: object, name: str, replacement: Callable, kind: Callable = l
     former = getattr(owner, name, functools.partial(_absent, name))
     # Its name, document and signature are still PyTorch's.
     setattr(owner, name, kind(functools.update_wrapper(functools.partial(replacement, former), former)))
+
+
+def _replace_function(name: str, replacement: Callable) -> None:
+    """Replace a function of the module within: whoever took it by `from … import …` before has ours too."""
+    former = getattr(symm_mem, name, None)
+    if not isinstance(former, FunctionType) or former.__code__.co_freevars:
+        _replace(symm_mem, name, replacement)
+        return
+    kept = FunctionType(former.__code__, former.__globals__, name, former.__defaults__)
+    kept.__kwdefaults__ = former.__kwdefaults__
+    former.__signature__ = inspect.signature(former)
+    former.__defaults__ = former.__kwdefaults__ = None
+    ours = f"_symmem_{name}"
+    former.__globals__[ours] = functools.partial(replacement, kept)
+    former.__code__ = _call.__code__.replace(co_name=name, co_names=(ours,))
+
+
+def _call(*args: object, **kwargs: object) -> object:
+    """The code of a function that was replaced, where `_ours` stands for the replacement's name in PyTorch's module."""
+    return _ours(*args, **kwargs)  # noqa: F821
 
 
 def _absent(name: str, *_: object, **__: object) -> None:
