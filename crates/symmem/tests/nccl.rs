@@ -316,8 +316,9 @@ fn a_rank_that_does_not_call_as_two_hosts_is_named_and_a_new_communicator_works(
         let mut x = comm.gpu().alloc::<f32>(world, 1 << 20).unwrap();
         if world.rank() == 0 {
             comm.set_deadline(Duration::from_secs(3));
-            comm.all_reduce_in_place(x.view_mut(), ReduceOp::Sum, stream).unwrap();
-            let e = comm.synchronize(stream).unwrap_err();
+            // Connections are made by the first call, which waits for them.
+            let called = comm.all_reduce_in_place(x.view_mut(), ReduceOp::Sum, stream);
+            let e = called.and_then(|()| comm.synchronize(stream)).unwrap_err();
             assert!(matches!(&e, Error::Timeout { waiting_for, .. } if waiting_for == &[1]), "{e}");
         }
         world.barrier().unwrap();

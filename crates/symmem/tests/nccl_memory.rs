@@ -496,8 +496,9 @@ fn pooled(world: &World, gpu: &Gpu, stream: &Stream) {
     let pool = gpu.pool(world, 2 << 20);
     let mut address = None;
     for round in 0..3 {
-        let mut x = pool.alloc::<f32>(1024).unwrap().rendezvous(world).unwrap();
-        assert_eq!(*address.get_or_insert(x.handle().buffer_ptrs()), x.handle().buffer_ptrs());
+        let buffer = pool.alloc::<f32>(1024).unwrap();
+        assert_eq!(*address.get_or_insert(buffer.address()), buffer.address());
+        let mut x = buffer.rendezvous(world).unwrap();
         x.write(&[(world.rank() + round) as f32; 1024], stream).unwrap();
         x.all_reduce(ReduceOp::Sum, stream).unwrap();
         let sum: usize = (0..world.size()).map(|rank| rank + round).sum();
