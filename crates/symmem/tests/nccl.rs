@@ -225,6 +225,27 @@ fn a_window_onto_memory_of_our_own_is_opened_and_closed() {
 
 #[test]
 #[ignore = "needs a CUDA device: cargo xtask gpu"]
+fn windows_that_come_and_go_leave_no_memory() {
+    let alone = Alone::new();
+    if !alone.nccl.has(Feature::Windows) {
+        return println!("skipped: no windows before 2.27");
+    }
+    let x = alone.buffer(&vec![1.0_f32; 1 << 20]);
+    let times = |times: usize| {
+        for _ in 0..times {
+            // SAFETY: the buffer outlives it, and there are no peers.
+            drop(unsafe { alone.communicator.window(x.address(), 4 << 20) }.unwrap());
+        }
+    };
+    times(16);
+    let before = free_memory();
+    times(256);
+    let lost = before.saturating_sub(free_memory());
+    assert!(lost < 4 << 20, "{lost} bytes were lost by 256 windows");
+}
+
+#[test]
+#[ignore = "needs a CUDA device: cargo xtask gpu"]
 fn communicators_that_come_and_go_leave_no_memory() {
     let alone = Alone::new();
     let once = || {
