@@ -1,7 +1,5 @@
 //! All-reduce: every rank gets the reduction of all ranks' elements.
 
-use std::ops::Range;
-
 use super::host::copy::Stores;
 use super::host::reduce::Loop;
 use super::{Session, by_rank, loop_for, plan, share};
@@ -44,15 +42,13 @@ impl<T: Element> Symmetric<T> {
         let looped = loop_for::<T>(self.group(), NAME, op)?;
         let len = self.len();
         let (bytes, ranks) = (len * size_of::<T>(), self.group().size());
-        if algorithm == Algorithm::Auto && bytes <= Desk::TINY {
-            // What travels in the line of the flag needs no thought, and has no time for any.
-            return self.all_reduce_piece(op, looped, 0..len);
-        }
         let algorithm = match algorithm {
             Algorithm::Multimem | Algorithm::CopyEngine => {
                 let expected = "an algorithm for host memory".to_owned();
                 return Err(self.group().usage(NAME, expected, format!("{algorithm:?}")));
             }
+            // What travels in the line of the flag needs no thought, and has no time for any.
+            Algorithm::Auto if bytes <= Desk::TINY => Algorithm::Staged,
             Algorithm::Auto => {
                 let rates = self.group().rates()?;
                 let chosen = plan::quickest(rates, bytes, ranks);
@@ -94,27 +90,17 @@ impl<T: Element> Symmetric<T> {
         let mut begin = 0;
         loop {
             let end = (begin + piece).min(len);
-            self.all_reduce_piece(op, looped, begin..end)?;
+            // With the place in it: a rank that gave up and began anew must not meet others halfway.
+            let agreed = [op as usize, Algorithm::Staged as usize, begin];
+            self.staged(NAME, &agreed, begin..end, true, |from, own| {
+                // SAFETY: each rank has laid out that many elements; our part has them too, and is ours alone.
+                unsafe { looped(from, &[own], end - begin, Stores::Cached) };
+            })?;
             begin = end;
             if begin == len {
                 return Ok(());
             }
         }
-    }
-
-    fn all_reduce_piece(
-        &mut self,
-        op: ReduceOp,
-        looped: Loop<T>,
-        piece: Range<usize>,
-    ) -> Result<()> {
-        let len = piece.len();
-        // With the place in it: a rank that gave up and began anew must not meet others halfway.
-        let agreed = [op as usize, Algorithm::Staged as usize, piece.start];
-        self.staged(NAME, &agreed, piece, true, |from, own| {
-            // SAFETY: each rank has laid out that many elements; our part has them too, and is ours alone.
-            unsafe { looped(from, &[own], len, Stores::Cached) };
-        })
     }
 
     /// Into `out`, leaving this memory as it is. Collective.

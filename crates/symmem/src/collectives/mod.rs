@@ -158,7 +158,6 @@ impl Group {
     ///
     /// One barrier is all: what is laid out stays as it is until all have passed the next. What this rank has laid out it
     /// finds at `own`, where that is given: lines that peers are fetching from our cache are slow to read for us as well.
-    #[inline]
     fn staged<T, R>(
         &self,
         call: Call,
@@ -167,55 +166,27 @@ impl Group {
         own: Option<*const T>,
         work: impl FnOnce(&[*const T]) -> R,
     ) -> Result<R> {
-        if bytes <= Desk::TINY {
-            self.staged_in_the_line(call, bytes, lay, own, work)
-        } else {
-            self.staged_on_the_desk(call, lay, own, work)
-        }
-    }
-
-    #[inline(never)]
-    fn staged_on_the_desk<T, R>(
-        &self,
-        call: Call,
-        lay: impl Fn(*mut u8),
-        own: Option<*const T>,
-        work: impl FnOnce(&[*const T]) -> R,
-    ) -> Result<R> {
         // A call that goes on with an expired one lays out nothing: what counts is what was laid out then.
         let laid = Cell::new(false);
-        let write = |desk: &Desk<'_>, to: usize| {
-            if to == self.rank() {
-                lay(desk.stage(to));
-                laid.set(true);
-            }
-        };
-        let read = |desk: &Desk<'_>| {
-            let own = |rank| own.filter(|_| rank == self.rank() && laid.get());
-            let place = |rank| own(rank).unwrap_or(desk.stage(rank).cast_const().cast());
-            by_rank(self.size(), place, work)
-        };
-        self.exchange(call, write, read)
-    }
-
-    /// In a function of its own: these are the few hundred instructions between one flag and the next.
-    #[inline(never)]
-    fn staged_in_the_line<T, R>(
-        &self,
-        call: Call,
-        bytes: usize,
-        lay: impl Fn(*mut u8),
-        own: Option<*const T>,
-        work: impl FnOnce(&[*const T]) -> R,
-    ) -> Result<R> {
-        let laid = Cell::new(false); // as on the desk
+        let own = |rank| own.filter(|_| rank == self.rank() && laid.get());
+        if bytes > Desk::TINY {
+            let write = |desk: &Desk<'_>, to: usize| {
+                if to == self.rank() {
+                    lay(desk.stage(to));
+                    laid.set(true);
+                }
+            };
+            let read = |desk: &Desk<'_>| {
+                let place = |rank| own(rank).unwrap_or(desk.stage(rank).cast_const().cast());
+                by_rank(self.size(), place, work)
+            };
+            return self.exchange(call, write, read);
+        }
         let mut tiny = [0_u64; Desk::TINY / size_of::<u64>()];
         lay(tiny.as_mut_ptr().cast());
         let write = |desk: &Desk<'_>, to: usize| {
             let place = desk.tiny_for(to);
-            // No word more than there are: `to` is looking for the flag in the same line, and may take it away between
-            // any two stores.
-            for (at, word) in tiny.iter().enumerate().take(bytes.div_ceil(size_of::<u64>())) {
+            for (at, word) in tiny.iter().enumerate() {
                 // Word by word, as `lay` has written them: wider loads would wait until those stores are through.
                 // SAFETY: as many words as there are, aligned; `to` does not read them before our flag.
                 unsafe { place.wrapping_add(at).write_volatile(*word) };
@@ -223,7 +194,6 @@ impl Group {
             laid.set(true);
         };
         let read = |desk: &Desk<'_>| {
-            let own = |rank| own.filter(|_| rank == self.rank() && laid.get());
             let place = |rank| own(rank).unwrap_or(desk.tiny_from(rank).cast());
             by_rank(self.size(), place, work)
         };

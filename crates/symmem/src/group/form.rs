@@ -211,10 +211,7 @@ impl Group {
 
     #[inline]
     pub(super) fn formed(&self) -> Result<&Arc<Formed>> {
-        match self.0.health.formed.get() {
-            Some(formed) => Ok(formed),
-            None => self.formed_by(self.deadline()),
-        }
+        self.formed_by(self.deadline())
     }
 
     /// What all members plan with, so that all come to the same plan.
