@@ -1,6 +1,6 @@
 //! Groups and the world.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -32,19 +32,32 @@ impl Life {
     }
 
     pub(crate) fn is_open(&self) -> bool {
-        !self.closed.load(Ordering::Relaxed) && self.process == std::process::id()
+        !self.closed.load(Ordering::Relaxed) && self.process == process()
     }
 
     pub(crate) fn check_open(&self, py: Python<'_>, op: &'static str) -> PyResult<()> {
         if self.closed.load(Ordering::Relaxed) {
             return Err(usage(py, op, "a world that was not closed", "one that was"));
         }
-        if self.process != std::process::id() {
+        if self.process != process() {
             let got = "one of the process that this one was forked from";
             return Err(usage(py, op, "a world that this process joined", got));
         }
         Ok(())
     }
+}
+
+/// The number of this process: kept, because asking the system takes longer than all else that a call checks.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+fn process() -> u32 {
+    PROCESS.load(Ordering::Relaxed)
+}
+
+/// Notes which process this is. The package calls it first of all, and has it called in every fork.
+#[pyfunction]
+pub(crate) fn note_process() {
+    PROCESS.store(std::process::id(), Ordering::Relaxed);
 }
 
 /// All worlds of this process, to be left when it ends.
@@ -333,7 +346,7 @@ impl World {
         let life = Arc::new(Life {
             world,
             closed: AtomicBool::new(false),
-            process: std::process::id(),
+            process: process(),
             _server: server,
         });
         let mut worlds = WORLDS.lock().unwrap_or_else(PoisonError::into_inner);

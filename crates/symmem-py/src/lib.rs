@@ -32,7 +32,9 @@ mod _native {
     #[pymodule_export]
     use super::dispatcher::{register_kernels, set_aside};
     #[pymodule_export]
-    use super::group::{Group, World, close_all, set_signal_pad_size, signal_pad_size};
+    use super::group::{
+        Group, World, close_all, note_process, set_signal_pad_size, signal_pad_size,
+    };
     #[pymodule_export]
     use super::handle::Handle;
     #[pymodule_export]

@@ -132,6 +132,21 @@ def test_forks_leave_the_world_alone():
     ranks.run(2, forks_leave_the_world_alone)
 
 
+def forks_join_worlds_of_their_own(world):
+    child = os.fork()
+    if child == 0:
+        own = symmem.World.connect(0, 1)
+        own.barrier()
+        own.close()
+        sys.exit(0)
+    assert os.waitpid(child, 0) == (child, 0)
+    world.barrier()
+
+
+def test_forks_join_worlds_of_their_own():
+    ranks.run(1, forks_join_worlds_of_their_own)
+
+
 def others_run_while_one_waits(world):
     if world.rank == 1:
         time.sleep(0.5)

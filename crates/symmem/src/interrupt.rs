@@ -13,7 +13,8 @@ thread_local! {
 #[derive(Clone, Copy)]
 struct Asked {
     ask: fn() -> bool,
-    last: Instant,
+    /// When it was asked last, or a wait of this call began: most calls wait for nothing, and need no clock.
+    last: Option<Instant>,
     /// The answer was yes: nothing of this call waits any more.
     ended: bool,
 }
@@ -27,7 +28,7 @@ pub fn interruptible<R>(end: fn() -> bool, f: impl FnOnce() -> R) -> R {
             ASKED.set(self.0);
         }
     }
-    let now = Asked { ask: end, last: Instant::now(), ended: false };
+    let now = Asked { ask: end, last: None, ended: false };
     let _before = Before(ASKED.replace(Some(now)));
     f()
 }
@@ -35,12 +36,12 @@ pub fn interruptible<R>(end: fn() -> bool, f: impl FnOnce() -> R) -> R {
 /// Whether the waits of this thread shall end.
 pub(crate) fn interrupted() -> bool {
     let Some(asked) = ASKED.get() else { return false };
-    if asked.ended || asked.last.elapsed() < EVERY {
+    if asked.ended || asked.last.is_some_and(|last| last.elapsed() < EVERY) {
         return asked.ended;
     }
     // Whoever is asked may run calls of its own in the meantime.
-    let ended = (asked.ask)();
-    ASKED.set(Some(Asked { last: Instant::now(), ended, ..asked }));
+    let ended = asked.last.is_some() && (asked.ask)();
+    ASKED.set(Some(Asked { last: Some(Instant::now()), ended, ..asked }));
     ended
 }
 

@@ -19,6 +19,7 @@ the rank, the operation and what was waited for.
 """
 
 import atexit
+import os
 import sys
 
 from symmem._native import (
@@ -42,6 +43,7 @@ from symmem._native import (
     close_all,
     find,
     look_in,
+    note_process,
     set_signal_pad_size,
     signal_pad_size,
 )
@@ -75,6 +77,10 @@ __all__ = [
 
 # Where pip puts libraries such as NCCL.
 look_in([folder for folder in sys.path if folder])
+
+# A fork is no rank of the worlds that its parent joined.
+note_process()
+os.register_at_fork(after_in_child=note_process)
 
 # Peers shall see this rank leave, and not vanish, whatever is still alive when the interpreter ends.
 atexit.register(close_all)

@@ -6,7 +6,6 @@
 
 use super::comm::{op_code, out_of_reach};
 use super::kernels::parameters;
-use super::layout::DeviceHandle;
 use super::stream::Stream;
 use super::symmetric::{Symmetric, View, ViewMut};
 use crate::collectives::{fill_range, write_place};
@@ -51,8 +50,9 @@ impl<T: Element> Symmetric<T> {
     pub fn barrier_on_channel(&self, channel: usize, stream: &Stream) -> Result<()> {
         const NAME: &str = "barrier_on_channel";
         self.comm.check_together(self.group(), NAME)?;
-        let (mut handle, mut channel) = self.handle_for(NAME, channel)?;
+        let mut channel = self.check_channel(NAME, channel)?;
         self.comm.beside(self.group(), NAME, stream, || {
+            let mut handle = self.device_handle_about(op_code(NAME));
             let threads = handle.size.next_multiple_of(32);
             let kernel = self.gpu.kernel("move", NAME, threads)?.in_turn();
             let list = parameters![handle, channel];
@@ -92,7 +92,7 @@ impl<T: Element> Symmetric<T> {
         channel: usize,
         stream: &Stream,
     ) -> Result<()> {
-        self.handle_for("put_signal", channel)?; // before anything is copied
+        self.check_channel("put_signal", channel)?; // before anything is copied
         self.check_reach("put_signal", rank)?;
         self.put(rank, at, data, stream)?;
         self.put_signal(rank, channel, stream)
@@ -105,9 +105,10 @@ impl<T: Element> Symmetric<T> {
     pub fn put_value(&self, to: usize, word: usize, value: u64, stream: &Stream) -> Result<()> {
         const NAME: &str = "put_value";
         self.check_reach(NAME, to)?;
-        let (mut handle, mut word) = self.handle_for_word(NAME, word)?;
+        let mut word = self.check_word(NAME, word)?;
         let (mut to, mut value) = (to as u32, value);
         self.comm.beside(self.group(), NAME, stream, || {
+            let mut handle = self.device_handle_about(op_code(NAME));
             let kernel = self.gpu.kernel("move", NAME, 32)?.in_turn();
             let list = parameters![handle, to, word, value];
             // SAFETY: the kernel's parameters in order; it touches one word of a pad that there is.
@@ -124,7 +125,7 @@ impl<T: Element> Symmetric<T> {
         (word, value): (usize, u64),
         stream: &Stream,
     ) -> Result<()> {
-        self.handle_for_word("put_value", word)?; // before anything is copied
+        self.check_word("put_value", word)?; // before anything is copied
         self.check_reach("put_value", rank)?;
         self.put(rank, at, data, stream)?;
         self.put_value(rank, word, value, stream)
@@ -140,9 +141,10 @@ impl<T: Element> Symmetric<T> {
     ) -> Result<()> {
         const NAME: &str = "wait_value";
         self.check_reach(NAME, from)?;
-        let (mut handle, mut word) = self.handle_for_word(NAME, word)?;
+        let mut word = self.check_word(NAME, word)?;
         let (mut from, (mut value, mut least)) = (from as u32, until.parts());
         self.comm.beside(self.group(), NAME, stream, || {
+            let mut handle = self.device_handle_about(op_code(NAME));
             let kernel = self.gpu.kernel("move", NAME, 32)?.in_turn();
             let list = parameters![handle, from, word, value, least];
             // SAFETY: the kernel's parameters in order; it reads one word of our pad.
@@ -150,12 +152,11 @@ impl<T: Element> Symmetric<T> {
         })
     }
 
-    /// What a kernel of ours gets that sets or awaits a word of 8 bytes.
-    fn handle_for_word(&self, name: &'static str, word: usize) -> Result<(DeviceHandle, u32)> {
-        let handle = DeviceHandle { op: op_code(name), ..self.device_handle() };
+    /// A word of 8 bytes of the pads, as kernels count them.
+    fn check_word(&self, name: &'static str, word: usize) -> Result<u32> {
         let words = self.handle.signal_pad_size() / 8;
         match u32::try_from(word) {
-            Ok(number) if word < words => Ok((handle, number)),
+            Ok(number) if word < words => Ok(number),
             _ => {
                 let expected = format!("a word of 8 bytes among the {words} of the signal pad");
                 Err(self.group().usage(name, expected, word.to_string()))
@@ -172,9 +173,9 @@ impl<T: Element> Symmetric<T> {
         stream: &Stream,
     ) -> Result<()> {
         self.check_reach(name, peer)?;
-        let (mut handle, mut channel) = self.handle_for(name, channel)?;
-        let mut peer = peer as u32;
+        let (mut peer, mut channel) = (peer as u32, self.check_channel(name, channel)?);
         self.comm.beside(self.group(), name, stream, || {
+            let mut handle = self.device_handle_about(op_code(name));
             let kernel = self.gpu.kernel("move", name, 32)?.in_turn();
             let list = parameters![handle, peer, channel];
             // SAFETY: the kernel's parameters in order; it touches one word, of a rank and a channel that there are.
@@ -193,14 +194,14 @@ impl<T: Element> Symmetric<T> {
         if self.reaches(rank) { Ok(()) } else { Err(out_of_reach(self.group(), name, rank)) }
     }
 
-    /// What a kernel of ours gets that signals on `channel`.
-    fn handle_for(&self, name: &'static str, channel: usize) -> Result<(DeviceHandle, u32)> {
-        let handle = DeviceHandle { op: op_code(name), ..self.device_handle() };
+    /// A channel of the pads, as kernels count them.
+    fn check_channel(&self, name: &'static str, channel: usize) -> Result<u32> {
+        let channels = self.channels();
         tracing::trace!(op = name, channel, group = self.group().name());
         match u32::try_from(channel) {
-            Ok(channel) if channel < handle.channels => Ok((handle, channel)),
+            Ok(channel) if channel < channels => Ok(channel),
             _ => {
-                let last = i64::from(handle.channels) - 1;
+                let last = i64::from(channels) - 1;
                 let expected = format!("a channel up to {last}, the maximum supported channel");
                 Err(self.group().usage(name, expected, channel.to_string()))
             }

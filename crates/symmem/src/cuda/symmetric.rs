@@ -186,6 +186,8 @@ pub struct Symmetric<T> {
     pub(super) handle: Handle,
     /// All ranks' parts as mapped here.
     pub(super) parts: Pointers,
+    /// All ranks' signal pads likewise.
+    pads: Pointers,
     /// As much as this rank's part, for what has to be gathered before it is reduced.
     scratch: Option<Buffer<T>>,
     /// Which way the last all-reduce of more than the device's cache holds went through it.
@@ -197,8 +199,9 @@ pub struct Symmetric<T> {
 impl<T: Element> Symmetric<T> {
     fn new(gpu: Gpu, comm: Arc<Comm>, handle: Handle, len: usize) -> Self {
         let parts = Pointers::new(&handle.buffer_ptrs());
+        let pads = Pointers::new(&handle.signal_pad_ptrs());
         let (scratch, backwards, elements) = (None, false, PhantomData);
-        Self { gpu, comm, handle, parts, scratch, backwards, len, elements }
+        Self { gpu, comm, handle, parts, pads, scratch, backwards, len, elements }
     }
 
     /// `len` elements of any type at byte `offset` of every rank's memory, as [`Handle::part`] of host memory. Not
@@ -239,21 +242,32 @@ impl<T: Element> Symmetric<T> {
 
     /// What a kernel of the caller's gets by value, as `SymmemHandle` of `kernels/symmem.cuh`.
     pub fn device_handle(&self) -> DeviceHandle {
-        let (handle, group) = (&self.handle, self.group());
+        self.device_handle_about(u32::MAX)
+    }
+
+    /// The same for a kernel of ours, which says by `op` what it is about. No vector: this is on the way of every signal.
+    #[inline]
+    pub(super) fn device_handle_about(&self, op: u32) -> DeviceHandle {
+        let group = self.group();
         DeviceHandle {
             rank: group.rank() as u32,
             size: group.size() as u32,
             scope: self.comm.scope(),
-            channels: (handle.signal_pad_size() / 4 / group.size()) as u32,
-            op: u32::MAX,
+            channels: self.channels(),
+            op,
             reserved: 0,
             timeout: nanoseconds(group),
             mailbox: self.comm.mailbox_address(),
             buffers: self.parts,
-            pads: Pointers::new(&handle.signal_pad_ptrs()),
-            multicast: handle.multicast_ptr().unwrap_or(0) as u64,
+            pads: self.pads,
+            multicast: self.handle.multicast_ptr().unwrap_or(0) as u64,
             group_pads: self.comm.pads(),
         }
+    }
+
+    /// How many channels the pads have.
+    pub(super) fn channels(&self) -> u32 {
+        (self.handle.signal_pad_size() / 4 / self.group().size()) as u32
     }
 
     /// This rank's elements, as something that collectives read.

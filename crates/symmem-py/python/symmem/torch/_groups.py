@@ -12,6 +12,7 @@ import json
 import tempfile
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,13 +40,6 @@ class Group:
         #: How many channels barrier(), put_signal() and wait_signal() have.
         self.channels = pad_bytes // (WORD * size)
 
-    def barrier(self, handle: _native.Handle, device: torch.device, channel: int = 0, timeout_ms: int = 0) -> None:
-        """Wait for all ranks: at once, or in the current stream of a device."""
-        if device.type == "cpu":
-            self.native.barrier(seconds(timeout_ms), channel)
-        else:
-            handle.barrier(channel, timeout_ms, stream(device))
-
     def check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.size:
             raise RuntimeError(f"rank must be in [0, {self.size}) (got {rank})")
@@ -66,23 +60,26 @@ def seconds(timeout_ms: int) -> float | None:
     return timeout_ms / 1000 if timeout_ms else None
 
 
-#: Streams that the library knows to live for ever, by device and address.
-_kept_streams: set[tuple[int, int]] = set()
+#: torch without CUDA has no such function.
+_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+#: Addresses of streams that the library knows to live for ever, by the device's number.
+_kept_streams: defaultdict[int, set[int]] = defaultdict(set)
 
 
-def stream(device: torch.device) -> int:
-    """The current stream of a CUDA device, as the driver knows it."""
-    address = torch._C._cuda_getCurrentRawStream(device.index)
-    if (device.index, address) not in _kept_streams:
-        _keep_stream(device, address)
+def stream(number: int) -> int:
+    """The current stream of the CUDA device of that number, as the driver knows it."""
+    address = _current_stream(number)
+    if address not in _kept_streams[number]:
+        _keep_stream(number, address)
     return address
 
 
-def _keep_stream(device: torch.device, address: int) -> None:
+def _keep_stream(number: int, address: int) -> None:
     # torch never destroys its own streams; the id of one that it was given is its address.
-    if torch.cuda.current_stream(device).stream_id != address or address == 0:
-        _native.keep_stream(device.index, address)
-        _kept_streams.add((device.index, address))
+    if torch.cuda.current_stream(number).stream_id != address or address == 0:
+        _native.keep_stream(number, address)
+        _kept_streams[number].add(address)
 
 
 class _Membership:

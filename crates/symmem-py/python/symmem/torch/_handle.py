@@ -127,26 +127,36 @@ class SymmetricMemory:
 
     def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
         """Wait for all ranks. A timeout of 0 is the group's own: SYMMEM_TIMEOUT, or 5 minutes."""
-        self._group.check_channel(channel)
-        self._group.barrier(self.native, self.device, channel, timeout_ms)
+        group, allocation = self._group, self._allocation
+        # Here and below: a call that finds nothing wrong would take a good part of the time.
+        if not 0 <= channel < group.channels:
+            group.check_channel(channel)
+        if allocation.on_host:
+            group.native.barrier(_groups.seconds(timeout_ms), channel)
+        else:
+            self.native.barrier(channel, timeout_ms, _groups.stream(allocation.number))
 
     def put_signal(self, dst_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
         """Signal a rank through the group's pad; wait while it has not taken the last signal on the channel."""
-        self._group.check_rank(dst_rank)
-        self._group.check_channel(channel)
-        if self.device.type == "cpu":
-            self._group.native.put_signal(dst_rank, channel, _groups.seconds(timeout_ms))
+        group, allocation = self._group, self._allocation
+        if not (0 <= dst_rank < group.size and 0 <= channel < group.channels):
+            group.check_rank(dst_rank)
+            group.check_channel(channel)
+        if allocation.on_host:
+            group.native.put_signal(dst_rank, channel, _groups.seconds(timeout_ms))
         else:
-            self.native.put_signal(dst_rank, channel, timeout_ms, _groups.stream(self.device))
+            self.native.put_signal(dst_rank, channel, timeout_ms, _groups.stream(allocation.number))
 
     def wait_signal(self, src_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
         """Wait for a rank's signal, and take it; what the rank wrote before is seen then."""
-        self._group.check_rank(src_rank)
-        self._group.check_channel(channel)
-        if self.device.type == "cpu":
-            self._group.native.wait_signal(src_rank, channel, _groups.seconds(timeout_ms))
+        group, allocation = self._group, self._allocation
+        if not (0 <= src_rank < group.size and 0 <= channel < group.channels):
+            group.check_rank(src_rank)
+            group.check_channel(channel)
+        if allocation.on_host:
+            group.native.wait_signal(src_rank, channel, _groups.seconds(timeout_ms))
         else:
-            self.native.wait_signal(src_rank, channel, timeout_ms, _groups.stream(self.device))
+            self.native.wait_signal(src_rank, channel, timeout_ms, _groups.stream(allocation.number))
 
     def boxed(self) -> object:
         """Refused: the class that operators take is C++ only."""

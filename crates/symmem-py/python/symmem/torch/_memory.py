@@ -53,7 +53,7 @@ class Allocation:
     """Memory of this rank, and its counterparts in every group that it met."""
 
     __slots__ = ("__weakref__", "_lock", "_met", "_user", "address", "device", "group_name")
-    __slots__ += ("memory", "nbytes", "on_host")
+    __slots__ += ("memory", "nbytes", "number", "on_host")
 
     def __init__(
         self,
@@ -65,11 +65,13 @@ class Allocation:
         self.nbytes = nbytes
         self.device = device
         self.on_host = device.type == "cpu"
+        #: The number of the device. torch takes long to tell this and the above.
+        self.number = device.index
         self.group_name = group_name
         if memory is None:
             if not self.on_host:
                 # The library looks at streams that it knows, whether one is being captured.
-                _groups.stream(device)
+                _groups.stream(self.number)
             # torch makes no storage of nothing.
             pad_bytes = _SymmetricMemory.signal_pad_size
             source = None if self.on_host else _sources.source()
@@ -90,7 +92,7 @@ class Allocation:
             handle = self._met.get(group)
             if handle is None:
                 if not self.on_host:
-                    _groups.stream(self.device)
+                    _groups.stream(self.number)
                     _sources.use_external(self.memory, group, self.device)
                 handle = self._met[group] = self.memory.rendezvous(group.native)
             return handle

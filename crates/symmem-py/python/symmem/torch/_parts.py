@@ -50,7 +50,7 @@ class Part:
         """What calls on a device need besides: the current stream."""
         if self.allocation.on_host:
             return _AT_ONCE
-        return {"stream": _groups.stream(self.allocation.device)}
+        return {"stream": _groups.stream(self.allocation.number)}
 
     def of(self, rank: int, like: torch.Tensor) -> torch.Tensor:
         """The counterpart of `like` at rank `rank`, with the same shape and strides."""
@@ -70,7 +70,10 @@ class Part:
         return _memory.tensor_over(storage, shape, stride, dtype)
 
     def barrier(self) -> None:
-        self.group.barrier(self.native, self.allocation.device)
+        if self.allocation.on_host:
+            self.group.native.barrier()
+        else:
+            self.native.barrier(0, 0, _groups.stream(self.allocation.number))
 
 
 def part(op: str, tensor: torch.Tensor, group_name: str, what: str = "input") -> Part:
