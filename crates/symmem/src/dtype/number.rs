@@ -6,6 +6,17 @@ use half::{bf16, f16};
 
 use super::{F8E4M3, F8E5M2};
 
+/// What conversions are compiled for: one of these instruction sets, with those before it.
+pub const PORTABLE: u8 = 0;
+/// With F16C.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+pub const AVX2: u8 = 1;
+/// F, BW, VL and DQ.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+pub const AVX512: u8 = 2;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+pub const AVX512_BF16: u8 = 3;
+
 /// An element type with the type that reductions of it are computed in.
 pub trait Number: Copy + 'static {
     type Wide: Copy;
@@ -21,13 +32,16 @@ pub trait Number: Copy + 'static {
     fn or(a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn xor(a: Self::Wide, b: Self::Wide) -> Self::Wide;
 
+    /// The last instruction set that makes conversions of this type faster.
+    const FASTEST: u8 = AVX512;
+
     /// As `widen`, of many, by the processor's own means where it has any, and in an order that suits it:
-    /// `narrow_fast` undoes that order. `X` says that the processor has AVX-512.
+    /// `narrow_fast` undoes that order.
     ///
     /// # Safety
-    /// The processor has F16C, and F, BW, VL and DQ of AVX-512 where `X` says so.
+    /// The processor has the instructions of `V`.
     #[inline(always)]
-    unsafe fn widen_fast<const L: usize, const X: bool>(narrow: [Self; L]) -> [Self::Wide; L] {
+    unsafe fn widen_fast<const L: usize, const V: u8>(narrow: [Self; L]) -> [Self::Wide; L] {
         narrow.map(Self::widen)
     }
 
@@ -36,7 +50,7 @@ pub trait Number: Copy + 'static {
     /// # Safety
     /// As `widen_fast`.
     #[inline(always)]
-    unsafe fn narrow_fast<const L: usize, const X: bool>(wide: [Self::Wide; L]) -> [Self; L] {
+    unsafe fn narrow_fast<const L: usize, const V: u8>(wide: [Self::Wide; L]) -> [Self; L] {
         wide.map(Self::narrow)
     }
 }
@@ -121,11 +135,16 @@ floats! {
     f64, f64, |x| x, |w| if w.is_nan() { f64::NAN } else { w }, {};
     f32, f32, |x| x, |w| if w.is_nan() { f32::NAN } else { w }, {};
     bf16, f32, |x| f32::from_bits(u32::from(x.to_bits()) << 16), |w| bf16::from_bits(to_bf16(w)), {
+        const FASTEST: u8 = AVX512_BF16;
+
         // Those at even places in the first half, those at odd ones in the second: each is half of a 32-bit word, so
         // that one shift or mask widens it, and no element changes its lane.
         #[cfg(target_endian = "little")]
         #[inline(always)]
-        unsafe fn widen_fast<const L: usize, const X: bool>(narrow: [Self; L]) -> [f32; L] {
+        unsafe fn widen_fast<const L: usize, const V: u8>(narrow: [Self; L]) -> [f32; L] {
+            if V == PORTABLE {
+                return narrow.map(Self::widen);
+            }
             let mut wide = [0.0; L];
             let (even, odd) = wide.split_at_mut(L / 2);
             for ((pair, even), odd) in narrow.chunks_exact(2).zip(even).zip(odd) {
@@ -138,39 +157,37 @@ floats! {
 
         #[cfg(target_endian = "little")]
         #[inline(always)]
-        unsafe fn narrow_fast<const L: usize, const X: bool>(wide: [f32; L]) -> [Self; L] {
-            let mut narrow = [bf16::ZERO; L];
-            let (even, odd) = wide.split_at(L / 2);
-            for ((pair, even), odd) in narrow.chunks_exact_mut(2).zip(even).zip(odd) {
-                let word = rounded_to_bf16(*even) >> 16 | rounded_to_bf16(*odd) & 0xffff_0000;
-                // SAFETY: a pair is a word; it may lie at any address.
-                unsafe { pair.as_mut_ptr().cast::<u32>().write_unaligned(word) };
+        unsafe fn narrow_fast<const L: usize, const V: u8>(wide: [f32; L]) -> [Self; L] {
+            match V {
+                PORTABLE => wide.map(Self::narrow),
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as `V` says.
+                AVX512_BF16 if L.is_multiple_of(32) => unsafe { avx512::narrow(wide) },
+                _ => interleaved(wide),
             }
-            narrow
         }
     };
     f16, f32, |x| decode::<10, 15>(u32::from(x.to_bits())), |w| f16::from_bits(encode::<10, 15>(w) as u16), {
+        // More at once are converted no faster, and vectors of both sizes have to be joined.
+        const FASTEST: u8 = AVX2;
+
         #[cfg(target_arch = "x86_64")]
         #[inline(always)]
-        unsafe fn widen_fast<const L: usize, const X: bool>(narrow: [Self; L]) -> [f32; L] {
-            if X && L.is_multiple_of(32) {
-                // SAFETY: the processor can.
-                unsafe { avx512::widen(narrow) }
-            } else {
-                // SAFETY: the processor can.
-                unsafe { f16c::widen(narrow) }
+        unsafe fn widen_fast<const L: usize, const V: u8>(narrow: [Self; L]) -> [f32; L] {
+            match V {
+                PORTABLE => narrow.map(Self::widen),
+                // SAFETY: as `V` says.
+                _ => unsafe { f16c::widen(narrow) },
             }
         }
 
         #[cfg(target_arch = "x86_64")]
         #[inline(always)]
-        unsafe fn narrow_fast<const L: usize, const X: bool>(wide: [f32; L]) -> [Self; L] {
-            if X && L.is_multiple_of(32) {
-                // SAFETY: the processor can.
-                unsafe { avx512::narrow(wide) }
-            } else {
-                // SAFETY: the processor can.
-                unsafe { f16c::narrow(wide) }
+        unsafe fn narrow_fast<const L: usize, const V: u8>(wide: [f32; L]) -> [Self; L] {
+            match V {
+                PORTABLE => wide.map(Self::narrow),
+                // SAFETY: as `V` says.
+                _ => unsafe { f16c::narrow(wide) },
             }
         }
     };
@@ -203,80 +220,122 @@ mod f16c {
     }
 
     /// # Safety
-    /// As `widen`.
+    /// As `widen`; and `L` is a multiple of eight.
     #[inline]
     #[target_feature(enable = "avx,f16c")]
     pub(super) unsafe fn narrow<const L: usize>(wide: [f32; L]) -> [f16; L] {
         let mut narrow = [f16::ZERO; L];
-        for (wide, narrow) in wide.chunks_exact(8).zip(narrow.chunks_exact_mut(8)) {
-            // SAFETY: eight elements are there.
-            let eight = unsafe { _mm256_loadu_ps(wide.as_ptr()) };
-            let nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(eight, eight);
-            let eight = _mm256_blendv_ps(eight, _mm256_set1_ps(f32::NAN), nan);
-            let rounded = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(eight);
-            // SAFETY: likewise.
-            unsafe { _mm_storeu_si128(narrow.as_mut_ptr().cast(), rounded) };
+        for (wide, narrow) in wide.chunks(16).zip(narrow.chunks_mut(16)) {
+            // SAFETY: at least eight elements are there, of both.
+            let low = unsafe { rounded(wide) };
+            if let (Some(high), 16) = (wide.get(8..), narrow.len()) {
+                // Stores are what a core has few of under way. SAFETY: eight more elements are there.
+                let both = _mm256_set_m128i(unsafe { rounded(high) }, low);
+                // SAFETY: sixteen elements are there.
+                unsafe { _mm256_storeu_si256(narrow.as_mut_ptr().cast(), both) };
+            } else {
+                // SAFETY: eight elements are there.
+                unsafe { _mm_storeu_si128(narrow.as_mut_ptr().cast(), low) };
+            }
         }
         narrow
     }
+
+    /// # Safety
+    /// As `widen`; and there are eight.
+    #[inline]
+    #[target_feature(enable = "avx,f16c")]
+    unsafe fn rounded(wide: &[f32]) -> __m128i {
+        // SAFETY: as the caller promises.
+        let eight = unsafe { _mm256_loadu_ps(wide.as_ptr()) };
+        let nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(eight, eight);
+        let eight = _mm256_blendv_ps(eight, _mm256_set1_ps(f32::NAN), nan);
+        _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(eight)
+    }
 }
 
-/// The same, of sixteen at once; the results go by lines, because it is stores that a core has few of under way.
+/// Conversions to bf16 by the processor's own instruction.
 #[cfg(target_arch = "x86_64")]
 mod avx512 {
     use std::arch::x86_64::*;
 
-    use half::f16;
+    use half::bf16;
 
+    /// As `interleaved`. The instruction takes denormals for zeros and keeps what a NaN carries, so those go the other way.
+    ///
     /// # Safety
-    /// The processor has F, BW, VL and DQ of AVX-512.
+    /// The processor has F, BW, VL, DQ and BF16 of AVX-512.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    pub(super) unsafe fn widen<const L: usize>(narrow: [f16; L]) -> [f32; L] {
-        let mut wide = [0.0; L];
-        for (narrow, wide) in narrow.chunks_exact(16).zip(wide.chunks_exact_mut(16)) {
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+    pub(super) unsafe fn narrow<const L: usize>(wide: [f32; L]) -> [bf16; L] {
+        const NAN_OR_DENORMAL: i32 = 0xa1;
+        const IN_TURN: [u16; 32] = {
+            let (mut order, mut i) = ([0; 32], 0);
+            while i < 32 {
+                order[i as usize] = i / 2 + i % 2 * 16;
+                i += 1;
+            }
+            order
+        };
+        // SAFETY: thirty-two numbers of 16 bits.
+        let in_turn = unsafe { _mm512_loadu_si512(IN_TURN.as_ptr().cast()) };
+        let mut narrow = [bf16::ZERO; L];
+        let (even, odd) = wide.split_at(L / 2);
+        let halves = even.chunks_exact(16).zip(odd.chunks_exact(16));
+        for (line, (even, odd)) in narrow.chunks_exact_mut(32).zip(halves) {
             // SAFETY: sixteen elements are there.
-            let sixteen = unsafe { _mm256_loadu_si256(narrow.as_ptr().cast()) };
-            let sixteen = _mm512_cvtph_ps(sixteen);
+            let even = unsafe { _mm512_loadu_ps(even.as_ptr()) };
             // SAFETY: likewise.
-            unsafe { _mm512_storeu_ps(wide.as_mut_ptr(), sixteen) };
-        }
-        wide
-    }
-
-    /// # Safety
-    /// As `widen`.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    pub(super) unsafe fn narrow<const L: usize>(wide: [f32; L]) -> [f16; L] {
-        let mut narrow = [f16::ZERO; L];
-        for (wide, narrow) in wide.chunks_exact(32).zip(narrow.chunks_exact_mut(32)) {
-            let (low, high) = wide.split_at(16);
-            // SAFETY: sixteen elements are there.
-            let (low, high) = (unsafe { half(low) }, unsafe { half(high) });
-            let line = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
+            let odd = unsafe { _mm512_loadu_ps(odd.as_ptr()) };
+            let unusual = _mm512_fpclass_ps_mask::<NAN_OR_DENORMAL>(even)
+                | _mm512_fpclass_ps_mask::<NAN_OR_DENORMAL>(odd);
+            let rounded = if unusual == 0 {
+                let rounded = _mm512_cvtne2ps_pbh(odd, even);
+                // SAFETY: vectors of the same size.
+                let rounded = unsafe { std::mem::transmute::<__m512bh, __m512i>(rounded) };
+                _mm512_permutexvar_epi16(in_turn, rounded)
+            } else {
+                // SAFETY: the processor can.
+                unsafe { seldom(even, odd) }
+            };
             // SAFETY: thirty-two elements are there.
-            unsafe { _mm512_storeu_si512(narrow.as_mut_ptr().cast(), line) };
+            unsafe { _mm512_storeu_si512(line.as_mut_ptr().cast(), rounded) };
         }
         narrow
     }
 
+    /// Takes vectors and no arrays: what a call can see has to lie in memory, whether it is made or not.
+    ///
     /// # Safety
-    /// As `widen`; and there are sixteen.
-    #[inline]
+    /// As `narrow`.
+    #[cold]
+    #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    unsafe fn half(wide: &[f32]) -> __m256i {
-        // SAFETY: as the caller promises.
-        let sixteen = unsafe { _mm512_loadu_ps(wide.as_ptr()) };
-        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(sixteen, sixteen);
-        let rounded = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(sixteen);
-        _mm256_mask_mov_epi16(rounded, nan, _mm256_set1_epi16(f16::NAN.to_bits().cast_signed()))
+    unsafe fn seldom(even: __m512, odd: __m512) -> __m512i {
+        // SAFETY: vectors of the same size.
+        let wide: [f32; 32] = unsafe { std::mem::transmute([even, odd]) };
+        // SAFETY: likewise.
+        unsafe { std::mem::transmute(super::interleaved(wide)) }
     }
 }
 
 #[inline(always)]
 fn to_bf16(x: f32) -> u16 {
     (rounded_to_bf16(x) >> 16) as u16
+}
+
+/// Those of the first half to even places, those of the second to odd ones.
+#[cfg(target_endian = "little")]
+#[inline(always)]
+fn interleaved<const L: usize>(wide: [f32; L]) -> [bf16; L] {
+    let mut narrow = [bf16::ZERO; L];
+    let (even, odd) = wide.split_at(L / 2);
+    for ((pair, even), odd) in narrow.chunks_exact_mut(2).zip(even).zip(odd) {
+        let word = rounded_to_bf16(*even) >> 16 | rounded_to_bf16(*odd) & 0xffff_0000;
+        // SAFETY: a pair is a word; it may lie at any address.
+        unsafe { pair.as_mut_ptr().cast::<u32>().write_unaligned(word) };
+    }
+    narrow
 }
 
 /// In the upper half; what the lower one has does not count.

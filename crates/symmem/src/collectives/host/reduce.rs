@@ -6,7 +6,7 @@
 
 use super::copy::{self, Stores, VECTOR};
 use crate::dtype::ReduceOp;
-use crate::dtype::number::Number;
+use crate::dtype::number::{AVX2, AVX512, AVX512_BF16, Number, PORTABLE};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// Elements that are worked on at once: a few registers full, whatever the registers.
@@ -74,52 +74,56 @@ pub(crate) fn reduce_loop<N: Number>(op: ReduceOp) -> Option<Loop<N>> {
     }
 }
 
+/// Each set is asked for first whether the type has a use for it, so that no other loops are made.
 #[inline]
 fn best<N: Number, O: Operator>() -> Loop<N> {
     #[cfg(target_arch = "x86_64")]
-    match instructions() {
-        Instructions::Avx512 => return avx512::<N, O>,
-        Instructions::Avx2 => return avx2::<N, O>,
-        Instructions::Portable => {}
+    {
+        let has = instructions();
+        if N::FASTEST >= AVX512_BF16 && has >= AVX512_BF16 {
+            return avx512_bf16::<N, O>;
+        }
+        if N::FASTEST >= AVX512 && has >= AVX512 {
+            return avx512::<N, O>;
+        }
+        if has >= AVX2 {
+            return avx2::<N, O>;
+        }
     }
     portable::<N, O>
 }
 
-/// The instruction sets that the loop is compiled for.
-#[cfg(target_arch = "x86_64")]
-#[derive(Clone, Copy)]
-enum Instructions {
-    Portable = 1,
-    Avx2,
-    Avx512,
-}
-
-/// The best that this processor has. Asked for before every small message, so the answer is kept.
+/// The last instruction set that this processor has. Asked for before every small message, so the answer is kept.
 #[cfg(target_arch = "x86_64")]
 #[inline]
-fn instructions() -> Instructions {
-    static KNOWN: AtomicUsize = AtomicUsize::new(0);
-    const ALL: [Instructions; 3] =
-        [Instructions::Portable, Instructions::Avx2, Instructions::Avx512];
-    let known = ALL.get(KNOWN.load(Ordering::Relaxed).wrapping_sub(1));
-    known.copied().unwrap_or_else(|| {
-        let found = detect();
-        KNOWN.store(found as usize, Ordering::Relaxed); // the same from every thread
-        found
-    })
+fn instructions() -> u8 {
+    const UNKNOWN: usize = usize::MAX;
+    static KNOWN: AtomicUsize = AtomicUsize::new(UNKNOWN);
+    match KNOWN.load(Ordering::Relaxed) {
+        UNKNOWN => {
+            let found = detect();
+            KNOWN.store(found.into(), Ordering::Relaxed); // the same from every thread
+            found
+        }
+        known => known as u8,
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[cold]
-fn detect() -> Instructions {
+fn detect() -> u8 {
     if !is_x86_feature_detected!("f16c") || !is_x86_feature_detected!("avx2") {
-        return Instructions::Portable;
+        return PORTABLE;
     }
     let avx512 = is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512vl")
         && is_x86_feature_detected!("avx512dq");
-    if avx512 { Instructions::Avx512 } else { Instructions::Avx2 }
+    match avx512 {
+        true if is_x86_feature_detected!("avx512bf16") => AVX512_BF16,
+        true => AVX512,
+        false => AVX2,
+    }
 }
 
 /// # Safety
@@ -162,14 +166,19 @@ unsafe fn avx512<N: Number, O: Operator>(
     unsafe { body::<N, O, AVX512>(from, to, len, stores) }
 }
 
-/// What the loop is compiled for, as a parameter of its parts.
-const PORTABLE: u8 = 0;
-/// With F16C.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-const AVX2: u8 = 1;
-/// F, BW, VL and DQ, with F16C.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-const AVX512: u8 = 2;
+/// # Safety
+/// As `avx512`; and the processor has BF16.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
+unsafe fn avx512_bf16<N: Number, O: Operator>(
+    from: &[*const N],
+    to: &[*mut N],
+    len: usize,
+    stores: Stores,
+) {
+    // SAFETY: as the caller promises.
+    unsafe { body::<N, O, AVX512_BF16>(from, to, len, stores) }
+}
 
 /// # Safety
 /// See [`Loop`]; and the processor has what `V` says.
@@ -262,13 +271,8 @@ unsafe fn block<N: Number, O: Operator, const V: u8, const S: bool, const L: usi
     let load = |source: *const N| {
         // SAFETY: the caller may read it; numbers may lie at any address.
         let narrow = unsafe { source.wrapping_add(at).cast::<[N; L]>().read_unaligned() };
-        match V {
-            // SAFETY: as `V` says.
-            AVX512 => unsafe { N::widen_fast::<L, true>(narrow) },
-            // SAFETY: as `V` says.
-            AVX2 => unsafe { N::widen_fast::<L, false>(narrow) },
-            _ => narrow.map(N::widen),
-        }
+        // SAFETY: as `V` says.
+        unsafe { N::widen_fast::<L, V>(narrow) }
     };
     let Some((&first, rest)) = from.split_first() else { return };
     let mut sum: [N::Wide; L] = load(first);
@@ -278,13 +282,8 @@ unsafe fn block<N: Number, O: Operator, const V: u8, const S: bool, const L: usi
         }
     }
     let sum = sum.map(|sum| O::finish::<N>(sum, from.len()));
-    let result = match V {
-        // SAFETY: as `V` says.
-        AVX512 => unsafe { N::narrow_fast::<L, true>(sum) },
-        // SAFETY: as `V` says.
-        AVX2 => unsafe { N::narrow_fast::<L, false>(sum) },
-        _ => sum.map(N::narrow),
-    };
+    // SAFETY: as `V` says.
+    let result = unsafe { N::narrow_fast::<L, V>(sum) };
     for &destination in to {
         let destination = destination.wrapping_add(at).cast::<[N; L]>();
         if S {
@@ -335,10 +334,9 @@ mod tests {
     fn loops<N: Number, O: Operator>() -> Vec<Loop<N>> {
         let mut loops: Vec<Loop<N>> = vec![portable::<N, O>];
         #[cfg(target_arch = "x86_64")]
-        match instructions() {
-            Instructions::Portable => {}
-            Instructions::Avx2 => loops.push(avx2::<N, O>),
-            Instructions::Avx512 => loops.extend([avx2::<N, O> as Loop<N>, avx512::<N, O>]),
+        {
+            let all: [Loop<N>; 3] = [avx2::<N, O>, avx512::<N, O>, avx512_bf16::<N, O>];
+            loops.extend(all.into_iter().take(instructions().into()));
         }
         loops
     }
