@@ -296,8 +296,11 @@ KERNEL(512, 2) all_reduce_two_shot(CONSTANT SymmemGroup group, CONSTANT SymmemPo
 
 // Likewise, of more than the device's cache holds: see `TurningShare`.
 KERNEL(512, 2) all_reduce_two_shot_in_turns(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts,
-                                            symmem_u64 first, symmem_u64 length, symmem_u32 op, symmem_u32 backwards) {
-    two_shot(group, parts, first, length, (Op)op, TurningShare{group.rank, group.size, backwards != 0});
+                                            symmem_u64 first, symmem_u64 length, symmem_u32 op, symmem_u32 backwards,
+                                            symmem_u32 draws) {
+    void *drawn = draws != 0 ? symmem_own_pad(group) + SYMMEM_DRAWN_AT : nullptr;
+    TurningShare share = {group.rank, group.size, backwards != 0, static_cast<symmem_u32 *>(drawn)};
+    two_shot(group, parts, first, length, (Op)op, share);
 }
 
 // `out` becomes the reduction of `rows` rows of `columns` elements, which lie `pitch` elements apart in all parts, from

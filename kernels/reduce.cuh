@@ -71,18 +71,23 @@ struct Share {
 };
 
 // Likewise, of more than the device's cache holds. What was touched last is still there, so a kernel had better begin where
-// the one before it ended: forwards and backwards in turn. What it writes is the first to leave the cache.
+// the one before it ended: forwards and backwards in turn.
+//
+// Where there is much, no block has a part of its own: each draws the next piece when it has done one. Some multiprocessors
+// are nearer to the memory than others, and all are to be at the same place.
 struct TurningShare {
     symmem_u32 number, of;
     bool backwards;
+    symmem_u32 *drawn; // how many pieces this rank's blocks have drawn, 0 between kernels; or null
 };
 
-template <class S> struct Streams { static const bool VALUE = false; };
-template <> struct Streams<TurningShare> { static const bool VALUE = true; };
+// What vectors of a share are counted by. Of turning ones there are at most 32 GiB, and registers are few.
+template <class S> struct Counted { typedef symmem_u64 By; };
+template <> struct Counted<TurningShare> { typedef symmem_u32 By; };
 
 // Which vectors this thread takes of a share: numbers `i`, `i + stride` and so on below `count`.
 template <class S> struct Lane {
-    symmem_u64 i, count, stride;
+    typename Counted<S>::By i, count, stride;
     symmem_u64 origin, flip;
 
     __device__ __forceinline__ Lane(symmem_u64 vectors, const S &share) : flip(0) {
@@ -91,33 +96,79 @@ template <class S> struct Lane {
         count = least(of_each, vectors - origin);
         i = thread_of_grid();
         stride = threads_of_grid();
-        turn(share);
-    }
-    __device__ __forceinline__ void turn(const Share &) {}
-    __device__ __forceinline__ void turn(const TurningShare &share) {
-        if (share.backwards) {
-            origin += count;
-            flip = ~0ull;
-        }
     }
     // Number `n` of the share among all vectors.
     __device__ __forceinline__ symmem_u64 at(symmem_u64 n) const { return (n ^ flip) + origin; }
 };
 
+// Calls `f` for all of this thread's vectors of a share, U of them at a time.
+template <int U, class S, class F> __device__ __forceinline__ void each_batch(Lane<S> lane, F f) {
+    for (; lane.i < lane.count; lane.i += U * lane.stride) {
+        f(lane);
+    }
+}
+
+template <int U, class F>
+__device__ __forceinline__ void each_batch(symmem_u64 vectors, const Share &share, F f) {
+    each_batch<U>(Lane<Share>(vectors, share), f);
+}
+
+template <int U, class F>
+__device__ __forceinline__ void each_batch(symmem_u64 vectors, const TurningShare &share, F f) {
+    __shared__ symmem_u32 pieces[2];
+    Lane<TurningShare> lane(vectors, share);
+    if (share.backwards) {
+        lane.origin += lane.count;
+        lane.flip = ~0ull;
+    }
+    if (share.drawn == nullptr) {
+        return each_batch<U>(lane, f);
+    }
+    lane.stride = blockDim.x;
+    const symmem_u32 of_piece = U * blockDim.x, count = (lane.count + of_piece - 1) / of_piece;
+    symmem_u32 next = threadIdx.x == 0 ? pieces[0] = atomicAdd(share.drawn, 1) : 0, turn = 0;
+    __syncthreads();
+    for (; pieces[turn] < count; turn ^= 1) {
+        if (threadIdx.x == 0) {
+            next = atomicAdd(share.drawn, 1); // takes as long as the loads
+        }
+        lane.i = pieces[turn] * of_piece + threadIdx.x;
+        if (lane.i < lane.count) {
+            f(lane);
+        }
+        if (threadIdx.x == 0) {
+            pieces[turn ^ 1] = next;
+        }
+        __syncthreads();
+    }
+    // Every block draws once in vain; who was the last to do so prepares for the next kernel.
+    if (threadIdx.x == 0 && next == count + gridDim.x - 1) {
+        *share.drawn = 0;
+    }
+}
+
+__device__ __forceinline__ void load_for(const Share &, symmem_u32 (&words)[4], const char *from) {
+    load_vector(words, from);
+}
+__device__ __forceinline__ void load_for(const TurningShare &, symmem_u32 (&words)[4], const char *from) {
+    load_held(words, from);
+}
+
 // U vectors of N ranks, both known when this is compiled, and sums: all loads are under way before the first addition.
 // In the place of vectors beyond the last it loads that again: a condition would let the compiler put loads behind it.
 template <int N, int U, bool TO_ALL, class S>
-__device__ __forceinline__ void sum_batch(const Places<TO_ALL> &places, symmem_u64 head, const Lane<S> &lane, Op op) {
+__device__ __forceinline__ void sum_batch(const Places<TO_ALL> &places, symmem_u64 head, const S &share,
+                                          const Lane<S> &lane, Op op) {
     symmem_u32 words[U][N][4];
     symmem_u64 at[U];
 #pragma unroll
     for (int u = 0; u < U; u++) {
-        symmem_u64 n = lane.i + u * lane.stride;
+        auto n = lane.i + u * lane.stride;
         symmem_u64 vector = lane.at(u == 0 ? n : least(n, lane.count - 1));
         at[u] = places.first + places.at(head + 16 * vector);
 #pragma unroll
         for (int rank = 0; rank < N; rank++) {
-            load_vector(words[u][rank], static_cast<const char *>(places.parts.at[rank]) + at[u]);
+            load_for(share, words[u][rank], static_cast<const char *>(places.parts.at[rank]) + at[u]);
         }
     }
 #pragma unroll
@@ -129,15 +180,14 @@ __device__ __forceinline__ void sum_batch(const Places<TO_ALL> &places, symmem_u
             sum.add(words[u][rank]);
         }
         sum.template finish<N>(words[u][0], op, N);
-        symmem_u64 n = lane.i + u * lane.stride;
+        auto n = lane.i + u * lane.stride;
         if (u > 0 && n >= lane.count) {
             return;
         }
         if constexpr (TO_ALL) {
 #pragma unroll
             for (int rank = 0; rank < N; rank++) {
-                char *to = static_cast<char *>(places.parts.at[rank]) + at[u];
-                Streams<S>::VALUE ? store_streamed(to, words[u][0]) : store_vector(to, words[u][0]);
+                store_vector(static_cast<char *>(places.parts.at[rank]) + at[u], words[u][0]);
             }
         } else {
             store_vector(places.out + head + 16 * lane.at(n), words[u][0]);
@@ -150,9 +200,7 @@ template <int N, bool TO_ALL, class S>
 __device__ __forceinline__ void sum_vectors(const Places<TO_ALL> &places, const Cut &cut, const S &share, Op op) {
     // Vectors at once: about 8 loads, 32 registers. Two-byte floats take twice the registers that they lie in.
     const int U = N >= 8 ? 1 : N == 2 && Number::BYTES == 2 ? 3 : 8 / N;
-    for (Lane<S> lane(cut.vectors, share); lane.i < lane.count; lane.i += U * lane.stride) {
-        sum_batch<N, U>(places, cut.head, lane, op);
-    }
+    each_batch<U>(cut.vectors, share, [&](const Lane<S> &lane) { sum_batch<N, U>(places, cut.head, share, lane, op); });
 }
 
 // Any number of ranks and any operator, one vector: while one rank's is taken, the next one's is on its way.
@@ -202,9 +250,8 @@ __device__ __forceinline__ void sum_vector(symmem_u32 (&result)[4], const Symmem
 
 template <bool TO_ALL, class S>
 __device__ __forceinline__ void reduce_any(const Places<TO_ALL> &places, const Cut &cut, const S &share, Op op) {
-    const Lane<S> lane(cut.vectors, share);
-    for (symmem_u64 i = lane.i; i < lane.count; i += lane.stride) {
-        symmem_u64 byte = cut.head + 16 * lane.at(i), at = places.at(byte);
+    each_batch<1>(cut.vectors, share, [&](const Lane<S> &lane) {
+        symmem_u64 byte = cut.head + 16 * lane.at(lane.i), at = places.at(byte);
         symmem_u32 words[4];
         if (op <= AVERAGE) {
             sum_vector(words, places.parts, places.size, places.first + at, op);
@@ -218,7 +265,7 @@ __device__ __forceinline__ void reduce_any(const Places<TO_ALL> &places, const C
         } else {
             store_vector(places.out + byte, words);
         }
-    }
+    });
 }
 
 // A share of the vectors of a cut.

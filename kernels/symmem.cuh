@@ -12,6 +12,7 @@ typedef unsigned long long symmem_u64;
 #define SYMMEM_MAX_BLOCKS 256
 #define SYMMEM_SLOT_BLOCKS 64
 #define SYMMEM_SLOT_BYTES 4096
+#define SYMMEM_DRAWN_AT 64
 
 #define SYMMEM_SCOPE_SYSTEM 0
 #define SYMMEM_SCOPE_DEVICE 1 // all ranks on one device
@@ -45,6 +46,7 @@ struct SymmemMailbox {
 // | bytes of a pad | what | written by |
 // |---|---|---|
 // | 0 | u32: not zero once the group has failed, failing rank + 1 | any rank |
+// | 64 | u32: pieces of work that blocks have drawn, zero between kernels | this rank |
 // | 128 | u32[256]: epoch of each block | this rank |
 // | 4096 | u64[256][size]: epoch, and the call in the upper half, by block and source | block of the source |
 // | next multiple of 4096 | slots[2][64][size][4096]: data with flags, by parity of the epoch, block, source | likewise |

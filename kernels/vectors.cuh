@@ -10,15 +10,18 @@ __device__ __forceinline__ void load_vector(symmem_u32 (&words)[4], const char *
                  : "l"(from));
 }
 
-__device__ __forceinline__ void store_vector(char *to, const symmem_u32 (&words)[4]) {
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]),
-                 "r"(words[3])
-                 : "memory");
+// Likewise, and they stay in the device's cache until the same line is stored to: what is about to be replaced need not be
+// written back and fetched in between.
+__device__ __forceinline__ void load_held(symmem_u32 (&words)[4], const char *from) {
+    symmem_u64 policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "l"(from), "l"(policy));
 }
 
-// Likewise, of what nobody will touch soon: it is the first to leave the device's cache.
-__device__ __forceinline__ void store_streamed(char *to, const symmem_u32 (&words)[4]) {
-    asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]),
+__device__ __forceinline__ void store_vector(char *to, const symmem_u32 (&words)[4]) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]),
                  "r"(words[3])
                  : "memory");
 }

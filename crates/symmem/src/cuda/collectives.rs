@@ -18,6 +18,8 @@ use crate::error::Result;
 const THREADS: (u32, u32) = (256, 512);
 /// Bytes that a thread moves at once.
 const VECTOR: usize = 16;
+/// The largest share of a rank that is gone through in turns, in bytes: its vectors are counted in 32 bits there.
+const MOST_IN_TURNS: usize = 32 << 30;
 
 /// The PTX file of the reductions of a type.
 pub(super) const fn file(dtype: DType) -> &'static str {
@@ -87,7 +89,8 @@ impl<T: Element> Symmetric<T> {
             }
             _ => {
                 // What was touched last is in the cache still, so it is best to come back the way one went.
-                let (share, turns) = (bytes.div_ceil(ranks), self.overflows_cache(bytes));
+                let share = bytes.div_ceil(ranks);
+                let turns = self.overflows_cache(bytes) && share <= MOST_IN_TURNS;
                 self.backwards = turns && !self.backwards;
                 let name =
                     if turns { "all_reduce_two_shot_in_turns" } else { "all_reduce_two_shot" };
@@ -109,11 +112,13 @@ impl<T: Element> Symmetric<T> {
         let call = self.digest(NAME, &[op as usize, algorithm as usize]);
         let (mut parts, mut first, mut length) = (self.parts, 0_u64, self.len() as u64);
         let (mut op, mut backwards) = (op as u32, u32::from(self.backwards));
+        // Of little more than the cache holds each block has its part from the beginning: drawing takes its time, too.
+        let mut draws = u32::from(self.overflows_cache(self.len() * size_of::<T>() / 2));
         self.enqueue(NAME, call, stream, |group| {
             let (kernel, blocks) = self.shaped(file(T::DTYPE), name, share)?;
             let mut group = group;
-            let list = parameters![group, parts, first, length, op, backwards];
-            // Only the kernel that goes both ways has a parameter for that.
+            let list = parameters![group, parts, first, length, op, backwards, draws];
+            // Only the kernel that goes both ways has parameters for that.
             let list = if name.ends_with("turns") { &mut list[..] } else { &mut list[..5] };
             // SAFETY: the kernel's parameters in order; it touches `length` elements of all parts.
             unsafe { self.launch(kernel, blocks, stream, list) }

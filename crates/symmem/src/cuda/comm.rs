@@ -383,8 +383,8 @@ impl Comm {
         self.gpu.call(|driver| {
             // SAFETY: S3: our own pad, on which nobody meets until all ranks have done this.
             unsafe { driver.memset32(own + EPOCHS, epoch, MAX_BLOCKS as usize, service.raw()) }?;
-            // SAFETY: likewise.
-            unsafe { driver.memset32(own + BROKEN, 0, 1, service.raw()) }?;
+            // SAFETY: likewise: who failed, and what a kernel that did not end had drawn.
+            unsafe { driver.memset32(own + BROKEN, 0, EPOCHS as usize / 4, service.raw()) }?;
             driver.stream_synchronize(service.raw())
         })?;
         self.mailbox.iter().for_each(Mailbox::clear);

@@ -75,7 +75,8 @@ pub(super) struct MailboxWords {
     pub(super) theirs: SharedWord,
 }
 
-/// Where a pad has the word that says that the group has failed, and its blocks' epochs.
+/// Where a pad has the word that says that the group has failed, and its blocks' epochs. What lies between is zero, too,
+/// while no kernel runs.
 pub(super) const BROKEN: u64 = 0;
 pub(super) const EPOCHS: u64 = 128;
 

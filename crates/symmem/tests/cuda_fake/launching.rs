@@ -106,28 +106,31 @@ fn a_small_signal_pad_limits_no_grid() {
     });
 }
 
-/// The fake's devices have a cache of 50 MiB.
+/// The fake's devices have a cache of 50 MiB. Of more than twice that, blocks draw pieces.
 #[test]
 fn what_the_cache_does_not_hold_is_gone_through_there_and_back() {
-    let ways: Arc<Mutex<Vec<u8>>> = Arc::default();
+    let ways: Arc<Mutex<Vec<(u8, u8)>>> = Arc::default();
     let drivers = drivers(2);
     let seen = ways.clone();
-    drivers[1].kernel("all_reduce_two_shot_in_turns", &[GROUP, 576, 8, 8, 4, 4], move |launched| {
-        seen.lock().unwrap().push(launched.parameters[5][0]);
+    let parameters = [GROUP, 576, 8, 8, 4, 4, 4];
+    drivers[1].kernel("all_reduce_two_shot_in_turns", &parameters, move |launched| {
+        seen.lock().unwrap().push((launched.parameters[5][0], launched.parameters[6][0]));
     });
     ranks(&drivers, |world, driver, gpu, stream| {
         let mut fits = gpu.alloc::<u8>(world, 50 << 20).unwrap().rendezvous(world).unwrap();
         let mut more = gpu.alloc::<u8>(world, (50 << 20) + 1).unwrap().rendezvous(world).unwrap();
+        let mut most = gpu.alloc::<u8>(world, (100 << 20) + 2).unwrap().rendezvous(world).unwrap();
         for _ in 0..3 {
             more.all_reduce(ReduceOp::Sum, stream).unwrap();
             fits.all_reduce(ReduceOp::Sum, stream).unwrap();
         }
+        most.all_reduce(ReduceOp::Sum, stream).unwrap();
         let names = driver.launches().into_iter().map(|launched| launched.function);
         let plain = names.filter(|name| name == "all_reduce_two_shot").count();
         assert_eq!(plain, 3);
         world.barrier().unwrap();
     });
-    assert_eq!(*ways.lock().unwrap(), [1, 0, 1]);
+    assert_eq!(*ways.lock().unwrap(), [(1, 0), (0, 0), (1, 0), (1, 1)]);
 }
 
 #[test]

@@ -17,6 +17,7 @@ const POISON: u64 = 0;
 const STATE: u64 = 4;
 /// Offsets in a pad.
 const BROKEN: u64 = 0;
+const DRAWN: u64 = 64;
 const EPOCHS: u64 = 128;
 
 /// kind, op, channel, rank, ours, theirs
@@ -25,6 +26,7 @@ type Note = [u32; 6];
 /// As a kernel that gives up does: tells all ranks, and notes why.
 fn give_up(group: &Group, note: Note) {
     let own = group.pad(group.rank());
+    word(own + DRAWN).store(7, Ordering::Relaxed);
     for block in 0..4 {
         word(own + EPOCHS + 4 * block).fetch_add(5 * (group.rank() as u32 + 1), Ordering::Relaxed);
     }
@@ -57,6 +59,7 @@ fn noting(drivers: &[Arc<Fake>]) -> Vec<Arc<Mutex<Option<Note>>>> {
 fn check_in_order(group: &Group) {
     let own = group.pad(group.rank());
     assert_eq!((load(own + BROKEN), load(group.mailbox() + STATE)), (0, 0));
+    assert_eq!(load(own + DRAWN), 0, "no pieces of work are drawn yet");
     let epochs: Vec<u32> = (0..256).map(|block| load(own + EPOCHS + 4 * block)).collect();
     assert!(epochs.iter().all(|epoch| epoch.is_multiple_of(2) && *epoch == epochs[0]));
     for rank in 0..group.size() {
