@@ -1,7 +1,7 @@
 //! The socket file at which a rank waits for its peers: private, short-lived, and removed by whoever can.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -108,13 +108,24 @@ pub(super) fn remove(path: &Path) {
 fn sweep(dir: &Path) {
     let user = rustix::process::geteuid().as_raw();
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-        let ours = entry.file_name().to_string_lossy().starts_with(PREFIX)
-            && entry.metadata().is_ok_and(|m| m.uid() == user && is_old(&m));
-        if !ours {
+        let Ok(metadata) = entry.metadata() else { continue };
+        let name = entry.file_name();
+        let Some(rest) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else { continue };
+        if metadata.uid() != user || !is_old(&metadata) {
             continue;
         }
-        remove_if_dead(&if entry.path().is_dir() { entry.path().join(NAME) } else { entry.path() });
+        // Whatever else begins alike is somebody's. Of sockets, stores have names of another kind.
+        if metadata.file_type().is_socket() {
+            remove_if_dead(&entry.path());
+        } else if metadata.is_dir() && is_number(rest) {
+            remove_if_dead(&entry.path().join(NAME));
+        }
     }
+}
+
+/// As in the names that `Endpoint::open` gives.
+fn is_number(rest: &str) -> bool {
+    rest.len() == 32 && rest.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
 /// Removes the socket file of an owner that is gone.
@@ -159,28 +170,34 @@ mod tests {
     }
 
     #[test]
-    fn stale_sockets_are_swept_and_live_ones_kept() {
+    fn stale_sockets_are_swept_and_all_else_is_kept() {
         let dir = scratch("sweep");
-        let stale = dir.join(format!("{PREFIX}stale"));
+        let name = |digit: &str| format!("{PREFIX}{}", digit.repeat(32));
+        let stale = dir.join(name("0"));
         drop(listen(&stale).unwrap());
-        let live = dir.join(format!("{PREFIX}live"));
+        let live = dir.join(name("1"));
         let _listening = listen(&live).unwrap();
-        let long_ago = std::time::SystemTime::now() - 2 * STALE;
-        for path in [&stale, &live] {
-            rustix::fs::utimensat(
-                rustix::fs::CWD,
-                path,
-                &rustix::fs::Timestamps {
-                    last_access: to_timespec(long_ago),
-                    last_modification: to_timespec(long_ago),
-                },
-                rustix::fs::AtFlags::empty(),
-            )
-            .unwrap();
+        let store = dir.join(format!("{PREFIX}store-0-1-2"));
+        drop(listen(&store).unwrap());
+        let private = dir.join(name("2"));
+        std::fs::create_dir(&private).unwrap();
+        drop(listen(&private.join(NAME)).unwrap());
+        // Files of the user's that only look alike.
+        let notes = dir.join(format!("{PREFIX}notes"));
+        let digits = dir.join(name("3"));
+        [&notes, &digits].iter().for_each(|path| std::fs::write(path, "mine").unwrap());
+        let folder = dir.join(format!("{PREFIX}folder"));
+        std::fs::create_dir(&folder).unwrap();
+        let long_ago = to_timespec(std::time::SystemTime::now() - 2 * STALE);
+        let times = rustix::fs::Timestamps { last_access: long_ago, last_modification: long_ago };
+        let kept = [&live, &notes, &digits, &folder];
+        for path in kept.into_iter().chain([&stale, &store, &private]) {
+            let none = rustix::fs::AtFlags::empty();
+            rustix::fs::utimensat(rustix::fs::CWD, path, &times, none).unwrap();
         }
         sweep(&dir);
-        assert!(!stale.exists());
-        assert!(live.exists());
+        assert!(!stale.exists() && !store.exists() && !private.exists());
+        assert!(kept.iter().all(|path| path.exists()), "{kept:?}");
         std::fs::remove_dir_all(&dir).unwrap();
     }
 
