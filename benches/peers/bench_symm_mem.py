@@ -105,7 +105,7 @@ def emit(op, dtype, nbytes, algorithm, found, right):
     record = {
         "system": SYSTEM, "collective": op, "ranks": size, "bytes": nbytes, "dtype": dtype, "backend": "cuda",
         "memory": "symmetric" if dtype != "-" else "-", "algorithm": algorithm, "samples": len(found),
-        "median_us": at(5), "p10_us": at(1), "p90_us": at(9), "verified": right, "siblings": 0.0,
+        "median_us": at(5), "p10_us": at(1), "p90_us": at(9), "verified": right, "near": 0.0,
         "round": int(asked("ROUND", "1")),
     }
     if in_graph:

@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAXR = 64, MAXN = 1024, SIBLINGS_NS = 170 };
+enum { MAXR = 64, MAXN = 1024, NEAR_NS = 170 };
 struct region {
   _Alignas(128) _Atomic uint32_t arrived;
   _Alignas(128) _Atomic uint32_t gen;
@@ -167,7 +167,7 @@ int sync_plan(double call_ns, size_t bytes) {
 void sync_settle(void) { // a core that slept is often placed anew
   for (int i = 0; i < 60; i++) {
     sync_meet(0);
-    if (!agree(R->rtt[0] < SIBLINGS_NS)) return;
+    if (!agree(R->rtt[0] < NEAR_NS)) return;
     usleep(3000);
   }
 }
@@ -192,22 +192,22 @@ int sync_all_arrived(int turn) {
 }
 
 static void emit(const char *op, const char *ending, const char *dtype, size_t bytes, int n, int which) {
-  static double v[2][MAXN]; // on two cores, and as siblings
+  static double v[2][MAXN]; // far from each other, and near
   int m[2] = { 0, 0 };
   for (int i = 0; i < n; i++) {
     double a = 0, e = 0;
     for (int r = 0; r < size_; r++) a = fmax(a, R->start[r][i]), e = fmax(e, R->end[which][r][i]);
-    int k = R->rtt[i] < SIBLINGS_NS;
+    int k = R->rtt[i] < NEAR_NS;
     v[k][m[k]++] = (e - a) / sync_batch(bytes) / 1e3;
   }
   int right = 1;
   for (int r = 0; r < size_; r++) right &= atomic_load(&R->right[r]);
-  int k = m[0] < 5 && m[1] > m[0]; // siblings all the time: there is nothing better to report
+  int k = m[0] < 5 && m[1] > m[0]; // near all the time: there is nothing else to report
   qsort(v[k], m[k], sizeof(double), cmp);
   FILE *f = fopen(env("PEERS_OUT", "/dev/stdout"), "a");
   if (!f) { perror("PEERS_OUT"); exit(1); }
   fprintf(f, "{\"system\":\"%s\",\"collective\":\"%s%s\",\"ranks\":%d,\"bytes\":%zu,\"dtype\":\"%s\",\"backend\":\"-\",\"memory\":\"%s\",\"algorithm\":\"-\","
-    "\"samples\":%d,\"median_us\":%.4f,\"p10_us\":%.4f,\"p90_us\":%.4f,\"verified\":%s,\"siblings\":%.2f,\"as_siblings\":%s,\"round\":%s}\n",
+    "\"samples\":%d,\"median_us\":%.4f,\"p10_us\":%.4f,\"p90_us\":%.4f,\"verified\":%s,\"near\":%.2f,\"as_near\":%s,\"round\":%s}\n",
     env("PEERS_NAME", "?"), op, ending, size_, bytes, dtype, *dtype == '-' ? "-" : env("PEERS_MEMORY", "slices"), m[k], v[k][m[k] / 2], v[k][m[k] / 10], v[k][m[k] * 9 / 10],
     right ? "true" : "false", (double)m[1] / n, k ? "true" : "false", env("PEERS_ROUND", "1"));
   fclose(f);

@@ -6,8 +6,8 @@
 // reads the whole result, and the time to the end of that is the figure `...+read`: writing into a peer's buffer leaves
 // the lines in the wrong cache, non-temporal stores leave them in no cache, and what that costs shows only there.
 //
-// A host may run two virtual cores as the two threads of one core, where a flag travels several times as fast. So the
-// meeting ends with a few round trips of a flag, and a sample taken while they were siblings is kept apart.
+// A host moves virtual cores about, and between cores that share a cache a flag travels several times as fast. So the
+// meeting ends with a few round trips of a flag, and a sample taken while they were near is kept apart.
 #pragma once
 #include <stddef.h>
 #ifdef __cplusplus
@@ -41,7 +41,7 @@ int sync_batch(size_t bytes);                // calls in one sample
 int sync_reads(size_t bytes);                // whether the reading is timed too
 int sync_warm(double call_ns, size_t bytes); // untimed calls to make first; rank 0 decides for all
 int sync_plan(double call_ns, size_t bytes); // samples to take; likewise
-void sync_settle(void);                      // waits a little for the host to part siblings
+void sync_settle(void);                      // waits a little for the host to part near cores
 void sync_arrive(int turn);                   // before the turn-th barrier of a check
 int sync_all_arrived(int turn);              // after it: whether all have come
 void sync_meet(int i);                       // before sample i: barrier, then the round trips

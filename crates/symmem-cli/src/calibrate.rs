@@ -40,7 +40,7 @@ impl Args {
         if self.dry_run {
             return Ok(("Nothing was written.".to_owned(), ExitCode::SUCCESS));
         }
-        if found.siblings && !self.force {
+        if found.near && !self.force {
             let said =
                 "Nothing was written: try again later, or write it all the same with --force.";
             return Ok((said.to_owned(), ExitCode::FAILURE));
@@ -57,9 +57,9 @@ fn measured(found: &Measured) -> String {
     let mut said = format!(
         "Measured on cores {first} and {second}; a flag takes {trip:.0} ns there and back.\n"
     );
-    if found.siblings {
+    if found.near {
         said +=
-            "That fast it travels within one core: the host ran the two as two threads of one.\n";
+            "That fast it travels between cores that share a cache; a host may part them again.\n";
     }
     said
 }

@@ -84,7 +84,7 @@ fn every_figure_is_a_line_of_json() {
     }
     for record in &records {
         assert_eq!(record["verified"], true, "{record}");
-        for field in ["bytes", "samples", "median_us", "p10_us", "p90_us", "siblings", "round"] {
+        for field in ["bytes", "samples", "median_us", "p10_us", "p90_us", "near", "round"] {
             assert!(record[field].is_number(), "{field} in {record}");
         }
         for field in ["dtype", "backend", "memory", "algorithm"] {

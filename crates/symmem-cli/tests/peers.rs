@@ -9,10 +9,10 @@ const SCRIPT: &str = r#"
 line() { # NAME VERIFIED MEDIAN
   echo "{\"system\":\"$1\",\"collective\":\"broadcast\",\"ranks\":$ranks,\"bytes\":$PEERS_BYTES,\"dtype\":\"$PEERS_DTYPE\"," \
     "\"backend\":\"-\",\"memory\":\"slices\",\"algorithm\":\"-\",\"samples\":9,\"median_us\":$3,\"p10_us\":$3,\"p90_us\":$3," \
-    "\"verified\":$2,\"siblings\":0.0,\"as_siblings\":false,\"round\":$PEERS_ROUND}"
+    "\"verified\":$2,\"near\":0.0,\"as_near\":false,\"round\":$PEERS_ROUND}"
   echo "{\"system\":\"$1\",\"collective\":\"broadcast\",\"ranks\":$ranks,\"bytes\":$PEERS_BYTES,\"dtype\":\"$PEERS_DTYPE\"," \
     "\"backend\":\"-\",\"memory\":\"slices\",\"algorithm\":\"-\",\"samples\":9,\"median_us\":$3,\"p10_us\":$3,\"p90_us\":$3," \
-    "\"verified\":$2,\"siblings\":1.0,\"as_siblings\":true,\"round\":$PEERS_ROUND}"
+    "\"verified\":$2,\"near\":1.0,\"as_near\":true,\"round\":$PEERS_ROUND}"
 }
 ranks=${3-}
 case "$1 ${2-}" in

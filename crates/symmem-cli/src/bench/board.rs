@@ -28,8 +28,9 @@ const TRIPS: usize = 3;
 const COUNTER: usize = 4;
 const FLAGS: usize = 5;
 
-/// A flag that goes there and back in less has not left the core: it takes 45 to 120 ns then, and 220 to 500 otherwise.
-const SIBLINGS_NS: f64 = 170.0;
+/// A flag that goes there and back in less travels between cores that share a cache, or between two threads of one: that
+/// takes 45 to 120 ns, and 220 to 500 otherwise.
+const NEAR_NS: f64 = 170.0;
 
 /// The words, as one rank sees them.
 pub(super) struct Board<'h> {
@@ -105,9 +106,9 @@ impl<'h> Board<'h> {
         }
     }
 
-    /// Waits for all ranks; with two of them, also tells whether they run on the two threads of one core.
+    /// Waits for all ranks; with two of them, also tells whether they are near each other.
     ///
-    /// A host moves the cores of a virtual machine about, and a flag travels five times as fast between siblings.
+    /// A host moves the cores of a virtual machine about, and a flag travels five times as fast between those that share a cache.
     pub(super) fn meet_and_look(&self) -> bool {
         const TRIPS_EACH: u32 = 8;
         self.meet();
@@ -127,7 +128,7 @@ impl<'h> Board<'h> {
             }
         }
         self.trips.set(first.wrapping_add(TRIPS_EACH));
-        (clock::now() - begin) as f64 / f64::from(TRIPS_EACH) < SIBLINGS_NS
+        (clock::now() - begin) as f64 / f64::from(TRIPS_EACH) < NEAR_NS
     }
 
     /// Rank 0's number, for all.

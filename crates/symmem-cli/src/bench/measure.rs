@@ -45,7 +45,7 @@ pub(super) trait Case {
     }
 }
 
-/// How long all measures together may wait for the host to part siblings.
+/// How long all measures together may wait for the host to part the cores.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long one of them may.
 const PATIENCE_EACH: Duration = Duration::from_secs(1);
@@ -74,7 +74,7 @@ pub(super) struct Bench<'a> {
     quick: bool,
 }
 
-/// The readings of one sample: start, end, end of the reading, whether as siblings.
+/// The readings of one sample: start, end, end of the reading, whether near.
 const READINGS: usize = 4;
 /// No measure takes more samples in a round.
 const MOST: usize = 1000;
@@ -97,7 +97,7 @@ impl<'a> Bench<'a> {
         let mut readings = Vec::with_capacity(READINGS * count);
         for _ in 0..count {
             case.prepare()?;
-            let siblings = on_host && self.board.meet_and_look();
+            let near = on_host && self.board.meet_and_look();
             if !on_host {
                 self.board.meet();
             }
@@ -111,7 +111,7 @@ impl<'a> Bench<'a> {
             }
             self.board.meet();
             verified &= case.check()?;
-            readings.extend([start, end, end_of_read, u64::from(siblings)]);
+            readings.extend([start, end, end_of_read, u64::from(near)]);
         }
         verified &= case.verify()?;
         let (samples, with_read) = self.gather(&readings, measure.batch)?;
@@ -144,7 +144,7 @@ impl<'a> Bench<'a> {
         Ok(self.board.agree(count.max(measure.least as u32)) as usize)
     }
 
-    /// A core that slept is often placed anew: gives the host some time to part siblings.
+    /// A core that slept is often placed anew: gives the host some time to part near ones.
     fn settle(&mut self) {
         const NAP: Duration = Duration::from_millis(5);
         let mut left = self.patience.min(PATIENCE_EACH);
@@ -168,8 +168,8 @@ impl<'a> Bench<'a> {
                 ranks.iter().filter_map(|part| part.get(READINGS * index + what)).max().copied()
             };
             let time = latest(end).unwrap_or(0).saturating_sub(latest(0).unwrap_or(0));
-            let siblings = ranks.first().and_then(|part| part.get(READINGS * index + 3));
-            Sample { ns: time as f64 / batch as f64, as_siblings: siblings == Some(&1) }
+            let near = ranks.first().and_then(|part| part.get(READINGS * index + 3));
+            Sample { ns: time as f64 / batch as f64, as_near: near == Some(&1) }
         };
         let all = |end| (0..readings.len() / READINGS).map(|index| sample(index, end)).collect();
         let samples = (all(1), all(2));

@@ -27,10 +27,10 @@ pub(super) struct Record {
     /// Whether every result was right.
     pub(super) verified: bool,
     /// The fraction of all samples that were taken while two cores were the two threads of one.
-    pub(super) siblings: f64,
+    pub(super) near: f64,
     /// Whether there were hardly any others, so that the figures are of these.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(super) as_siblings: bool,
+    pub(super) as_near: bool,
     /// Of calls on devices: whether they were replayed from a graph.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) graph: bool,
@@ -45,11 +45,11 @@ pub(super) struct Record {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
     pub(super) ns: f64,
-    pub(super) as_siblings: bool,
+    pub(super) as_near: bool,
 }
 
 impl Record {
-    /// Sums up samples. Those taken as siblings are left out, unless there is hardly anything else.
+    /// Sums up samples. Those taken as near are left out, unless there is hardly anything else.
     pub(super) fn new(
         measure: &Measure,
         ranks: usize,
@@ -57,11 +57,9 @@ impl Record {
         samples: &[Sample],
         verified: bool,
     ) -> Self {
-        let (siblings, apart): (Vec<Sample>, Vec<Sample>) =
-            samples.iter().partition(|s| s.as_siblings);
-        let as_siblings = apart.len() < 5 && siblings.len() > apart.len();
-        let mut times: Vec<_> =
-            if as_siblings { &siblings } else { &apart }.iter().map(|s| s.ns).collect();
+        let (near, apart): (Vec<Sample>, Vec<Sample>) = samples.iter().partition(|s| s.as_near);
+        let as_near = apart.len() < 5 && near.len() > apart.len();
+        let mut times: Vec<_> = if as_near { &near } else { &apart }.iter().map(|s| s.ns).collect();
         times.sort_by(f64::total_cmp);
         let at = |tenths: usize| {
             let ns = times.get(times.len() * tenths / 10).copied().unwrap_or(f64::NAN);
@@ -81,8 +79,8 @@ impl Record {
             p10_us: at(1),
             p90_us: at(9),
             verified,
-            siblings: siblings.len() as f64 / samples.len().max(1) as f64,
-            as_siblings,
+            near: near.len() as f64 / samples.len().max(1) as f64,
+            as_near,
             graph: measure.on.is_some_and(|on| on.graph),
             host_us: None,
             round,
@@ -136,24 +134,23 @@ mod tests {
     use super::*;
 
     fn record(samples: &[(f64, bool)]) -> Record {
-        let samples: Vec<_> =
-            samples.iter().map(|&(ns, as_siblings)| Sample { ns, as_siblings }).collect();
+        let samples: Vec<_> = samples.iter().map(|&(ns, as_near)| Sample { ns, as_near }).collect();
         Record::new(&ROWS[0].fixed()[0], 2, 1, &samples, true)
     }
 
     #[test]
-    fn samples_taken_as_siblings_are_kept_apart() {
+    fn samples_taken_near_are_kept_apart() {
         let mut samples = vec![(200.0, false); 8];
         samples.extend([(20.0, true); 2]);
         let record = record(&samples);
-        assert_eq!((record.samples, record.median_us, record.siblings), (8, 0.2, 0.2));
-        assert!(!record.as_siblings);
+        assert_eq!((record.samples, record.median_us, record.near), (8, 0.2, 0.2));
+        assert!(!record.as_near);
     }
 
     #[test]
-    fn siblings_all_the_time_are_reported_as_such() {
+    fn near_all_the_time_is_reported_as_such() {
         let record = record(&[(20.0, true), (20.0, true), (200.0, false)]);
-        assert!(record.as_siblings);
+        assert!(record.as_near);
         assert_eq!(record.median_us, 0.02);
     }
 

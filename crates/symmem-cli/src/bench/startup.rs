@@ -32,7 +32,7 @@ pub(super) fn measure(ranks: usize, quick: bool, session: &mut Session) -> Resul
         }
         verified &= reports == ranks;
         let ns = last.map_or(f64::NAN, |time| time.as_secs_f64() * 1e9);
-        samples.push(Sample { ns, as_siblings: false });
+        samples.push(Sample { ns, as_near: false });
         session.progress.step("startup", time, times);
     }
     session.records.push(Record::new(measure, ranks, 1, &samples, verified));

@@ -30,8 +30,9 @@ const LAID: [usize; 2] = [4, 16];
 const ROW: u32 = 16;
 /// Lines that push others out of the first cache.
 const MANY: usize = 1024;
-/// A flag that goes there and back faster travels within one core, between its two threads. In picoseconds.
-const SIBLINGS: u64 = 170_000;
+/// A flag that goes there and back faster travels between cores that share a cache, or between two threads of one. In
+/// picoseconds.
+const NEAR: u64 = 170_000;
 
 /// What was found.
 #[derive(Clone, Copy, Debug)]
@@ -42,19 +43,19 @@ pub struct Measured {
     pub cores: [usize; 2],
     /// How long a flag takes there and back, in picoseconds.
     pub round_trip: u32,
-    /// The two cores were two threads of one for most of the time, as hosts of virtual machines do for a while: nothing to
+    /// The two cores shared a cache for most of the time. On a virtual machine that may last for minutes only: nothing to
     /// plan with.
-    pub siblings: bool,
+    pub near: bool,
 }
 
 /// Measures for some 200 milliseconds, on two of the cores that this thread may use.
 pub fn measure() -> Result<Measured> {
     let cores = two_cores()?;
     let rounds = on(cores, |side| side.rounds(APART, Side::round))?;
-    let (apart, siblings): (Vec<Round>, _) =
-        rounds.into_iter().partition(|round| round.trip >= SIBLINGS);
-    let are_siblings = siblings.len() > apart.len();
-    let rounds = if are_siblings { siblings } else { apart };
+    let (apart, together): (Vec<Round>, _) =
+        rounds.into_iter().partition(|round| round.trip >= NEAR);
+    let near = together.len() > apart.len();
+    let rounds = if near { together } else { apart };
     let [core, _] = cores;
     let turns = on([core, core], |side| side.rounds(TOGETHER, Side::turns))?;
     // Between two the core changes hands once: whoever comes second has met the first, and goes on to the next exchange.
@@ -72,7 +73,7 @@ pub fn measure() -> Result<Measured> {
         settled: line([|r| r.settled[0], |r| r.settled[1]], LINES),
         moved: line([|r| r.moved[0], |r| r.moved[1]], LINES),
     };
-    Ok(Measured { costs, cores, round_trip: whole(median(|r| r.trip)), siblings: are_siblings })
+    Ok(Measured { costs, cores, round_trip: whole(median(|r| r.trip)), near })
 }
 
 /// Two cores that this thread may use; not two threads of one, as far as the kernel knows and there are others.

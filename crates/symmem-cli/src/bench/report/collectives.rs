@@ -76,7 +76,7 @@ fn pair(of: &Record, system: &str, records: &[Record], same_round: bool) -> Opti
         r.system == system
             && r.is_peer_of(of)
             && (r.round == of.round || !same_round)
-            && r.as_siblings == of.as_siblings
+            && r.as_near == of.as_near
     };
     Some((of.median_us, records.iter().find(alike)?.median_us))
 }

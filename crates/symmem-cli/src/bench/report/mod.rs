@@ -29,13 +29,13 @@ pub(super) fn text(records: &[Record]) -> String {
     }
     let mut text = if fixed.is_empty() { String::new() } else { format!("{table}\n") };
     text += &collectives::text(&[fixed, sized].concat(), records);
-    let siblings = records.iter().filter(|record| record.as_siblings).count();
-    if siblings > 0 {
+    let near = records.iter().filter(|record| record.as_near).count();
+    if near > 0 {
         let all = records.len();
         text += &format!(
-            "{siblings} of {all} figures were taken while the two cores were threads of one core; "
+            "{near} of {all} figures were taken while the two cores were near each other; "
         );
-        text += "a row that has no others is not held to its target\n";
+        text += "rows that have others leave them out\n";
     }
     text
 }
@@ -56,15 +56,15 @@ pub(super) fn lines(records: &[Record]) -> Vec<Line<'_>> {
                 .push(Line { measure: rows::measure(&record.collective), rounds: vec![record] }),
         }
     }
-    lines.iter_mut().for_each(Line::leave_out_siblings);
+    lines.iter_mut().for_each(Line::leave_out_near);
     lines
 }
 
 impl Line<'_> {
-    /// Between threads of one core a flag travels several times as fast: such rounds say nothing about others.
-    fn leave_out_siblings(&mut self) {
-        if self.rounds.iter().any(|record| !record.as_siblings) {
-            self.rounds.retain(|record| !record.as_siblings);
+    /// Between near cores a flag travels several times as fast: such rounds say nothing about others.
+    fn leave_out_near(&mut self) {
+        if self.rounds.iter().any(|record| !record.as_near) {
+            self.rounds.retain(|record| !record.as_near);
         }
     }
 
@@ -111,7 +111,7 @@ impl Line<'_> {
             let alike = |r: &&Record| {
                 r.collective == floor
                     && r.system == "limits"
-                    && (r.ranks, r.round, r.as_siblings) == (of.ranks, of.round, of.as_siblings)
+                    && (r.ranks, r.round, r.as_near) == (of.ranks, of.round, of.as_near)
             };
             Some(of.median_us / records.iter().find(alike)?.median_us)
         };
@@ -122,8 +122,7 @@ impl Line<'_> {
         let none = || ("-".to_owned(), "-".to_owned());
         let Some(measure) = self.measure else { return none() };
         // A target is for so many ranks, and for cores.
-        let held =
-            |record: &&Record| record.ranks == rows::ranks_of(measure) && !record.as_siblings;
+        let held = |record: &&Record| record.ranks == rows::ranks_of(measure) && !record.as_near;
         if !self.rounds.first().is_some_and(held) {
             return none();
         }
@@ -164,7 +163,7 @@ mod tests {
     use super::*;
 
     fn record(collective: &str, round: usize, us: f64) -> Record {
-        let samples = [Sample { ns: us * 1e3, as_siblings: false }; 9];
+        let samples = [Sample { ns: us * 1e3, as_near: false }; 9];
         Record::new(rows::measure(collective).unwrap(), 2, round, &samples, true)
     }
 
@@ -185,7 +184,7 @@ mod tests {
     #[test]
     fn rounds_under_different_conditions_are_not_compared() {
         let mut floor = record("flag_exchange", 1, 0.02);
-        floor.as_siblings = true;
+        floor.as_near = true;
         let records = [floor, record("barrier", 1, 0.2)];
         assert_eq!(lines(&records)[1].cells(&records)[7..], ["-", "-", "-"]);
     }
