@@ -169,6 +169,7 @@ impl Group {
         // A call that goes on with an expired one lays out nothing: what counts is what was laid out then.
         let laid = Cell::new(false);
         let own = |rank| own.filter(|_| rank == self.rank() && laid.get());
+        let name = call.name();
         if bytes > Desk::TINY {
             let write = |desk: &Desk<'_>, to: usize| {
                 if to == self.rank() {
@@ -177,10 +178,16 @@ impl Group {
                 }
             };
             let read = |desk: &Desk<'_>| {
+                if !laid.get() {
+                    // SAFETY: our own desk has as many bytes, and nobody writes there before our next exchange.
+                    let then =
+                        unsafe { std::slice::from_raw_parts(desk.stage(self.rank()), bytes) };
+                    self.check_unchanged(name, then, &lay)?;
+                }
                 let place = |rank| own(rank).unwrap_or(desk.stage(rank).cast_const().cast());
-                by_rank(self.size(), place, work)
+                Ok(by_rank(self.size(), place, work))
             };
-            return self.exchange(call, write, read);
+            return self.exchange(call, write, read)?;
         }
         let mut tiny = [0_u64; Desk::TINY / size_of::<u64>()];
         lay(tiny.as_mut_ptr().cast());
@@ -194,10 +201,35 @@ impl Group {
             laid.set(true);
         };
         let read = |desk: &Desk<'_>| {
+            if !laid.get() {
+                let then = desk.tiny_from(self.rank()).cast();
+                // SAFETY: what we had for ourselves, likewise.
+                let then = unsafe { std::slice::from_raw_parts(then, bytes) };
+                self.check_unchanged(name, then, &lay)?;
+            }
             let place = |rank| own(rank).unwrap_or(desk.tiny_from(rank).cast());
-            by_rank(self.size(), place, work)
+            Ok(by_rank(self.size(), place, work))
         };
-        self.exchange(call, write, read)
+        self.exchange(call, write, read)?
+    }
+
+    /// A call that goes on with an expired one has to be the same call: peers may have taken up what was laid out `then`,
+    /// and would come to another result.
+    #[cold]
+    fn check_unchanged(
+        &self,
+        name: &'static str,
+        then: &[u8],
+        lay: impl Fn(*mut u8),
+    ) -> Result<()> {
+        let mut now = then.to_vec(); // a rank that lays out nothing leaves it so
+        lay(now.as_mut_ptr());
+        if now == then {
+            return Ok(());
+        }
+        let expected = "the elements of the call before, which expired and went on now".to_owned();
+        let got = "others; for the peers the call is over, with the elements of then".to_owned();
+        Err(self.usage(name, expected, got))
     }
 }
 

@@ -19,7 +19,7 @@ const SLICES: usize = usize::MAX;
 
 impl Group {
     /// Element i of `data` becomes the reduction of element i of all ranks. Collective; after an error `data` may be
-    /// reduced in part. A call that ran into its deadline goes on when it is made again, with what it had then.
+    /// reduced in part. A call that ran into its deadline goes on when it is made again with the same elements.
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
         const NAME: &str = "all_reduce";
         let looped = loop_for::<T>(self, NAME, op)?;
