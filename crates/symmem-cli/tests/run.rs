@@ -286,6 +286,20 @@ fn a_rank_that_is_killed_is_named_with_the_signal() {
     }
 }
 
+/// As those do that were waiting for the lost rank: Python takes a moment to print an exception.
+#[test]
+fn ranks_that_end_soon_after_a_failure_are_heard_out() {
+    let dir = scratch("words");
+    let script = "if [ $RANK = 0 ]; then : > $DIR/gone; kill -KILL $$; fi; \
+                  while [ ! -e $DIR/gone ]; do sleep 0.01; done; sleep 0.1; echo rank 0 is gone; exit 3";
+    let output = job(2, &[], script).env("DIR", &dir).output().unwrap();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(137), "{err}");
+    assert!(out.contains("rank 0 is gone"), "{out}{err}");
+    assert!(!err.contains("ending"), "{err}");
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
 #[test]
 fn a_rank_that_ignores_sigterm_is_killed_after_the_grace_period() {
     let mark = mark("stubborn");

@@ -14,6 +14,10 @@ use super::rank::Rank;
 use super::{Failure, Job, Outcome, Signals, farewell, signals, spawn};
 use crate::guard::Guard;
 
+/// How long ranks may go on after the first failure: those that wait for the lost one hear of it from the library, and
+/// shall be able to say so.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
 /// Runs `job` to its end, failure or success: no process of it is left then.
 ///
 /// The ranks are bound to the calling thread: should it end, they are killed.
@@ -39,6 +43,7 @@ pub fn launch_watched(
         sent: Vec::new(),
         stop_requests: 0,
         interrupted: None,
+        end_at: None,
         kill_at: None,
         over: false,
     };
@@ -74,6 +79,8 @@ struct Launch<'a> {
     sent: Vec<i32>,
     stop_requests: usize,
     interrupted: Option<i32>,
+    /// When ranks that have not ended by themselves after another's failure are asked to.
+    end_at: Option<Instant>,
     /// When patience is over with ranks that have been asked to end, or with readers of their output.
     kill_at: Option<Instant>,
     /// Whether all ranks have ended and all their output has been read.
@@ -114,7 +121,8 @@ impl Launch<'_> {
                 fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
             }
         }
-        let timeout = self.kill_at.map(|at| timespec(at.saturating_duration_since(Instant::now())));
+        let next = [self.end_at, self.kill_at].into_iter().flatten().min();
+        let timeout = next.map(|at| timespec(at.saturating_duration_since(Instant::now())));
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error).context("cannot poll"),
@@ -203,7 +211,10 @@ impl Launch<'_> {
             self.failed.push(index);
             if self.failed.len() == 1 {
                 self.tell_first(index, failure);
-                self.end_others();
+                self.end_at = match self.interrupted {
+                    Some(_) => Some(Instant::now()), // all have been told
+                    None => Instant::now().checked_add(LAST_WORDS),
+                };
             }
         }
         if !self.over && self.ranks.iter().all(|rank| rank.end.is_some()) {
@@ -246,6 +257,10 @@ impl Launch<'_> {
     }
 
     fn look_at_clock(&mut self) {
+        if self.end_at.is_some_and(|at| at <= Instant::now()) {
+            self.end_at = None;
+            self.end_others();
+        }
         if self.kill_at.is_some_and(|at| at <= Instant::now()) {
             self.kill_at = None;
             if self.over {
@@ -261,6 +276,7 @@ impl Launch<'_> {
     /// All ranks have ended: what they left behind goes too, and the rest of the output is read.
     fn finish(&mut self) {
         self.over = true;
+        self.end_at = None;
         // Output that nobody reads must not keep an interrupted job.
         self.kill_at = self.interrupted.and_then(|_| Instant::now().checked_add(self.job.grace));
         for rank in &mut self.ranks {
