@@ -46,13 +46,14 @@ const HOUR: Duration = Duration::from_secs(3600);
 #[test]
 fn what_crashed_jobs_left_behind_is_removed() {
     let leave = |dir: &Path| {
-        for name in ["symmem-1", "symmem-2"] {
-            std::fs::create_dir(dir.join(name)).unwrap();
-            leave_socket(&dir.join(name).join("s"), HOUR);
-            make_old(&dir.join(name), HOUR);
+        for number in 0..3 {
+            let private = dir.join(format!("symmem-{number:032x}"));
+            std::fs::create_dir(&private).unwrap();
+            if number > 0 {
+                leave_socket(&private.join("s"), HOUR);
+            }
+            make_old(&private, HOUR);
         }
-        std::fs::create_dir(dir.join("symmem-empty")).unwrap();
-        make_old(&dir.join("symmem-empty"), HOUR);
     };
     Ranks::new(3).prepare(leave).run(test_name!(), works);
 }
@@ -71,12 +72,14 @@ fn what_crashed_jobs_left_in_a_shared_directory_is_removed() {
 fn other_files_are_left_alone() {
     let leave = |dir: &Path| {
         leave_socket(&dir.join("symmem-young"), Duration::ZERO);
-        std::fs::write(dir.join("other"), "").unwrap();
-        make_old(&dir.join("other"), HOUR);
+        for name in ["other", "symmem-notes"] {
+            std::fs::write(dir.join(name), "").unwrap();
+            make_old(&dir.join(name), HOUR);
+        }
     };
     let look = |job: &mut Job| {
         std::thread::sleep(ms(500));
-        for name in ["symmem-young", "other"] {
+        for name in ["symmem-young", "other", "symmem-notes"] {
             std::fs::remove_file(job.dir.join(name)).unwrap();
         }
     };
