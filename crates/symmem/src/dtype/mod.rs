@@ -2,6 +2,8 @@
 
 pub(crate) mod number;
 mod op;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
