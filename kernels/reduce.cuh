@@ -71,33 +71,30 @@ struct Share {
 };
 
 // Likewise, of more than the device's cache holds. What was touched last is still there, so a kernel had better begin where
-// the one before it ended: forwards and backwards in turn.
+// the one before it ended: forwards and backwards in turn. And memory is quickest where all are at the same place, so ranks
+// have every `of`th piece instead of a stretch of their own.
 //
-// Where there is much, no block has a part of its own: each draws the next piece when it has done one. Some multiprocessors
-// are nearer to the memory than others, and all are to be at the same place.
+// Where there is much, no block has pieces of its own: each draws the rank's next when it has done one, because some
+// multiprocessors are nearer to the memory than others.
 struct TurningShare {
     symmem_u32 number, of;
     bool backwards;
     symmem_u32 *drawn; // how many pieces this rank's blocks have drawn, 0 between kernels; or null
 };
 
-// What vectors of a share are counted by. Of turning ones there are at most 32 GiB, and registers are few.
+// What vectors are counted by. Those that are gone through in turns are at most 32 GiB, and registers are few.
 template <class S> struct Counted { typedef symmem_u64 By; };
 template <> struct Counted<TurningShare> { typedef symmem_u32 By; };
 
-// Which vectors this thread takes of a share: numbers `i`, `i + stride` and so on below `count`.
+// Which vectors this thread takes: numbers `i`, `i + stride` and so on below `count`.
 template <class S> struct Lane {
     typename Counted<S>::By i, count, stride;
     symmem_u64 origin, flip;
 
-    __device__ __forceinline__ Lane(symmem_u64 vectors, const S &share) : flip(0) {
-        symmem_u64 of_each = ((vectors + share.of - 1) / share.of + 31) / 32 * 32;
-        origin = least(of_each * share.number, vectors);
-        count = least(of_each, vectors - origin);
-        i = thread_of_grid();
-        stride = threads_of_grid();
-    }
-    // Number `n` of the share among all vectors.
+    // Number `thread` of `threads`, which have all vectors between them.
+    __device__ __forceinline__ Lane(symmem_u64 vectors, symmem_u64 thread, symmem_u64 threads)
+        : i(thread), count(vectors), stride(threads), origin(0), flip(0) {}
+    // Number `n` among all vectors.
     __device__ __forceinline__ symmem_u64 at(symmem_u64 n) const { return (n ^ flip) + origin; }
 };
 
@@ -110,29 +107,35 @@ template <int U, class S, class F> __device__ __forceinline__ void each_batch(La
 
 template <int U, class F>
 __device__ __forceinline__ void each_batch(symmem_u64 vectors, const Share &share, F f) {
-    each_batch<U>(Lane<Share>(vectors, share), f);
+    Lane<Share> lane(vectors, thread_of_grid(), threads_of_grid());
+    symmem_u64 of_each = ((vectors + share.of - 1) / share.of + 31) / 32 * 32;
+    lane.origin = least(of_each * share.number, vectors);
+    lane.count = least(of_each, vectors - lane.origin);
+    each_batch<U>(lane, f);
 }
 
 template <int U, class F>
 __device__ __forceinline__ void each_batch(symmem_u64 vectors, const TurningShare &share, F f) {
     __shared__ symmem_u32 pieces[2];
-    Lane<TurningShare> lane(vectors, share);
+    const symmem_u64 threads = threads_of_grid();
+    Lane<TurningShare> lane(vectors, thread_of_grid() + share.number * threads, share.of * threads);
     if (share.backwards) {
-        lane.origin += lane.count;
+        lane.origin = vectors;
         lane.flip = ~0ull;
     }
     if (share.drawn == nullptr) {
         return each_batch<U>(lane, f);
     }
     lane.stride = blockDim.x;
-    const symmem_u32 of_piece = U * blockDim.x, count = (lane.count + of_piece - 1) / of_piece;
+    const symmem_u32 of_piece = U * blockDim.x, of_all = (lane.count + of_piece - 1) / of_piece;
+    const symmem_u32 count = (of_all + share.of - 1 - share.number) / share.of;
     symmem_u32 next = threadIdx.x == 0 ? pieces[0] = atomicAdd(share.drawn, 1) : 0, turn = 0;
     __syncthreads();
     for (; pieces[turn] < count; turn ^= 1) {
         if (threadIdx.x == 0) {
             next = atomicAdd(share.drawn, 1); // takes as long as the loads
         }
-        lane.i = pieces[turn] * of_piece + threadIdx.x;
+        lane.i = (pieces[turn] * share.of + share.number) * of_piece + threadIdx.x;
         if (lane.i < lane.count) {
             f(lane);
         }

@@ -2,7 +2,8 @@
 
 Started once for each rank by `symmem bench --backend cuda --peers`, with RANK, LOCAL_RANK and WORLD_SIZE set, and
 PEERS_OPS, PEERS_BYTES, PEERS_DTYPE, PEERS_ROUND, PEERS_TIME_MS and PEERS_PORT (a free one, for a store), which say of what;
-PEERS_GRAPH=1 for graphs of twenty calls, PEERS_DEVICE for one device for all. Rank 0 writes JSON lines.
+PEERS_GRAPH=1 for graphs of twenty calls, PEERS_DEVICE for one device for all, PEERS_NEIGHBOURS for how many ranks share
+one. Rank 0 writes JSON lines.
 """
 import json
 import os
@@ -11,6 +12,11 @@ import time
 
 os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+# Its blocks wait for those of other ranks, up to 24 of each. Where not all of them fit on the device, the last ranks' get no
+# room and none ever ends, unless each rank keeps to a part of the multiprocessors.
+neighbours = int(os.environ.get("PEERS_NEIGHBOURS", "1"))
+if neighbours > 4:
+    os.environ.setdefault("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", str(100 // neighbours))
 
 import torch
 import torch.distributed as dist

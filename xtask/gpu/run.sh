@@ -109,13 +109,9 @@ if start_mps; then
     SYMMEM_GPU_RANKS=$ranks shared "NVSHMEM, $ranks ranks" 60 "$here/nvshmem-tests" --ignored --test-threads 1
     SYMMEM_GPU_RANKS=$ranks shared "memory of NCCL, $ranks ranks" 60 "$here/nccl-memory-tests" --ignored --test-threads 1
   done
-  for ranks in ${do_bench:+2 4}; do
+  for ranks in ${do_bench:+2 4 8}; do
     measure "$ranks" 1K,16K,64K,256K,1M,16M,128M "bench-$ranks.json" "--peers=$here"
   done
-  if [ -n "$do_bench" ]; then
-    measure 8 1K,16K,64K,256K,1M bench-8.json "--peers=$here"
-    measure 8 16M,128M bench-8-large.json # PyTorch's two-shot does not end with 8 ranks on one device
-  fi
 else
   [ -z "$do_tests" ] ||
     SYMMEM_GPU_RANKS=1,2 tests "tests without MPS" 150 --skip dies --skip killed_in_its_kernel

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 pub(super) use super::raw::Device;
 
 /// How many devices this process sees; at least one.
-fn count() -> Result<usize> {
+pub(super) fn count() -> Result<usize> {
     const NEEDS: &str = "--backend cuda needs a CUDA device and its driver";
     let driver = symmem_sys::cuda::load().context(NEEDS)?;
     driver.init().context(NEEDS)?;

@@ -109,6 +109,8 @@ impl Peers {
         if on_devices {
             asked.push(("GRAPH", u8::from(settings.graph).to_string()));
             asked.extend(settings.device.map(|device| ("DEVICE", device.to_string())));
+            let devices = if settings.device.is_some() { 1 } else { super::device::count()? };
+            asked.push(("NEIGHBOURS", ranks.div_ceil(devices).to_string()));
         }
         for peer in &mut self.ready {
             for run in peer.runs(&known, settings) {

@@ -18,7 +18,7 @@ use crate::error::Result;
 const THREADS: (u32, u32) = (256, 512);
 /// Bytes that a thread moves at once.
 const VECTOR: usize = 16;
-/// The largest share of a rank that is gone through in turns, in bytes: its vectors are counted in 32 bits there.
+/// The most bytes that are gone through in turns: their vectors are counted in 32 bits there.
 const MOST_IN_TURNS: usize = 32 << 30;
 
 /// The PTX file of the reductions of a type.
@@ -89,12 +89,11 @@ impl<T: Element> Symmetric<T> {
             }
             _ => {
                 // What was touched last is in the cache still, so it is best to come back the way one went.
-                let share = bytes.div_ceil(ranks);
-                let turns = self.overflows_cache(bytes) && share <= MOST_IN_TURNS;
+                let turns = self.overflows_cache(bytes) && bytes <= MOST_IN_TURNS;
                 self.backwards = turns && !self.backwards;
                 let name =
                     if turns { "all_reduce_two_shot_in_turns" } else { "all_reduce_two_shot" };
-                self.in_place(name, Algorithm::TwoShot, op, share, stream)
+                self.in_place(name, Algorithm::TwoShot, op, bytes.div_ceil(ranks), stream)
             }
         }
     }
