@@ -47,7 +47,9 @@ fn ranks_that_take_different_parts_are_told() {
         for algorithm in [Algorithm::Staged, Algorithm::TwoShot] {
             let mut own = part::<f32>(&handle, 64 * world.rank(), 16);
             let reduced = own.all_reduce_with(ReduceOp::Sum, algorithm);
-            assert!(matches!(reduced, Err(Error::Mismatch { .. })), "{reduced:?}");
+            let Err(Error::Mismatch { ours, theirs, .. }) = reduced else { panic!("{reduced:?}") };
+            assert_eq!(ours, "all_reduce of f32");
+            assert!(theirs.starts_with("all_reduce of f32 with another"), "{theirs}");
         }
         part::<f32>(&handle, 64, 16).all_reduce(ReduceOp::Sum).unwrap();
     })

@@ -29,7 +29,7 @@ pub use words::{memset32, write_value32};
 
 use crate::dtype::{Element, ReduceOp};
 use crate::error::{Error, Result};
-use crate::group::{Call, Desk, Group};
+use crate::group::{Call, Desk, Group, digest};
 use crate::symmetric::Symmetric;
 use host::copy::copy;
 use host::reduce::{Loop, reduce_loop};
@@ -121,8 +121,8 @@ impl<T: Element> Symmetric<T> {
     }
 
     fn call(&self, name: &'static str, way: Way, agreed: &[usize]) -> Call {
-        let (memory, kind) = (self.handle().digest(), T::DTYPE as usize * 2 + way as usize);
-        Call::Collective(name, digest(name, kind, memory, self.len(), agreed))
+        let memory = self.handle().digest() ^ (way as usize) << 31;
+        Call::Collective(name, digest(name, T::DTYPE, memory, self.len(), agreed))
     }
 
     /// [`Group::staged`] with the elements of `range` of our part, laid out by every rank that `lays`; `work` also gets
@@ -254,23 +254,6 @@ fn by_rank<P: Copy, R>(ranks: usize, of: impl Fn(usize) -> P, f: impl FnOnce(&[P
         }
         None => f(&(0..ranks).map(of).collect::<Vec<_>>()),
     }
-}
-
-/// A number that differs between calls that do not fit together.
-#[inline]
-pub(crate) fn digest(name: &str, kind: usize, number: usize, len: usize, agreed: &[usize]) -> u32 {
-    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
-    // Eight letters at once, and products that do not wait for each other: this is part of every small message.
-    let letters = name
-        .as_bytes()
-        .chunks(8)
-        .map(|chunk| chunk.iter().fold(0, |word, &letter| word << 8 | usize::from(letter)));
-    let words = letters.chain([kind, number, len]).chain(agreed.iter().copied());
-    let sum = words.fold(0_u64, |sum, word| {
-        sum.rotate_left(23).wrapping_add((word as u64 ^ FACTOR).wrapping_mul(FACTOR))
-    });
-    let mixed = (sum ^ (sum >> 29)).wrapping_mul(FACTOR);
-    (mixed >> 32) as u32
 }
 
 /// The elements that rank `rank` of `ranks` works on: equal shares, cut at cache lines.

@@ -7,12 +7,10 @@
 use std::ops::Range;
 
 use super::host::copy::{Stores, copy};
-use super::{
-    LINE, block_len, by_rank, check_len, copy_elements, digest, loop_for, plan, record, share,
-};
+use super::{LINE, block_len, by_rank, check_len, copy_elements, loop_for, plan, record, share};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
-use crate::group::{Call, DESK, Desk, Group};
+use crate::group::{Call, DESK, Desk, Group, digest};
 
 /// Sets these calls apart from those on symmetric memory of the same name: no rendezvous has this number.
 const SLICES: usize = usize::MAX;
@@ -268,7 +266,7 @@ fn pieces<T>(len: usize, blocks: usize) -> impl Iterator<Item = Range<usize>> {
 }
 
 fn call<T: Element>(name: &'static str, len: usize, agreed: &[usize]) -> Call {
-    Call::Collective(name, digest(name, T::DTYPE as usize, SLICES, len, agreed))
+    Call::Collective(name, digest(name, T::DTYPE, SLICES, len, agreed))
 }
 
 #[cfg(test)]

@@ -10,9 +10,10 @@ use super::kernels::{BuiltIn, parameters};
 use super::layout::{FLAGGED, GroupParameter};
 use super::stream::Stream;
 use super::symmetric::{Symmetric, ViewMut};
-use crate::collectives::{Algorithm, digest};
+use crate::collectives::Algorithm;
 use crate::dtype::{DType, Element, ReduceOp};
 use crate::error::Result;
+use crate::group::digest;
 
 /// Threads of a block that moves little, or much.
 const THREADS: (u32, u32) = (256, 512);
@@ -380,7 +381,7 @@ impl<T: Element> Symmetric<T> {
     }
 
     pub(super) fn digest(&self, name: &'static str, agreed: &[usize]) -> u32 {
-        digest(name, T::DTYPE as usize, self.handle.digest(), self.len(), agreed)
+        digest(name, T::DTYPE, self.handle.digest(), self.len(), agreed)
     }
 
     pub(super) fn block(&self, name: &'static str, len: usize) -> Result<usize> {

@@ -22,7 +22,7 @@ use crate::backend::Device;
 use crate::block::{Block, Mapping, Witness};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::group::Group;
+use crate::group::{Group, describe, op_code, op_of};
 use crate::mesh::{Gone, Mourner, Subject};
 use crate::symmetric::Handle;
 use crate::sync::Ordering;
@@ -30,37 +30,6 @@ use crate::sync::atomic::AtomicBool;
 
 /// What forms a group on a device.
 pub(super) const OP: &str = "rendezvous";
-
-/// What kernels say they are about.
-const OPS: [&str; 22] = [
-    "barrier",
-    "all_reduce",
-    "reduce_scatter",
-    "reduce",
-    "all_gather",
-    "broadcast",
-    "all_to_all",
-    "all_to_all_v",
-    "gather",
-    "scatter",
-    "put_signal",
-    "wait_signal",
-    "barrier_on_channel",
-    "all_to_all_v_2d",
-    "all_to_all_v_2d_offset",
-    "tile_reduce",
-    "multi_root_tile_reduce",
-    "reduce_scatter_offset",
-    "all_to_all_nd",
-    "put_value",
-    "wait_value",
-    "a kernel of the caller's",
-];
-
-/// The number by which a kernel says what it is about.
-pub(super) fn op_code(op: &str) -> u32 {
-    OPS.iter().position(|known| *known == op).unwrap_or(OPS.len() - 1) as u32
-}
 
 /// A group on a device.
 pub(super) struct Comm {
@@ -312,7 +281,7 @@ impl Comm {
         let Some(note) = self.mailbox.as_ref().and_then(Mailbox::read) else { return Ok(()) };
         self.failed.store(true, Ordering::Relaxed);
         group.check_whole(op)?; // a lost rank is the cause of whatever else happened
-        let during = OPS.get(note.op as usize).copied().unwrap_or(op);
+        let during = op_of(note.op).unwrap_or(op);
         let rank = note.rank as usize;
         Err(match note.kind {
             1 => Error::Timeout {
@@ -326,8 +295,8 @@ impl Comm {
                 op: during,
                 what: "operation",
                 rank,
-                ours: format!("a call with the digest {:08x}", note.ours),
-                theirs: format!("one with {:08x}", note.theirs),
+                ours: describe(note.ours, note.ours),
+                theirs: describe(note.theirs, note.ours),
             },
             4 => {
                 let reason = "it could not finish an operation of the group".into();

@@ -11,10 +11,10 @@ use super::kernels::parameters;
 use super::layout::GroupParameter;
 use super::stream::Stream;
 use super::symmetric::{Buffer, Symmetric, ViewMut};
-use crate::collectives::{block_len, check_len, digest};
+use crate::collectives::{block_len, check_len};
 use crate::dtype::Element;
 use crate::error::Result;
-use crate::group::Group;
+use crate::group::{Group, digest};
 
 /// Threads of the one block that plans.
 const THREADS: u32 = 512;
@@ -117,7 +117,7 @@ impl Exchange {
         let words = 1 + 3 * pieces + ranks * splits.len();
         let words = scratch(group, &x.gpu, self.name, words, stream)?;
         let agreed = [self.row_len, self.align, out_rows, self.experts, splits.handle.digest()];
-        let call = digest(self.name, T::DTYPE as usize, x.handle.digest(), x.len(), &agreed);
+        let call = digest(self.name, T::DTYPE, x.handle.digest(), x.len(), &agreed);
         let launch = Launch {
             words,
             experts,

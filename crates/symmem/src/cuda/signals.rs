@@ -4,13 +4,14 @@
 //! collectives: at the next call on the group, or by `read` and `synchronize`.
 #![allow(unsafe_code)] // S1, S3: ranks, channels and ranges are checked here; S4
 
-use super::comm::{op_code, out_of_reach};
+use super::comm::out_of_reach;
 use super::kernels::parameters;
 use super::stream::Stream;
 use super::symmetric::{Symmetric, View, ViewMut};
 use crate::collectives::{fill_range, write_place};
 use crate::dtype::Element;
 use crate::error::Result;
+use crate::group::op_code;
 
 /// What a wait for a value waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -32,6 +32,24 @@ pub enum DType {
 }
 
 impl DType {
+    /// All, in the order of their numbers.
+    pub(crate) const ALL: [Self; 14] = [
+        Self::F64,
+        Self::F32,
+        Self::F16,
+        Self::BF16,
+        Self::F8E4M3,
+        Self::F8E5M2,
+        Self::I64,
+        Self::I32,
+        Self::I16,
+        Self::I8,
+        Self::U64,
+        Self::U32,
+        Self::U16,
+        Self::U8,
+    ];
+
     /// Bytes of one element.
     pub const fn size(self) -> usize {
         match self {

@@ -57,7 +57,7 @@ impl Health {
                 what: "operation",
                 rank,
                 ours: op.to_owned(),
-                theirs: Call::describe(theirs),
+                theirs: Call::describe(theirs, theirs),
             },
         }
     }

@@ -1,6 +1,7 @@
 //! Groups of ranks: who is in, how they synchronise, and what happens when one of them is lost.
 
 mod attached;
+mod call;
 mod context;
 mod conversation;
 mod desk;
@@ -20,6 +21,7 @@ use std::time::Duration;
 pub use world::{World, WorldOptions};
 
 pub(crate) use attached::WeakGroup;
+pub(crate) use call::{Call, describe, digest, op_code, op_of};
 pub(crate) use context::Context;
 pub(crate) use conversation::Conversation;
 pub(crate) use desk::{DESK, Desk};
@@ -31,50 +33,9 @@ use crate::mesh::Scope;
 use crate::signal::Stop;
 use crate::store::SharedStore;
 use crate::sync::{Deadline, Ordering, Setting, SharedWord};
+use call::BARRIER;
 use form::{Formed, Forming, Plan};
 use health::Health;
-
-/// The call that a plain barrier stands for; others are made by [`Call`].
-const BARRIER: u32 = 0;
-
-/// What the library's own channel is used for: told to peers, so that ranks that call different things find out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Call {
-    /// Of the memory of the n-th rendezvous of the group.
-    Share(u64),
-    /// Likewise.
-    Release(u64),
-    /// A collective, and a digest of all in which its calls must agree.
-    Collective(&'static str, u32),
-}
-
-impl Call {
-    fn code(self) -> u32 {
-        match self {
-            Self::Share(number) => (number as u32) << 2 | 1,
-            Self::Release(number) => (number as u32) << 2 | 2,
-            Self::Collective(_, digest) => digest << 2 | 3,
-        }
-    }
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Share(_) => "share",
-            Self::Release(_) => "release",
-            Self::Collective(name, _) => name,
-        }
-    }
-
-    fn describe(code: u32) -> String {
-        let number = code >> 2;
-        match code & 3 {
-            1 => format!("share of the memory of rendezvous {number}"),
-            2 => format!("release of the memory of rendezvous {number}"),
-            3 => format!("a collective with the digest {number:08x}"),
-            _ => "barrier".to_owned(),
-        }
-    }
-}
 
 /// How a group is set up; `Default` takes everything from the world.
 #[derive(Clone, Debug, Default)]
@@ -295,8 +256,8 @@ impl Group {
                 op,
                 what: "operation",
                 rank,
-                ours: Call::describe(code),
-                theirs: Call::describe(theirs),
+                ours: Call::describe(code, code),
+                theirs: Call::describe(theirs, code),
             },
             other => {
                 health.error(other, op, Some(channel).filter(|&c| c < self.channels()), |_| true)
