@@ -207,9 +207,11 @@ fn a_rank_that_does_not_come_is_a_timeout_and_the_context_lives_on() {
         let (group, n) = (hasty(world), world.size());
         let mut x = gpu.alloc::<f32>(world, 5000).unwrap().rendezvous(&group).unwrap();
         for algorithm in [Algorithm::TwoShot, Algorithm::Staged] {
-            // Everything that is loaded when it is first used is there afterwards.
+            // Everything that is loaded when it is first used is there afterwards, and what comes often is replayed.
             x.write(&[1.0; 5000], stream).unwrap();
-            x.all_reduce_with(ReduceOp::Sum, algorithm, stream).unwrap();
+            for _ in 0..10 {
+                x.all_reduce_with(ReduceOp::Sum, algorithm, stream).unwrap();
+            }
             x.synchronize(stream).unwrap();
             world.barrier().unwrap();
             if world.rank() != 0 {
@@ -285,6 +287,35 @@ fn a_graph_is_replayed_and_gives_the_same_each_time() {
         x.all_reduce(ReduceOp::Sum, stream).unwrap();
         x.all_reduce(ReduceOp::Sum, &other).unwrap();
         assert_eq!(x.read(&other).unwrap(), [n * n; 3000]);
+    });
+}
+
+#[test]
+#[ignore = "needs a CUDA device: cargo xtask gpu"]
+fn small_calls_that_come_often_stay_right() {
+    each(test_name!(), |world, gpu, stream| {
+        let (n, own) = (world.size(), world.rank());
+        let other = gpu.stream().unwrap();
+        let mut x = gpu.alloc::<f32>(world, 40 * n).unwrap().rendezvous(world).unwrap();
+        let mut out = gpu.alloc::<f32>(world, 40).unwrap();
+        for turn in 0..40 {
+            // Now one stream, now the other, and something large in between.
+            let stream = if turn % 3 == 0 { &other } else { stream };
+            let data = input::<f32>(own + turn, 40 * n);
+            let (mut sum, mut block) = (data.clone(), vec![0.0; 40]);
+            world.reduce_scatter(&data, ReduceOp::Sum, &mut block).unwrap();
+            world.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+            x.write(&data, stream).unwrap();
+            x.reduce_scatter(ReduceOp::Sum, out.view_mut(), stream).unwrap();
+            x.barrier(stream).unwrap();
+            if turn % 5 == 0 {
+                x.all_reduce_with(ReduceOp::Sum, Algorithm::TwoShot, stream).unwrap();
+            } else {
+                x.all_reduce(ReduceOp::Sum, stream).unwrap();
+            }
+            same(&out.read(stream).unwrap(), &block, "reduce_scatter");
+            same(&x.read(stream).unwrap(), &sum, "all_reduce");
+        }
     });
 }
 

@@ -27,6 +27,7 @@ mod cuda_fake {
     mod multimem;
     mod placement;
     mod pools;
+    mod replays;
     mod rows;
     mod signals;
     mod tiles;

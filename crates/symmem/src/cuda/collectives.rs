@@ -8,6 +8,7 @@ use std::ffi::c_void;
 
 use super::kernels::{BuiltIn, parameters};
 use super::layout::{FLAGGED, GroupParameter};
+use super::replays::{Launched, Replays};
 use super::stream::Stream;
 use super::symmetric::{Symmetric, ViewMut};
 use crate::collectives::Algorithm;
@@ -21,6 +22,9 @@ const THREADS: (u32, u32) = (256, 512);
 const VECTOR: usize = 16;
 /// The most bytes that are gone through in turns: their vectors are counted in 32 bits there.
 const MOST_IN_TURNS: usize = 32 << 30;
+
+/// Up to how many bytes the device is done sooner than the host with the next launch, so that it pays to replay.
+const REPLAYED: usize = 64 << 10;
 
 /// The PTX file of the reductions of a type.
 pub(super) const fn file(dtype: DType) -> &'static str {
@@ -239,15 +243,24 @@ impl<T: Element> Symmetric<T> {
     /// A barrier of the group, in `stream`: what any rank's stream did before is seen by all after.
     pub fn barrier(&self, stream: &Stream) -> Result<()> {
         const NAME: &str = "barrier";
-        self.enqueue(NAME, self.digest(NAME, &[]), stream, |group| self.meet(group, stream))
+        let call = self.digest(NAME, &[]);
+        self.comm.enqueue_small(self.group(), NAME, call, stream, |group, replays| {
+            let launched = Launched::new(self.meeting()?, 1, &group, [0; 4]);
+            // SAFETY: the kernel gets the group's parameter alone.
+            unsafe { Replays::launch(replays, launched, stream, |stream| self.meet(group, stream)) }
+        })
     }
 
     /// The kernel in which one block of each rank meets the others.
     pub(super) fn meet(&self, mut group: GroupParameter, stream: &Stream) -> Result<()> {
-        let threads = group.size.next_multiple_of(32) + 32; // one warp more than tells the peers
-        let kernel = self.gpu.kernel("move", "barrier", threads)?;
         // SAFETY: the kernel's parameter; it touches the pads alone.
-        unsafe { self.launch(kernel, 1, stream, parameters![group]) }
+        unsafe { self.launch(self.meeting()?, 1, stream, parameters![group]) }
+    }
+
+    fn meeting(&self) -> Result<BuiltIn> {
+        let ranks = self.group().size() as u32;
+        let threads = ranks.next_multiple_of(32) + 32; // one warp more than tells the peers
+        self.gpu.kernel("move", "barrier", threads)
     }
 
     /// Sends our elements with flags, and reduces what all have sent into `to`, by `kernel`.
@@ -264,13 +277,19 @@ impl<T: Element> Symmetric<T> {
         let (bytes, ranks) = (to.len * size_of::<T>(), self.group().size());
         let (mut length, mut op, from) = (to.len as u64, op as u32, self.view());
         let (mut from, mut to) = (from.address, to.address);
-        self.enqueue(name, call, stream, |group| {
+        self.comm.enqueue_small(self.group(), name, call, stream, |mut group, replays| {
             let shape = flagged(bytes, ranks);
             let kernel = self.gpu.kernel(file(T::DTYPE), kernel, shape.1)?;
-            let mut group = group;
-            let list = parameters![group, from, to, length, op];
-            // SAFETY: the kernel's parameters in order; our part has `length` elements, or as many for each rank.
-            unsafe { self.launch(kernel, shape.0.min(self.together(kernel)), stream, list) }
+            let blocks = shape.0.min(self.together(kernel));
+            let launched = Launched::new(kernel, blocks, &group, [from, to, length, op.into()]);
+            let launch = |stream: &Stream| {
+                let list = parameters![group, from, to, length, op];
+                // SAFETY: the kernel's parameters in order; our part has `length` elements, or as many for each rank.
+                unsafe { self.launch(kernel, blocks, stream, list) }
+            };
+            let replays = replays.filter(|_| bytes <= REPLAYED);
+            // SAFETY: likewise; what the group's parameter has else is the same in all its calls.
+            unsafe { Replays::launch(replays, launched, stream, launch) }
         })
     }
 

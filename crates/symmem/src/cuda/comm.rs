@@ -17,6 +17,7 @@ use super::gpu::Gpu;
 use super::layout::{BROKEN, EPOCHS, GroupParameter, MAX_BLOCKS, MAX_RANKS, Pointers, pad_bytes};
 use super::mailbox::Mailbox;
 use super::placement::{Placed, check_apart, has_multicast, most_on_one, smallest_if_unlike};
+use super::replays::Replays;
 use super::stream::{Event, Stream};
 use crate::backend::Device;
 use crate::block::{Block, Mapping, Witness};
@@ -61,6 +62,7 @@ struct State {
     event: Event,
     /// The event is that of the last kernel, and not yet to be recorded at its stream's end.
     recorded: bool,
+    replays: Replays,
 }
 
 impl Comm {
@@ -110,7 +112,12 @@ impl Comm {
             parameter,
             mailbox: Some(mailbox),
             members: group.world_ranks().to_vec(),
-            state: Mutex::new(State { last: None, event, recorded: false }),
+            state: Mutex::new(State {
+                last: None,
+                event,
+                recorded: false,
+                replays: Replays::default(),
+            }),
             failed: AtomicBool::new(false),
             _pads: handle.map(Handle::keep),
         });
@@ -162,13 +169,28 @@ impl Comm {
         stream: &Stream,
         launch: impl FnOnce(GroupParameter) -> Result<()>,
     ) -> Result<()> {
+        self.enqueue_small(group, op, call, stream, |group, _| launch(group))
+    }
+
+    /// Likewise, of a kernel that runs for a shorter time than its launch takes the host. It may be replayed, unless the stream
+    /// is being captured, or more than two ranks share the device, which takes up their graphs one after the other.
+    pub(super) fn enqueue_small(
+        &self,
+        group: &Group,
+        op: &'static str,
+        call: u32,
+        stream: &Stream,
+        launch: impl FnOnce(GroupParameter, Option<&mut Replays>) -> Result<()>,
+    ) -> Result<()> {
         self.check_together(group, op)?;
         self.check_stream(group, op, stream)?;
         let mut state = self.state();
         self.check_in(&state, group, op)?;
-        self.order(&mut state, group, op, stream)?;
+        let captured = self.order(&mut state, group, op, stream)?;
         let timeout = nanoseconds(group);
-        launch(GroupParameter { op: op_code(op), call, timeout, ..self.parameter })?;
+        let parameter = GroupParameter { op: op_code(op), call, timeout, ..self.parameter };
+        let may = !captured && self.neighbours <= 2;
+        launch(parameter, may.then_some(&mut state.replays))?;
         self.mark(&mut state, stream);
         Ok(())
     }
@@ -225,7 +247,14 @@ impl Comm {
         Err(group.usage(op, expected, format!("one of {:?}", stream.gpu())))
     }
 
-    fn order(&self, state: &mut State, group: &Group, op: &'static str, to: &Stream) -> Result<()> {
+    /// Has what follows in `to` come after the group's last kernel; whether it is only noted there.
+    fn order(
+        &self,
+        state: &mut State,
+        group: &Group,
+        op: &'static str,
+        to: &Stream,
+    ) -> Result<bool> {
         let now = (to.raw(), to.captured_by()?);
         match state.last {
             None => {}
@@ -256,7 +285,7 @@ impl Comm {
             }
         }
         state.last = Some(now);
-        Ok(())
+        Ok(now.1.is_some())
     }
 
     /// The error of a kernel that failed, if one did since the last call.

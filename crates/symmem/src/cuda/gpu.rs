@@ -239,7 +239,7 @@ impl Gpu {
 
     /// Does what the driver refuses to a thread that captures, but which touches no stream that is being captured: else
     /// dropping something would end the capture.
-    fn at_liberty<R>(&self, f: impl FnOnce() -> R) -> R {
+    pub(super) fn at_liberty<R>(&self, f: impl FnOnce() -> R) -> R {
         let had = self.driver().capture_mode(CaptureMode::Relaxed);
         let done = f();
         if let Err(e) = had.and_then(|had| self.driver().capture_mode(had)) {

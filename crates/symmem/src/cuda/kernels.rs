@@ -63,7 +63,7 @@ struct Loaded {
 type Key = (u32, &'static str, &'static str);
 
 /// A kernel, for blocks of a number of threads.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct BuiltIn {
     function: Function,
     threads: u32,

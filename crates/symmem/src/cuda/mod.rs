@@ -19,6 +19,7 @@ mod multicast;
 mod multimem;
 mod nvshmem;
 mod placement;
+mod replays;
 mod rows;
 mod signals;
 mod source;
