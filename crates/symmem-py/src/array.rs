@@ -91,7 +91,7 @@ impl Array {
     /// Bytes of one element of a type.
     #[staticmethod]
     fn itemsize_of(dtype: &Bound<'_, PyAny>) -> PyResult<usize> {
-        Type::named("itemsize_of", dtype).map(Type::size)
+        Type::named("empty", dtype).map(Type::size)
     }
 
     /// The numbers of elements, by dimension.

@@ -284,8 +284,8 @@ impl Handle {
         self.do_all_reduce(py, part, op, out, algorithm)
     }
 
-    /// The elements are one block for each rank, or `rows` rows of such; `out` becomes the reduced blocks for this one.
-    #[pyo3(signature = (dtype, op, offset, count, out, *, rows=None, stream=None))]
+    /// The elements are one block for each rank, or rows of `columns` with such blocks each; `out` becomes the reduced blocks for this one.
+    #[pyo3(signature = (dtype, op, offset, count, out, *, columns=None, stream=None))]
     #[allow(clippy::too_many_arguments, reason = "named in Python")]
     fn reduce_scatter(
         &self,
@@ -295,11 +295,11 @@ impl Handle {
         offset: usize,
         count: usize,
         out: &Bound<'_, PyAny>,
-        rows: Option<usize>,
+        columns: Option<usize>,
         stream: Option<usize>,
     ) -> PyResult<()> {
         let part = Part::new("reduce_scatter", dtype, (offset, count), stream)?;
-        self.do_reduce_scatter(py, part, op, rows, out)
+        self.do_reduce_scatter(py, part, op, columns, out)
     }
 
     /// On rank `root`, `out` becomes the reduction of all ranks' elements.

@@ -115,3 +115,21 @@ def views_beyond_the_memory_are_refused(world):
 
 def test_views_beyond_the_memory_are_refused():
     ranks.run(2, views_beyond_the_memory_are_refused)
+
+
+def sizes_and_types_that_cannot_be_are_refused(world):
+    for wrong in (-1, (3, -2)):
+        with pytest.raises(symmem.Usage, match=r"empty: rank 0: expected sizes of at least 0, got \(.*-"):
+            symmem.empty(wrong, "float32", world)
+    with pytest.raises(symmem.Usage, match="empty: expected .*, got"):
+        symmem.empty(3, "float3", world)
+    for empty in (0, (2, 0), (0, 4)):
+        x = symmem.rendezvous(symmem.empty(empty, "float32", world), world)
+        assert x.reduce_scatter(axis=-1).size == 0
+    x = symmem.rendezvous(symmem.empty((3, 4), "float32", world), world)
+    x.array[:] = numpy.arange(12).reshape(3, 4)
+    assert (x.reduce_scatter(axis=-1) == x.array).all()
+
+
+def test_sizes_and_types_that_cannot_be_are_refused():
+    ranks.run(1, sizes_and_types_that_cannot_be_are_refused)

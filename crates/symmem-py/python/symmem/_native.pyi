@@ -195,7 +195,7 @@ class Handle:
         count: int,
         out: Any,
         *,
-        rows: int | None = None,
+        columns: int | None = None,
         stream: int | None = None,
     ) -> None: ...
     def reduce(

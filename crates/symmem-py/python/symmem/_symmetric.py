@@ -29,6 +29,8 @@ def empty(
     for `Group.alloc`: "cuda", "nccl", or "nvshmem", which all ranks of the group allocate together.
     """
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    if any(size < 0 for size in sizes):
+        raise Usage(f"empty: rank {group.rank}: expected sizes of at least 0, got {sizes}")
     itemsize = Array.itemsize_of(dtype)
     nbytes = math.prod(sizes) * itemsize
     memory = group.alloc(nbytes, device=device, source=source, persistent_id=persistent_id)
@@ -152,8 +154,8 @@ class Symmetric:
         shape = self._cut(axis)
         out = self._new(shape) if out is None else out
         last = axis % len(self._shape) == len(self._shape) - 1
-        rows = math.prod(self._shape[:-1]) if last else None
-        self._handle.reduce_scatter(self._dtype, op, *self._span, out, rows=rows if rows != 1 else None, stream=stream)
+        columns = self._shape[-1] if last and len(self._shape) > 1 else None
+        self._handle.reduce_scatter(self._dtype, op, *self._span, out, columns=columns or None, stream=stream)
         return out
 
     def all_gather(self, *, out: Any = None, stream: int | None = None) -> Any:

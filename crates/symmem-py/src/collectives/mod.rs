@@ -225,24 +225,23 @@ impl Handle {
         py: Python<'_>,
         part: Part,
         op: &str,
-        rows: Option<usize>,
+        columns: Option<usize>,
         out: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         let op = reduce_op(py, part.op, op)?;
-        let columns = part.count / rows.unwrap_or(1).max(1);
         collective!(
             self,
             py,
             part,
             arithmetic,
             Some(out),
-            |x, to| match rows {
+            |x, to| match columns {
                 None => x.reduce_scatter(op, to),
-                Some(rows) => x.reduce_scatter_last_dim(op, rows, columns, to),
+                Some(columns) => x.reduce_scatter_last_dim(op, columns, to),
             },
-            |x, to, stream| match rows {
+            |x, to, stream| match columns {
                 None => x.reduce_scatter(op, to, stream),
-                Some(_) => x.reduce_scatter_last_dim(op, columns, to, stream),
+                Some(columns) => x.reduce_scatter_last_dim(op, columns, to, stream),
             }
         )
     }

@@ -1,7 +1,7 @@
 //! Reduce-scatter: rank r gets block r of the reduction of all ranks' elements.
 
 use super::host::copy::Stores;
-use super::{block_len, by_rank, check_len, loop_for};
+use super::{block_len, by_rank, check_len, loop_for, rows_of};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
 use crate::symmetric::Symmetric;
@@ -13,12 +13,22 @@ impl<T: Element> Symmetric<T> {
     /// Collective.
     pub fn reduce_scatter(&mut self, op: ReduceOp, out: &mut [T]) -> Result<()> {
         let block = block_len(self.group(), NAME, self.len())?;
-        self.reduce_scatter_last_dim(op, 1, block * self.group().size(), out)
+        self.reduce_rows(op, 1, block * self.group().size(), out)
     }
 
-    /// The elements are `rows` rows of `columns`, and each row is one block for each rank; `out` becomes the `rows`
-    /// reduced blocks for this one. Collective.
+    /// The elements are rows of `columns`, and each row is one block for each rank; `out` becomes the reduced blocks for this
+    /// one, row by row. Collective.
     pub fn reduce_scatter_last_dim(
+        &mut self,
+        op: ReduceOp,
+        columns: usize,
+        out: &mut [T],
+    ) -> Result<()> {
+        let rows = rows_of(self.group(), NAME, self.len(), columns)?;
+        self.reduce_rows(op, rows, columns, out)
+    }
+
+    fn reduce_rows(
         &mut self,
         op: ReduceOp,
         rows: usize,
@@ -26,13 +36,6 @@ impl<T: Element> Symmetric<T> {
         out: &mut [T],
     ) -> Result<()> {
         let looped = loop_for::<T>(self.group(), NAME, op)?;
-        check_len(
-            self.group(),
-            NAME,
-            "rows and columns",
-            self.len(),
-            rows.saturating_mul(columns),
-        )?;
         let block = block_len(self.group(), NAME, columns)?;
         check_len(self.group(), NAME, "an output", rows * block, out.len())?;
         let first = self.group().rank() * block;

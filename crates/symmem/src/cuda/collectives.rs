@@ -171,12 +171,8 @@ impl<T: Element> Symmetric<T> {
         stream: &Stream,
     ) -> Result<()> {
         const NAME: &str = "reduce_scatter";
+        let rows = crate::collectives::rows_of(self.group(), NAME, self.len(), columns)?;
         let block = self.block(NAME, columns)?;
-        if columns == 0 || !self.len().is_multiple_of(columns) {
-            let expected = format!("a number of columns that divides {}", self.len());
-            return Err(self.group().usage(NAME, expected, columns.to_string()));
-        }
-        let rows = self.len() / columns;
         self.check_out(NAME, rows * block, out.len)?;
         let first = self.group().rank() * block;
         self.pull(NAME, op, out, (first, rows, block, columns), true, stream)

@@ -140,9 +140,9 @@ def reduce_scatter_out(
         _check_columns(op, input, output, place.offset, place.group.size)
     else:
         _check_runs(op, input, output, place.offset, place.group.size)
-    rows = input.numel() // input.shape[-1] if split_last_dim else None
+    columns = input.shape[-1] if split_last_dim else None
     place.native.reduce_scatter(
-        element(op, input), "sum", place.offset, input.numel(), destination(output), rows=rows, **place.how
+        element(op, input), "sum", place.offset, input.numel(), destination(output), columns=columns, **place.how
     )
     return output
 
