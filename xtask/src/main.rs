@@ -44,7 +44,7 @@ const TASKS: &[Task] = &[
     Task { name: "kernels", options: "[--check]", about: "makes kernels/ptx; --check: compares it, and assembles it for each architecture", run: kernels::kernels },
     Task { name: "gpu", options: "[--bundle DIR]", about: "builds what wants a CUDA device into target/gpu (or DIR), and runs it where there is one", run: gpu::gpu },
     Task { name: "wheel", options: "", about: "builds the Python package, with the symmem program, into target/wheels (maturin from PyPI)", run: python::wheel },
-    Task { name: "python", options: "[--site DIR]", about: "tests the wheel in a clean environment; --site: where torch is, unless SYMMEM_TEST_PYTHON has it", run: python::python },
+    Task { name: "python", options: "[--site DIR] [--profile NAME]", about: "tests the wheel in a clean environment; --site: where torch is, unless SYMMEM_TEST_PYTHON has it; --profile: how it is built (dev)", run: python::python },
     Task { name: "fuzz", options: "[--seconds N]", about: "fuzzes each target (default 20 seconds; nightly)", run: nightly::fuzz },
 ];
 

@@ -17,7 +17,7 @@ const TEST_PACKAGES: [&str; 2] = ["numpy", "pytest"];
 /// Builds the wheel into `target/wheels`.
 pub(crate) fn wheel(arguments: Arguments) -> Result<Outcome> {
     arguments.finish()?;
-    Ok(match build_wheel()? {
+    Ok(match build_wheel("release", &target_dir("wheels"))? {
         Ok(wheel) => {
             println!("pip install {}", wheel.display());
             Outcome::Done
@@ -26,12 +26,15 @@ pub(crate) fn wheel(arguments: Arguments) -> Result<Outcome> {
     })
 }
 
-/// Installs the wheel into an environment that has nothing else, and runs the tests there.
+/// Installs the wheel into an environment that has nothing else, and runs the tests there. Unless told otherwise, it is a
+/// wheel that is built as the tests are: in less time, and with its assertions.
 pub(crate) fn python(mut arguments: Arguments) -> Result<Outcome> {
     let site: Option<PathBuf> = arguments.take("--site")?;
+    let profile: Option<String> = arguments.take("--profile")?;
     arguments.finish()?;
     let site = site.or_else(torch_site);
-    let wheel = match build_wheel()? {
+    let profile = profile.as_deref().unwrap_or("dev");
+    let wheel = match build_wheel(profile, &target_dir("python").join("wheels"))? {
         Ok(wheel) => wheel,
         Err(missing) => return Ok(Outcome::Skipped(missing)),
     };
@@ -63,8 +66,8 @@ fn torch_site() -> Option<PathBuf> {
     said.lines().last().map(PathBuf::from)
 }
 
-/// The wheel, or what this machine lacks for it.
-fn build_wheel() -> Result<Result<PathBuf, String>> {
+/// The wheel, alone in `wheels`, or what this machine lacks for it.
+fn build_wheel(profile: &str, wheels: &Path) -> Result<Result<PathBuf, String>> {
     let recent = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))";
     if output(Command::new(interpreter()).args(["-c", recent])).is_err() {
         return Ok(Err("no Python 3.10 or later with venv; SYMMEM_TEST_PYTHON names one".into()));
@@ -75,21 +78,20 @@ fn build_wheel() -> Result<Result<PathBuf, String>> {
     }) else {
         return Ok(Err("no maturin from PyPI".into()));
     };
-    let mut build = cargo(["build", "--release", "--package", "symmem-cli"]);
+    let mut build = cargo(["build", "--profile", profile, "--package", "symmem-cli"]);
     let program = root().join(PACKAGE).join("python/symmem/bin/symmem");
     std::fs::create_dir_all(program.parent().unwrap_or(root()))?;
     strip(&built(build.arg("--message-format=json"))?, &program)?;
-    let wheels = target_dir("wheels");
     if wheels.exists() {
-        std::fs::remove_dir_all(&wheels).context("could not remove old wheels")?;
+        std::fs::remove_dir_all(wheels).context("could not remove old wheels")?;
     }
     let mut maturin = Command::new(tools);
-    maturin.args(["-m", "maturin", "build", "--release", "--strip", "--out"]).arg(&wheels);
+    maturin.args(["-m", "maturin", "build", "--profile", profile, "--strip", "--out"]).arg(wheels);
     let built = run(maturin.current_dir(root().join(PACKAGE)));
     // What is left there would be in the next wheel, however old.
     std::fs::remove_file(&program)?;
     built?;
-    only_file(&wheels).map(Ok)
+    only_file(wheels).map(Ok)
 }
 
 fn only_file(directory: &Path) -> Result<PathBuf> {
