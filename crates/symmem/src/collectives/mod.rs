@@ -298,18 +298,18 @@ pub(crate) fn check_len(
     Err(group.usage(name, format!("{what} of {expected} elements"), got.to_string()))
 }
 
-/// How many rows of `columns` there are in `len` elements.
+/// How many rows of `columns` there are in `len` elements: in none, none of whatever columns.
 pub(crate) fn rows_of(
     group: &Group,
     name: &'static str,
     len: usize,
     columns: usize,
 ) -> Result<usize> {
-    if columns == 0 || !len.is_multiple_of(columns) {
+    if !len.is_multiple_of(columns) {
         let expected = format!("a number of columns that divides {len}");
         return Err(group.usage(name, expected, columns.to_string()));
     }
-    Ok(len / columns)
+    Ok(len.checked_div(columns).unwrap_or(0))
 }
 
 /// The length of one block where `len` elements are `ranks` blocks.
