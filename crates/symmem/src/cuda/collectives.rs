@@ -241,16 +241,22 @@ impl<T: Element> Symmetric<T> {
         const NAME: &str = "barrier";
         let call = self.digest(NAME, &[]);
         self.comm.enqueue_small(self.group(), NAME, call, stream, |group, replays| {
-            let launched = Launched::new(self.meeting()?, 1, &group, [0; 4]);
+            let kernel = self.meeting()?;
+            let launched = Launched::new(kernel, 1, &group, [0; 4]);
+            let launch = |stream: &Stream| self.meet_by(kernel, group, stream);
             // SAFETY: the kernel gets the group's parameter alone.
-            unsafe { Replays::launch(replays, launched, stream, |stream| self.meet(group, stream)) }
+            unsafe { Replays::launch(replays, launched, stream, launch) }
         })
     }
 
-    /// The kernel in which one block of each rank meets the others.
-    pub(super) fn meet(&self, mut group: GroupParameter, stream: &Stream) -> Result<()> {
+    /// One block of each rank meets the others.
+    pub(super) fn meet(&self, group: GroupParameter, stream: &Stream) -> Result<()> {
+        self.meet_by(self.meeting()?, group, stream)
+    }
+
+    fn meet_by(&self, kernel: BuiltIn, mut group: GroupParameter, stream: &Stream) -> Result<()> {
         // SAFETY: the kernel's parameter; it touches the pads alone.
-        unsafe { self.launch(self.meeting()?, 1, stream, parameters![group]) }
+        unsafe { self.launch(kernel, 1, stream, parameters![group]) }
     }
 
     fn meeting(&self) -> Result<BuiltIn> {
