@@ -34,12 +34,14 @@ KERNEL barrier(CONSTANT SymmemGroup group) {
 }
 
 KERNEL put_signal(CONSTANT SymmemHandle handle, symmem_u32 to, symmem_u32 channel) {
+    symmem_after_earlier();
     if (threadIdx.x == 0 && blockIdx.x == 0) {
         symmem_put_signal(handle, to, channel);
     }
 }
 
 KERNEL wait_signal(CONSTANT SymmemHandle handle, symmem_u32 from, symmem_u32 channel) {
+    symmem_after_earlier();
     if (threadIdx.x == 0 && blockIdx.x == 0) {
         symmem_wait_signal(handle, from, channel);
     }
@@ -47,11 +49,13 @@ KERNEL wait_signal(CONSTANT SymmemHandle handle, symmem_u32 from, symmem_u32 cha
 
 // As above, on one channel of the allocation's own pad; one block.
 KERNEL barrier_on_channel(CONSTANT SymmemHandle handle, symmem_u32 channel) {
+    symmem_after_earlier();
     symmem_barrier(handle, channel);
 }
 
 // Release: sets word `word`, of 8 bytes, of the pad of rank `to`.
 KERNEL put_value(CONSTANT SymmemHandle handle, symmem_u32 to, symmem_u32 word, symmem_u64 value) {
+    symmem_after_earlier();
     if (threadIdx.x == 0 && blockIdx.x == 0) {
         symmem_store64<true>(static_cast<symmem_u64 *>(handle.pads[to]) + word, value, handle.scope);
     }
@@ -60,6 +64,7 @@ KERNEL put_value(CONSTANT SymmemHandle handle, symmem_u32 to, symmem_u32 word, s
 // Acquire: waits until word `word` of the own pad, which rank `from` sets, is `value`, or where `least` is not 0 at least
 // that.
 KERNEL wait_value(CONSTANT SymmemHandle handle, symmem_u32 from, symmem_u32 word, symmem_u64 value, symmem_u32 least) {
+    symmem_after_earlier();
     if (threadIdx.x != 0 || blockIdx.x != 0) {
         return;
     }

@@ -186,6 +186,13 @@ __device__ __forceinline__ symmem_u64 symmem_now() {
     return now;
 }
 
+// Acquire: what earlier kernels of the stream wrote is visible, also where this one was launched before they had ended.
+__device__ __forceinline__ void symmem_after_earlier() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // ---- waiting ----------------------------------------------------------------------------------------------------------
 
 // What happens only on failure is not inlined: it would take registers from what happens always.
@@ -353,9 +360,7 @@ __device__ __forceinline__ SymmemBlock symmem_begin(const SymmemGroup &group, sy
     char *pad = symmem_own_pad(group), *epoch = pad + 128 + 4 * blockIdx.x;
     SymmemBlock block = {symmem_load_relaxed(epoch), symmem_load_relaxed(pad)};
     __syncthreads(); // all have read it
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+    symmem_after_earlier();
     // By a thread of another warp than those that tell the peers, where there is one: this takes as long.
     if (threadIdx.x == blockDim.x - 1) {
         symmem_store_relaxed(epoch, symmem_epoch_after(block.epoch, meetings));

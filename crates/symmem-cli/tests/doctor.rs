@@ -35,6 +35,7 @@ fn doctor_prints_every_row() {
         "SYMMEM_NCCL",
         "SYMMEM_NVSHMEM",
         "SYMMEM_STRICT_DEVICES",
+        "SYMMEM_RANKS_PER_DEVICE",
         "RANK",
         "WORLD_SIZE",
         "LOCAL_RANK",

@@ -17,6 +17,7 @@ mod cuda {
     mod large;
     mod memory;
     mod moving;
+    mod room;
     mod rows;
     mod signals;
     mod tiles;

@@ -28,6 +28,7 @@ mod cuda_fake {
     mod placement;
     mod pools;
     mod replays;
+    mod room;
     mod rows;
     mod signals;
     mod tiles;

@@ -3,7 +3,7 @@
 use super::{Row, row};
 
 /// Names and meanings.
-const VARIABLES: [(&str, &str); 17] = [
+const VARIABLES: [(&str, &str); 18] = [
     ("SYMMEM_TIMEOUT", "seconds after which a wait gives up; 0 for ever; default 300"),
     (
         "SYMMEM_SOCKET_DIR",
@@ -13,6 +13,10 @@ const VARIABLES: [(&str, &str); 17] = [
     ("SYMMEM_BACKEND", "process or host; default host between processes, process between threads"),
     ("SYMMEM_CUDA_BACKEND", "where memory of GPUs comes from: cuda, nccl or nvshmem; default cuda"),
     ("SYMMEM_STRICT_DEVICES", "1: ranks of a group that share a GPU are an error; default 0"),
+    (
+        "SYMMEM_RANKS_PER_DEVICE",
+        "how many ranks use a GPU at once; default: as far as a group can see",
+    ),
     (
         "SYMMEM_COSTS",
         "the file that symmem calibrate writes; default symmem/costs in the user's cache",

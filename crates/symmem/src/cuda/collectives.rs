@@ -6,10 +6,11 @@
 
 use std::ffi::c_void;
 
+use super::comm::Turn;
 use super::kernels::{BuiltIn, parameters};
 use super::layout::{FLAGGED, GroupParameter};
 use super::replays::{Launched, Replays};
-use super::stream::Stream;
+use super::stream::{Place, Stream};
 use super::symmetric::{Symmetric, ViewMut};
 use crate::collectives::Algorithm;
 use crate::dtype::{DType, Element, ReduceOp};
@@ -118,14 +119,14 @@ impl<T: Element> Symmetric<T> {
         let (mut op, mut backwards) = (op as u32, u32::from(self.backwards));
         // Of little more than the cache holds each block has its part from the beginning: drawing takes its time, too.
         let mut draws = u32::from(self.overflows_cache(self.len() * size_of::<T>() / 2));
-        self.enqueue(NAME, call, stream, |group| {
+        self.enqueue(NAME, call, stream, |turn| {
             let (kernel, blocks) = self.shaped(file(T::DTYPE), name, share)?;
-            let mut group = group;
+            let mut group = turn.group;
             let list = parameters![group, parts, first, length, op, backwards, draws];
             // Only the kernel that goes both ways has parameters for that.
             let list = if name.ends_with("turns") { &mut list[..] } else { &mut list[..5] };
             // SAFETY: the kernel's parameters in order; it touches `length` elements of all parts.
-            unsafe { self.launch(kernel, blocks, stream, list) }
+            unsafe { self.launch(kernel, blocks, turn.place, list) }
         })
     }
 
@@ -240,23 +241,23 @@ impl<T: Element> Symmetric<T> {
     pub fn barrier(&self, stream: &Stream) -> Result<()> {
         const NAME: &str = "barrier";
         let call = self.digest(NAME, &[]);
-        self.comm.enqueue_small(self.group(), NAME, call, stream, |group, replays| {
-            let kernel = self.meeting()?;
+        self.enqueue(NAME, call, stream, |turn| {
+            let (kernel, group) = (self.meeting()?, turn.group);
             let launched = Launched::new(kernel, 1, &group, [0; 4]);
-            let launch = |stream: &Stream| self.meet_by(kernel, group, stream);
+            let launch = |place: Place<'_>| self.meet_by(kernel, group, place);
             // SAFETY: the kernel gets the group's parameter alone.
-            unsafe { Replays::launch(replays, launched, stream, launch) }
+            unsafe { Replays::launch(turn.replays, launched, turn.place, launch) }
         })
     }
 
     /// One block of each rank meets the others.
-    pub(super) fn meet(&self, group: GroupParameter, stream: &Stream) -> Result<()> {
-        self.meet_by(self.meeting()?, group, stream)
+    pub(super) fn meet(&self, turn: &Turn<'_>) -> Result<()> {
+        self.meet_by(self.meeting()?, turn.group, turn.place)
     }
 
-    fn meet_by(&self, kernel: BuiltIn, mut group: GroupParameter, stream: &Stream) -> Result<()> {
+    fn meet_by(&self, kernel: BuiltIn, mut group: GroupParameter, place: Place<'_>) -> Result<()> {
         // SAFETY: the kernel's parameter; it touches the pads alone.
-        unsafe { self.launch(kernel, 1, stream, parameters![group]) }
+        unsafe { self.launch(kernel, 1, place, parameters![group]) }
     }
 
     fn meeting(&self) -> Result<BuiltIn> {
@@ -279,19 +280,20 @@ impl<T: Element> Symmetric<T> {
         let (bytes, ranks) = (to.len * size_of::<T>(), self.group().size());
         let (mut length, mut op, from) = (to.len as u64, op as u32, self.view());
         let (mut from, mut to) = (from.address, to.address);
-        self.comm.enqueue_small(self.group(), name, call, stream, |mut group, replays| {
+        self.enqueue(name, call, stream, |turn| {
+            let mut group = turn.group;
             let shape = flagged(bytes, ranks);
             let kernel = self.gpu.kernel(file(T::DTYPE), kernel, shape.1)?;
             let blocks = shape.0.min(self.together(kernel));
             let launched = Launched::new(kernel, blocks, &group, [from, to, length, op.into()]);
-            let launch = |stream: &Stream| {
+            let launch = |place: Place<'_>| {
                 let list = parameters![group, from, to, length, op];
                 // SAFETY: the kernel's parameters in order; our part has `length` elements, or as many for each rank.
-                unsafe { self.launch(kernel, blocks, stream, list) }
+                unsafe { self.launch(kernel, blocks, place, list) }
             };
-            let replays = replays.filter(|_| bytes <= REPLAYED);
+            let replays = turn.replays.filter(|_| bytes <= REPLAYED);
             // SAFETY: likewise; what the group's parameter has else is the same in all its calls.
-            unsafe { Replays::launch(replays, launched, stream, launch) }
+            unsafe { Replays::launch(replays, launched, turn.place, launch) }
         })
     }
 
@@ -316,12 +318,12 @@ impl<T: Element> Symmetric<T> {
             [first, rows, columns, pitch].map(|n| n as u64);
         let (mut to, mut active, mut op) = (out.address, u32::from(active), op as u32);
         let mut parts = self.parts;
-        self.enqueue(name, call, stream, |group| {
+        self.enqueue(name, call, stream, |turn| {
             let (kernel, blocks) = self.shaped(file(T::DTYPE), "reduce_pull", bytes)?;
-            let mut group = group;
+            let mut group = turn.group;
             let list = parameters![group, parts, to, first, rows, columns, pitch, active, op];
             // SAFETY: the kernel's parameters in order; the rows lie within all parts, and `out` has as many elements.
-            unsafe { self.launch(kernel, blocks, stream, list) }
+            unsafe { self.launch(kernel, blocks, turn.place, list) }
         })
     }
 
@@ -337,15 +339,15 @@ impl<T: Element> Symmetric<T> {
         let call = self.digest(name, &[len, root.unwrap_or(usize::MAX)]);
         let (mut out, mut first, mut bytes) = (out, 0_u64, (len * size_of::<T>()) as u64);
         let mut parts = self.parts;
-        self.enqueue(name, call, stream, |group| {
+        self.enqueue(name, call, stream, |turn| {
             let (kernel, blocks) = self.shaped("move", name, bytes as usize)?;
-            let mut group = group;
+            let mut group = turn.group;
             let mut root_parameter = root.unwrap_or(0) as u32;
             let list = parameters![group, parts, out, first, bytes, root_parameter];
             // The kernels without a root have no parameter for it.
             let list = if root.is_some() { &mut list[..] } else { &mut list[..5] };
             // SAFETY: the kernel's parameters in order; blocks of that many bytes lie within all parts and `out`.
-            unsafe { self.launch(kernel, blocks, stream, list) }
+            unsafe { self.launch(kernel, blocks, turn.place, list) }
         })
     }
 
@@ -354,7 +356,7 @@ impl<T: Element> Symmetric<T> {
         name: &'static str,
         call: u32,
         stream: &Stream,
-        launch: impl FnOnce(GroupParameter) -> Result<()>,
+        launch: impl FnOnce(Turn<'_>) -> Result<()>,
     ) -> Result<()> {
         self.comm.enqueue(self.group(), name, call, stream, launch)
     }
@@ -365,11 +367,11 @@ impl<T: Element> Symmetric<T> {
         &self,
         kernel: BuiltIn,
         blocks: u32,
-        stream: &Stream,
+        place: Place<'_>,
         parameters: &mut [*mut c_void],
     ) -> Result<()> {
         // SAFETY: as the caller promises.
-        unsafe { self.gpu.launch(kernel, blocks, self.comm.neighbours, stream, parameters) }
+        unsafe { self.gpu.launch(kernel, blocks, self.comm.crowd, place, parameters) }
     }
 
     /// The kernel `name` of a file for work on so many bytes of this rank, and its blocks: enough to keep the device busy, and

@@ -16,9 +16,11 @@ use super::fabric;
 use super::gpu::Gpu;
 use super::layout::{BROKEN, EPOCHS, GroupParameter, MAX_BLOCKS, MAX_RANKS, Pointers, pad_bytes};
 use super::mailbox::Mailbox;
-use super::placement::{Placed, check_apart, has_multicast, most_on_one, smallest_if_unlike};
+use super::placement::{
+    Placed, check_apart, crowd, has_multicast, most_on_one, smallest_if_unlike,
+};
 use super::replays::Replays;
-use super::stream::{Event, Stream};
+use super::stream::{Event, Place, Stream};
 use crate::backend::Device;
 use crate::block::{Block, Mapping, Witness};
 use crate::dtype::DType;
@@ -35,8 +37,10 @@ pub(super) const OP: &str = "rendezvous";
 /// A group on a device.
 pub(super) struct Comm {
     gpu: Gpu,
-    /// The most ranks of the group on one device: the same on all ranks, whose grids must be alike.
+    /// The most ranks of the group on one device: the same on all ranks.
     pub(super) neighbours: usize,
+    /// The most ranks, of whatever group, that may have kernels on one device at once: likewise, for grids must be alike.
+    pub(super) crowd: usize,
     /// Blocks that the smallest device holds at once, whatever the kernel; where all are alike, each kernel knows better.
     unlike: Option<u32>,
     /// All ranks have devices of their own that can be reached at once.
@@ -54,6 +58,14 @@ pub(super) struct Comm {
     failed: AtomicBool,
     /// Not the handle, which would keep the group, which keeps this.
     _pads: Option<(Arc<Block>, Arc<Mapping>)>,
+}
+
+/// A group's turn in a stream: what its kernel gets, and where it goes.
+pub(super) struct Turn<'a> {
+    pub(super) group: GroupParameter,
+    pub(super) place: Place<'a>,
+    /// For a kernel that runs for a shorter time than its launch takes the host, where replaying it is quicker.
+    pub(super) replays: Option<&'a mut Replays>,
 }
 
 struct State {
@@ -84,7 +96,7 @@ impl Comm {
         group.check_free(OP, gpu)?;
         // Whatever can fail on one rank alone comes before all agree to go on.
         let (places, Own { block, mailbox, event }) = meet(group, gpu, Own::new(group, gpu))?;
-        let neighbours = most_on_one(&places);
+        let (neighbours, crowd) = (most_on_one(&places), crowd(group, &places));
         let able: Vec<bool> = places.iter().map(|place| place.has_fabric).collect();
         let mapped = match apart {
             None => Some(fabric::map_pads(group, &block, &able)?),
@@ -105,6 +117,7 @@ impl Comm {
         let comm = Arc::new(Self {
             gpu: gpu.clone(),
             neighbours,
+            crowd,
             unlike: smallest_if_unlike(&places),
             has_multicast: has_multicast(group, &places),
             over_fabric: mapped.as_ref().is_some_and(|(_, over_fabric)| *over_fabric),
@@ -157,7 +170,7 @@ impl Comm {
     /// The most blocks of a kernel that each rank may launch, where `fit` are on this rank's device at once: the same on all
     /// ranks, and so that those of all ranks that share a device fit on it, for they wait for each other.
     pub(super) fn blocks_together(&self, fit: u32) -> u32 {
-        (self.unlike.unwrap_or(fit) / self.neighbours.max(1) as u32).clamp(1, MAX_BLOCKS)
+        (self.unlike.unwrap_or(fit) / self.crowd as u32).clamp(1, MAX_BLOCKS)
     }
 
     /// Makes the group's next kernel, by `launch`, come after its last, whatever their streams.
@@ -167,30 +180,18 @@ impl Comm {
         op: &'static str,
         call: u32,
         stream: &Stream,
-        launch: impl FnOnce(GroupParameter) -> Result<()>,
-    ) -> Result<()> {
-        self.enqueue_small(group, op, call, stream, |group, _| launch(group))
-    }
-
-    /// Likewise, of a kernel that runs for a shorter time than its launch takes the host. It may be replayed, unless the stream
-    /// is being captured, or more than two ranks share the device, which takes up their graphs one after the other.
-    pub(super) fn enqueue_small(
-        &self,
-        group: &Group,
-        op: &'static str,
-        call: u32,
-        stream: &Stream,
-        launch: impl FnOnce(GroupParameter, Option<&mut Replays>) -> Result<()>,
+        launch: impl FnOnce(Turn<'_>) -> Result<()>,
     ) -> Result<()> {
         self.check_together(group, op)?;
         self.check_stream(group, op, stream)?;
         let mut state = self.state();
         self.check_in(&state, group, op)?;
-        let captured = self.order(&mut state, group, op, stream)?;
+        let place = self.order(&mut state, group, op, stream)?;
         let timeout = nanoseconds(group);
-        let parameter = GroupParameter { op: op_code(op), call, timeout, ..self.parameter };
-        let may = !captured && self.neighbours <= 2;
-        launch(parameter, may.then_some(&mut state.replays))?;
+        let group = GroupParameter { op: op_code(op), call, timeout, ..self.parameter };
+        // Several processes' graphs a device takes up one after the other.
+        let may = place.capture.is_none() && self.crowd <= 2;
+        launch(Turn { group, place, replays: may.then_some(&mut state.replays) })?;
         self.mark(&mut state, stream);
         Ok(())
     }
@@ -247,15 +248,16 @@ impl Comm {
         Err(group.usage(op, expected, format!("one of {:?}", stream.gpu())))
     }
 
-    /// Has what follows in `to` come after the group's last kernel; whether it is only noted there.
-    fn order(
+    /// Has what follows in `to` come after the group's last kernel; and where that is.
+    fn order<'a>(
         &self,
         state: &mut State,
         group: &Group,
         op: &'static str,
-        to: &Stream,
-    ) -> Result<bool> {
-        let now = (to.raw(), to.captured_by()?);
+        to: &'a Stream,
+    ) -> Result<Place<'a>> {
+        let place = to.place()?;
+        let now = (to.raw(), place.capture);
         match state.last {
             None => {}
             Some(last) if last == now => {}
@@ -285,7 +287,7 @@ impl Comm {
             }
         }
         state.last = Some(now);
-        Ok(now.1.is_some())
+        Ok(place)
     }
 
     /// The error of a kernel that failed, if one did since the last call.

@@ -5,8 +5,9 @@
 #![allow(unsafe_code)] // S1, S3: lengths are checked here, and copies touch nothing else
 
 use super::collectives::file;
+use super::comm::Turn;
 use super::kernels::parameters;
-use super::layout::{GroupParameter, Pointers};
+use super::layout::Pointers;
 use super::stream::Stream;
 use super::symmetric::{Symmetric, View, ViewMut};
 use crate::collectives::Algorithm;
@@ -30,14 +31,14 @@ impl<T: Element> Symmetric<T> {
         self.check_out(NAME, self.len() * self.group().size(), out.len)?;
         let call = self.digest(NAME, &[self.len(), algorithm as usize]);
         let bytes = self.len() * size_of::<T>();
-        self.enqueue(NAME, call, stream, |group| {
-            self.meet(group, stream)?;
+        self.enqueue(NAME, call, stream, |turn| {
+            self.meet(&turn)?;
             for (peer, from) in self.parts_in_turn() {
                 let to = out.address + (peer * bytes) as u64;
                 // SAFETY: all of a peer's part; `out` has room for one of each rank.
                 unsafe { self.copy(to, from, bytes, stream) }?;
             }
-            self.meet(group, stream)
+            self.meet(&turn)
         })
     }
 
@@ -98,14 +99,14 @@ impl<T: Element> Symmetric<T> {
         let call = self.digest(NAME, &[from.len, Algorithm::CopyEngine as usize]);
         let bytes = from.len * size_of::<T>();
         let at = (self.group().rank() * bytes) as u64;
-        self.enqueue(NAME, call, stream, |group| {
-            self.meet(group, stream)?;
+        self.enqueue(NAME, call, stream, |turn| {
+            self.meet(&turn)?;
             let each = || self.parts_in_turn().map(|(_, part)| part).collect();
             for part in all.map_or_else(each, |all| vec![all]) {
                 // SAFETY: all parts hold a block of that many bytes for each rank.
                 unsafe { self.copy(part + at, from.address, bytes, stream) }?;
             }
-            self.meet(group, stream)
+            self.meet(&turn)
         })
     }
 
@@ -123,34 +124,33 @@ impl<T: Element> Symmetric<T> {
         let own = (self.group().rank() * bytes) as u64;
         let blocks: Vec<usize> =
             (0..self.group().size()).map(|peer| gathered as usize + peer * bytes).collect();
-        self.enqueue(NAME, call, stream, |group| {
-            self.meet(group, stream)?;
+        self.enqueue(NAME, call, stream, |turn| {
+            self.meet(&turn)?;
             for (peer, from) in self.parts_in_turn() {
                 let to = gathered + (peer * bytes) as u64;
                 // SAFETY: our block of the peer's part; `gathered` has room for one of each rank.
                 unsafe { self.copy(to, from + own, bytes, stream) }?;
             }
-            self.reduce_gathered(group, op, Pointers::new(&blocks), out, stream)
+            self.reduce_gathered(&turn, op, Pointers::new(&blocks), out)
         })
     }
 
     /// Reduces `parts`, which all lie with this rank. All ranks meet in the kernel: their copies are made.
     fn reduce_gathered(
         &self,
-        group: GroupParameter,
+        turn: &Turn<'_>,
         op: ReduceOp,
         parts: Pointers,
         out: ViewMut<'_, T>,
-        stream: &Stream,
     ) -> Result<()> {
         let bytes = out.len * size_of::<T>();
         let (kernel, blocks) = self.shaped(file(T::DTYPE), "reduce_pull", bytes)?;
-        let (mut group, mut parts, mut to, mut op) = (group, parts, out.address, op as u32);
+        let (mut group, mut parts, mut to, mut op) = (turn.group, parts, out.address, op as u32);
         let (mut first, mut rows, mut active) = (0_u64, 1_u64, 1_u32);
         let (mut columns, mut pitch) = (out.len as u64, out.len as u64);
         let list = parameters![group, parts, to, first, rows, columns, pitch, active, op];
         // SAFETY: the kernel's parameters in order; each part and `out` have as many elements.
-        unsafe { self.launch(kernel, blocks, stream, list) }
+        unsafe { self.launch(kernel, blocks, turn.place, list) }
     }
 
     /// All ranks and their parts, each rank beginning with its own and going down: no two read from one at once.

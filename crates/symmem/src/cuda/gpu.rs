@@ -11,6 +11,7 @@ use symmem_sys::cuda::{
 use super::failed;
 use super::graph::is_capturing;
 use super::kernels::Kernels;
+use super::room::Room;
 use super::source::Source;
 use crate::error::{Error, Result};
 
@@ -33,6 +34,7 @@ struct Inner {
     /// It has fabric handles, once that was asked.
     fabric: OnceLock<bool>,
     kernels: Kernels,
+    room: Room,
     retired: Mutex<Retired>,
 }
 
@@ -136,6 +138,7 @@ impl Gpu {
             hopper,
             fabric: OnceLock::new(),
             kernels,
+            room: Room::new(),
             retired: Mutex::default(),
         });
         Ok(Self(inner, Source::Driver))
@@ -186,6 +189,10 @@ impl Gpu {
 
     pub(super) fn kernels(&self) -> &Kernels {
         &self.0.kernels
+    }
+
+    pub(super) fn room(&self) -> &Room {
+        &self.0.room
     }
 
     pub(super) fn driver(&self) -> &dyn Driver {

@@ -8,7 +8,8 @@ use std::sync::{Mutex, PoisonError};
 use symmem_sys::cuda::{Context, Driver, Function, Launch, Module};
 
 use super::gpu::Gpu;
-use super::stream::Stream;
+use super::room::Grids;
+use super::stream::Place;
 use crate::error::{Error, Result};
 
 macro_rules! files {
@@ -73,13 +74,6 @@ pub(super) struct BuiltIn {
     early: bool,
 }
 
-impl BuiltIn {
-    /// For a kernel that does not wait by itself for the one before it, whatever its file can do.
-    pub(super) const fn in_turn(self) -> Self {
-        Self { early: false, ..self }
-    }
-}
-
 impl Kernels {
     /// Gives everything back.
     pub(super) fn unload(&mut self, driver: &dyn Driver, context: Context) {
@@ -136,7 +130,7 @@ impl Gpu {
         Ok(kernel)
     }
 
-    /// Puts a kernel of so many blocks into `stream`, on a device that `neighbours` ranks share.
+    /// Puts a kernel of so many blocks there, on a device on which `crowd` ranks do so.
     ///
     /// # Safety
     /// `parameters` point to a value of the right type for each parameter, and what the kernel does with them is sound
@@ -145,18 +139,20 @@ impl Gpu {
         &self,
         kernel: BuiltIn,
         blocks: u32,
-        neighbours: usize,
-        stream: &Stream,
+        crowd: usize,
+        place: Place<'_>,
         parameters: &mut [*mut c_void],
     ) -> Result<()> {
-        let mut launch = Launch::new(kernel.function, blocks, kernel.threads, stream.raw());
-        // While a kernel waits for the one before it, it takes up room that another rank's may need: there has to be
-        // enough for two of each rank.
-        launch.programmatic = kernel.early && 2 * blocks * neighbours as u32 <= kernel.fit;
-        self.call(|driver| {
+        let stream = place.stream.raw();
+        let place = (stream, place.capture);
+        let mut launch = Launch::new(kernel.function, blocks, kernel.threads, stream);
+        let grids = Grids { blocks: blocks * crowd as u32, fit: kernel.fit };
+        launch.programmatic = self.room().enter(place, grids) && kernel.early;
+        let launched = self.call(|driver| {
             // SAFETY: as the caller promises.
             unsafe { driver.launch(&launch, parameters) }
-        })
+        });
+        launched.inspect_err(|_| self.room().forget(place))
     }
 }
 
@@ -167,3 +163,20 @@ macro_rules! parameters {
     };
 }
 pub(super) use parameters;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Those that may be launched before the ones before them have ended.
+    #[test]
+    fn kernels_that_may_come_early_wait_by_themselves() {
+        let newer = FILES.iter().filter(|(file, _)| file.ends_with("_90"));
+        let kernels: Vec<&str> = newer.flat_map(|(_, ptx)| ptx.split(".entry ").skip(1)).collect();
+        assert!(kernels.len() > 20);
+        for kernel in kernels {
+            let name = kernel.split('(').next().unwrap_or_default();
+            assert!(kernel.contains("griddepcontrol.wait;"), "{name}");
+        }
+    }
+}

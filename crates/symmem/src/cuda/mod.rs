@@ -20,6 +20,7 @@ mod multimem;
 mod nvshmem;
 mod placement;
 mod replays;
+mod room;
 mod rows;
 mod signals;
 mod source;

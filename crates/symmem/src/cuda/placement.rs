@@ -20,6 +20,8 @@ pub(super) struct Placed {
     pub(super) has_fabric: bool,
     /// It wants no two ranks on one device.
     strict: bool,
+    /// How many ranks use a device, as it was told.
+    ranks_per_device: Option<usize>,
 }
 
 impl Placed {
@@ -30,7 +32,8 @@ impl Placed {
             kind: (major, minor, gpu.multiprocessors()),
             can_multicast: gpu.driver().has(Attribute::Multicast, gpu.device()),
             has_fabric: gpu.has_fabric(),
-            strict: group.context().strict_devices,
+            strict: group.context().devices.strict,
+            ranks_per_device: group.context().devices.ranks,
         }
     }
 }
@@ -68,6 +71,18 @@ pub(super) fn smallest_if_unlike(places: &[Placed]) -> Option<u32> {
 pub(super) fn most_on_one(places: &[Placed]) -> usize {
     let on = |device| places.iter().filter(|place| place.device == device).count();
     places.iter().map(|place| on(place.device)).max().unwrap_or(1)
+}
+
+/// The most ranks that may have kernels on one device at once, which must all fit on it: the same on all ranks.
+///
+/// Where ranks of the group share a device, those of the world that are not in it may be there, too, for all that is known.
+/// Who has a device alone leaves room for as much again: something else may wait for its kind there, such as another group's
+/// kernels, or NCCL's.
+pub(super) fn crowd(group: &Group, places: &[Placed]) -> usize {
+    let here = most_on_one(places);
+    let told = places.iter().filter_map(|place| place.ranks_per_device).max();
+    let others = group.context().mesh.size().saturating_sub(places.len());
+    told.unwrap_or(if here > 1 { here + others } else { 1 }).max(here).max(2)
 }
 
 /// Whether all ranks have devices of their own that can be reached at once.

@@ -6,7 +6,7 @@ use super::gpu::Gpu;
 use super::graph::Graph;
 use super::kernels::BuiltIn;
 use super::layout::GroupParameter;
-use super::stream::Stream;
+use super::stream::Place;
 use crate::error::Result;
 
 /// Calls that are remembered.
@@ -51,23 +51,24 @@ enum Times {
 }
 
 impl Replays {
-    /// Puts what `launch` does into `stream`; as a graph, if it came often and `replays` are there.
+    /// Puts what `launch` does there; as a graph, if it came often and `replays` are there.
     ///
     /// # Safety
     /// `launch` launches the kernel of `launched`, whose parameters are the group's and what `launched` says.
     pub(super) unsafe fn launch(
         replays: Option<&mut Self>,
         launched: Launched,
-        stream: &Stream,
-        mut launch: impl FnMut(&Stream) -> Result<()>,
+        place: Place<'_>,
+        mut launch: impl FnMut(Place<'_>) -> Result<()>,
     ) -> Result<()> {
-        let Some(Self(known)) = replays else { return launch(stream) };
+        let Some(Self(known)) = replays else { return launch(place) };
+        let gpu = place.stream.gpu();
         let Some(at) = known.iter().position(|(known, _)| *known == launched) else {
             if known.len() == MOST {
-                stream.gpu().at_liberty(|| known.pop());
+                gpu.at_liberty(|| known.pop());
             }
             known.push((launched, Times::Counted(1)));
-            return launch(stream);
+            return launch(place);
         };
         // What comes more often moves up: it is found sooner, and others are forgotten first.
         let up = at.saturating_sub(1);
@@ -76,22 +77,22 @@ impl Replays {
         if let Times::Counted(count) = times {
             *count += 1;
             if *count >= OFTEN {
-                *times = note(stream.gpu(), &mut launch);
+                *times = note(gpu, &mut launch);
             }
         }
         match times {
             // SAFETY: the caller promises it of the kernel, which is all that there is in it.
-            Times::Noted(graph) => unsafe { graph.launch(stream) },
-            Times::Counted(_) | Times::Plain => launch(stream),
+            Times::Noted(graph) => unsafe { graph.launch(place.stream) },
+            Times::Counted(_) | Times::Plain => launch(place),
         }
     }
 }
 
 /// A graph of what `launch` does, made aside: this thread may be capturing another stream.
-fn note(gpu: &Gpu, launch: &mut impl FnMut(&Stream) -> Result<()>) -> Times {
+fn note(gpu: &Gpu, launch: &mut impl FnMut(Place<'_>) -> Result<()>) -> Times {
     let graph = gpu.at_liberty(|| {
         let aside = gpu.stream()?;
-        aside.capture(|| launch(&aside))
+        aside.capture(|| launch(aside.place()?))
     });
     match graph {
         Ok(graph) => Times::Noted(graph),

@@ -6,9 +6,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::comm::Turn;
 use super::gpu::Gpu;
 use super::kernels::parameters;
-use super::layout::GroupParameter;
 use super::stream::Stream;
 use super::symmetric::{Buffer, Symmetric, ViewMut};
 use crate::collectives::{block_len, check_len};
@@ -129,8 +129,7 @@ impl Exchange {
             out: out.address,
             received: received.address,
         };
-        x.comm
-            .enqueue(group, self.name, call, stream, |group| launch.both(x, splits, group, stream))
+        x.comm.enqueue(group, self.name, call, stream, |turn| launch.both(x, splits, &turn))
     }
 
     /// The number of experts as the kernels take it, if all is as it should be.
@@ -171,11 +170,10 @@ impl Launch {
         mut self,
         x: &Symmetric<T>,
         splits: &Symmetric<i64>,
-        mut group: GroupParameter,
-        stream: &Stream,
+        turn: &Turn<'_>,
     ) -> Result<()> {
-        let (gpu, neighbours) = (&x.gpu, x.comm.neighbours);
-        let plan = gpu.kernel("rows", "all_to_all_v_plan", THREADS)?;
+        let mut group = turn.group;
+        let plan = x.gpu.kernel("rows", "all_to_all_v_plan", THREADS)?;
         let bytes = (self.out_rows * self.row_bytes) as usize;
         let (fetch, blocks) = x.shaped("rows", "all_to_all_v", bytes)?;
         let (mut parts, mut tables) = (x.parts, splits.parts);
@@ -190,7 +188,7 @@ impl Launch {
             self.align,
         ];
         // SAFETY: the kernel's parameters in order; tables and words are as long as it takes for so many experts.
-        unsafe { gpu.launch(plan, 1, neighbours, stream, list) }?;
+        unsafe { x.launch(plan, 1, turn.place, list) }?;
         let list = parameters![
             group,
             parts,
@@ -202,7 +200,7 @@ impl Launch {
             self.row_bytes,
         ];
         // SAFETY: the kernel's parameters in order; it moves what the plan found to lie within the parts and `out`.
-        unsafe { gpu.launch(fetch, blocks, neighbours, stream, list) }
+        unsafe { x.launch(fetch, blocks, turn.place, list) }
     }
 }
 

@@ -55,10 +55,10 @@ impl<T: Element> Symmetric<T> {
         self.comm.beside(self.group(), NAME, stream, || {
             let mut handle = self.device_handle_about(op_code(NAME));
             let threads = handle.size.next_multiple_of(32);
-            let kernel = self.gpu.kernel("move", NAME, threads)?.in_turn();
+            let kernel = self.gpu.kernel("move", NAME, threads)?;
             let list = parameters![handle, channel];
             // SAFETY: the kernel's parameters in order; it touches the words of a channel that all pads have.
-            unsafe { self.gpu.launch(kernel, 1, self.comm.neighbours, stream, list) }
+            unsafe { self.launch(kernel, 1, stream.place()?, list) }
         })
     }
 
@@ -110,10 +110,10 @@ impl<T: Element> Symmetric<T> {
         let (mut to, mut value) = (to as u32, value);
         self.comm.beside(self.group(), NAME, stream, || {
             let mut handle = self.device_handle_about(op_code(NAME));
-            let kernel = self.gpu.kernel("move", NAME, 32)?.in_turn();
+            let kernel = self.gpu.kernel("move", NAME, 32)?;
             let list = parameters![handle, to, word, value];
             // SAFETY: the kernel's parameters in order; it touches one word of a pad that there is.
-            unsafe { self.gpu.launch(kernel, 1, self.comm.neighbours, stream, list) }
+            unsafe { self.launch(kernel, 1, stream.place()?, list) }
         })
     }
 
@@ -146,10 +146,10 @@ impl<T: Element> Symmetric<T> {
         let (mut from, (mut value, mut least)) = (from as u32, until.parts());
         self.comm.beside(self.group(), NAME, stream, || {
             let mut handle = self.device_handle_about(op_code(NAME));
-            let kernel = self.gpu.kernel("move", NAME, 32)?.in_turn();
+            let kernel = self.gpu.kernel("move", NAME, 32)?;
             let list = parameters![handle, from, word, value, least];
             // SAFETY: the kernel's parameters in order; it reads one word of our pad.
-            unsafe { self.gpu.launch(kernel, 1, self.comm.neighbours, stream, list) }
+            unsafe { self.launch(kernel, 1, stream.place()?, list) }
         })
     }
 
@@ -177,10 +177,10 @@ impl<T: Element> Symmetric<T> {
         let (mut peer, mut channel) = (peer as u32, self.check_channel(name, channel)?);
         self.comm.beside(self.group(), name, stream, || {
             let mut handle = self.device_handle_about(op_code(name));
-            let kernel = self.gpu.kernel("move", name, 32)?.in_turn();
+            let kernel = self.gpu.kernel("move", name, 32)?;
             let list = parameters![handle, peer, channel];
             // SAFETY: the kernel's parameters in order; it touches one word, of a rank and a channel that there are.
-            unsafe { self.gpu.launch(kernel, 1, self.comm.neighbours, stream, list) }
+            unsafe { self.launch(kernel, 1, stream.place()?, list) }
         })
     }
 

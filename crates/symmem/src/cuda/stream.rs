@@ -15,6 +15,14 @@ pub struct Stream {
     ours: bool,
 }
 
+/// Where something is put: into a stream, or into the capture that notes what is put there.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'a> {
+    pub(super) stream: &'a Stream,
+    /// The number of the capture.
+    pub(super) capture: Option<u64>,
+}
+
 impl Gpu {
     /// A new stream, which does not wait for the default one.
     pub fn stream(&self) -> Result<Stream> {
@@ -70,6 +78,11 @@ impl Stream {
         }
         let expected = "a stream that can be waited for".to_owned();
         Err(Error::Usage { op, rank: None, expected, got: "one while capturing a graph".into() })
+    }
+
+    /// Where what is put into it goes now.
+    pub(super) fn place(&self) -> Result<Place<'_>> {
+        Ok(Place { stream: self, capture: self.captured_by()? })
     }
 
     /// The number of the capture that notes what is put into it, if one does.

@@ -19,8 +19,7 @@ pub(crate) struct Context {
     pub(crate) pad_backend: Arc<dyn Backend>,
     /// Of this world, if it differs from the process's setting.
     pub(crate) pad_size: Option<usize>,
-    /// Ranks of a group may not share a device.
-    pub(crate) strict_devices: bool,
+    pub(crate) devices: DeviceRules,
     names: Mutex<HashSet<String>>,
     pub(crate) imports: Imports,
     /// Living allocations by address.
@@ -31,13 +30,21 @@ pub(crate) struct Context {
     _server: Option<TcpServer>,
 }
 
+/// What a world was told about its ranks' devices.
+pub(crate) struct DeviceRules {
+    /// Ranks of a group may not share one.
+    pub(crate) strict: bool,
+    /// How many of its ranks use one at once.
+    pub(crate) ranks: Option<usize>,
+}
+
 impl Context {
     pub(super) fn new(
         mesh: Mesh,
         store: SharedStore,
         backend: Arc<dyn Backend>,
         pad_size: Option<usize>,
-        strict_devices: bool,
+        devices: DeviceRules,
         server: Option<TcpServer>,
     ) -> Result<Self> {
         let pads = if mesh.in_one_process() { "process" } else { "host" };
@@ -47,7 +54,7 @@ impl Context {
             store,
             backend,
             pad_size,
-            strict_devices,
+            devices,
             names: Mutex::default(),
             imports: Imports::default(),
             blocks: Mutex::default(),

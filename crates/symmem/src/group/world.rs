@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::Group;
-use super::context::Context;
+use super::context::{Context, DeviceRules};
 use super::environment::{self, Place};
 use super::form::Plan;
 use crate::backend::{self, Backend};
@@ -73,6 +73,10 @@ pub struct WorldOptions {
     /// Whether ranks of a group may not share a device: a rendezvous on one then fails on all ranks if any of them says
     /// so. Default: `SYMMEM_STRICT_DEVICES` is 1.
     pub strict_devices: Option<bool>,
+    /// How many ranks use a device at once, whose kernels must fit on it together; the largest that a rank of a group says
+    /// counts. Default: `SYMMEM_RANKS_PER_DEVICE`, or as many as there may be: where ranks of a group share a device, those
+    /// of it and all that are not in the group, and else one.
+    pub ranks_per_device: Option<usize>,
 }
 
 impl WorldOptions {
@@ -167,7 +171,12 @@ impl WorldOptions {
             Some(strict) => strict,
             None => setting::<u8>("SYMMEM_STRICT_DEVICES", "(0 or 1)")?.is_some_and(|set| set > 0),
         };
-        let context = Context::new(mesh, store, backend, pad_size, strict, server)?;
+        let ranks = match self.ranks_per_device {
+            Some(ranks) => Some(ranks),
+            None => setting::<usize>("SYMMEM_RANKS_PER_DEVICE", "(a number of ranks)")?,
+        };
+        let devices = DeviceRules { strict, ranks };
+        let context = Context::new(mesh, store, backend, pad_size, devices, server)?;
         let context = Arc::new(context);
         let plan = Plan {
             op: "world",

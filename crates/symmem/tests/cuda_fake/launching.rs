@@ -66,7 +66,7 @@ fn grids_fit_on_a_device_together_with_those_of_neighbours() {
                 assert_eq!(launches.len(), 4);
                 for launched in launches {
                     let (blocks, threads) = (launched.grid[0], launched.block[0]);
-                    let fit = 8 * (2048 / threads) / if shared { 2 } else { 1 };
+                    let fit = 8 * (2048 / threads) / 2; // with a neighbour, or as if there were one
                     assert!(threads <= 1024 && threads.is_multiple_of(32));
                     let name = &launched.function;
                     assert!((1..=256).contains(&blocks) && blocks <= fit, "{name}: {blocks}");
@@ -101,7 +101,7 @@ fn a_small_signal_pad_limits_no_grid() {
         let group = world.subgroup_with(&[0, 1], one_channel).unwrap();
         let mut x = gpu.alloc::<f32>(world, 1 << 20).unwrap().rendezvous(&group).unwrap();
         x.all_reduce_with(ReduceOp::Sum, Algorithm::TwoShot, stream).unwrap();
-        assert_eq!(driver.launches()[0].grid, [32, 1, 1]);
+        assert_eq!(driver.launches()[0].grid, [16, 1, 1]);
         world.barrier().unwrap();
     });
 }
@@ -354,7 +354,7 @@ fn a_capture_needs_no_order_with_what_is_done_and_nothing_with_one_that_is_over(
 #[test]
 fn a_capture_that_fails_leaves_nothing() {
     for call in
-        ["cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate", "cuLaunchKernelEx"]
+        ["cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate", "cuLaunchKernel"]
     {
         ranks(&drivers(1), |world, driver, gpu, a| {
             let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();

@@ -52,7 +52,7 @@ fn grids_are_alike_on_unlike_devices() {
     let alike = [with(8, (9, 0)), with(8, (9, 0))];
     let smaller = [with(8, (9, 0)), with(5, (9, 0))];
     let older = [with(8, (9, 0)), with(8, (8, 0))];
-    for (devices, blocks) in [(alike, 8 * 4), (smaller, 5), (older, 8)] {
+    for (devices, blocks) in [(alike, 8 * 4 / 2), (smaller, 5 / 2), (older, 8 / 2)] {
         let drivers = configured(2, &devices);
         on(&drivers, |rank| rank, |world, _, gpu, stream| two_shot(world, gpu, stream));
         let grids: Vec<_> = drivers.iter().map(|driver| driver.launches()[0].grid).collect();
