@@ -39,6 +39,7 @@ fn doctor_prints_every_row() {
         "RANK",
         "WORLD_SIZE",
         "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
         "MASTER_ADDR",
         "MASTER_PORT",
         "TORCHELASTIC_USE_AGENT_STORE",

@@ -3,7 +3,7 @@
 use super::{Row, row};
 
 /// Names and meanings.
-const VARIABLES: [(&str, &str); 18] = [
+const VARIABLES: [(&str, &str); 19] = [
     ("SYMMEM_TIMEOUT", "seconds after which a wait gives up; 0 for ever; default 300"),
     (
         "SYMMEM_SOCKET_DIR",
@@ -30,6 +30,7 @@ const VARIABLES: [(&str, &str); 18] = [
     ("RANK", "this process's rank in the world; set by symmem run and torchrun"),
     ("WORLD_SIZE", "how many ranks there are; without it this process is alone"),
     ("LOCAL_RANK", "this process's rank on its host"),
+    ("LOCAL_WORLD_SIZE", "how many ranks of the job its host has"),
     ("MASTER_ADDR", "the host of the store, or unix: and the path of a socket"),
     ("MASTER_PORT", "the port of the store"),
     ("TORCHELASTIC_USE_AGENT_STORE", "True: the launcher hosts the store, else rank 0 does"),

@@ -96,7 +96,7 @@ impl Comm {
         group.check_free(OP, gpu)?;
         // Whatever can fail on one rank alone comes before all agree to go on.
         let (places, Own { block, mailbox, event }) = meet(group, gpu, Own::new(group, gpu))?;
-        let (neighbours, crowd) = (most_on_one(&places), crowd(group, &places));
+        let (neighbours, crowd) = (most_on_one(&places), crowd(&places));
         let able: Vec<bool> = places.iter().map(|place| place.has_fabric).collect();
         let mapped = match apart {
             None => Some(fabric::map_pads(group, &block, &able)?),

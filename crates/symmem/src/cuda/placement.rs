@@ -22,18 +22,22 @@ pub(super) struct Placed {
     strict: bool,
     /// How many ranks use a device, as it was told.
     ranks_per_device: Option<usize>,
+    /// How many ranks its machine has.
+    ranks_here: usize,
 }
 
 impl Placed {
     pub(super) fn new(group: &Group, gpu: &Gpu) -> Self {
         let (major, minor) = gpu.capability();
+        let rules = &group.context().devices;
         Self {
             device: gpu.uuid(),
             kind: (major, minor, gpu.multiprocessors()),
             can_multicast: gpu.driver().has(Attribute::Multicast, gpu.device()),
             has_fabric: gpu.has_fabric(),
-            strict: group.context().devices.strict,
-            ranks_per_device: group.context().devices.ranks,
+            strict: rules.strict,
+            ranks_per_device: rules.ranks,
+            ranks_here: rules.ranks_here,
         }
     }
 }
@@ -75,13 +79,14 @@ pub(super) fn most_on_one(places: &[Placed]) -> usize {
 
 /// The most ranks that may have kernels on one device at once, which must all fit on it: the same on all ranks.
 ///
-/// Where ranks of the group share a device, those of the world that are not in it may be there, too, for all that is known.
+/// Where ranks of the group share a device, those that are not in it may be there, too, for all that is known.
 /// Who has a device alone leaves room for as much again: something else may wait for its kind there, such as another group's
 /// kernels, or NCCL's.
-pub(super) fn crowd(group: &Group, places: &[Placed]) -> usize {
+pub(super) fn crowd(places: &[Placed]) -> usize {
     let here = most_on_one(places);
     let told = places.iter().filter_map(|place| place.ranks_per_device).max();
-    let others = group.context().mesh.size().saturating_sub(places.len());
+    let everyone = places.iter().map(|place| place.ranks_here).max().unwrap_or(0);
+    let others = everyone.saturating_sub(places.len());
     told.unwrap_or(if here > 1 { here + others } else { 1 }).max(here).max(2)
 }
 

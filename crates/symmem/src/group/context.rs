@@ -34,8 +34,10 @@ pub(crate) struct Context {
 pub(crate) struct DeviceRules {
     /// Ranks of a group may not share one.
     pub(crate) strict: bool,
-    /// How many of its ranks use one at once.
+    /// How many ranks use one at once.
     pub(crate) ranks: Option<usize>,
+    /// How many ranks this machine has, of this world or of the job that it is a part of.
+    pub(crate) ranks_here: usize,
 }
 
 impl Context {

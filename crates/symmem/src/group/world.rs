@@ -75,7 +75,7 @@ pub struct WorldOptions {
     pub strict_devices: Option<bool>,
     /// How many ranks use a device at once, whose kernels must fit on it together; the largest that a rank of a group says
     /// counts. Default: `SYMMEM_RANKS_PER_DEVICE`, or as many as there may be: where ranks of a group share a device, those
-    /// of it and all that are not in the group, and else one.
+    /// of it and all others of the world, or of its job on this machine (`LOCAL_WORLD_SIZE`), and else one.
     pub ranks_per_device: Option<usize>,
 }
 
@@ -175,7 +175,10 @@ impl WorldOptions {
             Some(ranks) => Some(ranks),
             None => setting::<usize>("SYMMEM_RANKS_PER_DEVICE", "(a number of ranks)")?,
         };
-        let devices = DeviceRules { strict, ranks };
+        // A library's world may be of some ranks of a job only, as those of torch's groups are.
+        let of_job = std::env::var("LOCAL_WORLD_SIZE").ok().and_then(|ranks| ranks.parse().ok());
+        let ranks_here = mesh.size().max(of_job.unwrap_or(0));
+        let devices = DeviceRules { strict, ranks, ranks_here };
         let context = Context::new(mesh, store, backend, pad_size, devices, server)?;
         let context = Arc::new(context);
         let plan = Plan {

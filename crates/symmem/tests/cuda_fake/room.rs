@@ -7,6 +7,7 @@ use symmem::store::{MemoryStore, SharedStore};
 use symmem::{Algorithm, GroupOptions, ReduceOp, World, WorldOptions};
 use symmem_sys::cuda::code;
 use symmem_sys::cuda::fake::Fake;
+use symmem_testing::{Ranks, test_name};
 
 use super::{drivers, on};
 
@@ -162,4 +163,17 @@ fn a_capture_and_its_stream_are_two_places() {
         unsafe { noted.unwrap().launch(stream) }.unwrap();
     });
     assert_eq!(seen, [false, false, false, true]);
+}
+
+/// Of a job of which the world is a part only, the launcher says how many ranks there are.
+#[test]
+fn a_world_leaves_room_for_its_whole_job() {
+    Ranks::new(2).env("LOCAL_WORLD_SIZE", 8).run(test_name!(), |world| {
+        let driver = Fake::plain(1);
+        let gpu = Gpu::with_driver(driver.clone(), 0).unwrap();
+        let mut x = gpu.alloc::<f32>(&world, 1 << 20).unwrap().rendezvous(&world).unwrap();
+        two_shot(&mut x, &gpu.stream().unwrap());
+        assert_eq!(driver.launches()[0].grid, [FIT / 8, 1, 1]);
+        world.barrier().unwrap();
+    });
 }
