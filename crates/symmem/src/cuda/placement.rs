@@ -87,7 +87,8 @@ pub(super) fn crowd(places: &[Placed]) -> usize {
     let told = places.iter().filter_map(|place| place.ranks_per_device).max();
     let everyone = places.iter().map(|place| place.ranks_here).max().unwrap_or(0);
     let others = everyone.saturating_sub(places.len());
-    told.unwrap_or(if here > 1 { here + others } else { 1 }).max(here).max(2)
+    let seen = if here > 1 { here + others } else { 2 };
+    told.unwrap_or(seen).max(1)
 }
 
 /// Whether all ranks have devices of their own that can be reached at once.

@@ -75,7 +75,8 @@ pub struct WorldOptions {
     pub strict_devices: Option<bool>,
     /// How many ranks use a device at once, whose kernels must fit on it together; the largest that a rank of a group says
     /// counts. Default: `SYMMEM_RANKS_PER_DEVICE`, or as many as there may be: where ranks of a group share a device, those
-    /// of it and all others of the world, or of its job on this machine (`LOCAL_WORLD_SIZE`), and else one.
+    /// of it and all others of the world, or of its job on this machine (`LOCAL_WORLD_SIZE`), and else two, so that a rank
+    /// that has a device alone leaves half of it.
     pub ranks_per_device: Option<usize>,
 }
 

@@ -17,7 +17,12 @@ fn what_comes_early_leaves_room_for_what_is_late() {
             gpu.alloc::<f32>(world, (16 << 20) / n).unwrap().rendezvous(&group).unwrap();
         let mut small = gpu.alloc::<f32>(world, 4096).unwrap().rendezvous(&group).unwrap();
         let mut out = gpu.alloc::<f32>(world, 4096 * n).unwrap();
-        for turn in 0..3 * n {
+        large.all_reduce_with(ReduceOp::Sum, Algorithm::TwoShot, stream).unwrap();
+        small.all_reduce_with(ReduceOp::Max, Algorithm::TwoShot, stream).unwrap();
+        let noted = stream
+            .capture(|| large.all_reduce_with(ReduceOp::Sum, Algorithm::TwoShot, stream))
+            .unwrap();
+        for turn in 0..4 * n {
             large.write(&vec![1.0; large.len()], stream).unwrap();
             small.write(&vec![own as f32; 4096], stream).unwrap();
             large.synchronize(stream).unwrap();
@@ -25,7 +30,12 @@ fn what_comes_early_leaves_room_for_what_is_late() {
             if own != turn % n {
                 std::thread::sleep(Duration::from_millis(20));
             }
-            large.all_reduce_with(ReduceOp::Sum, Algorithm::TwoShot, stream).unwrap();
+            if turn < 3 * n {
+                large.all_reduce_with(ReduceOp::Sum, Algorithm::TwoShot, stream).unwrap();
+            } else {
+                // SAFETY: the memory lives, and all ranks launch theirs.
+                unsafe { noted.launch(stream) }.unwrap();
+            }
             match turn / n {
                 0 => small.all_gather(out.view_mut(), stream).unwrap(),
                 1 => small.all_reduce_with(ReduceOp::Max, Algorithm::Staged, stream).unwrap(),

@@ -59,13 +59,13 @@ fn groups_on_a_device_leave_room_for_others() {
     assert_eq!(last_grids(&drivers), [FIT / 2; 4]);
 }
 
-/// The largest number counts, so that grids are alike; and what can be seen, if it is more.
+/// The largest number counts, so that grids are alike.
 #[test]
 fn a_world_can_be_told_how_many_use_a_device() {
     for (told, device, expected) in [
         ([Some(2), None, None, None], 0, [FIT / 2, FIT / 4, FIT / 2, FIT / 4]),
         ([Some(4); 4], 1, [FIT / 4; 4]),
-        ([Some(1); 4], 0, [FIT / 2; 4]),
+        ([Some(1); 4], 0, [FIT; 4]),
     ] {
         let drivers = drivers(4);
         let store: SharedStore = Arc::new(MemoryStore::new());
