@@ -10,6 +10,9 @@ use super::gpu::Gpu;
 use crate::error::Result;
 use crate::group::Group;
 
+/// More ranks than any device has room for.
+const MOST_RANKS: usize = 1 << 16;
+
 /// Where a rank is.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Placed {
@@ -88,7 +91,7 @@ pub(super) fn crowd(places: &[Placed]) -> usize {
     let everyone = places.iter().map(|place| place.ranks_here).max().unwrap_or(0);
     let others = everyone.saturating_sub(places.len());
     let seen = if here > 1 { here + others } else { 2 };
-    told.unwrap_or(seen).max(1)
+    told.unwrap_or(seen).min(MOST_RANKS)
 }
 
 /// Whether all ranks have devices of their own that can be reached at once.

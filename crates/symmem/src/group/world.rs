@@ -176,6 +176,10 @@ impl WorldOptions {
             Some(ranks) => Some(ranks),
             None => setting::<usize>("SYMMEM_RANKS_PER_DEVICE", "(a number of ranks)")?,
         };
+        if ranks == Some(0) {
+            let expected = "a number of ranks per device of at least 1".to_owned();
+            return Err(Error::Usage { op: "world", rank: None, expected, got: "0".into() });
+        }
         // A library's world may be of some ranks of a job only, as those of torch's groups are.
         let of_job = std::env::var("LOCAL_WORLD_SIZE").ok().and_then(|ranks| ranks.parse().ok());
         let ranks_here = mesh.size().max(of_job.unwrap_or(0));

@@ -84,6 +84,24 @@ fn a_world_can_be_told_how_many_use_a_device() {
     }
 }
 
+#[test]
+fn numbers_of_ranks_on_a_device_that_cannot_be_are_no_matter() {
+    for (told, blocks) in [(usize::MAX, 1), (FIT as usize + 1, 1), (FIT as usize, 1), (3, FIT / 3)]
+    {
+        let (driver, store) = (Fake::plain(1), Arc::new(MemoryStore::new()));
+        let options = WorldOptions { ranks_per_device: Some(told), ..Default::default() };
+        let world = options.join(0, 1, store).unwrap();
+        let gpu = Gpu::with_driver(driver.clone(), 0).unwrap();
+        let mut x = gpu.alloc::<f32>(&world, 1 << 20).unwrap().rendezvous(&world).unwrap();
+        (0..2).for_each(|_| two_shot(&mut x, &gpu.stream().unwrap()));
+        assert_eq!(driver.launches()[1].grid, [blocks, 1, 1], "{told}");
+    }
+    let options = WorldOptions { ranks_per_device: Some(0), ..Default::default() };
+    let e = options.join(0, 1, Arc::new(MemoryStore::new())).unwrap_err();
+    let expected = "world: expected a number of ranks per device of at least 1, got 0";
+    assert_eq!(e.to_string(), expected);
+}
+
 /// Whether each launch of rank 0 came early, of ranks that share a device.
 fn early(calls: impl Fn(&World, &Gpu, &Stream) + Sync) -> Vec<bool> {
     let drivers = drivers(2);
