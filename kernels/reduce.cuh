@@ -89,13 +89,13 @@ template <> struct Counted<TurningShare> { typedef symmem_u32 By; };
 // Which vectors this thread takes: numbers `i`, `i + stride` and so on below `count`.
 template <class S> struct Lane {
     typename Counted<S>::By i, count, stride;
-    symmem_u64 origin, flip;
+    symmem_u64 origin;
 
     // Number `thread` of `threads`, which have all vectors between them.
     __device__ __forceinline__ Lane(symmem_u64 vectors, symmem_u64 thread, symmem_u64 threads)
-        : i(thread), count(vectors), stride(threads), origin(0), flip(0) {}
+        : i(thread), count(vectors), stride(threads), origin(0) {}
     // Number `n` among all vectors.
-    __device__ __forceinline__ symmem_u64 at(symmem_u64 n) const { return (n ^ flip) + origin; }
+    __device__ __forceinline__ symmem_u64 at(symmem_u64 n) const { return n + origin; }
 };
 
 // Calls `f` for all of this thread's vectors of a share, U of them at a time.
@@ -119,12 +119,17 @@ __device__ __forceinline__ void each_batch(symmem_u64 vectors, const TurningShar
     __shared__ symmem_u32 pieces[2];
     const symmem_u64 threads = threads_of_grid();
     Lane<TurningShare> lane(vectors, thread_of_grid() + share.number * threads, share.of * threads);
-    if (share.backwards) {
-        lane.origin = vectors;
-        lane.flip = ~0ull;
-    }
+    // Backwards they are the same vectors: whoever goes the other way than the rest has its own all the same.
     if (share.drawn == nullptr) {
-        return each_batch<U>(lane, f);
+        symmem_u32 step = U * lane.stride, left = lane.i < lane.count ? (lane.count - lane.i + step - 1) / step : 0;
+        if (share.backwards) {
+            lane.i += (left - 1) * step;
+            step = 0 - step;
+        }
+        for (; left > 0; left--, lane.i += step) {
+            f(lane);
+        }
+        return;
     }
     lane.stride = blockDim.x;
     const symmem_u32 of_piece = U * blockDim.x, of_all = (lane.count + of_piece - 1) / of_piece;
@@ -135,7 +140,8 @@ __device__ __forceinline__ void each_batch(symmem_u64 vectors, const TurningShar
         if (threadIdx.x == 0) {
             next = atomicAdd(share.drawn, 1); // takes as long as the loads
         }
-        lane.i = (pieces[turn] * share.of + share.number) * of_piece + threadIdx.x;
+        const symmem_u32 piece = share.backwards ? count - 1 - pieces[turn] : pieces[turn];
+        lane.i = (piece * share.of + share.number) * of_piece + threadIdx.x;
         if (lane.i < lane.count) {
             f(lane);
         }

@@ -165,6 +165,9 @@ KERNEL all_to_all_v_plan(CONSTANT SymmemGroup group, CONSTANT SymmemPointers spl
         *plan.verdict = wrong & 255;
         if (wrong != 0) {
             symmem_note(group.mailbox, SYMMEM_DOES_NOT_FIT, group.op, 0, wrong >> 8, wrong & 255, 0);
+            // All ranks find the same, so none has to be told; but what is in the stream already must not wait for peers
+            // that have heard of it.
+            symmem_store_relaxed(symmem_own_pad(group), group.rank + 1);
         }
     }
 }

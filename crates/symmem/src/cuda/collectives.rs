@@ -23,6 +23,8 @@ const THREADS: (u32, u32) = (256, 512);
 const VECTOR: usize = 16;
 /// The most bytes that are gone through in turns: their vectors are counted in 32 bits there.
 const MOST_IN_TURNS: usize = 32 << 30;
+/// The most bytes that are sent with flags: their units of 8 bytes are counted in 32 bits, and rounds in which all have one.
+const MOST_FLAGGED: usize = 16 << 30;
 
 /// Up to how many bytes the device is done sooner than the host with the next launch, so that it pays to replay.
 const REPLAYED: usize = 64 << 10;
@@ -114,17 +116,20 @@ impl<T: Element> Symmetric<T> {
         stream: &Stream,
     ) -> Result<()> {
         const NAME: &str = "all_reduce";
-        let call = self.digest(NAME, &[op as usize, algorithm as usize]);
-        let (mut parts, mut first, mut length) = (self.parts, 0_u64, self.len() as u64);
-        let (mut op, mut backwards) = (op as u32, u32::from(self.backwards));
+        let turns = name.ends_with("turns");
         // Of little more than the cache holds each block has its part from the beginning: drawing takes its time, too.
         let mut draws = u32::from(self.overflows_cache(self.len() * size_of::<T>() / 2));
+        // Which elements are a rank's depends on all of it.
+        let agreed = [op as usize, algorithm as usize, usize::from(turns), draws as usize];
+        let call = self.digest(NAME, &agreed);
+        let (mut parts, mut first, mut length) = (self.parts, 0_u64, self.len() as u64);
+        let (mut op, mut backwards) = (op as u32, u32::from(self.backwards));
         self.enqueue(NAME, call, stream, |turn| {
             let (kernel, blocks) = self.shaped(file(T::DTYPE), name, share)?;
             let mut group = turn.group;
             let list = parameters![group, parts, first, length, op, backwards, draws];
             // Only the kernel that goes both ways has parameters for that.
-            let list = if name.ends_with("turns") { &mut list[..] } else { &mut list[..5] };
+            let list = if turns { &mut list[..] } else { &mut list[..5] };
             // SAFETY: the kernel's parameters in order; it touches `length` elements of all parts.
             unsafe { self.launch(kernel, blocks, turn.place, list) }
         })
@@ -278,6 +283,10 @@ impl<T: Element> Symmetric<T> {
         self.check_operator(name, op)?;
         let call = self.digest(name, &[op as usize, Algorithm::Staged as usize]);
         let (bytes, ranks) = (to.len * size_of::<T>(), self.group().size());
+        if bytes > MOST_FLAGGED {
+            let expected = format!("at most {MOST_FLAGGED} bytes with flags");
+            return Err(self.group().usage(name, expected, bytes.to_string()));
+        }
         let (mut length, mut op, from) = (to.len as u64, op as u32, self.view());
         let (mut from, mut to) = (from.address, to.address);
         self.enqueue(name, call, stream, |turn| {
@@ -393,9 +402,9 @@ impl<T: Element> Symmetric<T> {
         Ok((kernel, wanted.min(if wanted <= 4 * half { half } else { most })))
     }
 
-    /// Whether parts of so many bytes are more than the cache of their device holds.
+    /// Whether parts of so many bytes are more than the cache of a device holds.
     fn overflows_cache(&self, bytes: usize) -> bool {
-        bytes.saturating_mul(self.comm.neighbours) > self.gpu.cache()
+        bytes.saturating_mul(self.comm.neighbours) > self.comm.cache
     }
 
     /// The most blocks of each rank, so that those of all ranks that share the device fit on it: they wait for each other.

@@ -14,10 +14,10 @@ use symmem_sys::cuda as sys;
 
 use super::fabric;
 use super::gpu::Gpu;
-use super::layout::{BROKEN, EPOCHS, GroupParameter, MAX_BLOCKS, MAX_RANKS, Pointers, pad_bytes};
+use super::layout::{GroupParameter, MAX_BLOCKS, MAX_RANKS, Pointers, pad_bytes};
 use super::mailbox::Mailbox;
 use super::placement::{
-    Placed, check_apart, crowd, has_multicast, most_on_one, smallest_if_unlike,
+    Placed, check_apart, crowd, has_multicast, most_on_one, smallest_cache, smallest_if_unlike,
 };
 use super::replays::Replays;
 use super::stream::{Event, Place, Stream};
@@ -41,6 +41,8 @@ pub(super) struct Comm {
     pub(super) neighbours: usize,
     /// The most ranks, of whatever group, that may have kernels on one device at once: likewise, for grids must be alike.
     pub(super) crowd: usize,
+    /// Bytes of the smallest device's cache: the same on all ranks, which go by it alike.
+    pub(super) cache: usize,
     /// Blocks that the smallest device holds at once, whatever the kernel; where all are alike, each kernel knows better.
     unlike: Option<u32>,
     /// All ranks have devices of their own that can be reached at once.
@@ -69,12 +71,35 @@ pub(super) struct Turn<'a> {
 }
 
 struct State {
-    /// Where the last kernel went, and in which capture.
+    /// Of what runs, and of what captures have noted: what was noted last may never run, and is not behind what runs.
+    ran: Trace,
+    noted: Trace,
+    replays: Replays,
+}
+
+/// The last kernel of a group.
+struct Trace {
+    /// Where it went, and in which capture.
     last: Option<(sys::Stream, Option<u64>)>,
     event: Event,
     /// The event is that of the last kernel, and not yet to be recorded at its stream's end.
     recorded: bool,
-    replays: Replays,
+}
+
+impl Trace {
+    fn new(event: Event) -> Self {
+        Self { last: None, event, recorded: false }
+    }
+}
+
+impl State {
+    /// That of what goes to such a place, and the other.
+    fn traces(&mut self, capture: Option<u64>) -> (&mut Trace, &mut Trace) {
+        match capture {
+            None => (&mut self.ran, &mut self.noted),
+            Some(_) => (&mut self.noted, &mut self.ran),
+        }
+    }
 }
 
 impl Comm {
@@ -95,7 +120,8 @@ impl Comm {
         }
         group.check_free(OP, gpu)?;
         // Whatever can fail on one rank alone comes before all agree to go on.
-        let (places, Own { block, mailbox, event }) = meet(group, gpu, Own::new(group, gpu))?;
+        let (places, Own { block, mailbox, events }) = meet(group, gpu, Own::new(group, gpu))?;
+        let [ran, noted] = events.map(Trace::new);
         let (neighbours, crowd) = (most_on_one(&places), crowd(&places));
         let able: Vec<bool> = places.iter().map(|place| place.has_fabric).collect();
         let mapped = match apart {
@@ -118,6 +144,7 @@ impl Comm {
             gpu: gpu.clone(),
             neighbours,
             crowd,
+            cache: smallest_cache(&places),
             unlike: smallest_if_unlike(&places),
             has_multicast: has_multicast(group, &places),
             over_fabric: mapped.as_ref().is_some_and(|(_, over_fabric)| *over_fabric),
@@ -125,12 +152,7 @@ impl Comm {
             parameter,
             mailbox: Some(mailbox),
             members: group.world_ranks().to_vec(),
-            state: Mutex::new(State {
-                last: None,
-                event,
-                recorded: false,
-                replays: Replays::default(),
-            }),
+            state: Mutex::new(State { ran, noted, replays: Replays::default() }),
             failed: AtomicBool::new(false),
             _pads: handle.map(Handle::keep),
         });
@@ -185,26 +207,36 @@ impl Comm {
         self.check_together(group, op)?;
         self.check_stream(group, op, stream)?;
         let mut state = self.state();
-        self.check_in(&state, group, op)?;
+        self.check_in(&state, group, op, stream)?;
         let place = self.order(&mut state, group, op, stream)?;
         let timeout = nanoseconds(group);
         let group = GroupParameter { op: op_code(op), call, timeout, ..self.parameter };
         // Several processes' graphs a device takes up one after the other.
         let may = place.capture.is_none() && self.crowd <= 2;
         launch(Turn { group, place, replays: may.then_some(&mut state.replays) })?;
-        self.mark(&mut state, stream);
+        let trace = state.traces(place.capture).0;
+        trace.recorded = false;
+        // With one stream there is nobody to wait.
+        if self.gpu.has_several_streams() {
+            self.mark(trace, stream);
+        }
         Ok(())
     }
 
-    /// Marks where the kernel is in its stream, so that one in another stream waits for nothing that comes later in this
-    /// one. With one stream there is nobody to wait.
-    fn mark(&self, state: &mut State, stream: &Stream) {
-        state.recorded = self.gpu.has_several_streams()
-            && self
-                .gpu
-                .call(|driver| driver.event_record(state.event.raw, stream.raw()))
-                .inspect_err(|e| tracing::warn!("{e}"))
-                .is_ok();
+    /// Marks where the last kernel is in its stream, so that one in another stream waits for nothing that comes later in
+    /// this one.
+    fn mark(&self, trace: &mut Trace, stream: &Stream) {
+        let marked = self.gpu.call(|driver| driver.event_record(trace.event.raw, stream.raw()));
+        trace.recorded = marked.inspect_err(|e| tracing::warn!("{e}")).is_ok();
+    }
+
+    /// Likewise, before something goes there that waits for peers, and for which the group's next kernel must not wait.
+    pub(super) fn mark_before(&self, place: Place<'_>) {
+        let mut state = self.state();
+        let trace = state.traces(place.capture).0;
+        if !trace.recorded && trace.last == Some((place.stream.raw(), place.capture)) {
+            self.mark(trace, place.stream);
+        }
     }
 
     /// Has `work` put something into `stream` that meets none of the group's kernels, and is not ordered with them.
@@ -258,35 +290,36 @@ impl Comm {
     ) -> Result<Place<'a>> {
         let place = to.place()?;
         let now = (to.raw(), place.capture);
-        match state.last {
-            None => {}
-            Some(last) if last == now => {}
-            // Both run, or both are noted in one graph: an event orders them.
-            Some((stream, capture)) if capture == now.1 => {
-                let event = state.event.raw;
-                if state.recorded {
-                    self.gpu.call(|driver| driver.stream_wait(now.0, event))?;
-                } else if self.gpu.knows(stream) {
-                    self.gpu.call(|driver| {
-                        driver.event_record(event, stream)?;
-                        driver.stream_wait(now.0, event)
-                    })?;
-                } else {
-                    self.gpu.for_gone(|driver, end| driver.stream_wait(now.0, end))?;
-                }
+        let (own, other) = state.traces(place.capture);
+        // What is done needs no order; nor does what a graph will do, whose launches are the caller's to order. What ran
+        // before its stream was captured is done before a graph of that can run; and the other way round.
+        for trace in [&*other, &*own] {
+            let Some(last) = trace.last else { continue };
+            let event = trace.recorded.then_some(trace.event.raw);
+            if last.0 == now.0 || last.1 == now.1 || self.gpu.is_done(last, event)? {
+                continue;
             }
-            // What ran before a capture began is done before a graph of it can run; and the other way round.
-            Some((stream, _)) if stream == now.0 => {}
-            // What is done needs no order; nor does what a graph will do, whose launches are the caller's to order.
-            Some(last) if self.gpu.is_done(last, state.recorded.then_some(state.event.raw))? => {}
-            Some((_, capture)) => {
-                let expected = "the stream of the group's last operation, which is under way, since only \
-                                one of the two is being captured";
-                let got = if capture.is_some() { "one that is not captured" } else { "another" };
-                return Err(group.usage(op, expected.to_owned(), got.to_owned()));
+            let expected = "the stream of the group's last operation, which is under way, since only \
+                            one of the two is being captured";
+            let got = if last.1.is_some() { "one that is not captured" } else { "another" };
+            return Err(group.usage(op, expected.to_owned(), got.to_owned()));
+        }
+        // Both run, or both are noted in one graph: an event orders them.
+        let before = own.last.filter(|last| last.0 != now.0 && last.1 == now.1);
+        if let Some((stream, _)) = before {
+            let event = own.event.raw;
+            if own.recorded {
+                self.gpu.call(|driver| driver.stream_wait(now.0, event))?;
+            } else if self.gpu.knows(stream) {
+                self.gpu.call(|driver| {
+                    driver.event_record(event, stream)?;
+                    driver.stream_wait(now.0, event)
+                })?;
+            } else {
+                self.gpu.for_gone(|driver, end| driver.stream_wait(now.0, end))?;
             }
         }
-        state.last = Some(now);
+        own.last = Some(now);
         Ok(place)
     }
 
@@ -296,10 +329,16 @@ impl Comm {
         if self.has_failed() { Ok(()) } else { self.take_failure(group, op) }
     }
 
-    fn check_in(&self, state: &State, group: &Group, op: &'static str) -> Result<()> {
+    fn check_in(
+        &self,
+        state: &State,
+        group: &Group,
+        op: &'static str,
+        stream: &Stream,
+    ) -> Result<()> {
         group.check_whole(op)?;
         if self.has_failed() {
-            return self.recover(state, group);
+            return self.recover(state, group, stream);
         }
         self.take_failure(group, op)
     }
@@ -341,50 +380,40 @@ impl Comm {
         })
     }
 
-    /// Puts the pads in order, with all ranks: epochs from which no flag of before counts.
-    fn recover(&self, state: &State, group: &Group) -> Result<()> {
+    /// Puts the pads in order, with all ranks: they are as new.
+    fn recover(&self, state: &State, group: &Group, stream: &Stream) -> Result<()> {
         const OP: &str = "recover";
         group.check_free(OP, &self.gpu)?;
-        let last = self.last_epoch(state);
-        let own = last.as_ref().copied().unwrap_or(0);
-        let last = exchange(group, OP, own, |all| last.map(|_| all.into_iter().max()))?;
-        let first = last.unwrap_or(0).wrapping_add(2) & !1;
-        let done = self.restart(first);
+        let left = self.await_own(state, stream);
+        exchange(group, OP, (), |_| left)?;
+        let done = self.renew_pad();
         // Nobody meets on the pads before all of them are in order.
         exchange(group, OP, (), |_| done)?;
         self.failed.store(false, Ordering::Relaxed);
         Ok(())
     }
 
-    /// The highest epoch of this rank's blocks, once none of its kernels is under way.
-    fn last_epoch(&self, state: &State) -> Result<u32> {
-        if let Some((stream, None)) = state.last {
-            // Our own kernels leave by themselves.
+    /// Waits until none of this rank's kernels is under way: they leave by themselves. Graphs are launched, as far as can be
+    /// known, where they were noted, or where the next call goes.
+    fn await_own(&self, state: &State, stream: &Stream) -> Result<()> {
+        let raw = |trace: &Trace| trace.last.map(|(stream, _)| stream);
+        for stream in [raw(&state.ran), raw(&state.noted), Some(stream.raw())].into_iter().flatten()
+        {
             if self.gpu.knows(stream) {
                 self.gpu.call(|driver| driver.stream_synchronize(stream))?;
             } else {
                 self.gpu.for_gone(|driver, end| driver.event_synchronize(end))?;
             }
         }
-        let service = self.gpu.service()?;
-        let mut epochs = [0_u32; MAX_BLOCKS as usize];
-        self.gpu.call(|driver| {
-            let (to, from) = (epochs.as_mut_ptr().cast(), self.own_pad() + EPOCHS);
-            // SAFETY: S3: the epochs of our own pad, into as many words, which live until the stream is empty.
-            unsafe { driver.copy_to_host(to, from, size_of_val(&epochs), service.raw()) }?;
-            driver.stream_synchronize(service.raw())
-        })?;
-        Ok(epochs.into_iter().max().unwrap_or(0))
+        Ok(())
     }
 
-    /// Has this rank's blocks go on from an epoch, as if nothing had failed.
-    fn restart(&self, epoch: u32) -> Result<()> {
-        let (service, own) = (self.gpu.service()?, self.own_pad());
+    /// Makes this rank's pad and mailbox what they were in the beginning.
+    fn renew_pad(&self) -> Result<()> {
+        let (service, words) = (self.gpu.service()?, pad_bytes(self.members.len()) / 4);
         self.gpu.call(|driver| {
             // SAFETY: S3: our own pad, on which nobody meets until all ranks have done this.
-            unsafe { driver.memset32(own + EPOCHS, epoch, MAX_BLOCKS as usize, service.raw()) }?;
-            // SAFETY: likewise: who failed, and what a kernel that did not end had drawn.
-            unsafe { driver.memset32(own + BROKEN, 0, EPOCHS as usize / 4, service.raw()) }?;
+            unsafe { driver.memset32(self.own_pad(), 0, words, service.raw()) }?;
             driver.stream_synchronize(service.raw())
         })?;
         self.mailbox.iter().for_each(Mailbox::clear);
@@ -427,13 +456,14 @@ impl Drop for Comm {
 struct Own {
     block: Arc<Block>,
     mailbox: Mailbox,
-    event: Event,
+    events: [Event; 2],
 }
 
 impl Own {
     fn new(group: &Group, gpu: &Gpu) -> Result<Self> {
         let block = group.block_of::<u8>(Arc::new(gpu.clone()), pad_bytes(group.size()))?;
-        Ok(Self { block, mailbox: Mailbox::new(gpu)?, event: Event::new(gpu)? })
+        let events = [Event::new(gpu)?, Event::new(gpu)?];
+        Ok(Self { block, mailbox: Mailbox::new(gpu)?, events })
     }
 }
 

@@ -75,11 +75,6 @@ pub(super) struct MailboxWords {
     pub(super) theirs: SharedWord,
 }
 
-/// Where a pad has the word that says that the group has failed, and its blocks' epochs. What lies between is zero, too,
-/// while no kernel runs.
-pub(super) const BROKEN: u64 = 0;
-pub(super) const EPOCHS: u64 = 128;
-
 /// Bytes of the pad of a rank in a group of `size`.
 pub(super) const fn pad_bytes(size: usize) -> usize {
     (4096 + 2048 * size).next_multiple_of(4096) + 524_288 * size

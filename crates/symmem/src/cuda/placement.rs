@@ -19,6 +19,8 @@ pub(super) struct Placed {
     device: [u8; 16],
     /// What decides how many blocks of a kernel fit.
     kind: (i32, i32, u32),
+    /// Bytes of the cache that all multiprocessors share.
+    cache: usize,
     can_multicast: bool,
     pub(super) has_fabric: bool,
     /// It wants no two ranks on one device.
@@ -36,6 +38,7 @@ impl Placed {
         Self {
             device: gpu.uuid(),
             kind: (major, minor, gpu.multiprocessors()),
+            cache: gpu.cache(),
             can_multicast: gpu.driver().has(Attribute::Multicast, gpu.device()),
             has_fabric: gpu.has_fabric(),
             strict: rules.strict,
@@ -72,6 +75,11 @@ pub(super) fn smallest_if_unlike(places: &[Placed]) -> Option<u32> {
     let alike = places.windows(2).all(|pair| pair[0].kind == pair[1].kind);
     let smallest = places.iter().map(|place| place.kind.2).min();
     smallest.filter(|_| !alike)
+}
+
+/// The smallest device's cache.
+pub(super) fn smallest_cache(places: &[Placed]) -> usize {
+    places.iter().map(|place| place.cache).min().unwrap_or(0)
 }
 
 /// The most ranks on one device.

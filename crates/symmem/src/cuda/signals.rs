@@ -4,6 +4,8 @@
 //! collectives: at the next call on the group, or by `read` and `synchronize`.
 #![allow(unsafe_code)] // S1, S3: ranks, channels and ranges are checked here; S4
 
+use std::ffi::c_void;
+
 use super::comm::out_of_reach;
 use super::kernels::parameters;
 use super::stream::Stream;
@@ -55,10 +57,9 @@ impl<T: Element> Symmetric<T> {
         self.comm.beside(self.group(), NAME, stream, || {
             let mut handle = self.device_handle_about(op_code(NAME));
             let threads = handle.size.next_multiple_of(32);
-            let kernel = self.gpu.kernel("move", NAME, threads)?;
             let list = parameters![handle, channel];
             // SAFETY: the kernel's parameters in order; it touches the words of a channel that all pads have.
-            unsafe { self.launch(kernel, 1, stream.place()?, list) }
+            unsafe { self.launch_one(NAME, threads, stream, list) }
         })
     }
 
@@ -110,10 +111,9 @@ impl<T: Element> Symmetric<T> {
         let (mut to, mut value) = (to as u32, value);
         self.comm.beside(self.group(), NAME, stream, || {
             let mut handle = self.device_handle_about(op_code(NAME));
-            let kernel = self.gpu.kernel("move", NAME, 32)?;
             let list = parameters![handle, to, word, value];
             // SAFETY: the kernel's parameters in order; it touches one word of a pad that there is.
-            unsafe { self.launch(kernel, 1, stream.place()?, list) }
+            unsafe { self.launch_one(NAME, 32, stream, list) }
         })
     }
 
@@ -146,10 +146,9 @@ impl<T: Element> Symmetric<T> {
         let (mut from, (mut value, mut least)) = (from as u32, until.parts());
         self.comm.beside(self.group(), NAME, stream, || {
             let mut handle = self.device_handle_about(op_code(NAME));
-            let kernel = self.gpu.kernel("move", NAME, 32)?;
             let list = parameters![handle, from, word, value, least];
             // SAFETY: the kernel's parameters in order; it reads one word of our pad.
-            unsafe { self.launch(kernel, 1, stream.place()?, list) }
+            unsafe { self.launch_one(NAME, 32, stream, list) }
         })
     }
 
@@ -177,11 +176,27 @@ impl<T: Element> Symmetric<T> {
         let (mut peer, mut channel) = (peer as u32, self.check_channel(name, channel)?);
         self.comm.beside(self.group(), name, stream, || {
             let mut handle = self.device_handle_about(op_code(name));
-            let kernel = self.gpu.kernel("move", name, 32)?;
             let list = parameters![handle, peer, channel];
             // SAFETY: the kernel's parameters in order; it touches one word, of a rank and a channel that there are.
-            unsafe { self.launch(kernel, 1, stream.place()?, list) }
+            unsafe { self.launch_one(name, 32, stream, list) }
         })
+    }
+
+    /// Puts one block of the kernel `name` into `stream`.
+    ///
+    /// # Safety
+    /// See [`Gpu::launch`](super::Gpu).
+    unsafe fn launch_one(
+        &self,
+        name: &'static str,
+        threads: u32,
+        stream: &Stream,
+        parameters: &mut [*mut c_void],
+    ) -> Result<()> {
+        let (kernel, place) = (self.gpu.kernel("move", name, threads)?, stream.place()?);
+        self.comm.mark_before(place);
+        // SAFETY: as the caller promises.
+        unsafe { self.launch(kernel, 1, place, parameters) }
     }
 
     /// Whether rank `rank`'s part has an address here.

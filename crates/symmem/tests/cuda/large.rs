@@ -45,6 +45,35 @@ fn more_than_the_cache_holds_is_reduced_there_and_back() {
     });
 }
 
+/// Which way a rank goes is its own affair: one that has made its memory anew begins from the start.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn ranks_that_go_different_ways_have_the_same_shares() {
+    super::super::each(test_name!(), |world, gpu, stream| {
+        for mebibytes in [96, 192] {
+            let len = (mebibytes << 18) / world.size() + 3;
+            let buffer = gpu.alloc::<f32>(world, len).unwrap();
+            let mut x = buffer.symmetric(world).unwrap();
+            for turn in 0..4 {
+                if world.rank() == 0 {
+                    x = buffer.symmetric(world).unwrap();
+                }
+                let own: Vec<f32> = (0..len).map(|i| element(world.rank(), turn, i)).collect();
+                x.write(&own, stream).unwrap();
+                x.barrier(stream).unwrap();
+                x.all_reduce_with(ReduceOp::Sum, Algorithm::TwoShot, stream).unwrap();
+                let got = x.read(stream).unwrap();
+                let expected =
+                    |i| (0..world.size()).map(|rank| element(rank, turn, i)).sum::<f32>();
+                let wrong = (0..len).find(|&i| got[i] != expected(i));
+                assert_eq!(wrong.map(|i| (i, got[i], expected(i))), None, "turn {turn}");
+                x.barrier(stream).unwrap();
+                x.synchronize(stream).unwrap();
+            }
+        }
+    });
+}
+
 #[test]
 #[ignore = "needs a CUDA device"]
 fn a_rank_that_does_not_come_to_much_is_a_timeout_and_the_next_call_works() {

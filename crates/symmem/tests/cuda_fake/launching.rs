@@ -351,6 +351,42 @@ fn a_capture_needs_no_order_with_what_is_done_and_nothing_with_one_that_is_over(
     });
 }
 
+/// What a capture has noted does not hide what runs.
+#[test]
+fn what_runs_is_ordered_whatever_was_captured_since() {
+    ranks(&drivers(1), |world, driver, gpu, a| {
+        let b = gpu.stream().unwrap();
+        let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
+        x.barrier(a).unwrap();
+        drop(a.capture(|| x.barrier(a)).unwrap());
+        x.barrier(&b).unwrap();
+        assert_eq!(driver.calls("cuStreamWaitEvent"), 1);
+        // A capture of two streams is ordered within, whatever ran since the last.
+        let graph = a.capture(|| x.barrier(a));
+        drop(graph.unwrap());
+        x.barrier(a).unwrap();
+        assert_eq!(driver.calls("cuStreamWaitEvent"), 2);
+    });
+}
+
+/// A signal of the only stream may wait for what a peer does after the group's next kernel, in a stream that comes later.
+#[test]
+fn what_waits_for_peers_is_not_waited_for() {
+    let drivers = drivers(1);
+    ranks(&drivers, |world, driver, gpu, a| {
+        let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
+        let records = || driver.calls("cuEventRecord");
+        x.barrier(a).unwrap();
+        assert_eq!(records(), 0);
+        x.wait_signal(0, 0, a).unwrap();
+        assert_eq!(records(), 1, "behind the barrier");
+        x.wait_signal(0, 0, a).unwrap();
+        let b = gpu.stream().unwrap();
+        x.barrier(&b).unwrap();
+        assert_eq!((records(), driver.calls("cuStreamWaitEvent")), (2, 1), "its own, in b");
+    });
+}
+
 #[test]
 fn a_capture_that_fails_leaves_nothing() {
     for call in

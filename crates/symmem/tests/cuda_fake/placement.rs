@@ -60,6 +60,27 @@ fn grids_are_alike_on_unlike_devices() {
     }
 }
 
+/// Which elements a rank reduces depends on the kernel.
+#[test]
+fn kernels_are_alike_on_devices_with_unlike_caches() {
+    for megabytes in [45, 55, 95, 105] {
+        let devices = [50, 40].map(|cache| Config { cache: cache << 20, ..Config::default() });
+        let drivers = configured(2, &devices);
+        on(
+            &drivers,
+            |rank| rank,
+            |world, _, gpu, stream| {
+                let bytes = megabytes << 20;
+                let mut x = gpu.alloc::<u8>(world, bytes).unwrap().rendezvous(world).unwrap();
+                x.all_reduce(ReduceOp::Sum, stream).unwrap();
+                world.barrier().unwrap();
+            },
+        );
+        let [a, b] = [0, 1].map(|rank| drivers[rank].launches().pop().unwrap().function);
+        assert_eq!((a.as_str(), &a), ("all_reduce_two_shot_in_turns", &b), "{megabytes} MiB");
+    }
+}
+
 #[test]
 fn grids_are_alike_where_some_ranks_share_a_device_and_others_have_a_smaller_one() {
     let devices = [Config::default(), Config { sms: 4, ..Config::default() }];

@@ -70,7 +70,7 @@ impl Devices for Fake {
             Attribute::WarpSize => 32,
             Attribute::SmCount => config.sms,
             Attribute::Integrated | Attribute::ComputeMode => 0,
-            Attribute::L2Bytes => 50 << 20,
+            Attribute::L2Bytes => config.cache,
             Attribute::ThreadsPerSm => 2048,
             Attribute::ComputeMajor => config.capability.0,
             Attribute::ComputeMinor => config.capability.1,

@@ -52,6 +52,8 @@ pub struct Config {
     pub granularity: usize,
     /// Multiprocessors.
     pub sms: i32,
+    /// Bytes of the cache that they share.
+    pub cache: i32,
     /// Compute capability.
     pub capability: (i32, i32),
     /// Whether it has virtual memory management and descriptors.
@@ -75,6 +77,7 @@ impl Default for Config {
             bytes: 1 << 30,
             granularity: 2 << 20,
             sms: 8,
+            cache: 50 << 20,
             capability: (9, 0),
             virtual_memory: true,
             multicast: false,
