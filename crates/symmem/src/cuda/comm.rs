@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use symmem_sys::cuda as sys;
 
 use super::fabric;
 use super::gpu::Gpu;
 use super::layout::{GroupParameter, MAX_BLOCKS, MAX_RANKS, Pointers, pad_bytes};
 use super::mailbox::Mailbox;
+use super::order::Order;
 use super::placement::{
     Placed, check_apart, crowd, has_multicast, most_on_one, smallest_cache, smallest_if_unlike,
 };
@@ -71,35 +71,8 @@ pub(super) struct Turn<'a> {
 }
 
 struct State {
-    /// Of what runs, and of what captures have noted: what was noted last may never run, and is not behind what runs.
-    ran: Trace,
-    noted: Trace,
+    order: Order,
     replays: Replays,
-}
-
-/// The last kernel of a group.
-struct Trace {
-    /// Where it went, and in which capture.
-    last: Option<(sys::Stream, Option<u64>)>,
-    event: Event,
-    /// The event is that of the last kernel, and not yet to be recorded at its stream's end.
-    recorded: bool,
-}
-
-impl Trace {
-    fn new(event: Event) -> Self {
-        Self { last: None, event, recorded: false }
-    }
-}
-
-impl State {
-    /// That of what goes to such a place, and the other.
-    fn traces(&mut self, capture: Option<u64>) -> (&mut Trace, &mut Trace) {
-        match capture {
-            None => (&mut self.ran, &mut self.noted),
-            Some(_) => (&mut self.noted, &mut self.ran),
-        }
-    }
 }
 
 impl Comm {
@@ -121,7 +94,6 @@ impl Comm {
         group.check_free(OP, gpu)?;
         // Whatever can fail on one rank alone comes before all agree to go on.
         let (places, Own { block, mailbox, events }) = meet(group, gpu, Own::new(group, gpu))?;
-        let [ran, noted] = events.map(Trace::new);
         let (neighbours, crowd) = (most_on_one(&places), crowd(&places));
         let able: Vec<bool> = places.iter().map(|place| place.has_fabric).collect();
         let mapped = match apart {
@@ -152,7 +124,10 @@ impl Comm {
             parameter,
             mailbox: Some(mailbox),
             members: group.world_ranks().to_vec(),
-            state: Mutex::new(State { ran, noted, replays: Replays::default() }),
+            state: Mutex::new(State {
+                order: Order::new(gpu, events),
+                replays: Replays::default(),
+            }),
             failed: AtomicBool::new(false),
             _pads: handle.map(Handle::keep),
         });
@@ -208,35 +183,19 @@ impl Comm {
         self.check_stream(group, op, stream)?;
         let mut state = self.state();
         self.check_in(&state, group, op, stream)?;
-        let place = self.order(&mut state, group, op, stream)?;
+        let place = state.order.after_last(group, op, stream)?;
         let timeout = nanoseconds(group);
         let group = GroupParameter { op: op_code(op), call, timeout, ..self.parameter };
         // Several processes' graphs a device takes up one after the other.
         let may = place.capture.is_none() && self.crowd <= 2;
         launch(Turn { group, place, replays: may.then_some(&mut state.replays) })?;
-        let trace = state.traces(place.capture).0;
-        trace.recorded = false;
-        // With one stream there is nobody to wait.
-        if self.gpu.has_several_streams() {
-            self.mark(trace, stream);
-        }
+        state.order.is_last(place);
         Ok(())
     }
 
-    /// Marks where the last kernel is in its stream, so that one in another stream waits for nothing that comes later in
-    /// this one.
-    fn mark(&self, trace: &mut Trace, stream: &Stream) {
-        let marked = self.gpu.call(|driver| driver.event_record(trace.event.raw, stream.raw()));
-        trace.recorded = marked.inspect_err(|e| tracing::warn!("{e}")).is_ok();
-    }
-
-    /// Likewise, before something goes there that waits for peers, and for which the group's next kernel must not wait.
+    /// Before something goes there that waits for peers, and for which the group's next kernel must not wait.
     pub(super) fn mark_before(&self, place: Place<'_>) {
-        let mut state = self.state();
-        let trace = state.traces(place.capture).0;
-        if !trace.recorded && trace.last == Some((place.stream.raw(), place.capture)) {
-            self.mark(trace, place.stream);
-        }
+        self.state().order.mark_last(place);
     }
 
     /// Has `work` put something into `stream` that meets none of the group's kernels, and is not ordered with them.
@@ -278,49 +237,6 @@ impl Comm {
         }
         let expected = format!("a stream of {:?}", self.gpu);
         Err(group.usage(op, expected, format!("one of {:?}", stream.gpu())))
-    }
-
-    /// Has what follows in `to` come after the group's last kernel; and where that is.
-    fn order<'a>(
-        &self,
-        state: &mut State,
-        group: &Group,
-        op: &'static str,
-        to: &'a Stream,
-    ) -> Result<Place<'a>> {
-        let place = to.place()?;
-        let now = (to.raw(), place.capture);
-        let (own, other) = state.traces(place.capture);
-        // What is done needs no order; nor does what a graph will do, whose launches are the caller's to order. What ran
-        // before its stream was captured is done before a graph of that can run; and the other way round.
-        for trace in [&*other, &*own] {
-            let Some(last) = trace.last else { continue };
-            let event = trace.recorded.then_some(trace.event.raw);
-            if last.0 == now.0 || last.1 == now.1 || self.gpu.is_done(last, event)? {
-                continue;
-            }
-            let expected = "the stream of the group's last operation, which is under way, since only \
-                            one of the two is being captured";
-            let got = if last.1.is_some() { "one that is not captured" } else { "another" };
-            return Err(group.usage(op, expected.to_owned(), got.to_owned()));
-        }
-        // Both run, or both are noted in one graph: an event orders them.
-        let before = own.last.filter(|last| last.0 != now.0 && last.1 == now.1);
-        if let Some((stream, _)) = before {
-            let event = own.event.raw;
-            if own.recorded {
-                self.gpu.call(|driver| driver.stream_wait(now.0, event))?;
-            } else if self.gpu.knows(stream) {
-                self.gpu.call(|driver| {
-                    driver.event_record(event, stream)?;
-                    driver.stream_wait(now.0, event)
-                })?;
-            } else {
-                self.gpu.for_gone(|driver, end| driver.stream_wait(now.0, end))?;
-            }
-        }
-        own.last = Some(now);
-        Ok(place)
     }
 
     /// The error of a kernel that failed, if one did since the last call.
@@ -384,27 +300,12 @@ impl Comm {
     fn recover(&self, state: &State, group: &Group, stream: &Stream) -> Result<()> {
         const OP: &str = "recover";
         group.check_free(OP, &self.gpu)?;
-        let left = self.await_own(state, stream);
+        let left = state.order.wait_for_all(stream);
         exchange(group, OP, (), |_| left)?;
         let done = self.renew_pad();
         // Nobody meets on the pads before all of them are in order.
         exchange(group, OP, (), |_| done)?;
         self.failed.store(false, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Waits until none of this rank's kernels is under way: they leave by themselves. Graphs are launched, as far as can be
-    /// known, where they were noted, or where the next call goes.
-    fn await_own(&self, state: &State, stream: &Stream) -> Result<()> {
-        let raw = |trace: &Trace| trace.last.map(|(stream, _)| stream);
-        for stream in [raw(&state.ran), raw(&state.noted), Some(stream.raw())].into_iter().flatten()
-        {
-            if self.gpu.knows(stream) {
-                self.gpu.call(|driver| driver.stream_synchronize(stream))?;
-            } else {
-                self.gpu.for_gone(|driver, end| driver.event_synchronize(end))?;
-            }
-        }
         Ok(())
     }
 

@@ -18,6 +18,7 @@ mod module;
 mod multicast;
 mod multimem;
 mod nvshmem;
+mod order;
 mod placement;
 mod replays;
 mod room;

@@ -1,0 +1,128 @@
+//! The order of a group's kernels, which meet on the same pads: one after the other, whatever their streams.
+
+use symmem_sys::cuda as sys;
+
+use super::gpu::Gpu;
+use super::stream::{Event, Place, Stream};
+use crate::error::Result;
+use crate::group::Group;
+
+/// Where a group's last kernels are.
+pub(super) struct Order {
+    gpu: Gpu,
+    /// Of what runs, and of what captures have noted: what was noted last may never run, and is not behind what runs.
+    ran: Trace,
+    noted: Trace,
+}
+
+/// The last kernel of a group.
+struct Trace {
+    /// Where it went, and in which capture.
+    last: Option<(sys::Stream, Option<u64>)>,
+    event: Event,
+    /// The event is that of the last kernel, and not yet to be recorded at its stream's end.
+    recorded: bool,
+}
+
+impl Order {
+    pub(super) fn new(gpu: &Gpu, events: [Event; 2]) -> Self {
+        let [ran, noted] = events.map(|event| Trace { last: None, event, recorded: false });
+        Self { gpu: gpu.clone(), ran, noted }
+    }
+
+    /// The device, and the last kernel of those that go to such a place.
+    fn trace(&mut self, place: Place<'_>) -> (&Gpu, &mut Trace) {
+        let Self { gpu, ran, noted } = self;
+        (gpu, if place.capture.is_none() { ran } else { noted })
+    }
+
+    /// Has what follows in `to` come after the group's last kernel; and where that is.
+    pub(super) fn after_last<'a>(
+        &mut self,
+        group: &Group,
+        op: &'static str,
+        to: &'a Stream,
+    ) -> Result<Place<'a>> {
+        let place = to.place()?;
+        let now = (to.raw(), place.capture);
+        self.check(group, op, now)?;
+        let (gpu, own) = self.trace(place);
+        // Both run, or both are noted in one graph: an event orders them.
+        let before = own.last.filter(|last| last.0 != now.0 && last.1 == now.1);
+        if let Some((stream, _)) = before {
+            let event = own.event.raw;
+            if own.recorded {
+                gpu.call(|driver| driver.stream_wait(now.0, event))?;
+            } else if gpu.knows(stream) {
+                gpu.call(|driver| {
+                    driver.event_record(event, stream)?;
+                    driver.stream_wait(now.0, event)
+                })?;
+            } else {
+                gpu.for_gone(|driver, end| driver.stream_wait(now.0, end))?;
+            }
+        }
+        own.last = Some(now);
+        Ok(place)
+    }
+
+    /// Refuses what cannot be ordered.
+    ///
+    /// What is done needs no order; nor does what a graph will do, whose launches are the caller's to order. What ran before
+    /// its stream was captured is done before a graph of that can run; and the other way round.
+    fn check(
+        &self,
+        group: &Group,
+        op: &'static str,
+        now: (sys::Stream, Option<u64>),
+    ) -> Result<()> {
+        for trace in [&self.ran, &self.noted] {
+            let Some(last) = trace.last else { continue };
+            let event = trace.recorded.then_some(trace.event.raw);
+            if last.0 == now.0 || last.1 == now.1 || self.gpu.is_done(last, event)? {
+                continue;
+            }
+            let expected = "the stream of the group's last operation, which is under way, since only \
+                            one of the two is being captured";
+            let got = if last.1.is_some() { "one that is not captured" } else { "another" };
+            return Err(group.usage(op, expected.to_owned(), got.to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Notes that the group's kernel is there now.
+    pub(super) fn is_last(&mut self, place: Place<'_>) {
+        self.trace(place).1.recorded = false;
+        // With one stream there is nobody to wait.
+        if self.gpu.has_several_streams() {
+            self.mark_last(place);
+        }
+    }
+
+    /// Marks where the last kernel is, if it is the last thing there, so that one in another stream waits for nothing that
+    /// comes later in this one.
+    pub(super) fn mark_last(&mut self, place: Place<'_>) {
+        let stream = place.stream.raw();
+        let (gpu, trace) = self.trace(place);
+        if trace.recorded || trace.last != Some((stream, place.capture)) {
+            return;
+        }
+        let marked = gpu.call(|driver| driver.event_record(trace.event.raw, stream));
+        trace.recorded = marked.inspect_err(|e| tracing::warn!("{e}")).is_ok();
+    }
+
+    /// Waits until none of this rank's kernels is under way. Graphs are launched, as far as can be known, where they were
+    /// noted, or where the next call goes.
+    pub(super) fn wait_for_all(&self, next: &Stream) -> Result<()> {
+        let stream = |trace: &Trace| trace.last.map(|(stream, _)| stream);
+        let streams = [stream(&self.ran), stream(&self.noted), Some(next.raw())];
+        for stream in streams.into_iter().flatten() {
+            if self.gpu.knows(stream) {
+                self.gpu.call(|driver| driver.stream_synchronize(stream))?;
+            } else {
+                self.gpu.for_gone(|driver, end| driver.event_synchronize(end))?;
+            }
+        }
+        Ok(())
+    }
+}
