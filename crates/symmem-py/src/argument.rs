@@ -114,9 +114,8 @@ impl Slice {
         if let Some(other) = self.dtype.filter(|other| *other != dtype) {
             return Err(usage(py, op, format!("an array of {}", dtype.name), other.name));
         }
-        if let Some(other) = self.place.filter(|other| other.is_host() != place.is_host()) {
-            let got = if other.is_host() { "one on the host" } else { "one on a device" };
-            return Err(usage(py, op, format!("an array on {place}"), got));
+        if let Some(other) = self.place.filter(|other| *other != place) {
+            return Err(usage(py, op, format!("an array on {place}"), format!("one on {other}")));
         }
         let size = dtype.size();
         if !self.address.is_multiple_of(size.min(8)) || !self.bytes.is_multiple_of(size) {

@@ -20,6 +20,7 @@ use crate::error::{exception, usage};
 use crate::memory::Place;
 use crate::quick;
 use crate::stream::is_kept;
+use crate::wait::{raised, signalled};
 
 const OP: &str = "all_reduce";
 /// The interface as of 2.10, the first that has strings.
@@ -171,15 +172,22 @@ unsafe fn run<const N: usize>(stack: *mut Value, to: To, long: &CStr) {
         group: Text(values[2]),
         output: values.get(3).copied().map(Tensor),
     };
-    match torch.quick(&given, to) {
+    match (torch.quick(&given, to), raised()) {
         // The arguments are still ours, and go with the call.
-        None => torch.hand_on(stack, long),
-        Some(Ok(result)) => {
+        (None, _) => torch.hand_on(stack, long),
+        (Some(done), Some(raised)) => {
+            torch.delete(&given, None);
+            if let (To::New, Ok(result)) = (to, done) {
+                torch.delete_one(result);
+            }
+            torch.raise(raised);
+        }
+        (Some(Ok(result)), None) => {
             torch.delete(&given, Some(result));
             // SAFETY: there is a place for the result, which is torch's again.
             unsafe { stack.write(result.0) };
         }
-        Some(Err(error)) => {
+        (Some(Err(error)), None) => {
             torch.delete(&given, None);
             torch.raise(Python::attach(|py| exception(py, error)));
         }
@@ -242,8 +250,10 @@ impl Torch {
             (To::New, _) => self.like(input, code)?,
         };
         let out = if to == To::Itself { None } else { Some(self.ask(self.address, result)?) };
-        // SAFETY: the output is like the input; torch keeps the memory of both until streams are done with it.
-        let done = unsafe { handle.reduce_in_stream(part, *op, out) };
+        let done = symmem::interruptible(signalled, || {
+            // SAFETY: the output is like the input; torch keeps the memory of both until streams are done with it.
+            unsafe { handle.reduce_in_stream(part, *op, out) }
+        });
         if to == To::New && !matches!(done, Some(Ok(()))) {
             self.delete_one(result);
         }

@@ -229,6 +229,17 @@ impl Handle {
         })
     }
 
+    /// Has a device's stream wait for all ranks of the group, on no channel of anybody's: as collectives do, also after a
+    /// failure. The host's way is `Group.barrier`.
+    #[pyo3(signature = (stream=0))]
+    fn meet(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
+        self.check_open(py, "barrier")?;
+        let Some(device) = self.cuda() else {
+            return Err(usage(py, "barrier", "memory of a device", "memory of the host"));
+        };
+        detached(py, || device.barrier(&stream_of(device, stream)))
+    }
+
     /// Waits until all in a device's stream is done, and raises what went wrong in it.
     #[pyo3(signature = (stream=0))]
     fn synchronize(&self, py: Python<'_>, stream: usize) -> PyResult<()> {

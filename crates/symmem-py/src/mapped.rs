@@ -30,6 +30,15 @@ enum Kind {
     Cuda(Box<cuda::Symmetric<u8>>),
 }
 
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // Kernels that were handed the table may be in streams that nobody here knows.
+        if let (Some(memory), Some(_)) = (self.cuda(), self.table.get()) {
+            let _ = memory.gpu().settle(); // a device that has failed runs nothing
+        }
+    }
+}
+
 impl Mapped {
     pub(crate) fn host(handle: symmem::Handle) -> Self {
         let (buffers, pads) = (handle.buffer_ptrs(), handle.signal_pad_ptrs());

@@ -20,14 +20,19 @@ pub(crate) fn detached<R: Send>(
     f: impl FnOnce() -> symmem::Result<R> + Send,
 ) -> PyResult<R> {
     let result = py.detach(|| symmem::interruptible(signalled, f));
-    match RAISED.take() {
+    match raised() {
         Some(raised) => Err(raised),
         None => result.map_err(|e| exception(py, e)),
     }
 }
 
+/// What a signal's handler raised while this thread waited, if one did; once.
+pub(crate) fn raised() -> Option<PyErr> {
+    RAISED.take()
+}
+
 /// Runs the handlers of signals that came; whether one raised. Only Python's main thread has any.
-fn signalled() -> bool {
+pub(crate) fn signalled() -> bool {
     // An interpreter that is going away cannot be entered any more, and nothing shall wait for it.
     let Some(checked) = Python::try_attach(|py| py.check_signals()) else { return true };
     checked.is_err_and(|raised| {

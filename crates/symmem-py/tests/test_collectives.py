@@ -162,6 +162,38 @@ def test_one_sided_access():
     ranks.run(3, one_sided_access)
 
 
+def one_sided_access_stays_within_the_array(world):
+    whole = symmem.empty((4, 8), "int32", world)
+    rows = whole.numpy()
+    rows[:] = 7
+    x = symmem.rendezvous(rows[1:3], world)
+    me, four = world.rank, numpy.zeros(4, "int32")
+    for at, data in ((-1, four), (-8, four), (13, four), (16, four), (0, numpy.zeros(17, "int32")), (13, bytes(16))):
+        with pytest.raises(symmem.Usage, match="put: rank .: expected elements within the 16 of int32, got"):
+            x.put(me, data, at)
+    for at in (-1, 13):
+        with pytest.raises(symmem.Usage, match="get: rank .: expected elements within the 16 of int32, got"):
+            x.get(me, four, at)
+    for other in ("float32", "int64", "uint8"):
+        with pytest.raises(symmem.Usage, match=f"put: rank .: expected an array of int32, got one of {other}"):
+            x.put(me, numpy.zeros(4, other))
+        with pytest.raises(symmem.Usage, match=f"get: rank .: expected an array of int32, got one of {other}"):
+            x.get(me, numpy.zeros(4, other))
+    assert (rows == 7).all()
+    x.put(me, numpy.arange(4, dtype="int32"), at=12)
+    x.put(me, numpy.arange(2, dtype="int32").tobytes())
+    assert list(rows[2, 4:]) == [0, 1, 2, 3] and list(rows[1, :3]) == [0, 1, 7]
+    assert (rows[[0, 3]] == 7).all()
+    buffer = bytearray(8)
+    x.get(me, buffer, at=13)
+    assert list(memoryview(buffer).cast("i")) == [1, 2]
+    x.put(me, numpy.zeros(0, "int32"), at=16)
+
+
+def test_one_sided_access_stays_within_the_array_and_its_type():
+    ranks.run(2, one_sided_access_stays_within_the_array)
+
+
 def parts_of_an_array(world):
     whole = symmem.empty((4, 8), "int32", world)
     rows = whole.numpy()

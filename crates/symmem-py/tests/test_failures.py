@@ -42,7 +42,11 @@ def test_a_peer_killed_in_a_wait_is_named_and_the_others_go_on():
 def a_peer_is_killed_in_a_collective(world):
     x = symmem.rendezvous(symmem.empty(100_000, "int64", world), world)
     if world.rank == 1:
+        # Not while others are still at the rendezvous.
+        for peer in (0, 2):
+            world.wait_signal(peer)
         os.kill(os.getpid(), signal.SIGKILL)
+    world.put_signal(1)
     with pytest.raises(symmem.PeerLost, match="rank 1"):
         x.all_reduce(algorithm="two_shot")
     with pytest.raises(symmem.Usage, match="rendezvous it again"):

@@ -87,6 +87,19 @@ def test_t222_t223_t224_dispatch_and_combine(rank, align):
 
 
 @ranks(2)
+def test_t221_one_row_has_its_length_whatever_its_stride(rank):
+    # Every fourth row of four: one row, contiguous, with a stride of four.
+    inputs = symm_mem.empty(4, WIDTH, device="cpu").fill_(-1)[::4]
+    inputs.copy_(_rows(rank, 1))
+    assert inputs.is_contiguous() and inputs.stride(0) == 4 * WIDTH
+    in_splits = _symmetric(torch.tensor([0, 1] if rank == 0 else [1, 0]))
+    out, received = torch.zeros(1, WIDTH), torch.zeros(2, 2, dtype=torch.int64)
+    ops.all_to_all_vdev(inputs, out, in_splits, received, world())
+    assert received[0].tolist() == ([0, 1] if rank == 0 else [1, 0])
+    assert torch.equal(out, _rows(1 - rank, 1))
+
+
+@ranks(2)
 def test_op31_rows_that_do_not_fit_are_an_error_everywhere(rank):
     inputs = symm_mem.empty(20, WIDTH, device="cpu")
     # Rank 0 gets 20 rows and has room for 10; rank 1 gets none.

@@ -1,5 +1,7 @@
 """Gradients through dispatch and combine. The numbers are those of docs/parity.md."""
 
+import gc
+
 import pytest
 from torch_ranks import ranks, world
 
@@ -7,7 +9,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
-from symmem.torch import AllToAllVDev2d, AllToAllVDev2dOffset
+from symmem.torch import AllToAllVDev2d, AllToAllVDev2dOffset, _memory
 
 EXPERTS, WIDTH, ALIGN = 2, 3, 4
 
@@ -68,3 +70,26 @@ def test_py22_what_was_not_set_or_does_not_fit_is_told(rank):
     AllToAllVDev2d.init(2)
     with pytest.raises(RuntimeError, match="3 rows, more than the 2"):
         AllToAllVDev2d.apply(rows, splits, world(), 1)
+
+
+def _there_and_back(rank, group_name):
+    splits = _splits(rank, dist.get_world_size())
+    inputs = _rows_of(rank, splits).requires_grad_()
+    there, received = AllToAllVDev2d.apply(inputs, splits, group_name, ALIGN)
+    back, _ = AllToAllVDev2dOffset.apply(there, received, group_name)
+    back.sum().backward()
+
+
+@ranks(2)
+def test_py22_buffers_go_with_their_group(rank):
+    _init(dist.get_world_size())
+    allocations = len(_memory._by_address)
+    for _ in range(2):
+        group = dist.new_group([0, 1])
+        _there_and_back(rank, group.group_name)
+        assert len(_memory._by_address) > allocations
+        dist.barrier()
+        dist.destroy_process_group(group)
+        del group
+        gc.collect()
+        assert len(_memory._by_address) == allocations

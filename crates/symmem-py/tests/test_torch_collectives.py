@@ -229,6 +229,50 @@ def test_t081_ordinary_input_is_refused_by_name(rank):
 
 
 @ranks(2)
+def test_an_output_on_another_device_is_refused_before_anything_is_done(rank):
+    # torch's dispatcher has the device of the output choose the kernel, so these are called by themselves.
+    from symmem.torch import _all_to_all, _one_sided, _reduce
+
+    x = symm_mem.empty(16, device="cpu").fill_(1)
+    splits = symm_mem.empty(2, dtype=torch.int64, device="cpu").fill_(1)
+    there, part = torch.empty(16, device="meta"), torch.empty(8, device="meta")
+    received, elsewhere = torch.empty(2, 2, dtype=torch.int64), torch.empty(2, 2, dtype=torch.int64, device="meta")
+    for _ in range(2):
+        for call, *arguments in (
+            (_reduce.one_shot_all_reduce_out, x, "sum", world(), there),
+            (_reduce.one_shot_all_reduce_copy_out, x, torch.ones(16), "sum", world(), there),
+            (_reduce.two_shot_all_reduce_out, x, "sum", world(), there),
+            (_reduce.multimem_one_shot_all_reduce_out, x, "sum", world(), there),
+            (_reduce.multimem_one_shot_reduce_out, x, "sum", 0, world(), there),
+            (_reduce.reduce_scatter_out, x, world(), False, part),
+            (_one_sided.all_to_all, x, there, world()),
+            (_all_to_all.all_to_all_vdev, x, there, splits, received, world()),
+            (_all_to_all.all_to_all_vdev, x, torch.empty(16), splits, elsewhere, world()),
+            (_all_to_all.all_to_all_vdev_2d, x, there, splits, received, world()),
+        ):
+            with pytest.raises(RuntimeError, match=r"expected out.* on cpu, got meta"):
+                call(*arguments)
+        # The second time, this is a reduction that was made before.
+        assert (ops.one_shot_all_reduce(x, "sum", world()) == 2).all()
+
+
+@ranks(2)
+def test_t066_outputs_of_a_reduction_to_one_rank_are_looked_at_on_all(rank):
+    x = symm_mem.empty(8, device="cpu").fill_(rank + 1)
+    for wrong, text in (
+        (torch.empty(4), "size mismatch"),
+        (torch.empty(8, dtype=torch.int32), "dtype mismatch"),
+        (torch.empty(8, dtype=torch.float64), "dtype mismatch"),
+        (torch.empty(8, 2)[:, 0], "output must be contiguous"),
+    ):
+        with pytest.raises(RuntimeError, match=text):
+            ops.multimem_one_shot_reduce_out(x, "sum", 0, world(), wrong)
+    out = torch.zeros(8)
+    ops.multimem_one_shot_reduce_out(x, "sum", 0, world(), out)
+    assert (out == (3 if rank == 0 else 0)).all()
+
+
+@ranks(2)
 def test_w24_more_types_and_reductions_than_pytorch(rank):
     for dtype in (torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8):
         tensor = symm_mem.empty(5, dtype=dtype, device="cpu").fill_(rank + 1)
@@ -290,6 +334,42 @@ def test_py16_reduce_scatter_offset(rank, dim, per_rank):
     for i, result in zip(mine, out):
         assert (result == 3 * (i + 1)).all()
     assert torch.equal(tensor, before)
+
+
+@ranks(2)
+def test_py16_blocks_and_outputs_that_do_not_fit_are_refused_on_all_ranks(rank):
+    x, odd = symm_mem.empty(8, 6, device="cpu").fill_(rank + 1), symm_mem.empty(7, 6, device="cpu")
+    out = torch.zeros(4, 6)
+
+    def refused(text, given, outputs, dim=0, **how):
+        with pytest.raises(RuntimeError, match=text):
+            symm_mem.reduce_scatter_offset(given, outputs, world(), dim=dim, **how)
+
+    refused("divisible by the 2 ranks, got 7", odd, [torch.zeros(3, 6)])
+    refused(r"of shape \(4, 6\) of torch.float32, got \(4, 5\)", x, [torch.zeros(4, 5)])
+    refused(r"of shape \(4, 6\) of torch.float32, got \(1, 6\)", x, [torch.zeros(1, 6)])
+    refused(r"of shape \(8, 3\) of torch.float32, got \(4, 6\)", x, [out], dim=1)
+    refused("got .* of torch.float64", x, [out.double()])
+    refused("owns 1 blocks, got 2", x, [out, out])
+    refused("offsets in order, from 0 to 8", x, [out], offsets=[4, 9])
+    refused("offsets in order, from 0 to 8", x, [out], offsets=[8, 4])
+    refused("a rank for each of 2 blocks", x, [out], offsets=[4, 8], dst_ranks=[0])
+    refused(r"rank must be in \[0, 2\)", x, [out], offsets=[4, 8], dst_ranks=[0, 2])
+    assert (out == 0).all()
+    symm_mem.reduce_scatter_offset(x, [out], world(), dim=0)
+    assert (out == 3).all()
+
+
+@ranks(2)
+def test_t071_py16_exchanges_of_nothing_give_nothing(rank):
+    out = symm_mem.empty(0, 3, device="cpu")
+    assert ops.multimem_all_gather_out(torch.empty(0, 3), world(), out).shape == (0, 3)
+    out = symm_mem.empty(4, 0, device="cpu")
+    assert ops.multimem_all_gather_out(torch.empty(2, 0), world(), out).shape == (4, 0)
+    for scatter_dim, shape in ((1, (0, 4)), (0, (4, 0)), (1, (2, 2, 0)), (0, (2, 2, 0))):
+        nothing = symm_mem.empty(*shape, device="cpu")
+        symm_mem.all_to_all_nd(nothing, torch.empty(shape), scatter_dim, 1 - scatter_dim, group=world())
+    assert ops.nvshmem_all_to_all(symm_mem.empty(0, device="cpu"), torch.empty(0), world()).shape == (0,)
 
 
 @pytest.mark.parametrize("flat", [True, False])
@@ -364,6 +444,11 @@ def test_op16_memcpy_to_multicast(rank):
     ops.memcpy_to_multicast_(out, torch.full((4,), float(rank + 1)), rank * 16, world())
     handle.barrier()
     assert out.tolist() == [1] * 4 + [2] * 4
+    handle.barrier()
+    # One element, whose stride says nothing of where the next would be.
+    ops.memcpy_to_multicast_(out.view(torch.uint8), torch.full((3,), 7, dtype=torch.uint8)[::3], 5 + rank, world())
+    handle.barrier()
+    assert out.view(torch.uint8)[5:7].tolist() == [7, 7]
     with pytest.raises(RuntimeError, match="exceeds dst buffer size"):
         ops.memcpy_to_multicast_(out, torch.ones(4), 20, world())
 

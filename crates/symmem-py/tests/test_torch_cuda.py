@@ -9,6 +9,7 @@ import symmem.torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 from cuda_ranks import delay, device_of, leave
+from symmem.torch import _exchange, _groups
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 ops = torch.ops.symm_mem
@@ -151,6 +152,98 @@ def test_t022_t025_t226_gathers_and_tiles(rank):
         assert (tile == (sum(range(1, size + 1)) if rank == 0 else 0)).all()
         remote = ops.get_remote_tensors(matrix, world())
         assert [(t == peer + 1).all().item() for peer, t in enumerate(remote)] == [True] * size
+    leave()
+
+
+#: Operators that are copies between barriers.
+COPIES = (
+    *("tile_reduce", "multi_root_tile_reduce", "multimem_all_gather_out"),
+    *("reduce_scatter_offset", "all_to_all_nd"),
+)
+
+
+def _copying(name, rank, x):
+    """A call of one of them on two ranks' `x`, which is rank + 1: the call, what it writes, and what that is then."""
+    tile, half, columns = torch.zeros_like(x), torch.zeros_like(x[:2]), x.new_zeros(8, 2)
+    gathered = symm_mem.empty(8, 4, device=x.device)
+    by_rank = torch.tensor([[1.0]] * 4 + [[2.0]] * 4, device=x.device)
+    return {
+        "tile_reduce": (lambda: _exchange.tile_reduce(x, tile, 0, world()), tile, 3 * (rank == 0)),
+        "multi_root_tile_reduce": (
+            lambda: _exchange.multi_root_tile_reduce([x[:2], x[2:]], half, [0, 1], world()),
+            *(half, 3),
+        ),
+        "multimem_all_gather_out": (lambda: ops.multimem_all_gather_out(x, world(), gathered), gathered, by_rank),
+        "reduce_scatter_offset": (lambda: symm_mem.reduce_scatter_offset(x, [half], world(), dim=0), half, 3),
+        "all_to_all_nd": (lambda: symm_mem.all_to_all_nd(x, columns, 1, 0, group=world()), columns, by_rank),
+    }[name]
+
+
+@pytest.mark.parametrize("name", COPIES)
+@ranks(2)
+def test_w02_what_timed_out_works_when_all_ranks_call_it(rank, name):
+    device = device_of(rank)
+    x = symm_mem.empty(4, 4, device=device).fill_(rank + 1)
+    handle, group = symm_mem.rendezvous(x, world()), _groups.of(world()).native
+    call, written, expected = _copying(name, rank, x)
+    call()
+    assert (written == expected).all()
+    leave()
+    group.timeout, former = 1, group.timeout
+    if rank == 0:
+        with pytest.raises(symmem.Error):
+            call()
+            handle.native.synchronize(_groups.stream(device.index))
+    dist.barrier()
+    group.timeout = former
+    # Every rank takes its error before all call again.
+    if rank == 1:
+        with pytest.raises(symmem.PeerFailed):
+            call()
+            handle.native.synchronize(_groups.stream(device.index))
+    dist.barrier()
+    for _ in range(3):
+        written.zero_()
+        call()
+        assert (written == expected).all()
+    leave()
+
+
+@ranks(2)
+def test_t056_tile_reduce_and_a_signal_that_nobody_has_taken_leave_each_other_alone(rank):
+    device = device_of(rank)
+    x, tile = symm_mem.empty(16, 16, device=device), torch.zeros(16, 16, device=device)
+    handle = symm_mem.rendezvous(x, world())
+    if rank == 0:
+        handle.put_signal(1, channel=0)
+    leave()
+    for step in range(3):
+        if rank == 0:
+            delay()  # whoever takes the signal for this rank reads too early
+        x.fill_(step + rank)
+        _exchange.tile_reduce(x, tile, 1, world())
+        assert (tile == (2 * step + 1 if rank == 1 else 0)).all()
+    if rank == 1:
+        handle.wait_signal(0, channel=0)
+    leave()
+    assert (handle.get_signal_pad(rank).view(torch.int32) == 0).all()
+    leave()
+
+
+@ranks(2)
+def test_an_output_on_another_device_is_refused(rank):
+    device = device_of(rank)
+    x, host = symm_mem.empty(16, device=device).fill_(1), symm_mem.empty(16, device="cpu").fill_(1)
+    others = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()) if i != device.index)]
+    for _ in range(2):
+        for given, where in ((host, device), *((x, other) for other in others)):
+            with pytest.raises(RuntimeError, match=f"expected output on {given.device}, got {where}"):
+                ops.one_shot_all_reduce_out(given, "sum", world(), torch.empty(16, device=where))
+            with pytest.raises(RuntimeError, match=f"expected output on {given.device}, got {where}"):
+                ops.reduce_scatter_out(given, world(), False, torch.empty(8, device=where))
+        # The second time, these are reductions that were made before.
+        assert (ops.one_shot_all_reduce(x, "sum", world()) == 2).all()
+        assert (ops.one_shot_all_reduce(host, "sum", world()) == 2).all()
     leave()
 
 

@@ -110,6 +110,18 @@ def test_t434_t435_t436_tensors_of_a_pool_are_nccls_and_recycled(rank):
 
 
 @ranks(1)
+def test_t434_a_pool_follows_the_choice_of_a_backend(rank):
+    device = device_of(rank)
+    pool, kept = torch.cuda.MemPool(symm_mem.get_mempool_allocator(device)), []
+    for backend, source in (("NCCL", "nccl"), ("CUDA", "cuda")):
+        symm_mem.set_backend(backend)
+        with torch.cuda.use_mem_pool(pool):
+            kept.append(torch.ones(1 << 24, device=device))
+        assert symmem.find(kept[-1].data_ptr()).source == source
+    leave()
+
+
+@ranks(1)
 def test_py23_t096_a_group_is_backed_by_a_foreign_communicator(rank):
     device = _device(rank)
     theirs = nccl.init_rank(1, nccl.unique_id(), 0, device=device.index)

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 from cuda_ranks import delay, device_of, leave
+from symmem.torch import AllToAllVDev2d
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 ops = torch.ops.symm_mem
@@ -52,6 +53,27 @@ def test_t037_reductions_in_two_streams_are_ordered(rank):
             results.append(ops.one_shot_all_reduce(x, "sum", world()))
     torch.cuda.synchronize()
     assert all((result == size).all() for result in results)
+    leave()
+
+
+@ranks(2)
+def test_py22_dispatches_in_two_streams_have_the_rows_that_each_was_given(rank):
+    device = device_of(rank)
+    AllToAllVDev2d.init(4)
+    splits = torch.tensor([1, 1], device=device)
+    inputs = [torch.full((2, 8), 10.0 * step + rank, device=device) for step in range(3)]
+    AllToAllVDev2d.apply(inputs[0], splits, world(), 1)
+    leave()
+    results = []
+    for rows in inputs:
+        # Each stream is free, and would fill the buffers while the one before has not come to its own rows yet.
+        with torch.cuda.stream(torch.cuda.Stream()):
+            if not results:
+                delay()
+            results.append(AllToAllVDev2d.apply(rows, splits, world(), 1)[0])
+    torch.cuda.synchronize()
+    for step, result in enumerate(results):
+        assert result[:2, 0].tolist() == [10 * step, 10 * step + 1]
     leave()
 
 

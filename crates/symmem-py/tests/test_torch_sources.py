@@ -99,14 +99,21 @@ def test_without_devices_of_ours_the_choice_is_torchs():
     assert _sources.backend() is None
 
 
+def _torchs_functions():
+    """What torch calls for a segment and when it gives one back."""
+    library = ctypes.CDLL(symmem._native.__file__)
+    alloc, free = library.symmem_pool_alloc, library.symmem_pool_free
+    alloc.argtypes, alloc.restype = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+    free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    return alloc, free
+
+
 def _segments():
     _installed()
     symm_mem.set_backend("NCCL")
     names = symmem._native.serve_pools(_memory.home(), 4096, _sources.source())
-    library = ctypes.CDLL(symmem._native.__file__)
-    alloc, free = (getattr(library, name) for name in names)
-    alloc.argtypes, alloc.restype = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
-    free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    assert names == ("symmem_pool_alloc", "symmem_pool_free")
+    alloc, free = _torchs_functions()
     address = alloc(2048, 0, None)
     assert symmem.find(address).source == "nccl" and fake_nccl.live()[2] == 1
     free(address, 2048, 0, None)
@@ -116,6 +123,25 @@ def _segments():
 @needs_it
 def test_t434_segments_of_torchs_pools_come_from_the_chosen_source():
     run(_segments)
+
+
+def _changed_source():
+    _installed()
+    symm_mem.get_mempool_allocator("cuda")
+    alloc, free = _torchs_functions()
+    for backend, source in ((None, "cuda"), ("NCCL", "nccl"), ("CUDA", "cuda")):
+        if backend is not None:
+            symm_mem.set_backend(backend)
+        address = alloc(2048, 0, None)
+        assert symmem.find(address).source == source
+        free(address, 2048, 0, None)
+
+
+@needs_it
+def test_t434_pools_that_there_are_follow_the_choice():
+    if not hasattr(torch._C, "_cuda_customAllocator"):
+        pytest.skip("this torch was built without CUDA")
+    run(_changed_source)
 
 
 def _group(name):
@@ -163,6 +189,25 @@ def _foreign():
 @needs_it
 def test_py23_t096_l135_h12_a_group_is_backed_by_a_foreign_communicator():
     run(_foreign)
+
+
+def _current_device():
+    _installed()
+    torch.cuda.current_device = lambda: 2
+    theirs = nccl.init_rank(1, nccl.unique_id(), 0, device=2)
+    with nccl.register_external_nccl_comm("current", theirs.raw, torch.device("cuda"), theirs) as registration:
+        assert registration.device == 2 and nccl.external_nccl_comm("current", 2).raw == theirs.raw
+    with nccl.register_external_nccl_comm("named", theirs.raw, "cuda:2", theirs) as registration:
+        assert registration.device == 2
+    _sources.register(None, "current", theirs.raw, "cuda", ours=True)
+    assert nccl.external_nccl_comm("current", 2) is not None and nccl.external_nccl_comm("current", 0) is None
+    _sources.unregister(None, "current", "cuda", ours=True)
+    assert nccl.external_nccl_comm("current", 2) is None
+
+
+@needs_it
+def test_py23_a_device_without_a_number_is_the_current_one():
+    run(_current_device)
 
 
 def _endpoints():

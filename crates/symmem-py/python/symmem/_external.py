@@ -52,13 +52,23 @@ def register_external_nccl_comm(group: str | Group, comm_ptr: int, device: Any, 
     not only a name, its later rendezvous register memory with `source="nccl"` on the communicator. Every rank registers
     its own before.
     """
-    number = device if isinstance(device, int) else getattr(device, "index", None) or 0
+    number = number_of(device)
     name = group.name if isinstance(group, Group) else group
     registration = Registration(name, comm_ptr, number, comm)
     if isinstance(group, Group):
         registration.use_for(group)
     _registrations[name, number] = registration
     return registration
+
+
+def number_of(device: Any) -> int:
+    """The number of a device: of one of torch's that says none, the current one's."""
+    if isinstance(device, int):
+        return device
+    import torch
+
+    number = torch.device(device).index
+    return torch.cuda.current_device() if number is None else number
 
 
 def registration_of(group_name: str, device: int) -> Registration | None:

@@ -222,20 +222,32 @@ class Symmetric:
         return received
 
     def put(self, rank: int, data: Any, at: int = 0, *, stream: int = 0) -> None:
-        """Copies `data` to rank `rank`'s array, from element `at` on; a later signal or barrier shows it to others."""
-        self._handle.put(rank, self._byte(at), data, stream=stream)
+        """Copies `data` to rank `rank`'s array, from element `at` on; a later signal or barrier shows it to others.
+
+        It is of the array's type, or of none, such as bytes.
+        """
+        self._handle.put(rank, self._byte("put", data, at), data, stream=stream)
 
     def get(self, rank: int, out: Any, at: int = 0, *, stream: int = 0) -> Any:
-        """Copies elements of rank `rank`'s array, from element `at` on, to `out`."""
-        self._handle.get(rank, self._byte(at), out, stream=stream)
+        """Copies elements of rank `rank`'s array, from element `at` on, to `out`: as many as it has room for."""
+        self._handle.get(rank, self._byte("get", out, at), out, stream=stream)
         return out
 
     def __repr__(self) -> str:
         shape, dtype = self._shape, self._dtype
         return f"symmem.Symmetric(shape={shape}, dtype={dtype!r}, rank {self.rank} of {self.size})"
 
-    def _byte(self, at: int) -> int:
-        return self._offset + at * Array.itemsize_of(self._dtype)
+    def _byte(self, op: str, data: Any, at: int) -> int:
+        """Where element `at` lies in the memory, if what there is of `data` fits this array from there on."""
+        _, nbytes, dtype = span(data)
+        # Whatever has a type has it by DLPack; buffers are bytes of any type.
+        if hasattr(data, "__dlpack__") and dtype != self._dtype:
+            raise Usage(f"{op}: rank {self.rank}: expected an array of {self._dtype}, got one of {dtype}")
+        first = at * Array.itemsize_of(self._dtype)
+        if at < 0 or first + nbytes > self._nbytes:
+            expected = f"elements within the {self._count} of {self._dtype}"
+            raise Usage(f"{op}: rank {self.rank}: expected {expected}, got {nbytes} bytes at element {at}")
+        return self._offset + first
 
     def _cut(self, axis: int) -> tuple[int, ...]:
         """The shape of one of as many equal parts along an axis as there are ranks."""

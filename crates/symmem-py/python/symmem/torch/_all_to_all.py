@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from symmem.torch._parts import contiguous, destination, element, part
+from symmem.torch._parts import contiguous, destination, element, part, row_length, same_device
 
 
 def all_to_all_vdev(
@@ -63,14 +63,15 @@ def _exchange(
     if splits.dtype != torch.int64 or received.dtype != torch.int64:
         raise RuntimeError(f"{op}: splits must be int64, got {splits.dtype} and {received.dtype}")
     place, table = part(op, input, group_name), part(op, splits, group_name, "in_splits")
+    same_device(op, splits, place, "in_splits")
     place.native.all_to_all_v(
         element(op, input),
         place.offset,
         input.numel(),
-        input.stride(0),
+        row_length(input),
         (table.native, table.offset, splits.numel()),
-        destination(out),
-        destination(received),
+        destination(op, out, place, "out"),
+        destination(op, received, place, "out_splits_offsets"),
         **how,
         **place.how,
     )

@@ -2,11 +2,48 @@
 
 from __future__ import annotations
 
+import weakref
+from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
 
-from symmem.torch import _all_to_all, _memory
+from symmem.torch import _all_to_all, _groups, _memory
+
+#: Symmetric buffers of groups, by what they are for. They go with the group, whose name another one may have later.
+_buffers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+class _Buffer:
+    """A symmetric tensor that calls of one kind use one after the other, in whatever stream each is."""
+
+    __slots__ = ("read", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        #: After the last call, in its stream; none before the first, and none on a CPU.
+        self.read: torch.cuda.Event | None = None
+
+    def fill(self, rows: torch.Tensor) -> None:
+        if self.read is not None and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.current_stream(rows.device).wait_event(self.read)
+        self.tensor[: rows.shape[0]].copy_(rows)
+
+
+@contextmanager
+def _read(*buffers: _Buffer):
+    """A call that reads these buffers: what fills them next waits until its stream has done so.
+
+    A capture cannot wait for what is outside of it, nor others for what is in it: its streams are the caller's.
+    """
+    try:
+        yield
+    finally:
+        device = buffers[0].tensor.device
+        if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+            read = torch.cuda.current_stream(device).record_event()
+            for buffer in buffers:
+                buffer.read = read
 
 
 class _Rows(torch.autograd.Function):
@@ -14,7 +51,6 @@ class _Rows(torch.autograd.Function):
 
     max_output_len: ClassVar[int | None] = None
     major_align: ClassVar[int] = 1
-    _buffers: ClassVar[dict[tuple, torch.Tensor]] = {}
 
     @classmethod
     def init(cls, max_output_len: int, major_align: int = 1) -> None:
@@ -30,17 +66,17 @@ class _Rows(torch.autograd.Function):
         return cls.max_output_len
 
     @classmethod
-    def _symmetric(cls, what: str, tensor: torch.Tensor, rows: int, group_name: str) -> torch.Tensor:
+    def _symmetric(cls, what: str, tensor: torch.Tensor, rows: int, group_name: str) -> _Buffer:
         """A copy of the tensor in a symmetric buffer, which is kept for the next call of this kind."""
         if tensor.shape[0] > rows:
             raise RuntimeError(f"{cls.__name__}: {what} has {tensor.shape[0]} rows, more than the {rows} of init")
         shape = (rows, *tensor.shape[1:])
-        key = (what, group_name, shape, tensor.dtype, tensor.device)
-        buffer = cls._buffers.get(key)
-        if buffer is None:
-            buffer = cls._buffers[key] = _new(shape, tensor.dtype, tensor.device)
-        buffer[: tensor.shape[0]].copy_(tensor)
-        return buffer
+        key = (what, shape, tensor.dtype, tensor.device)
+        buffers = _buffers.setdefault(_groups.of(group_name), {})
+        if key not in buffers:
+            buffers[key] = _Buffer(_new(shape, tensor.dtype, tensor.device))
+        buffers[key].fill(tensor)
+        return buffers[key]
 
     @classmethod
     def _dispatch(cls, rows: torch.Tensor, splits: torch.Tensor, group_name: str, align: int):
@@ -50,7 +86,8 @@ class _Rows(torch.autograd.Function):
         out = _new((length, *rows.shape[1:]), rows.dtype, rows.device)
         received = splits.new_empty(2, splits.shape[0])
         sent = cls._symmetric("input", rows, length, group_name)
-        _all_to_all.all_to_all_vdev_2d(sent, out, table, received, group_name, align)
+        with _read(sent, table):
+            _all_to_all.all_to_all_vdev_2d(sent.tensor, out, table.tensor, received, group_name, align)
         return out, received
 
     @classmethod
@@ -61,7 +98,8 @@ class _Rows(torch.autograd.Function):
         out = _new((length, *rows.shape[1:]), rows.dtype, rows.device)
         received = torch.empty_like(splits_offsets)
         sent = cls._symmetric("input", rows, length, group_name)
-        _all_to_all.all_to_all_vdev_2d_offset(sent, out, table, received, group_name)
+        with _read(sent, table):
+            _all_to_all.all_to_all_vdev_2d_offset(sent.tensor, out, table.tensor, received, group_name)
         return out, received
 
 

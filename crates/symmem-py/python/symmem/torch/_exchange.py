@@ -27,6 +27,8 @@ def multimem_all_gather_out(input: torch.Tensor, group_name: str, out: torch.Ten
 
 def _store_with_all(place: Part, input: torch.Tensor, out: torch.Tensor) -> None:
     """Lay this rank's rows into its place of every rank's `out`."""
+    if input.numel() == 0:
+        return
     place.barrier()
     for step in range(place.group.size):
         peer = (place.group.rank + step) % place.group.size
@@ -60,19 +62,20 @@ def get_remote_tensors(x: torch.Tensor, group_name: str) -> tuple[torch.Tensor, 
 def _low_contention_all_gather(tensor: torch.Tensor, group_name: str) -> torch.Tensor:
     place, tensor = _symmetric_or_copied("_low_contention_all_gather", tensor, group_name)
     output = tensor.new_empty(tensor.shape[0] * place.group.size, *tensor.shape[1:])
-    return _gather(place, tensor, output)
+    return _gather("_low_contention_all_gather", place, tensor, output)
 
 
 def _low_contention_all_gather_ce_multicast(tensor: torch.Tensor, group_name: str) -> torch.Tensor:
-    place, tensor = _symmetric_or_copied("_low_contention_all_gather_ce_multicast", tensor, group_name)
+    op = "_low_contention_all_gather_ce_multicast"
+    place, tensor = _symmetric_or_copied(op, tensor, group_name)
     output = symm_mem.empty(symm_mem._lc_ag_out_shape(tensor, place.group.size), dtype=tensor.dtype, device="cpu")
-    return _gather(place, tensor, output)
+    return _gather(op, place, tensor, output)
 
 
-def _gather(place: Part, tensor: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+def _gather(op: str, place: Part, tensor: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     if tensor.numel():
         nbytes = tensor.numel() * tensor.element_size()
-        place.native.all_gather("uint8", place.offset, nbytes, destination(output), **place.how)
+        place.native.all_gather("uint8", place.offset, nbytes, destination(op, output, place), **place.how)
     return output
 
 
@@ -102,7 +105,7 @@ def _low_contention_reduce_scatter(tensor: torch.Tensor, reduce_op: str, group_n
             reduction(op, reduce_op),
             place.offset,
             tensor.numel(),
-            destination(output),
+            destination(op, output, place),
             **place.how,
         )
     return output

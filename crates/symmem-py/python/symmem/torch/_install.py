@@ -152,6 +152,7 @@ def _set_backend(former, name):
         return
     if "cuda" in _installed:
         _sources.choose(name)
+        _pool.follow_source()
     else:
         former(name)
 

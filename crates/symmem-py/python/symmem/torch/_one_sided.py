@@ -7,6 +7,7 @@ import itertools
 import torch
 import torch.distributed as dist
 
+from symmem.torch._groups import Group
 from symmem.torch._handle import SymmetricMemory
 from symmem.torch._parts import Part, contiguous, destination, part
 from symmem.torch._reduce import total
@@ -79,7 +80,7 @@ def all_to_all(input: torch.Tensor, out: torch.Tensor, group_name: str) -> torch
             f"and divisible by {place.group.size}"
         )
     nbytes = input.numel() * input.element_size()
-    place.native.all_to_all("uint8", place.offset, nbytes, destination(out), **place.how)
+    place.native.all_to_all("uint8", place.offset, nbytes, destination(op, out, place, "out"), **place.how)
     return out
 
 
@@ -100,14 +101,13 @@ def reduce_scatter_offset(
         raise RuntimeError(f"{op}: only sum is supported for now, got {red_op}")
     place = part(op, input, group_name)
     size, rank = place.group.size, place.group.rank
-    if offsets is None:
-        offsets = [input.shape[dim] // size * (i + 1) for i in range(size)]
-    if dst_ranks is None:
-        dst_ranks = [i % size for i in range(len(offsets))]
+    offsets = _equal_blocks(op, input.shape[dim], size) if offsets is None else offsets
+    dst_ranks = [i % size for i in range(len(offsets))] if dst_ranks is None else dst_ranks
+    _check_blocks(op, offsets, dst_ranks, input.shape[dim], place.group)
     blocks = [block for block, to in zip(itertools.pairwise([0, *offsets]), dst_ranks) if to == rank]
+    _check_outputs(op, input, dim, blocks, out)
     place.barrier()
     try:
-        _check_blocks(op, len(offsets), dst_ranks, blocks, out)
         for (begin, end), result in zip(blocks, out):
             peers = (place.of(peer, input).narrow(dim, begin, end - begin) for peer in range(size))
             result.copy_(total(peers, result.dtype))
@@ -115,11 +115,33 @@ def reduce_scatter_offset(
         place.barrier()
 
 
-def _check_blocks(op: str, count: int, dst_ranks: list[int], blocks: list, out: list[torch.Tensor]) -> None:
-    if len(dst_ranks) != count:
-        raise RuntimeError(f"{op}: expected a rank for each of {count} blocks, got {len(dst_ranks)}")
+def _equal_blocks(op: str, length: int, size: int) -> list[int]:
+    """Where the blocks of ranks that get equal parts end."""
+    if length % size:
+        raise RuntimeError(f"{op}: without offsets, expected a size divisible by the {size} ranks, got {length}")
+    return [length // size * (i + 1) for i in range(size)]
+
+
+def _check_blocks(op: str, offsets: list[int], dst_ranks: list[int], length: int, group: Group) -> None:
+    """What all ranks are given alike, so that all come to the same verdict."""
+    if len(dst_ranks) != len(offsets):
+        raise RuntimeError(f"{op}: expected a rank for each of {len(offsets)} blocks, got {len(dst_ranks)}")
+    if any(end < begin for begin, end in itertools.pairwise([0, *offsets, length])):
+        raise RuntimeError(f"{op}: expected offsets in order, from 0 to {length}, got {list(offsets)}")
+    for rank in dst_ranks:
+        group.check_rank(rank)
+
+
+def _check_outputs(op: str, input: torch.Tensor, dim: int, blocks: list, out: list[torch.Tensor]) -> None:
     if len(out) != len(blocks):
         raise RuntimeError(f"{op}: this rank owns {len(blocks)} blocks, got {len(out)} outputs")
+    for (begin, end), result in zip(blocks, out):
+        expected = input.narrow(dim, begin, end - begin).shape
+        if result.shape != expected or result.dtype != input.dtype:
+            raise RuntimeError(
+                f"{op}: expected an output of shape {tuple(expected)} of {input.dtype}, "
+                f"got {tuple(result.shape)} of {result.dtype}"
+            )
 
 
 def all_to_all_nd(input: torch.Tensor, out: torch.Tensor, scatter_dim: int, gather_dim: int, group_name: str) -> None:
@@ -134,7 +156,8 @@ def all_to_all_nd(input: torch.Tensor, out: torch.Tensor, scatter_dim: int, gath
         raise RuntimeError(
             f"{op}: input and out must have the same dtype and number of elements, by {place.group.size}"
         )
-    _exchange_blocks(place, input, out, scatter_dim)
+    if input.numel():
+        _exchange_blocks(place, input, out, scatter_dim)
 
 
 def _exchange_blocks(place: Part, input: torch.Tensor, out: torch.Tensor, scatter_dim: int) -> None:

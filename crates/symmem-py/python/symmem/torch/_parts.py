@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from symmem.torch import _groups, _memory
@@ -59,7 +61,7 @@ class Part:
     def rows(self, rank: int, like: torch.Tensor, first: int, count: int) -> torch.Tensor:
         """Rows of rank `rank`'s counterpart of the contiguous `like`, which may have more of them there."""
         shape = (count, *like.shape[1:])
-        return self._view(rank, shape, like.stride(), like.dtype, first * like.stride(0))
+        return self._view(rank, shape, like.stride(), like.dtype, first * row_length(like))
 
     def _view(self, rank: int, shape, stride, dtype: torch.dtype, first: int) -> torch.Tensor:
         if 0 in shape:
@@ -73,7 +75,8 @@ class Part:
         if self.allocation.on_host:
             self.group.native.barrier()
         else:
-            self.native.barrier(0, 0, _groups.stream(self.allocation.number))
+            # On the group's pads: those of the allocation are the user's, and may hold signals of theirs.
+            self.native.meet(_groups.stream(self.allocation.number))
 
 
 def part(op: str, tensor: torch.Tensor, group_name: str, what: str = "input") -> Part:
@@ -107,6 +110,17 @@ def contiguous(op: str, tensor: torch.Tensor, what: str = "input") -> None:
         raise RuntimeError(f"{op}: {what} must be contiguous.")
 
 
-def destination(tensor: torch.Tensor) -> tuple[int, int, torch.Tensor]:
-    """A contiguous tensor as an output of the library: address, bytes, owner."""
+def row_length(tensor: torch.Tensor) -> int:
+    """Elements of a row of a contiguous tensor. Its stride says so too, but not where there is one row."""
+    return math.prod(tensor.shape[1:])
+
+
+def same_device(op: str, tensor: torch.Tensor, place: Part, what: str) -> None:
+    if tensor.device != place.allocation.device:
+        raise RuntimeError(f"{op}: expected {what} on {place.allocation.device}, got {tensor.device}")
+
+
+def destination(op: str, tensor: torch.Tensor, place: Part, what: str = "output") -> tuple[int, int, torch.Tensor]:
+    """A contiguous tensor as an output of the library, on the device of the memory: address, bytes, owner."""
+    same_device(op, tensor, place, what)
     return (tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)

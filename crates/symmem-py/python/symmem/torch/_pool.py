@@ -23,8 +23,17 @@ from symmem.torch import _memory, _sources
 
 def device_allocator() -> object:
     """What a `torch.cuda.MemPool` takes: its segments are symmetric, with signal pads of the size set now."""
-    names = _native.serve_pools(_memory.home(), _SymmetricMemory.signal_pad_size, _sources.source())
-    return _device_allocator(*names)
+    return _device_allocator(*_serve())
+
+
+def follow_source() -> None:
+    """Have pools that there are take their next segments from where memory comes from now."""
+    if _device_allocator.cache_info().currsize:
+        _serve()
+
+
+def _serve() -> tuple[str, str]:
+    return _native.serve_pools(_memory.home(), _SymmetricMemory.signal_pad_size, _sources.source())
 
 
 @functools.cache

@@ -17,21 +17,24 @@ from symmem.torch._quick import in_place, into, remember
 def _all_reduce_into(
     op: str, symmetric: torch.Tensor, reduce_op: str, group_name: str, out: torch.Tensor
 ) -> torch.Tensor:
-    contiguous(op, symmetric)
-    contiguous(op, out, "output")
-    if out.shape != symmetric.shape:
-        raise RuntimeError(f"{op}: input/output size mismatch, {tuple(symmetric.shape)} and {tuple(out.shape)}")
-    if out.dtype != symmetric.dtype:
-        raise RuntimeError(f"{op}: input/output dtype mismatch, {symmetric.dtype} and {out.dtype}")
+    _check_alike(op, symmetric, out)
     how = reduction(op, reduce_op)
     if symmetric.numel() == 0:
         return out
     place = part(op, symmetric, group_name)
-    place.native.all_reduce(
-        element(op, symmetric), how, place.offset, symmetric.numel(), out=destination(out), **place.how
-    )
+    target = destination(op, out, place)
+    place.native.all_reduce(element(op, symmetric), how, place.offset, symmetric.numel(), out=target, **place.how)
     remember(symmetric, place)
     return out
+
+
+def _check_alike(op: str, input: torch.Tensor, out: torch.Tensor) -> None:
+    contiguous(op, input)
+    contiguous(op, out, "output")
+    if out.shape != input.shape:
+        raise RuntimeError(f"{op}: input/output size mismatch, {tuple(input.shape)} and {tuple(out.shape)}")
+    if out.dtype != input.dtype:
+        raise RuntimeError(f"{op}: input/output dtype mismatch, {input.dtype} and {out.dtype}")
 
 
 def one_shot_all_reduce(input: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
@@ -111,18 +114,15 @@ def multimem_one_shot_reduce_out(
     input: torch.Tensor, reduce_op: str, root: int, group_name: str, out: torch.Tensor
 ) -> torch.Tensor:
     op = "multimem_one_shot_reduce_out"
-    contiguous(op, input)
+    # On all ranks, though only the root's is written: a mistake is told wherever the root is.
+    _check_alike(op, input, out)
     how = reduction(op, reduce_op)
     place = part(op, input, group_name)
     if not 0 <= root < place.group.size:
         raise RuntimeError(f"{op}: root must be in [0, {place.group.size}) (got {root})")
-    receives = root == place.group.rank
-    if receives:
-        contiguous(op, out, "output")
-        if out.shape != input.shape:
-            raise RuntimeError(f"{op}: input/output size mismatch, {tuple(input.shape)} and {tuple(out.shape)}")
     if input.numel():
-        target = destination(out) if receives else None
+        target = destination(op, out, place)
+        target = target if place.group.rank == root else None
         place.native.reduce(element(op, input), how, place.offset, input.numel(), root, out=target, **place.how)
     return out
 
@@ -141,8 +141,9 @@ def reduce_scatter_out(
     else:
         _check_runs(op, input, output, place.offset, place.group.size)
     columns = input.shape[-1] if split_last_dim else None
+    target = destination(op, output, place)
     place.native.reduce_scatter(
-        element(op, input), "sum", place.offset, input.numel(), destination(output), columns=columns, **place.how
+        element(op, input), "sum", place.offset, input.numel(), target, columns=columns, **place.how
     )
     return output
 

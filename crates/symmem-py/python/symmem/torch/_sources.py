@@ -79,7 +79,7 @@ def register(former, group_name: str, comm_ptr: int, device: object, *, ours: bo
 
 def unregister(former, group_name: str, device: object, *, ours: bool) -> None:
     """PyTorch's `_unregister_external_nccl_comm`; what is not registered is none of ours."""
-    found = _external.registration_of(group_name, torch.device(device).index or 0) if ours else None
+    found = _external.registration_of(group_name, _external.number_of(torch.device(device))) if ours else None
     if found is not None:
         found.unregister()
     elif not ours:
