@@ -38,14 +38,23 @@ struct Inner {
     retired: Mutex<Retired>,
 }
 
+/// A stream as told from all others: the driver may give a new one the address of one that is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct StreamId {
+    pub(super) raw: Stream,
+    /// Of ours; 0 for those that somebody else has made.
+    number: u64,
+}
+
 /// What is given back once nothing runs that may use it.
 ///
 /// Nobody waits for that: ranks that are threads share a context, and the kernel of one may be waiting for another rank,
 /// which would then wait for that kernel.
 #[derive(Default)]
 struct Retired {
-    /// The streams that there are.
-    streams: Vec<Stream>,
+    /// The streams that there are, and how many were made here.
+    streams: Vec<StreamId>,
+    made: u64,
     /// Those of them that somebody else has made, and may capture.
     foreign: Vec<Stream>,
     /// The ends of streams that are gone, or were captured.
@@ -200,24 +209,31 @@ impl Gpu {
     }
 
     /// Remembers a stream, whose work things that are given back outlive.
-    pub(super) fn adopt(&self, stream: Stream, ours: bool) {
+    pub(super) fn adopt(&self, raw: Stream, ours: bool) -> StreamId {
         let mut retired = self.retired();
+        let number = if ours {
+            retired.made += 1;
+            retired.made
+        } else {
+            retired.foreign.push(raw);
+            0
+        };
+        let stream = StreamId { raw, number };
         retired.streams.push(stream);
-        if !ours {
-            retired.foreign.push(stream);
-        }
+        stream
     }
 
     /// Forgets a stream, but for what is still in it.
-    pub(super) fn part_from(&self, stream: Stream) {
+    pub(super) fn part_from(&self, stream: StreamId) {
         let mut retired = self.retired();
-        let Retired { streams, foreign, .. } = &mut *retired;
-        for list in [streams, foreign] {
-            if let Some(at) = list.iter().position(|known| *known == stream) {
-                list.swap_remove(at);
-            }
+        if let Some(at) = retired.streams.iter().position(|known| *known == stream) {
+            retired.streams.swap_remove(at);
         }
-        self.note_end(&mut retired, stream);
+        let foreign = retired.foreign.iter().position(|known| *known == stream.raw);
+        if let Some(at) = foreign.filter(|_| stream.number == 0) {
+            retired.foreign.swap_remove(at);
+        }
+        self.note_end(&mut retired, stream.raw);
     }
 
     /// Remembers what is in a stream that is about to be captured: until that is over, its end cannot be told.
@@ -256,7 +272,7 @@ impl Gpu {
     }
 
     /// Whether it is a stream that is still there.
-    pub(super) fn knows(&self, stream: Stream) -> bool {
+    pub(super) fn knows(&self, stream: StreamId) -> bool {
         self.retired().streams.contains(&stream)
     }
 
@@ -278,12 +294,13 @@ impl Gpu {
     /// the capture that noted the operation is over. No, where that cannot be told.
     pub(super) fn is_done(
         &self,
-        (stream, capture): (Stream, Option<u64>),
+        (stream, capture): (StreamId, Option<u64>),
         event: Option<Event>,
     ) -> Result<bool> {
         if !self.knows(stream) {
             return Ok(false);
         }
+        let stream = stream.raw;
         self.at_liberty(|| {
             self.call(|driver| match (capture, event) {
                 (Some(number), _) => Ok(driver.stream_capture(stream)? != Capture::Active(number)),
@@ -306,7 +323,8 @@ impl Gpu {
     /// Drops `thing` when all is done that is in any stream now: at once, where nothing is.
     pub(super) fn retire(&self, thing: Box<dyn Send + Sync>) {
         let mut retired = self.retired();
-        let mut events = self.at_liberty(|| self.ends(&retired.streams));
+        let streams: Vec<Stream> = retired.streams.iter().map(|stream| stream.raw).collect();
+        let mut events = self.at_liberty(|| self.ends(&streams));
         events.append(&mut retired.ends);
         retired.things.push_back((thing, events));
         drop(retired);

@@ -1,8 +1,6 @@
 //! The order of a group's kernels, which meet on the same pads: one after the other, whatever their streams.
 
-use symmem_sys::cuda as sys;
-
-use super::gpu::Gpu;
+use super::gpu::{Gpu, StreamId};
 use super::stream::{Event, Place, Stream};
 use crate::error::Result;
 use crate::group::Group;
@@ -18,7 +16,7 @@ pub(super) struct Order {
 /// The last kernel of a group.
 struct Trace {
     /// Where it went, and in which capture.
-    last: Option<(sys::Stream, Option<u64>)>,
+    last: Option<(StreamId, Option<u64>)>,
     event: Event,
     /// The event is that of the last kernel, and not yet to be recorded at its stream's end.
     recorded: bool,
@@ -44,7 +42,7 @@ impl Order {
         to: &'a Stream,
     ) -> Result<Place<'a>> {
         let place = to.place()?;
-        let now = (to.raw(), place.capture);
+        let now = (to.id(), place.capture);
         self.check(group, op, now)?;
         let (gpu, own) = self.trace(place);
         // Both run, or both are noted in one graph: an event orders them.
@@ -52,14 +50,14 @@ impl Order {
         if let Some((stream, _)) = before {
             let event = own.event.raw;
             if own.recorded {
-                gpu.call(|driver| driver.stream_wait(now.0, event))?;
+                gpu.call(|driver| driver.stream_wait(to.raw(), event))?;
             } else if gpu.knows(stream) {
                 gpu.call(|driver| {
-                    driver.event_record(event, stream)?;
-                    driver.stream_wait(now.0, event)
+                    driver.event_record(event, stream.raw)?;
+                    driver.stream_wait(to.raw(), event)
                 })?;
             } else {
-                gpu.for_gone(|driver, end| driver.stream_wait(now.0, end))?;
+                gpu.for_gone(|driver, end| driver.stream_wait(to.raw(), end))?;
             }
         }
         own.last = Some(now);
@@ -70,12 +68,7 @@ impl Order {
     ///
     /// What is done needs no order; nor does what a graph will do, whose launches are the caller's to order. What ran before
     /// its stream was captured is done before a graph of that can run; and the other way round.
-    fn check(
-        &self,
-        group: &Group,
-        op: &'static str,
-        now: (sys::Stream, Option<u64>),
-    ) -> Result<()> {
+    fn check(&self, group: &Group, op: &'static str, now: (StreamId, Option<u64>)) -> Result<()> {
         for trace in [&self.ran, &self.noted] {
             let Some(last) = trace.last else { continue };
             let event = trace.recorded.then_some(trace.event.raw);
@@ -102,12 +95,12 @@ impl Order {
     /// Marks where the last kernel is, if it is the last thing there, so that one in another stream waits for nothing that
     /// comes later in this one.
     pub(super) fn mark_last(&mut self, place: Place<'_>) {
-        let stream = place.stream.raw();
+        let stream = place.stream;
         let (gpu, trace) = self.trace(place);
-        if trace.recorded || trace.last != Some((stream, place.capture)) {
+        if trace.recorded || trace.last != Some((stream.id(), place.capture)) {
             return;
         }
-        let marked = gpu.call(|driver| driver.event_record(trace.event.raw, stream));
+        let marked = gpu.call(|driver| driver.event_record(trace.event.raw, stream.raw()));
         trace.recorded = marked.inspect_err(|e| tracing::warn!("{e}")).is_ok();
     }
 
@@ -115,10 +108,10 @@ impl Order {
     /// noted, or where the next call goes.
     pub(super) fn wait_for_all(&self, next: &Stream) -> Result<()> {
         let stream = |trace: &Trace| trace.last.map(|(stream, _)| stream);
-        let streams = [stream(&self.ran), stream(&self.noted), Some(next.raw())];
+        let streams = [stream(&self.ran), stream(&self.noted), Some(next.id())];
         for stream in streams.into_iter().flatten() {
             if self.gpu.knows(stream) {
-                self.gpu.call(|driver| driver.stream_synchronize(stream))?;
+                self.gpu.call(|driver| driver.stream_synchronize(stream.raw))?;
             } else {
                 self.gpu.for_gone(|driver, end| driver.event_synchronize(end))?;
             }

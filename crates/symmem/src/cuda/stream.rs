@@ -3,7 +3,7 @@
 
 use symmem_sys::cuda::{self as sys, Capture};
 
-use super::gpu::Gpu;
+use super::gpu::{Gpu, StreamId};
 use super::graph::is_capturing;
 use crate::error::{Error, Result};
 
@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub struct Stream {
     gpu: Gpu,
-    raw: sys::Stream,
+    id: StreamId,
     ours: bool,
 }
 
@@ -27,8 +27,7 @@ impl Gpu {
     /// A new stream, which does not wait for the default one.
     pub fn stream(&self) -> Result<Stream> {
         let raw = self.call(|driver| driver.stream_create())?;
-        self.adopt(raw, true);
-        Ok(Stream { gpu: self.clone(), raw, ours: true })
+        Ok(Stream { gpu: self.clone(), id: self.adopt(raw, true), ours: true })
     }
 
     /// A stream for what is done and waited for at once.
@@ -45,8 +44,7 @@ impl Stream {
     pub unsafe fn from_raw(gpu: &Gpu, raw: usize) -> Self {
         // SAFETY: as the caller promises.
         let raw = unsafe { sys::Stream::from_raw(raw) };
-        gpu.adopt(raw, false);
-        Self { gpu: gpu.clone(), raw, ours: false }
+        Self { gpu: gpu.clone(), id: gpu.adopt(raw, false), ours: false }
     }
 
     /// Its device.
@@ -55,20 +53,24 @@ impl Stream {
     }
 
     pub(crate) fn raw(&self) -> sys::Stream {
-        self.raw
+        self.id.raw
+    }
+
+    pub(super) fn id(&self) -> StreamId {
+        self.id
     }
 
     /// Waits until everything in it is done.
     pub fn synchronize(&self) -> Result<()> {
         self.check_runs("synchronize")?;
-        self.gpu.call(|driver| driver.stream_synchronize(self.raw))?;
+        self.gpu.call(|driver| driver.stream_synchronize(self.raw()))?;
         self.gpu.collect();
         Ok(())
     }
 
     /// Whether everything in it is done.
     pub fn is_idle(&self) -> Result<bool> {
-        self.gpu.call(|driver| driver.stream_query(self.raw))
+        self.gpu.call(|driver| driver.stream_query(self.raw()))
     }
 
     /// Refuses to wait where work is only noted, before the driver does so by ending the capture.
@@ -87,7 +89,7 @@ impl Stream {
 
     /// The number of the capture that notes what is put into it, if one does.
     pub(super) fn captured_by(&self) -> Result<Option<u64>> {
-        Ok(match self.gpu.call(|driver| driver.stream_capture(self.raw))? {
+        Ok(match self.gpu.call(|driver| driver.stream_capture(self.raw()))? {
             Capture::Active(number) => Some(number),
             Capture::None | Capture::Invalidated => None,
         })
@@ -119,10 +121,10 @@ impl Drop for Event {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.gpu.part_from(self.raw);
+        self.gpu.part_from(self.id);
         if self.ours {
             // SAFETY: S4: made here, and not used again; what is in it is still done.
-            let gone = self.gpu.call(|driver| unsafe { driver.stream_destroy(self.raw) });
+            let gone = self.gpu.call(|driver| unsafe { driver.stream_destroy(self.raw()) });
             if let Err(e) = gone {
                 tracing::warn!("{e}");
             }

@@ -283,6 +283,24 @@ fn what_was_in_a_stream_that_is_gone_comes_first() {
     });
 }
 
+/// The driver gives a new stream the address of the one that is gone.
+#[test]
+fn a_new_stream_is_not_taken_for_one_that_is_gone() {
+    ranks(&drivers(1), |world, driver, gpu, a| {
+        let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
+        let b = gpu.stream().unwrap();
+        x.barrier(&b).unwrap();
+        drop(b);
+        let c = gpu.stream().unwrap();
+        x.barrier(&c).unwrap();
+        assert_eq!(driver.calls("cuStreamWaitEvent"), 1, "for what was in b");
+        x.barrier(&c).unwrap();
+        assert_eq!(driver.calls("cuStreamWaitEvent"), 1);
+        x.barrier(a).unwrap();
+        assert_eq!(driver.calls("cuStreamWaitEvent"), 2);
+    });
+}
+
 #[test]
 fn a_stream_of_another_device_is_refused() {
     ranks(&drivers(2), |world, driver, gpu, stream| {

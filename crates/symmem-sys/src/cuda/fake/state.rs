@@ -29,6 +29,8 @@ pub(super) struct State {
     /// What another library of the process has mapped, from and to: all devices reach it.
     pub(super) adopted: Vec<(u64, u64)>,
     pub(super) streams: BTreeMap<usize, StreamState>,
+    /// Addresses of those that were destroyed.
+    pub(super) gone_streams: Vec<usize>,
     /// What threads may call while they capture; those that have said so.
     pub(super) modes: HashMap<ThreadId, CaptureMode>,
     pub(super) events: BTreeMap<usize, EventState>,

@@ -16,14 +16,19 @@ impl Streams for Fake {
         let call = "cuStreamCreate";
         let mut state = self.enter(call)?;
         let context = state.current(call)?;
-        let number = state.number();
+        // As the driver may, that of one that is gone.
+        let number = state.gone_streams.pop().unwrap_or_else(|| state.number());
         state.streams.insert(number, StreamState { context, capture: None });
         Ok(Stream::new(number))
     }
 
     unsafe fn stream_destroy(&self, stream: Stream) -> Result<()> {
         let call = "cuStreamDestroy";
-        let gone = self.enter(call)?.streams.remove(&stream.raw());
+        let mut state = self.enter(call)?;
+        let gone = state.streams.remove(&stream.raw());
+        if gone.is_some() {
+            state.gone_streams.push(stream.raw());
+        }
         given_back(call, gone)
     }
 
