@@ -297,15 +297,16 @@ impl Gpu {
         (stream, capture): (StreamId, Option<u64>),
         event: Option<Event>,
     ) -> Result<bool> {
-        if !self.knows(stream) {
-            return Ok(false);
-        }
-        let stream = stream.raw;
+        let is_known = self.knows(stream);
         self.at_liberty(|| {
             self.call(|driver| match (capture, event) {
-                (Some(number), _) => Ok(driver.stream_capture(stream)? != Capture::Active(number)),
                 (None, Some(event)) => driver.event_query(event),
-                (None, None) => driver.stream_query(stream),
+                // Nothing more is captured in a stream that is gone; of what ran there nothing is known.
+                _ if !is_known => Ok(capture.is_some()),
+                (Some(number), _) => {
+                    Ok(driver.stream_capture(stream.raw)? != Capture::Active(number))
+                }
+                (None, None) => driver.stream_query(stream.raw),
             })
         })
     }

@@ -79,7 +79,7 @@ impl Graph {
     /// # Safety
     /// Everything that the captured work touches is still there, and all ranks whose kernels it waits for launch theirs.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
-        self.gpu.room().forget((stream.raw(), None)); // of its kernels nothing is known here
+        self.gpu.room().forget((stream.id(), None)); // of its kernels nothing is known here
         self.gpu.call(|driver| {
             // SAFETY: as the caller promises.
             unsafe { driver.graph_launch(self.exec, stream.raw()) }

@@ -143,9 +143,9 @@ impl Gpu {
         place: Place<'_>,
         parameters: &mut [*mut c_void],
     ) -> Result<()> {
-        let stream = place.stream.raw();
-        let place = (stream, place.capture);
-        let mut launch = Launch::new(kernel.function, blocks, kernel.threads, stream);
+        let stream = place.stream;
+        let place = (stream.id(), place.capture);
+        let mut launch = Launch::new(kernel.function, blocks, kernel.threads, stream.raw());
         let grids = Grids { blocks: blocks * crowd as u32, fit: kernel.fit };
         launch.programmatic = self.room().enter(place, grids) && kernel.early;
         let launched = self.call(|driver| {

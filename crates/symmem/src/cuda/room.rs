@@ -5,7 +5,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use symmem_sys::cuda::Stream;
+use super::gpu::StreamId;
 
 /// Places that are remembered.
 const MOST: usize = 16;
@@ -31,7 +31,7 @@ impl Grids {
 }
 
 /// The last kernels at places: in streams, or in captures of them.
-pub(super) struct Room<P = (Stream, Option<u64>)>(Mutex<Vec<(P, Grids)>>);
+pub(super) struct Room<P = (StreamId, Option<u64>)>(Mutex<Vec<(P, Grids)>>);
 
 impl<P: PartialEq> Room<P> {
     pub(super) const fn new() -> Self {

@@ -387,6 +387,26 @@ fn what_runs_is_ordered_whatever_was_captured_since() {
     });
 }
 
+#[test]
+fn a_capture_in_a_stream_that_is_gone_is_over() {
+    ranks(&drivers(1), |world, driver, gpu, a| {
+        let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
+        let b = gpu.stream().unwrap();
+        let graph = b.capture(|| x.barrier(&b)).unwrap();
+        x.barrier(a).unwrap();
+        drop(b);
+        x.barrier(a).unwrap();
+        let c = gpu.stream().unwrap();
+        x.barrier(&c).unwrap();
+        // SAFETY: `x` is there, and the fake kernels wait for nobody.
+        unsafe { graph.launch(&c) }.unwrap();
+        // What ran there before is known by its mark.
+        drop(c);
+        drop(a.capture(|| x.barrier(a)).unwrap());
+        assert_eq!(driver.launches().len(), 4);
+    });
+}
+
 /// A signal of the only stream may wait for what a peer does after the group's next kernel, in a stream that comes later.
 #[test]
 fn what_waits_for_peers_is_not_waited_for() {
