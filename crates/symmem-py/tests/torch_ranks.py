@@ -10,11 +10,17 @@ import traceback
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed")
+torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("symmem._native", reason="the native module is not installed")
 
 LIMIT = float(os.environ.get("SYMMEM_TEST_LIMIT", "120"))
 GRACE = 5.0
+
+
+def needs(name):
+    """A test of an operator that not every torch has."""
+    there = hasattr(torch.ops.symm_mem, name)
+    return pytest.mark.skipif(not there, reason=f"this torch has no symm_mem::{name}")
 
 
 def ranks(size, lost=()):
