@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::backend::{Allocation, Backend, Device, Exported};
 use crate::error::{Error, Result};
 use crate::region::{Region, WeakRegion};
-use crate::sync::atomic::AtomicBool;
+use crate::sync::atomic::{AtomicBool, AtomicU32};
 use crate::sync::{Ordering, SharedWord};
 
 /// Alignment of each part, and so of every buffer that a pool hands out.
@@ -103,7 +103,7 @@ pub(crate) struct Block {
     mappings: Mutex<HashMap<u128, Arc<Mapping>>>,
     /// Peers may touch the data: set before a phase begins in which they do, cleared when all have left it.
     open: AtomicBool,
-    /// Peers have mapped it, at some time.
+    /// Peers may have mapped it, at some time.
     was_mapped: AtomicBool,
     /// Where the memory goes when nobody uses it any more; `None`: back to the system.
     home: Option<Arc<dyn Home>>,
@@ -157,8 +157,12 @@ impl Block {
         self.mappings().get(&group).cloned()
     }
 
-    pub(crate) fn remember(&self, group: u128, mapping: &Arc<Mapping>) {
+    /// Notes that peers may map it from now on.
+    pub(crate) fn set_exposed(&self) {
         self.was_mapped.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn remember(&self, group: u128, mapping: &Arc<Mapping>) {
         let mut mappings = self.mappings();
         mappings.retain(|_, m| m.group_lives());
         mappings.insert(group, Arc::clone(mapping));
@@ -209,14 +213,16 @@ pub(crate) trait Witness: Send + Sync {
 pub(crate) struct Mapping {
     /// The number of the rendezvous in its group: the same on all ranks.
     pub(crate) number: u64,
-    /// A collective on it failed, and peers may be in the middle of it.
-    pub(crate) failed: AtomicBool,
+    /// The generation of calls in which a collective on it failed while peers may be in the middle of it, and one.
+    suspended: AtomicU32,
     /// All of them at once, where the hardware has such; set once all ranks have tried.
     pub(crate) multicast: OnceLock<Option<Region>>,
     /// Asked before the memory gets a new user, where there is one.
     pub(crate) witness: OnceLock<Arc<dyn Witness>>,
     /// What a library besides has of it; goes before the memory.
     companion: OnceLock<Arc<dyn Any + Send + Sync>>,
+    /// Barriers over the pads that have begun, by channel: signals put, and taken.
+    pub(crate) barriers: Mutex<HashMap<usize, (usize, usize)>>,
     /// By rank in the group; our own block at our own place.
     blocks: Vec<Region>,
     places: Vec<Place>,
@@ -232,10 +238,20 @@ impl Mapping {
         shape: Shape,
         group: Weak<dyn Send + Sync>,
     ) -> Self {
-        let (failed, multicast, witness) =
-            (AtomicBool::new(false), OnceLock::new(), OnceLock::new());
-        let companion = OnceLock::new();
-        Self { number, failed, multicast, witness, companion, blocks, places, shape, group }
+        let (suspended, multicast, witness) = (AtomicU32::new(0), OnceLock::new(), OnceLock::new());
+        let (companion, barriers) = (OnceLock::new(), Mutex::default());
+        Self {
+            number,
+            suspended,
+            multicast,
+            witness,
+            companion,
+            barriers,
+            blocks,
+            places,
+            shape,
+            group,
+        }
     }
 
     /// Keeps something of a library's for as long as the mapping lives; the first stays.
@@ -247,8 +263,13 @@ impl Mapping {
         Arc::clone(self.companion.get()?).downcast().ok()
     }
 
-    pub(crate) fn has_failed(&self) -> bool {
-        self.failed.load(Ordering::Relaxed)
+    pub(crate) fn suspend(&self, generation: u32) {
+        self.suspended.store(generation.wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Whether peers may be at work on it, in a collective that failed here.
+    pub(crate) fn is_suspended(&self, generation: u32) -> bool {
+        self.suspended.load(Ordering::Relaxed).checked_sub(1) == Some(generation)
     }
 
     /// Whether all blocks lie at the same offset of segments of the same length.

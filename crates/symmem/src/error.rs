@@ -74,7 +74,7 @@ pub enum Error {
     },
 
     /// A wait ended at its deadline.
-    #[error("{op}{}: no answer from {} after {after:.1?}", on_channel(.channel), ranks(.waiting_for))]
+    #[error("{op}{}: no answer from {} after {after:.1?}{}", on_channel(.channel), ranks(.waiting_for), detail(.doing))]
     Timeout {
         /// The operation that waited.
         op: &'static str,
@@ -84,6 +84,33 @@ pub enum Error {
         waiting_for: Vec<usize>,
         /// How long the wait lasted.
         after: Duration,
+        /// What each of these ranks is doing, by what it left in shared memory; empty where nothing is known.
+        doing: Vec<String>,
+    },
+
+    /// The caller ended a wait: see [`interruptible`](crate::interruptible). Otherwise as at a deadline.
+    #[error("{op}: interrupted after {after:.1?} while waiting for {}", ranks(.waiting_for))]
+    Interrupted {
+        /// The operation that waited.
+        op: &'static str,
+        /// The ranks that had not answered; empty when the wait was for the store.
+        waiting_for: Vec<usize>,
+        /// How long the wait lasted.
+        after: Duration,
+    },
+
+    /// A rank gave up a collective call that the others may have finished, so calls no longer pair up. Every rank gets
+    /// this from every collective call of the group until all ranks have called `Group::resync`.
+    #[error(
+        "{op}: the group is out of step since rank {rank} gave up {what}; all ranks must call resync"
+    )]
+    OutOfStep {
+        /// The operation called.
+        op: &'static str,
+        /// The rank that gave up a call.
+        rank: usize,
+        /// The call that it gave up.
+        what: String,
     },
 
     /// The other end of a connection did not keep to the protocol, or ended it.
@@ -124,6 +151,10 @@ fn on_channel(channel: &Option<usize>) -> String {
     channel.map_or(String::new(), |c| format!(" on channel {c}"))
 }
 
+fn detail(doing: &[String]) -> String {
+    if doing.is_empty() { String::new() } else { format!(" ({})", doing.join("; ")) }
+}
+
 fn at_rank(rank: &Option<usize>) -> String {
     rank.map_or(String::new(), |r| format!("rank {r}: "))
 }
@@ -138,6 +169,38 @@ fn ranks(waiting_for: &[usize]) -> String {
     }
 }
 
+/// Why a call failed, and what it had taken from the caller. The question mark turns it into the plain [`Error`].
+pub struct Failed<K> {
+    /// The cause.
+    pub error: Error,
+    /// What the call took.
+    pub kept: K,
+}
+
+impl<K> From<Failed<K>> for Error {
+    fn from(failed: Failed<K>) -> Self {
+        failed.error
+    }
+}
+
+impl<K> std::fmt::Debug for Failed<K> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<K> std::fmt::Display for Failed<K> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<K> std::error::Error for Failed<K> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -149,8 +212,16 @@ mod tests {
             channel: Some(3),
             waiting_for: vec![1, 4],
             after: Duration::from_millis(1500),
+            doing: vec![
+                "rank 1 is in wait_signal".into(),
+                "rank 4 is outside of the library".into(),
+            ],
         };
-        assert_eq!(e.to_string(), "barrier on channel 3: no answer from ranks 1, 4 after 1.5s");
+        assert_eq!(
+            e.to_string(),
+            "barrier on channel 3: no answer from ranks 1, 4 after 1.5s \
+             (rank 1 is in wait_signal; rank 4 is outside of the library)"
+        );
     }
 
     #[test]

@@ -19,8 +19,10 @@ struct Asked {
     ended: bool,
 }
 
-/// Runs `f`, of whose waits each that lasts asks, at least ten times a second, whether it shall `end`. Once it shall, it and
-/// all later waits of `f` end as at their deadlines: what holds after a [`Timeout`](crate::Error::Timeout) holds here.
+/// Runs `f`; its blocking waits call `end` at least ten times a second and stop once it returns true. That wait and all
+/// later waits of `f` then fail with [`Interrupted`](crate::Error::Interrupted); otherwise they behave as at their deadlines.
+///
+/// `end` may wait itself: while it runs, nothing asks it again.
 pub fn interruptible<R>(end: fn() -> bool, f: impl FnOnce() -> R) -> R {
     struct Before(Option<Asked>);
     impl Drop for Before {
@@ -39,7 +41,8 @@ pub(crate) fn interrupted() -> bool {
     if asked.ended || asked.last.is_some_and(|last| last.elapsed() < EVERY) {
         return asked.ended;
     }
-    // Whoever is asked may run calls of its own in the meantime.
+    // Taken away while it runs: a callback that waits would otherwise be asked by its own wait, without end.
+    ASKED.set(None);
     let ended = asked.last.is_some() && (asked.ask)();
     ASKED.set(Some(Asked { last: Some(Instant::now()), ended, ..asked }));
     ended
@@ -56,6 +59,22 @@ mod tests {
         interruptible(|| true, || while !Deadline::NEVER.expired() {});
         assert!(start.elapsed() >= EVERY);
         assert!(!Deadline::NEVER.expired(), "it outlived its call");
+    }
+
+    #[test]
+    fn a_callback_that_waits_is_not_asked_by_its_own_wait() {
+        thread_local!(static DEPTH: Cell<u32> = const { Cell::new(0) });
+        fn waits() -> bool {
+            DEPTH.set(DEPTH.get() + 1);
+            assert_eq!(DEPTH.get(), 1, "asked while it runs");
+            let until = Deadline::after(3 * EVERY);
+            while !until.expired() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            DEPTH.set(0);
+            true
+        }
+        interruptible(waits, || while !Deadline::NEVER.expired() {});
     }
 
     #[test]

@@ -3,8 +3,10 @@
 //! Nothing in this library waits in any other way.
 #![allow(unsafe_code)] // one prefetch instruction; relies on none of the S-invariants
 
+use std::sync::Mutex as StdMutex;
 use std::time::{Duration, Instant};
 
+use crate::error::Error;
 use crate::interrupt::interrupted;
 
 pub use atomic::Ordering;
@@ -95,7 +97,16 @@ impl Deadline {
 
     /// Whether no time is left, or this thread's waits shall end: see [`interruptible`](crate::interruptible).
     pub fn expired(self) -> bool {
-        self.remaining() == Some(Duration::ZERO) || interrupted()
+        self.expiry().is_some()
+    }
+
+    /// Why a wait with this deadline has to end now, if it has to.
+    pub(crate) fn expiry(self) -> Option<Expiry> {
+        if self.remaining() == Some(Duration::ZERO) {
+            Some(Expiry::Deadline)
+        } else {
+            interrupted().then_some(Expiry::Interrupted)
+        }
     }
 
     /// Time passed since the deadline started counting.
@@ -115,6 +126,70 @@ impl Deadline {
 impl From<Duration> for Deadline {
     fn from(limit: Duration) -> Self {
         Self::within(limit)
+    }
+}
+
+/// Why a wait was given up although nothing went wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expiry {
+    /// Its deadline passed.
+    Deadline,
+    /// Its caller ended it: see [`interruptible`](crate::interruptible).
+    Interrupted,
+}
+
+impl Expiry {
+    /// The error of an operation whose wait was given up.
+    pub(crate) fn error(self, op: &'static str, waiting_for: Vec<usize>, after: Duration) -> Error {
+        match self {
+            Self::Deadline => {
+                Error::Timeout { op, channel: None, waiting_for, after, doing: Vec::new() }
+            }
+            Self::Interrupted => Error::Interrupted { op, waiting_for, after },
+        }
+    }
+}
+
+/// Locks `mutex` before the deadline; otherwise says why it could not.
+///
+/// The holder may itself be waiting for a peer, so this polls and never blocks in the kernel.
+pub(crate) fn lock_by<T>(
+    mutex: &StdMutex<T>,
+    deadline: Deadline,
+) -> Result<std::sync::MutexGuard<'_, T>, (Expiry, Duration)> {
+    use std::sync::TryLockError;
+    let mut attempt = || match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        // What these locks guard is whole at every moment.
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    };
+    poll_by(deadline, &mut attempt)
+}
+
+/// Repeats `attempt` until it succeeds, with pauses that grow to a millisecond, or until the deadline.
+pub(crate) fn poll_by<R>(
+    deadline: Deadline,
+    attempt: &mut dyn FnMut() -> Option<R>,
+) -> Result<R, (Expiry, Duration)> {
+    if let Some(done) = attempt() {
+        return Ok(done);
+    }
+    let deadline = deadline.start();
+    let mut pause = Duration::from_micros(1);
+    loop {
+        if let Some(why) = deadline.expiry() {
+            return Err((why, deadline.elapsed()));
+        }
+        if pause < Duration::from_micros(50) {
+            yield_now()
+        } else {
+            std::thread::sleep(deadline.nap(pause))
+        }
+        pause = (pause * 2).min(Duration::from_millis(1));
+        if let Some(done) = attempt() {
+            return Ok(done);
+        }
     }
 }
 
@@ -263,8 +338,9 @@ pub(crate) fn current_core() -> u32 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     Ready,
-    Interrupted,
-    Expired(Duration),
+    /// What was waited for can no longer come.
+    Broken,
+    GivenUp(Expiry, Duration),
 }
 
 /// The longest sleep between two looks, for those who change a word without ringing (a user's own code).
@@ -300,17 +376,18 @@ impl<W: Word> Bell<'_, W> {
         self.rings.wake();
     }
 
-    /// Waits until `ready`, or `interrupted` while not ready, or the deadline.
+    /// Waits until `ready`, or `broken` while not ready, or the deadline, whose time counts from the moment at which the
+    /// wait turns slow; `deadline` is set to that, so that later waits of the same call share it.
     ///
-    /// What was stored before an interruption is still seen: `ready` has the last word. Where ranks outnumber the cores,
+    /// What was stored before a loss is still seen: `ready` has the last word. Where ranks outnumber the cores,
     /// `in_the_way` says whether a rank that is awaited may want our core.
     #[inline]
     pub(crate) fn wait(
         &self,
         patience: Patience,
-        deadline: Deadline,
+        deadline: &mut Deadline,
         mut ready: impl FnMut() -> bool,
-        mut interrupted: impl FnMut() -> bool,
+        mut broken: impl FnMut() -> bool,
         mut in_the_way: impl FnMut() -> bool,
     ) -> Ended {
         for look in 1..=patience.looks {
@@ -326,28 +403,27 @@ impl<W: Word> Bell<'_, W> {
                 (0..2).for_each(|_| std::hint::spin_loop());
             }
         }
-        self.wait_long(patience, deadline, &mut ready, &mut interrupted, &mut in_the_way)
+        self.wait_long(patience, deadline, &mut ready, &mut broken, &mut in_the_way)
     }
 
     #[cold]
     fn wait_long(
         &self,
         patience: Patience,
-        deadline: Deadline,
+        deadline: &mut Deadline,
         ready: &mut dyn FnMut() -> bool,
-        interrupted: &mut dyn FnMut() -> bool,
+        broken: &mut dyn FnMut() -> bool,
         in_the_way: &mut dyn FnMut() -> bool,
     ) -> Ended {
-        let deadline = deadline.start();
+        *deadline = deadline.start();
+        let deadline = *deadline;
         let mut verdict = || {
             if ready() {
                 Some(Ended::Ready)
-            } else if interrupted() {
-                Some(if ready() { Ended::Ready } else { Ended::Interrupted })
-            } else if deadline.expired() {
-                Some(Ended::Expired(deadline.elapsed()))
+            } else if broken() {
+                Some(if ready() { Ended::Ready } else { Ended::Broken })
             } else {
-                None
+                deadline.expiry().map(|why| Ended::GivenUp(why, deadline.elapsed()))
             }
         };
         let begin = Instant::now();
@@ -415,13 +491,13 @@ mod tests {
 
     /// How a wait at a fresh bell ends, by what its looks say.
     fn ended(
-        deadline: Deadline,
+        mut deadline: Deadline,
         ready: impl FnMut() -> bool,
-        interrupted: impl FnMut() -> bool,
+        broken: impl FnMut() -> bool,
     ) -> Ended {
         let (rings, sleepers) = (SharedWord::new(0), SharedWord::new(0));
         let bell = Bell { rings: &rings, sleepers: &sleepers };
-        let end = bell.wait(Patience::looks(0), deadline, ready, interrupted, || true);
+        let end = bell.wait(Patience::looks(0), &mut deadline, ready, broken, || true);
         assert_eq!(sleepers.load(Ordering::Relaxed), 0, "it left its bell as if asleep");
         end
     }
@@ -432,12 +508,12 @@ mod tests {
     }
 
     #[test]
-    fn an_interruption_comes_before_the_deadline() {
-        assert_eq!(ended(passed(), || false, || true), Ended::Interrupted);
+    fn a_loss_comes_before_the_deadline() {
+        assert_eq!(ended(passed(), || false, || true), Ended::Broken);
     }
 
     #[test]
-    fn what_became_ready_before_the_interruption_was_seen_counts() {
+    fn what_became_ready_before_the_loss_was_seen_counts() {
         let mut looks = 0;
         let ready = || {
             looks += 1;
@@ -450,8 +526,11 @@ mod tests {
     fn a_wait_ends_at_its_deadline_and_not_before() {
         let limit = Duration::from_millis(30);
         let end = ended(Deadline::within(limit), || false, || false);
-        assert!(matches!(end, Ended::Expired(after) if after >= limit), "{end:?}");
-        assert!(matches!(ended(passed(), || false, || false), Ended::Expired(_)));
+        assert!(
+            matches!(end, Ended::GivenUp(Expiry::Deadline, after) if after >= limit),
+            "{end:?}"
+        );
+        assert!(matches!(ended(passed(), || false, || false), Ended::GivenUp(..)));
     }
 
     #[test]

@@ -70,7 +70,7 @@ conforms! {
     reductions_give_the_bits_of_their_definition(3);
     every_way_gives_the_same_bits_around_its_limits(3);
     small_collectives_follow_each_other(3);
-    a_small_collective_that_expired_is_resumed(3);
+    a_collective_that_gave_up_needs_a_resync(3);
     blocks_go_where_they_belong(4);
     parts_of_a_pool_are_reduced_where_they_lie(3);
     a_gather_pulls_what_all_had_at_the_call(4);

@@ -1,5 +1,6 @@
 //! What the collectives promise.
 
+use super::SOON;
 use half::{bf16, f16};
 use symmem::{
     Algorithm, Element, Error, F8E4M3, F8E5M2, GroupOptions, Pool, ReduceOp, Symmetric, World,
@@ -132,34 +133,43 @@ pub fn small_collectives_follow_each_other(world: World) {
     }
 }
 
-/// A small collective that expires leaves the memory as it was, and goes on with what it had told its peers; with other
-/// elements it is refused.
-pub fn a_small_collective_that_expired_is_resumed(world: World) {
+/// A collective that gave up leaves the group out of step on every rank, whatever they call, until all resynchronise; the
+/// memory is as it was, because nobody came to the work.
+pub fn a_collective_that_gave_up_needs_a_resync(world: World) {
     let all: Vec<usize> = (0..world.size()).collect();
-    let timeout = Some(std::time::Duration::from_secs(1));
+    let timeout = Some(std::time::Duration::from_millis(200));
     let group = world.subgroup_with(&all, GroupOptions { timeout, ..Default::default() }).unwrap();
     group.ready().unwrap();
-    for (len, then) in [(2, 1), (2, 1000), (40, 1), (40, 1000)] {
+    let out_of_step = |e: Error| {
+        let what = "all_reduce of";
+        let told = matches!(&e, Error::OutOfStep { rank: 0, what: w, .. } if w.starts_with(what));
+        assert!(told, "{e}");
+    };
+    for len in [2, 40, 100_000] {
         let mut x = group.alloc::<u32>(len).unwrap().rendezvous(&group).unwrap();
         world.barrier().unwrap();
         x.local_mut().fill(1);
         if world.rank() == 0 {
             let e = x.all_reduce(ReduceOp::Sum).unwrap_err();
             assert!(matches!(e, Error::Timeout { .. }), "{e}");
-            assert!(x.local().iter().all(|v| *v == 1));
-            x.local_mut().fill(then);
+            assert!(x.local().len() == len && x.local().iter().all(|v| *v == 1));
         }
         world.barrier().unwrap();
-        let result = match x.all_reduce(ReduceOp::Sum) {
-            Ok(()) => world.size() as u32,
-            Err(e) => {
-                assert!(world.rank() == 0 && matches!(e, Error::Usage { .. }), "{e}");
-                then
-            }
-        };
-        assert_eq!(result == 1000, then == 1000 && world.rank() == 0);
-        assert!(x.local().iter().all(|v| *v == result), "{:?}", x.local());
+        out_of_step(x.all_reduce(ReduceOp::Sum).unwrap_err());
+        out_of_step(group.broadcast(&mut [1.0], 0).unwrap_err());
+        out_of_step(group.barrier().unwrap_err());
+        out_of_step(group.barrier_on(1, SOON).unwrap_err());
+        let x = x.share().err().unwrap();
+        out_of_step(x.error);
+        let mut x = x.kept.give_up().unwrap();
         world.barrier().unwrap();
+        group.resync_by(SOON).unwrap();
+        x.local_mut().fill(world.rank() as u32);
+        x.all_reduce(ReduceOp::Sum).unwrap();
+        let sum = (0..world.size() as u32).sum::<u32>();
+        assert!(x.local().len() == len && x.local().iter().all(|v| *v == sum));
+        x.share().unwrap().release().unwrap();
+        group.barrier_on(1, SOON).unwrap();
     }
 }
 
@@ -300,7 +310,21 @@ pub fn different_collective_calls_are_told_to_every_rank(world: World) {
     let before = bytes(x.local());
     let op = if world.rank() == 0 { ReduceOp::Sum } else { ReduceOp::Max };
     let e = x.all_reduce(op).unwrap_err();
-    assert!(matches!(e, Error::Mismatch { op: "all_reduce", what: "operation", .. }), "{e}");
+    assert!(matches!(e, Error::Mismatch { op: "all_reduce", what: "operator", .. }), "{e}");
+    assert_eq!(bytes(x.local()), before);
+    let root = usize::from(world.rank() != 0);
+    let e = x.broadcast(root).unwrap_err().to_string();
+    let other = 1 - root;
+    let text = format!("ranks disagree on the root: here rank {root}, on rank");
+    assert!(e.contains(&text) && e.ends_with(&format!(" rank {other}")), "{e}");
+    let mut y = filled(&world, 100, float);
+    let memory = if world.rank() == 0 { &mut x } else { &mut y };
+    let e = memory.all_reduce(ReduceOp::Sum).unwrap_err();
+    assert!(matches!(e, Error::Mismatch { op: "all_reduce", what: "memory", .. }), "{e}");
+    let e = if world.rank() == 0 { world.barrier() } else { x.all_reduce(ReduceOp::Sum) };
+    let e = e.unwrap_err();
+    assert!(matches!(e, Error::Mismatch { what: "operation", .. }), "{e}");
+    assert!(e.to_string().contains("all_reduce of 100 f32, sum"), "{e}");
     assert_eq!(bytes(x.local()), before);
     x.all_reduce(ReduceOp::Sum).unwrap();
     x.share().unwrap().release().unwrap();

@@ -31,11 +31,11 @@ pub fn different_calls_are_told_to_every_rank(world: World) {
     let y = world.alloc::<u8>(1).unwrap().rendezvous(&world).unwrap();
     let (x, y) = if world.rank() == 0 {
         let failed = x.share().err().unwrap();
-        assert!(matches!(failed.error, Error::Mismatch { what: "operation", rank: 1, .. }));
+        assert!(matches!(failed.error, Error::Mismatch { what: "memory", rank: 1, .. }));
         (failed.kept.give_up().ok().unwrap(), y)
     } else {
         let failed = y.share().err().unwrap();
-        assert!(matches!(failed.error, Error::Mismatch { what: "operation", rank: 0, .. }));
+        assert!(matches!(failed.error, Error::Mismatch { what: "memory", rank: 0, .. }));
         (x, failed.kept.give_up().ok().unwrap())
     };
     x.share().unwrap().release().unwrap();

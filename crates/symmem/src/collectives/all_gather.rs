@@ -3,6 +3,7 @@
 use super::{check_len, copy_elements};
 use crate::dtype::Element;
 use crate::error::Result;
+use crate::group::Way;
 use crate::symmetric::Symmetric;
 
 const NAME: &str = "all_gather";
@@ -13,7 +14,7 @@ impl<T: Element> Symmetric<T> {
         let len = self.len();
         check_len(self.group(), NAME, "an output", len * self.group().size(), out.len())?;
         if self.is_small() {
-            return self.staged(NAME, &[], 0..len, true, |from, _| {
+            return self.staged(self.call(NAME, Way::Staged), 0..len, true, |from, _| {
                 for (rank, &from) in from.iter().enumerate() {
                     let to = out.as_mut_ptr().wrapping_add(rank * len);
                     // SAFETY: each rank has laid out `len` elements; `out` has as many for each.
@@ -21,7 +22,7 @@ impl<T: Element> Symmetric<T> {
                 }
             });
         }
-        self.collective(NAME, &[], |session| {
+        self.collective(self.call(NAME, Way::Direct), |session| {
             // Our own first: it is in our cache, and the others' come while it is written.
             let order = (0..session.size()).map(|step| (session.rank() + step) % session.size());
             for rank in order {

@@ -5,10 +5,12 @@ use super::host::reduce::Loop;
 use super::{Session, by_rank, loop_for, plan, share};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
-use crate::group::{DESK, Desk};
+use crate::group::{Call, STAGE, Staging, Way};
 use crate::symmetric::Symmetric;
 
 const NAME: &str = "all_reduce";
+/// Sets calls whose result goes elsewhere apart from those in place.
+const INTO: [usize; 3] = [1, 0, 0];
 
 /// How a collective is done. All ways give the same bits but [`Algorithm::Multimem`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,8 +19,8 @@ pub enum Algorithm {
     /// Whichever should be the fastest.
     #[default]
     Auto,
-    /// Every rank lays out its elements beside its flag, and reduces what all have laid out: one barrier. Longer parts
-    /// go piece by piece.
+    /// Every rank writes its elements beside its flag, and reduces what all have written: one barrier. Longer parts go
+    /// piece by piece.
     Staged,
     /// Every rank reduces all elements for itself.
     OneShot,
@@ -48,7 +50,7 @@ impl<T: Element> Symmetric<T> {
                 return Err(self.group().usage(NAME, expected, format!("{algorithm:?}")));
             }
             // What travels in the line of the flag needs no thought, and has no time for any.
-            Algorithm::Auto if bytes <= Desk::TINY => Algorithm::Staged,
+            Algorithm::Auto if bytes <= Staging::TINY => Algorithm::Staged,
             Algorithm::Auto => {
                 let rates = self.group().rates()?;
                 let chosen = plan::quickest(rates, bytes, ranks);
@@ -57,16 +59,18 @@ impl<T: Element> Symmetric<T> {
             }
             given => given,
         };
-        let agreed = [op as usize, algorithm as usize];
-        if algorithm == Algorithm::Staged {
-            return self.all_reduce_staged(op, looped);
-        }
-        self.collective(NAME, &agreed, |session| match algorithm {
-            Algorithm::OneShot => {
+        let way = match algorithm {
+            Algorithm::Staged => return self.all_reduce_staged(op, looped),
+            Algorithm::OneShot => Way::OneShot,
+            _ => Way::TwoShot,
+        };
+        let call = Call { operator: Some(op), ..self.call(NAME, way) };
+        self.collective(call, |session| match way {
+            Way::OneShot => {
                 let mut whole = Vec::with_capacity(len);
-                // SAFETY: all parts have `len` elements, and so has the vector; peers only read until they meet.
+                // SAFETY: all parts have `len` elements, and so has the vector; peers only read until they synchronise.
                 unsafe { session.reduce(looped, 0..len, &[whole.as_mut_ptr()]) };
-                session.meet()?;
+                session.synchronize()?;
                 // SAFETY: nobody reads our part any more.
                 unsafe {
                     super::copy_elements(whole.as_ptr(), session.part(session.rank(), 0), len)
@@ -86,14 +90,16 @@ impl<T: Element> Symmetric<T> {
     }
 
     fn all_reduce_staged(&mut self, op: ReduceOp, looped: Loop<T>) -> Result<()> {
-        let (len, piece) = (self.len(), DESK / size_of::<T>());
+        let (len, piece) = (self.len(), STAGE / size_of::<T>());
+        let call = Call { operator: Some(op), ..self.call(NAME, Way::Staged) };
+        let group = self.group();
+        group.reach_out();
+        let mut running = group.begin_call(&call, group.deadline())?;
         let mut begin = 0;
         loop {
             let end = (begin + piece).min(len);
-            // With the place in it: a rank that gave up and began anew must not meet others halfway.
-            let agreed = [op as usize, Algorithm::Staged as usize, begin];
-            self.staged(NAME, &agreed, begin..end, true, |from, own| {
-                // SAFETY: each rank has laid out that many elements; our part has them too, and is ours alone.
+            self.stage(&mut running, NAME, begin..end, true, |from, own| {
+                // SAFETY: each rank has staged that many elements; our part has them too, and is ours alone.
                 unsafe { looped(from, &[own], end - begin, Stores::Cached) };
             })?;
             begin = end;
@@ -108,14 +114,14 @@ impl<T: Element> Symmetric<T> {
         let looped = loop_for::<T>(self.group(), NAME, op)?;
         let len = self.len();
         super::check_len(self.group(), NAME, "an output", len, out.len())?;
-        let agreed = [op as usize, usize::MAX];
+        let call = |way| Call { operator: Some(op), more: INTO, ..self.call(NAME, way) };
         if self.is_small() {
-            return self.staged(NAME, &agreed, 0..len, true, |from, _| {
+            return self.staged(call(Way::Staged), 0..len, true, |from, _| {
                 // SAFETY: each rank has laid out `len` elements; `out` has as many and is ours alone.
                 unsafe { looped(from, &[out.as_mut_ptr()], len, Stores::Cached) };
             });
         }
-        self.collective(NAME, &agreed, |session: &Session<'_, T>| {
+        self.collective(call(Way::Direct), |session: &mut Session<'_, T>| {
             // SAFETY: all have `len` elements; `out` is ours alone, and nobody writes any part.
             unsafe { session.reduce(looped, 0..len, &[out.as_mut_ptr()]) };
             Ok(())

@@ -6,7 +6,7 @@
 use super::{block_len, check_len, copy_elements};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
-use crate::group::Group;
+use crate::group::{Call, Group, Way};
 use crate::symmetric::Symmetric;
 
 /// Rows that lie together at their source and at their destination.
@@ -137,6 +137,10 @@ pub(crate) fn check_pieces(
             return refused(what, to);
         }
     }
+    if let Some(piece) = pieces.iter().find(|piece| i64::try_from(piece.to).is_err()) {
+        // Also where there are no rows: the offset is told all the same.
+        return refused("an alignment with which all offsets fit 63 bits".to_owned(), piece.to);
+    }
     Ok(())
 }
 
@@ -233,7 +237,6 @@ impl<T: Element> Symmetric<T> {
         align: usize,
         out: usize,
     ) -> Result<Exchange> {
-        self.check_whole(name)?;
         let refused = |what: &str| {
             let expected = format!("{what} of at least 1");
             Err(self.group().usage(name, expected, "0".to_owned()))
@@ -245,6 +248,12 @@ impl<T: Element> Symmetric<T> {
         }
     }
 
+    /// The call that moves the rows.
+    fn rows_call(&self, call: &Exchange) -> Call {
+        let more = [call.row_len, call.align, call.out];
+        Call { more, ..self.call(call.name, Way::Direct) }
+    }
+
     /// All ranks' splits, by rank; all ranks agree on the call once they have them.
     fn gather_splits(&self, call: &Exchange, splits: &mut Symmetric<i64>) -> Result<Vec<i64>> {
         if self.group().id()? != splits.group().id()? {
@@ -253,10 +262,9 @@ impl<T: Element> Symmetric<T> {
         }
         let words = splits.len();
         let mut table = vec![0; words * self.group().size()];
-        let memory = [self.handle().digest(), self.len(), T::DTYPE as usize];
-        let agreed = [call.row_len, call.align, call.out];
-        let agreed: Vec<usize> = agreed.into_iter().chain(memory).collect();
-        splits.collective(call.name, &agreed, |session| {
+        let (memory, len) = (splits.handle().memory(), words);
+        let splits_call = Call { memory, len, ..self.rows_call(call) };
+        splits.collective(splits_call, |session| {
             for rank in 0..session.size() {
                 let to = table.as_mut_ptr().wrapping_add(rank * words);
                 // SAFETY: each part has `words` elements, which nobody writes; the table has as many for each rank.
@@ -281,8 +289,8 @@ impl<T: Element> Symmetric<T> {
         }
         let pieces = pieces(self.group().rank());
         let row = call.row_len;
-        self.collective(call.name, &[row, call.align, call.out], |session| {
-            for piece in &pieces {
+        self.collective(self.rows_call(call), |session| {
+            for piece in pieces.iter().filter(|piece| piece.rows != 0) {
                 let from = session.part(piece.source, piece.from * row).cast_const();
                 let to = out.as_mut_ptr().wrapping_add(piece.to * row);
                 // SAFETY: both lie within the part, which nobody writes, and within `out`: `check_pieces` saw to it.

@@ -3,6 +3,7 @@
 use super::copy_elements;
 use crate::dtype::Element;
 use crate::error::Result;
+use crate::group::{Call, Way};
 use crate::symmetric::Symmetric;
 
 const NAME: &str = "broadcast";
@@ -12,16 +13,17 @@ impl<T: Element> Symmetric<T> {
     pub fn broadcast(&mut self, root: usize) -> Result<()> {
         self.group().check_rank(NAME, root)?;
         let len = self.len();
+        let call = |way| Call { root: Some(root), ..self.call(NAME, way) };
         if self.is_small() {
             let is_root = self.group().rank() == root;
-            return self.staged(NAME, &[root], 0..len, is_root, |from, own| {
+            return self.staged(call(Way::Staged), 0..len, is_root, |from, own| {
                 if let Some(&from) = from.get(root).filter(|_| !is_root) {
                     // SAFETY: the root has laid out `len` elements, and our part has as many.
                     unsafe { copy_elements(from, own, len) };
                 }
             });
         }
-        self.collective(NAME, &[root], |session| {
+        self.collective(call(Way::Direct), |session| {
             if session.rank() != root {
                 let own = session.part(session.rank(), 0);
                 // SAFETY: both have `len` elements; nobody writes the root's, nobody else touches ours.

@@ -18,7 +18,6 @@ mod rooted;
 mod slices;
 mod words;
 
-use std::cell::Cell;
 use std::ops::Range;
 use std::ptr::NonNull;
 
@@ -29,7 +28,7 @@ pub use words::{memset32, write_value32};
 
 use crate::dtype::{Element, ReduceOp};
 use crate::error::{Error, Result};
-use crate::group::{Call, Desk, Group, digest};
+use crate::group::{Call, Group, Running, Staging, Way};
 use crate::symmetric::Symmetric;
 use host::copy::copy;
 use host::reduce::{Loop, reduce_loop};
@@ -37,18 +36,11 @@ use host::reduce::{Loop, reduce_loop};
 /// Work is divided at multiples of this many bytes, so that no two ranks write one cache line.
 const LINE: usize = 64;
 
-/// Whether peers touch each other's parts. Told to them: ranks that chose differently must not go on together.
-#[derive(Clone, Copy)]
-enum Way {
-    Direct,
-    Staged,
-}
-
 /// One call of a collective, as its work sees it: all ranks are in it, and nobody else touches any part.
 struct Session<'a, T> {
     group: &'a Group,
     parts: &'a [NonNull<T>],
-    call: Call,
+    running: Running<'a>,
 }
 
 impl<T: Element> Session<'_, T> {
@@ -66,8 +58,17 @@ impl<T: Element> Session<'_, T> {
     }
 
     /// A barrier within the call: what each rank wrote before is seen by all after.
-    fn meet(&self) -> Result<()> {
-        self.group.meet_for(self.call, self.group.deadline())
+    fn synchronize(&mut self) -> Result<()> {
+        self.running.barrier()
+    }
+
+    /// Waits until all ranks have made the call. On an error says whether no rank can be at work on our part.
+    fn enter(&mut self) -> Result<(), (Error, bool)> {
+        let entered = self.running.barrier().and_then(|()| self.running.check_not_given_up());
+        entered.map_err(|error| {
+            let is_void = self.running.is_void(&error);
+            (error, is_void)
+        })
     }
 
     /// Reduces the elements of `range` of all parts into `to`, at the elements from `at` on of each.
@@ -85,151 +86,138 @@ impl<T: Element> Session<'_, T> {
 impl<T: Element> Symmetric<T> {
     /// Runs `work` between the barrier at which all ranks have come and that at which all are done.
     ///
-    /// A failure other than a disagreement, which all ranks notice before anything is done, leaves this rank with a
-    /// copy of its part: peers may be in the middle of the work.
+    /// After a failure in between, peers may be in the middle of the work: this rank's part is suspended.
     fn collective<R>(
         &mut self,
-        name: &'static str,
-        agreed: &[usize],
-        work: impl FnOnce(&Session<'_, T>) -> Result<R>,
+        call: Call,
+        work: impl FnOnce(&mut Session<'_, T>) -> Result<R>,
     ) -> Result<R> {
-        self.group().reach_out();
-        self.check_whole(name)?;
-        record::<T>(self.group(), name, self.len(), "direct");
-        let call = self.call(name, Way::Direct, agreed);
-        let session = Session { group: self.group(), parts: self.parts(), call };
+        let group = self.group();
+        group.reach_out();
+        record::<T>(group, call.op, self.len(), "direct");
+        let running = group.begin_call(&call, group.deadline())?;
+        let mut session = Session { group, parts: self.parts(), running };
         let block = self.handle().block();
         block.set_open(true);
-        let met = session.meet();
-        let agreed = !matches!(met, Err(Error::Mismatch { .. }));
-        let done =
-            met.and_then(|()| work(&session)).and_then(|result| session.meet().map(|()| result));
-        // Whoever disagrees before the work has everyone know it; later on, peers may be in the middle of it.
-        if done.is_ok() || !agreed {
-            block.set_open(false);
-        } else {
-            self.sever();
-        }
-        done
+        let done = session.enter().and_then(|()| {
+            let done = work(&mut session);
+            done.and_then(|result| session.synchronize().map(|()| result)).map_err(|e| (e, false))
+        });
+        drop(session);
+        done.inspect(|_| block.set_open(false)).map_err(|(error, is_void)| {
+            if is_void {
+                self.handle().block().set_open(false)
+            } else {
+                self.suspend()
+            }
+            error
+        })
     }
 
-    /// Whether parts that are only read are laid out beside the flags; the same on all ranks.
+    /// Whether parts that are only read go through the staging buffers; the same on all ranks.
     fn is_small(&self) -> bool {
         let (group, bytes) = (self.group(), self.len() * size_of::<T>());
-        bytes <= Desk::TINY
+        bytes <= Staging::TINY
             || group.rates().is_ok_and(|rates| plan::small(rates, bytes, group.size()))
     }
 
-    fn call(&self, name: &'static str, way: Way, agreed: &[usize]) -> Call {
-        let memory = self.handle().digest() ^ (way as usize) << 31;
-        Call::Collective(name, digest(name, T::DTYPE, memory, self.len(), agreed))
+    /// A call on this memory.
+    #[inline]
+    fn call(&self, op: &'static str, way: Way) -> Call {
+        Call {
+            op,
+            way,
+            dtype: Some(T::DTYPE),
+            memory: self.handle().memory(),
+            len: self.len(),
+            ..Call::default()
+        }
     }
 
-    /// [`Group::staged`] with the elements of `range` of our part, laid out by every rank that `lays`; `work` also gets
-    /// where our own part has these elements. Nobody touches a peer's part, so a failure leaves all memory to its owner.
+    /// [`Group::staged`] with the elements of `range` of our part, written by every rank that is a `source`; `work` also
+    /// gets where our own part has these elements. Nobody touches a peer's part, so a failure leaves all memory to its
+    /// owner.
     fn staged<R>(
         &mut self,
-        name: &'static str,
-        agreed: &[usize],
+        call: Call,
         range: Range<usize>,
-        lays: bool,
+        source: bool,
         work: impl FnOnce(&[*const T], *mut T) -> R,
     ) -> Result<R> {
-        self.group().reach_out();
-        self.check_whole(name)?;
-        record::<T>(self.group(), name, range.len(), "staged");
-        let call = self.call(name, Way::Staged, agreed);
+        let group = self.group();
+        group.reach_out();
+        let mut running = group.begin_call(&call, group.deadline())?;
+        self.stage(&mut running, call.op, range, source, work)
+    }
+
+    /// One exchange of a call that [`Symmetric::staged`] makes.
+    #[inline]
+    fn stage<R>(
+        &self,
+        running: &mut Running<'_>,
+        op: &'static str,
+        range: Range<usize>,
+        source: bool,
+        work: impl FnOnce(&[*const T], *mut T) -> R,
+    ) -> Result<R> {
+        record::<T>(self.group(), op, range.len(), "staged");
         let (group, bytes) = (self.group(), range.len() * size_of::<T>());
         let own = self.parts().get(group.rank()).map_or(std::ptr::null_mut(), |part| part.as_ptr());
         let own = own.wrapping_add(range.start);
-        let lay = |to: *mut u8| {
-            if lays {
+        let write = |to: *mut u8| {
+            if source {
                 // SAFETY: our own part, and a place of our own, which nobody reads yet.
                 unsafe { copy(own.cast(), to, bytes, plan::lay(bytes)) };
             }
         };
-        group.staged(call, bytes, lay, Some(own.cast_const()), |from| work(from, own))
+        group.staged(running, bytes, write, Some(own.cast_const()), |from| work(from, own))
     }
 }
 
 impl Group {
-    /// The way of what is small or not in symmetric memory: every rank lays out at most `bytes` bytes, by `lay`, beside its
-    /// flag, and `work` gets what each has laid out, by rank. `bytes` is the same on all ranks, and at most [`DESK`].
+    /// The way of what is small or not in symmetric memory: every rank writes at most `bytes` bytes, by `write`, into its
+    /// staging buffer, and `work` gets what each has written, by rank. `bytes` is the same on all ranks, and at most
+    /// [`STAGE`](crate::group::STAGE).
     ///
-    /// One barrier is all: what is laid out stays as it is until all have passed the next. What this rank has laid out it
+    /// One barrier is all: what is written stays as it is until all have passed the next. What this rank has written it
     /// finds at `own`, where that is given: lines that peers are fetching from our cache are slow to read for us as well.
+    #[inline]
     fn staged<T, R>(
         &self,
-        call: Call,
+        running: &mut Running<'_>,
         bytes: usize,
-        lay: impl Fn(*mut u8),
+        write: impl Fn(*mut u8),
         own: Option<*const T>,
         work: impl FnOnce(&[*const T]) -> R,
     ) -> Result<R> {
-        // A call that goes on with an expired one lays out nothing: what counts is what was laid out then.
-        let laid = Cell::new(false);
-        let own = |rank| own.filter(|_| rank == self.rank() && laid.get());
-        let name = call.name();
-        if bytes > Desk::TINY {
-            let write = |desk: &Desk<'_>, to: usize| {
+        let own = |rank| own.filter(|_| rank == self.rank());
+        if bytes > Staging::TINY {
+            let write = |staging: &Staging<'_>, to: usize| {
                 if to == self.rank() {
-                    lay(desk.stage(to));
-                    laid.set(true);
+                    write(staging.stage(to));
                 }
             };
-            let read = |desk: &Desk<'_>| {
-                if !laid.get() {
-                    // SAFETY: our own desk has as many bytes, and nobody writes there before our next exchange.
-                    let then =
-                        unsafe { std::slice::from_raw_parts(desk.stage(self.rank()), bytes) };
-                    self.check_unchanged(name, then, &lay)?;
-                }
-                let place = |rank| own(rank).unwrap_or(desk.stage(rank).cast_const().cast());
-                Ok(by_rank(self.size(), place, work))
+            let read = |staging: &Staging<'_>| {
+                let place = |rank| own(rank).unwrap_or(staging.stage(rank).cast_const().cast());
+                by_rank(self.size(), place, work)
             };
-            return self.exchange(call, write, read)?;
+            return running.exchange(write, read);
         }
-        let mut tiny = [0_u64; Desk::TINY / size_of::<u64>()];
-        lay(tiny.as_mut_ptr().cast());
-        let write = |desk: &Desk<'_>, to: usize| {
-            let place = desk.tiny_for(to);
+        let mut tiny = [0_u64; Staging::TINY / size_of::<u64>()];
+        write(tiny.as_mut_ptr().cast());
+        let write = |staging: &Staging<'_>, to: usize| {
+            let place = staging.tiny_for(to);
             for (at, word) in tiny.iter().enumerate() {
-                // Word by word, as `lay` has written them: wider loads would wait until those stores are through.
+                // Word by word, as `write` has written them: wider loads would wait until those stores are through.
                 // SAFETY: as many words as there are, aligned; `to` does not read them before our flag.
                 unsafe { place.wrapping_add(at).write_volatile(*word) };
             }
-            laid.set(true);
         };
-        let read = |desk: &Desk<'_>| {
-            if !laid.get() {
-                let then = desk.tiny_from(self.rank()).cast();
-                // SAFETY: what we had for ourselves, likewise.
-                let then = unsafe { std::slice::from_raw_parts(then, bytes) };
-                self.check_unchanged(name, then, &lay)?;
-            }
-            let place = |rank| own(rank).unwrap_or(desk.tiny_from(rank).cast());
-            Ok(by_rank(self.size(), place, work))
+        let read = |staging: &Staging<'_>| {
+            let place = |rank| own(rank).unwrap_or(staging.tiny_from(rank).cast());
+            by_rank(self.size(), place, work)
         };
-        self.exchange(call, write, read)?
-    }
-
-    /// A call that goes on with an expired one has to be the same call: peers may have taken up what was laid out `then`,
-    /// and would come to another result.
-    #[cold]
-    fn check_unchanged(
-        &self,
-        name: &'static str,
-        then: &[u8],
-        lay: impl Fn(*mut u8),
-    ) -> Result<()> {
-        let mut now = then.to_vec(); // a rank that lays out nothing leaves it so
-        lay(now.as_mut_ptr());
-        if now == then {
-            return Ok(());
-        }
-        let expected = "the elements of the call before, which expired and went on now".to_owned();
-        let got = "others; for the peers the call is over, with the elements of then".to_owned();
-        Err(self.usage(name, expected, got))
+        running.exchange(write, read)
     }
 }
 

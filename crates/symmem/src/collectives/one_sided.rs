@@ -4,9 +4,9 @@
 //! element and never half of each. What orders them are signals and barriers, as with any other memory.
 
 use crate::dtype::Element;
-use crate::error::Result;
+use crate::error::{Failed, Result};
 use crate::group::Group;
-use crate::symmetric::{Failed, Handle, Symmetric, load, store};
+use crate::symmetric::{Buffer, Handle, Paused, Symmetric, load, store};
 use crate::sync::shared::AtomicU32;
 use crate::sync::{Deadline, Ordering};
 
@@ -26,14 +26,8 @@ pub struct Open<T: Element>(Symmetric<T>);
 
 impl<T: Element> Symmetric<T> {
     /// A barrier, after which everyone may put and get. Collective.
-    pub fn open(mut self) -> Result<Open<T>, Failed<Self>> {
-        match self.collective("open", &[], |_| Ok(())) {
-            Ok(()) => {
-                self.handle().block().set_open(true);
-                Ok(Open(self))
-            }
-            Err(error) => Err(Failed { error, kept: self }),
-        }
+    pub fn open(self) -> Result<Open<T>, Failed<Paused<Open<T>>>> {
+        Paused::new(Open(self), "open").resume()
     }
 
     /// As [`Symmetric::open`], without the barrier.
@@ -43,6 +37,33 @@ impl<T: Element> Symmetric<T> {
     /// the caller's own signals and barriers keep that apart from all puts and gets.
     pub unsafe fn assume_open(self) -> Open<T> {
         Open(self)
+    }
+}
+
+impl<T: Element> Paused<Open<T>> {
+    /// Goes on waiting for the phase to begin.
+    pub fn resume(self) -> Result<Open<T>, Failed<Self>> {
+        self.advance(|open| open.0.memory())
+    }
+
+    /// The memory back in its former phase, if the change has failed on all ranks alike.
+    pub fn give_up(self) -> Result<Symmetric<T>, Self> {
+        self.go_back(|open| open.0.memory()).map(|open| open.0)
+    }
+
+    /// See [`Open::rendezvous`].
+    pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>, Failed<Paused<Symmetric<T>>>> {
+        self.to(|open| open.0).rendezvous(group)
+    }
+}
+
+impl<T: Element> Paused<Symmetric<T>> {
+    /// Back to putting and getting, after a [`Open::close`] that has failed on all ranks alike.
+    pub fn reopen(self) -> Result<Open<T>, Self> {
+        if self.op() != "close" || !self.is_void(Symmetric::memory) {
+            return Err(self);
+        }
+        Ok(Open(self.into_phase()))
     }
 }
 
@@ -85,8 +106,8 @@ impl<T: Element> Open<T> {
         Ok(())
     }
 
-    /// Release: as [`Open::put`], and then a signal: the [`Open::wait_signal`] that takes it sees the data, and all
-    /// that this rank wrote before.
+    /// Release: as [`Open::put`], and then a signal in this memory's pad: the [`Open::wait_signal`] that takes it sees the
+    /// data, and all that this rank wrote before. Waits while an earlier signal of ours on the channel is not consumed.
     pub fn put_signal(
         &self,
         rank: usize,
@@ -96,17 +117,17 @@ impl<T: Element> Open<T> {
         deadline: impl Into<Deadline>,
     ) -> Result<()> {
         self.put(rank, at, data)?;
-        self.group().put_signal(rank, channel, deadline)
+        self.handle().signal_pad().put(rank, channel, deadline)
     }
 
-    /// Acquire: waits for the signal of a [`Open::put_signal`] of rank `from` and takes it.
+    /// Acquire: waits for the signal of a [`Open::put_signal`] of rank `from` to this memory and takes it.
     pub fn wait_signal(
         &self,
         from: usize,
         channel: usize,
         deadline: impl Into<Deadline>,
     ) -> Result<()> {
-        self.group().wait_signal(from, channel, deadline)
+        self.handle().signal_pad().wait(from, channel, deadline)
     }
 
     /// Release: as [`Open::put`], and then sets our word of `channel` in `rank`'s pad of this memory to `value`: the
@@ -135,31 +156,25 @@ impl<T: Element> Open<T> {
     }
 
     /// A barrier, after which each rank owns its part again, with all that was put into it. Collective.
-    ///
-    /// Ranks that call different things all stay in this phase. After any other failure peers may still put: what is
-    /// kept can no longer be used for that, but [`Open::give_up`] has a copy of this rank's part.
-    pub fn close(mut self) -> Result<Symmetric<T>, Failed<Self>> {
-        match self.0.collective("close", &[], |_| Ok(())) {
-            Ok(()) => Ok(self.0),
-            Err(error) => {
-                self.handle().block().set_open(true); // whatever went wrong, peers may still put
-                Err(Failed { error, kept: self })
-            }
-        }
+    pub fn close(self) -> Result<Symmetric<T>, Failed<Paused<Symmetric<T>>>> {
+        Paused::new(self.0, "close").resume()
     }
 
-    /// A copy of this rank's part, to go on with in another group after a [`Symmetric::rendezvous`]. Not collective:
-    /// peers may still put into the memory itself.
-    pub fn give_up(mut self) -> Symmetric<T> {
-        if self.0.check_whole("give_up").is_ok() {
-            self.0.sever();
-        }
-        self.0
+    /// A copy of this rank's part, to go on with after a [`Buffer::rendezvous`]. Not collective: peers may still put into
+    /// the memory itself, which gets no new user.
+    pub fn give_up(self) -> Result<Buffer<T>> {
+        self.0.copy_of_open()
+    }
+
+    /// The same memory in the group of the survivors, each owning its part again. Collective over `group`,
+    /// which must have all members of the old one that still live.
+    pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>, Failed<Paused<Symmetric<T>>>> {
+        Paused::new(self.0, "close").rendezvous(group)
     }
 
     /// `len` elements of rank `rank`'s part.
     fn place(&self, op: &'static str, rank: usize, at: usize, len: usize) -> Result<*mut T> {
-        self.0.check_whole(op)?;
+        self.group().check_rank(op, rank)?;
         let first = self.0.peer_ptr(rank)?;
         if at.checked_add(len).is_none_or(|end| end > self.len()) {
             let expected = format!("elements within the {} of rank {rank}", self.len());

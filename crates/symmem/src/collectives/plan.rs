@@ -4,7 +4,7 @@
 
 use super::Algorithm;
 use super::host::copy::Stores;
-use crate::group::{DESK, Desk};
+use crate::group::{STAGE, Staging};
 use crate::machine::{Costs, Rates, cores, last_cache};
 
 /// What an algorithm should take.
@@ -24,13 +24,13 @@ pub fn all_reduce(bytes: usize, ranks: usize) -> [Estimate; 3] {
 /// The algorithm for an all-reduce in place of `bytes` between `ranks` of this machine; never `Auto`.
 pub fn choose(bytes: usize, ranks: usize) -> Algorithm {
     // What travels in the line of the flag needs no thought, and has no time for any.
-    if bytes <= Desk::TINY { Algorithm::Staged } else { quickest(&here(ranks), bytes, ranks) }
+    if bytes <= Staging::TINY { Algorithm::Staged } else { quickest(&here(ranks), bytes, ranks) }
 }
 
 /// Whether parts of `bytes` that are only read are better laid out beside the flags, which saves the closing barrier,
 /// than read where they are, which saves laying them out; between `ranks` of this machine.
 pub fn is_small(bytes: usize, ranks: usize) -> bool {
-    bytes <= Desk::TINY || small(&here(ranks), bytes, ranks)
+    bytes <= Staging::TINY || small(&here(ranks), bytes, ranks)
 }
 
 /// What a rank pays in a group of `ranks` whose rank 0 is this process.
@@ -59,10 +59,10 @@ fn picoseconds(rates: &Rates, bytes: usize, ranks: usize) -> [u64; 3] {
     // Costs come from a file: whatever it says, this does not overflow.
     let all = |each: u64| lines.saturating_mul(each);
     let fetched = all(rates.laid + peers * rates.fresh);
-    let staged = if bytes <= Desk::TINY {
+    let staged = if bytes <= Staging::TINY {
         rates.exchange // it travels in the line of the flag
     } else {
-        let pieces = bytes.div_ceil(DESK) as u64;
+        let pieces = bytes.div_ceil(STAGE) as u64;
         let dearer = (2 * rates.moved).saturating_sub(rates.laid);
         let late = lines.saturating_sub(AT_ONCE).saturating_mul(dearer);
         pieces.saturating_mul(rates.exchange).saturating_add(fetched).saturating_add(late)
@@ -88,7 +88,7 @@ pub(super) fn quickest(rates: &Rates, bytes: usize, ranks: usize) -> Algorithm {
 pub(super) fn small(rates: &Rates, bytes: usize, ranks: usize) -> bool {
     let (lines, peers) = (bytes.div_ceil(super::LINE) as u64, ranks.saturating_sub(1) as u64);
     let laid = rates.laid + peers * rates.fresh.saturating_sub(rates.settled);
-    bytes <= DESK && lines * laid <= rates.exchange
+    bytes <= STAGE && lines * laid <= rates.exchange
 }
 
 /// Whether, of `bytes` that every rank has laid out, each rank better reduces all for itself than its share for all, which
@@ -156,7 +156,7 @@ mod tests {
             assert_eq!(sizes.iter().rposition(staged).map(|p| p + 1), {
                 Some(sizes.iter().take_while(|b| staged(b)).count())
             });
-            let small = |bytes: &&usize| **bytes <= Desk::TINY || small(&rates, **bytes, ranks);
+            let small = |bytes: &&usize| **bytes <= Staging::TINY || small(&rates, **bytes, ranks);
             assert_eq!(sizes.iter().filter(small).count(), sizes.iter().take_while(small).count());
         }
     }
@@ -166,7 +166,7 @@ mod tests {
         let rates = costs.among(4, 8);
         let staged = |bytes: &usize| quickest(&rates, *bytes, 4) == Algorithm::Staged;
         let beside = |bytes: &usize| small(&rates, *bytes, 4);
-        [(0..DESK).take_while(staged).count(), (0..DESK).take_while(beside).count()]
+        [(0..STAGE).take_while(staged).count(), (0..STAGE).take_while(beside).count()]
     }
 
     #[test]
@@ -209,8 +209,8 @@ mod tests {
     #[test]
     fn more_than_two_ranks_share_the_work_on_what_is_large() {
         let at_once = |bytes, ranks, cores| at_once(&rates(ranks, cores), bytes, ranks);
-        assert!(at_once(DESK, 2, 64) && at_once(64, 8, 64));
-        assert!(!at_once(DESK, 4, 64) && !at_once(DESK, 72, 64));
+        assert!(at_once(STAGE, 2, 64) && at_once(64, 8, 64));
+        assert!(!at_once(STAGE, 4, 64) && !at_once(STAGE, 72, 64));
         assert!(at_once(4096, 4, 2), "an exchange is dear where ranks share cores");
     }
 

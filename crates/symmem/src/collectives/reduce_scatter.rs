@@ -4,6 +4,7 @@ use super::host::copy::Stores;
 use super::{block_len, by_rank, check_len, loop_for, rows_of};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
+use crate::group::{Call, Way};
 use crate::symmetric::Symmetric;
 
 const NAME: &str = "reduce_scatter";
@@ -39,9 +40,10 @@ impl<T: Element> Symmetric<T> {
         let block = block_len(self.group(), NAME, columns)?;
         check_len(self.group(), NAME, "an output", rows * block, out.len())?;
         let first = self.group().rank() * block;
-        let agreed = [op as usize, rows, columns];
+        let more = [rows, columns, 0];
+        let call = |way| Call { operator: Some(op), more, ..self.call(NAME, way) };
         if self.is_small() {
-            return self.staged(NAME, &agreed, 0..self.len(), true, |from, _| {
+            return self.staged(call(Way::Staged), 0..self.len(), true, |from, _| {
                 for (row, out) in out.chunks_exact_mut(block.max(1)).enumerate() {
                     let begin = row * columns + first;
                     let source = |rank: usize| {
@@ -54,7 +56,7 @@ impl<T: Element> Symmetric<T> {
                 }
             });
         }
-        self.collective(NAME, &agreed, |session| {
+        self.collective(call(Way::Direct), |session| {
             for (row, out) in out.chunks_exact_mut(block.max(1)).enumerate() {
                 let begin = row * columns + first;
                 // SAFETY: within all parts; `out` has a block's length and is ours alone, and nobody writes any part.

@@ -4,6 +4,7 @@ use super::host::copy::Stores;
 use super::{block_len, check_len, copy_elements, loop_for};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
+use crate::group::{Call, Way};
 use crate::symmetric::Symmetric;
 
 impl<T: Element> Symmetric<T> {
@@ -16,15 +17,16 @@ impl<T: Element> Symmetric<T> {
         if is_root {
             check_len(self.group(), NAME, "an output", len, out.len())?;
         }
+        let call = |way| Call { operator: Some(op), root: Some(root), ..self.call(NAME, way) };
         if self.is_small() {
-            return self.staged(NAME, &[op as usize, root], 0..len, true, |from, _| {
+            return self.staged(call(Way::Staged), 0..len, true, |from, _| {
                 if is_root {
                     // SAFETY: each rank has laid out `len` elements; `out` has as many and is ours alone.
                     unsafe { looped(from, &[out.as_mut_ptr()], len, Stores::Cached) };
                 }
             });
         }
-        self.collective(NAME, &[op as usize, root], |session| {
+        self.collective(call(Way::Direct), |session| {
             if session.rank() == root {
                 // SAFETY: all have `len` elements; `out` is ours alone, and nobody writes any part.
                 unsafe { session.reduce(looped, 0..len, &[out.as_mut_ptr()]) };
@@ -41,8 +43,9 @@ impl<T: Element> Symmetric<T> {
         if is_root {
             check_len(self.group(), NAME, "an output", len * self.group().size(), out.len())?;
         }
+        let call = |way| Call { root: Some(root), ..self.call(NAME, way) };
         if self.is_small() {
-            return self.staged(NAME, &[root], 0..len, true, |from, _| {
+            return self.staged(call(Way::Staged), 0..len, true, |from, _| {
                 for (rank, &from) in from.iter().enumerate().filter(|_| is_root) {
                     let to = out.as_mut_ptr().wrapping_add(rank * len);
                     // SAFETY: each rank has laid out `len` elements; `out` has as many for each.
@@ -50,7 +53,7 @@ impl<T: Element> Symmetric<T> {
                 }
             });
         }
-        self.collective(NAME, &[root], |session| {
+        self.collective(call(Way::Direct), |session| {
             for rank in (0..session.size()).filter(|_| session.rank() == root) {
                 let to = out.as_mut_ptr().wrapping_add(rank * len);
                 // SAFETY: each part has `len` elements, which nobody writes; `out` has as many for each rank.
@@ -67,15 +70,16 @@ impl<T: Element> Symmetric<T> {
         let is_root = self.is_root(NAME, root)?;
         check_len(self.group(), NAME, "an output", block, out.len())?;
         let own = self.group().rank() * block;
+        let call = |way| Call { root: Some(root), ..self.call(NAME, way) };
         if self.is_small() {
-            return self.staged(NAME, &[root], 0..self.len(), is_root, |from, _| {
+            return self.staged(call(Way::Staged), 0..self.len(), is_root, |from, _| {
                 if let Some(from) = from.get(root) {
                     // SAFETY: the root has laid out a block for each rank, and `out` is one long.
                     unsafe { copy_elements(from.wrapping_add(own), out.as_mut_ptr(), block) };
                 }
             });
         }
-        self.collective(NAME, &[root], |session| {
+        self.collective(call(Way::Direct), |session| {
             let from = session.part(root, own).cast_const();
             // SAFETY: the root's part has a block for each rank, and `out` is one long; nobody writes any part.
             unsafe { copy_elements(from, out.as_mut_ptr(), block) };

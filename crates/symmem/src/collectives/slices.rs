@@ -1,7 +1,7 @@
-//! Collectives on ordinary memory: piece by piece over the ranks' desks, with the same bits as in symmetric memory.
+//! Collectives on ordinary memory: piece by piece through the ranks' staging buffers, with the same bits as in symmetric memory.
 //!
-//! A rank lays out a piece, and peers take it up from there. Each rank has two desks in turn, and a flag comes with each
-//! piece, so one exchange per piece is all: while a slow rank still reads one, the others lay out the next.
+//! A rank stages a piece, and peers read it from there. Each rank has two staging buffers in turn, and a flag comes with each
+//! piece, so one exchange per piece is all: while a slow rank still reads one, the others stage the next.
 #![allow(unsafe_code)] // S2 (what is laid out stays until the next exchange), S3 (pieces of slices checked here)
 
 use std::ops::Range;
@@ -10,30 +10,27 @@ use super::host::copy::{Stores, copy};
 use super::{LINE, block_len, by_rank, check_len, copy_elements, loop_for, plan, record, share};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
-use crate::group::{Call, DESK, Desk, Group, digest};
-
-/// Sets these calls apart from those on symmetric memory of the same name: no rendezvous has this number.
-const SLICES: usize = usize::MAX;
+use crate::group::{Call, Group, Memory, Running, STAGE, Staging};
 
 impl Group {
     /// Element i of `data` becomes the reduction of element i of all ranks. Collective; after an error `data` may be
-    /// reduced in part. A call that ran into its deadline goes on when it is made again with the same elements.
+    /// reduced in part.
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
         const NAME: &str = "all_reduce";
         let looped = loop_for::<T>(self, NAME, op)?;
         let len = data.len();
-        record::<T>(self, NAME, len, "slices");
-        let _turn = self.turn_for_slices();
+        let call = Call { operator: Some(op), ..on_slices::<T>(NAME, len) };
+        let mut running = self.begin_slices::<T>(&call)?;
         for piece in pieces::<T>(len, 1) {
-            let call = |step| call::<T>(NAME, len, &[op as usize, piece.start, step]);
             let data = data.get_mut(piece.clone()).unwrap_or_default();
             let (data, len) = (data.as_mut_ptr(), data.len());
             let laid = Laid::one(data, len);
-            // SAFETY: a piece of `data`, which fits a desk.
+            // SAFETY: a piece of `data`, which fits a staging buffer.
             let lay = |to: *mut u8| unsafe { laid.lay(to) };
-            if laid.bytes() <= Desk::TINY || plan::at_once(self.rates()?, laid.bytes(), self.size())
+            if laid.bytes() <= Staging::TINY
+                || plan::at_once(self.rates()?, laid.bytes(), self.size())
             {
-                self.staged(call(0), laid.bytes(), lay, None, |from| {
+                self.staged(&mut running, laid.bytes(), lay, None, |from| {
                     // SAFETY: every other rank has laid out a piece of this length, and here is ours.
                     let reduce =
                         |from: &[*const T]| unsafe { looped(from, &[data], len, Stores::Cached) };
@@ -42,27 +39,38 @@ impl Group {
                 continue;
             }
             let own = share::<T>(len, self.rank(), self.size());
-            self.staged(call(1), laid.bytes(), lay, None, |from| {
+            self.staged(&mut running, laid.bytes(), lay, None, |from| {
                 let to = data.wrapping_add(own.start);
                 // SAFETY: our share of what every other rank has laid out, and of ours.
                 let reduce =
                     |from: &[*const T]| unsafe { looped(from, &[to], own.len(), Stores::Cached) };
                 self.beside(from, own.start, to, reduce);
             })?;
-            self.gather_shares(call(2), data, len)?;
+            self.gather_shares(&mut running, data, len)?;
         }
         Ok(())
     }
 
+    fn begin_slices<T: Element>(&self, call: &Call) -> Result<Running<'_>> {
+        self.reach_out();
+        record::<T>(self, call.op, call.len, "slices");
+        self.begin_call(call, self.deadline())
+    }
+
     /// Every rank has its share of the `len` elements at `data`, and gets those of the others.
-    fn gather_shares<T: Element>(&self, call: Call, data: *mut T, len: usize) -> Result<()> {
+    fn gather_shares<T: Element>(
+        &self,
+        running: &mut Running<'_>,
+        data: *mut T,
+        len: usize,
+    ) -> Result<()> {
         let shares = |rank| share::<T>(len, rank, self.size());
         let laid =
             Laid::one(data.wrapping_add(shares(self.rank()).start), shares(self.rank()).len());
-        // SAFETY: our share of the elements, which fits a desk.
+        // SAFETY: our share of the elements, which fits a staging buffer.
         let lay = |to: *mut u8| unsafe { laid.lay(to) };
         let most = shares(0).len() * size_of::<T>();
-        self.staged(call, most, lay, None, |from: &[*const T]| {
+        self.staged(running, most, lay, None, |from: &[*const T]| {
             for (rank, from) in from.iter().enumerate().filter(|(rank, _)| *rank != self.rank()) {
                 let to = data.wrapping_add(shares(rank).start);
                 // SAFETY: the rank has laid out its share, and here is the place for it.
@@ -76,14 +84,12 @@ impl Group {
         const NAME: &str = "all_gather";
         let len = input.len();
         check_len(self, NAME, "an output", len.saturating_mul(self.size()), out.len())?;
-        record::<T>(self, NAME, len, "slices");
-        let _turn = self.turn_for_slices();
+        let mut running = self.begin_slices::<T>(&on_slices::<T>(NAME, len))?;
         for piece in pieces::<T>(len, 1) {
-            let call = call::<T>(NAME, len, &[piece.start]);
             let laid = Laid::one(input.as_ptr().wrapping_add(piece.start), piece.len());
-            // SAFETY: a piece of `input`, which fits a desk.
+            // SAFETY: a piece of `input`, which fits a staging buffer.
             let lay = |to: *mut u8| unsafe { laid.lay(to) };
-            self.staged(call, laid.bytes(), lay, None, |from| {
+            self.staged(&mut running, laid.bytes(), lay, None, |from| {
                 self.take_up(from, 0, laid.from, out, len, &piece);
             })?;
         }
@@ -101,15 +107,14 @@ impl Group {
         let looped = loop_for::<T>(self, NAME, op)?;
         let block = block_len(self, NAME, input.len())?;
         check_len(self, NAME, "an output", block, out.len())?;
-        record::<T>(self, NAME, block, "slices");
-        let _turn = self.turn_for_slices();
+        let call = Call { operator: Some(op), ..on_slices::<T>(NAME, block) };
+        let mut running = self.begin_slices::<T>(&call)?;
         for piece in pieces::<T>(block, self.size()) {
-            let call = call::<T>(NAME, block, &[op as usize, piece.start]);
             let laid = Laid::blocks(input, block, self, &piece);
-            // SAFETY: a piece of each block of `input`, which all together fit a desk.
+            // SAFETY: a piece of each block of `input`, which all together fit a staging buffer.
             let lay = |to: *mut u8| unsafe { laid.lay(to) };
             let out = out.get_mut(piece).unwrap_or_default();
-            self.staged(call, laid.bytes(), lay, None, |from| {
+            self.staged(&mut running, laid.bytes(), lay, None, |from| {
                 let own = laid.from.wrapping_add(self.rank() * block);
                 let (out, len) = (out.as_mut_ptr(), out.len());
                 self.beside(from, self.rank() * len, own, |from| {
@@ -126,20 +131,19 @@ impl Group {
         const NAME: &str = "broadcast";
         self.check_rank(NAME, root)?;
         let len = data.len();
-        record::<T>(self, NAME, len, "slices");
-        let _turn = self.turn_for_slices();
+        let call = Call { root: Some(root), ..on_slices::<T>(NAME, len) };
+        let mut running = self.begin_slices::<T>(&call)?;
         for piece in pieces::<T>(len, 1) {
-            let call = call::<T>(NAME, len, &[root, piece.start]);
             let data = data.get_mut(piece).unwrap_or_default();
             let (data, len) = (data.as_mut_ptr(), data.len());
             let laid = Laid::one(data, len);
             let lay = |to: *mut u8| {
                 if self.rank() == root {
-                    // SAFETY: a piece of `data`, which fits a desk.
+                    // SAFETY: a piece of `data`, which fits a staging buffer.
                     unsafe { laid.lay(to) };
                 }
             };
-            self.staged(call, laid.bytes(), lay, None, |from: &[*const T]| {
+            self.staged(&mut running, laid.bytes(), lay, None, |from: &[*const T]| {
                 if let Some(from) = from.get(root).filter(|_| self.rank() != root) {
                     // SAFETY: the root has laid out a piece of this length, and here is the place for it.
                     unsafe { copy_elements(*from, data, len) };
@@ -154,14 +158,12 @@ impl Group {
         const NAME: &str = "all_to_all";
         let block = block_len(self, NAME, input.len())?;
         check_len(self, NAME, "an output", input.len(), out.len())?;
-        record::<T>(self, NAME, block, "slices");
-        let _turn = self.turn_for_slices();
+        let mut running = self.begin_slices::<T>(&on_slices::<T>(NAME, block))?;
         for piece in pieces::<T>(block, self.size()) {
-            let call = call::<T>(NAME, block, &[piece.start]);
             let laid = Laid::blocks(input, block, self, &piece);
-            // SAFETY: a piece of each block of `input`, which all together fit a desk.
+            // SAFETY: a piece of each block of `input`, which all together fit a staging buffer.
             let lay = |to: *mut u8| unsafe { laid.lay(to) };
-            self.staged(call, laid.bytes(), lay, None, |from| {
+            self.staged(&mut running, laid.bytes(), lay, None, |from| {
                 let own = laid.from.wrapping_add(self.rank() * block);
                 self.take_up(from, self.rank() * piece.len(), own, out, block, &piece);
             })?;
@@ -254,10 +256,10 @@ impl<T> Laid<T> {
     }
 }
 
-/// Cuts a block of `len` elements into pieces, of which a desk holds one of each of `blocks`. One empty piece if there are
+/// Cuts a block of `len` elements into pieces, of which a staging buffer holds one of each of `blocks`. One empty piece if there are
 /// no elements, so that ranks still meet.
 fn pieces<T>(len: usize, blocks: usize) -> impl Iterator<Item = Range<usize>> {
-    let most = (DESK / blocks / size_of::<T>()).max(1);
+    let most = (STAGE / blocks / size_of::<T>()).max(1);
     let count = len.div_ceil(most).max(1);
     // All of about the same length: what is left over at the end would not be worth its exchange.
     let each =
@@ -265,8 +267,9 @@ fn pieces<T>(len: usize, blocks: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len.div_ceil(each).max(1)).map(move |i| i * each..((i + 1) * each).min(len))
 }
 
-fn call<T: Element>(name: &'static str, len: usize, agreed: &[usize]) -> Call {
-    Call::Collective(name, digest(name, T::DTYPE, SLICES, len, agreed))
+/// A call on slices of `len` elements, or blocks of as many.
+fn on_slices<T: Element>(op: &'static str, len: usize) -> Call {
+    Call { op, dtype: Some(T::DTYPE), memory: Memory::Slices, len, ..Call::default() }
 }
 
 #[cfg(test)]
@@ -276,13 +279,13 @@ mod tests {
     #[test]
     fn pieces_cover_everything_once_and_fit_a_desk() {
         for (len, blocks) in
-            [(0, 1), (1, 3), (100, 7), (DESK / 4, 1), (DESK / 4 + 1, 1), (1 << 20, 72)]
+            [(0, 1), (1, 3), (100, 7), (STAGE / 4, 1), (STAGE / 4 + 1, 1), (1 << 20, 72)]
         {
             let cut: Vec<_> = pieces::<f32>(len, blocks).collect();
-            assert!(cut.iter().all(|p| p.len() * blocks * 4 <= DESK));
+            assert!(cut.iter().all(|p| p.len() * blocks * 4 <= STAGE));
             assert!(cut.windows(2).all(|p| p[0].end == p[1].start && !p[1].is_empty()));
             assert_eq!((cut[0].start, cut[cut.len() - 1].end), (0, len));
         }
-        assert_eq!(pieces::<u8>(DESK + 1, 1).map(|p| p.len()).max(), Some(DESK / 2 + 64));
+        assert_eq!(pieces::<u8>(STAGE + 1, 1).map(|p| p.len()).max(), Some(STAGE / 2 + 64));
     }
 }

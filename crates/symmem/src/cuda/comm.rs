@@ -275,6 +275,7 @@ impl Comm {
                 channel: Some(note.channel as usize),
                 waiting_for: vec![rank],
                 after: Duration::from_nanos(nanoseconds(group)),
+                doing: Vec::new(),
             },
             2 => Error::PeerLost { rank, during, how: "its group is poisoned".into() },
             3 => Error::Mismatch {

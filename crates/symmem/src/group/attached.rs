@@ -7,6 +7,7 @@ use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use super::{Group, Inner};
 use crate::backend::Device;
 use crate::error::Result;
+use crate::sync::{Expiry, lock_by};
 
 /// A group, for those who must not keep it.
 pub(crate) struct WeakGroup(Weak<Inner>);
@@ -30,7 +31,10 @@ impl Group {
         make: impl FnOnce() -> Result<Arc<T>>,
     ) -> Result<Arc<T>> {
         let key = (TypeId::of::<T>(), number);
-        let mut attached = self.0.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        // What is made may take all ranks; another thread waits for that no longer than for anything else.
+        let attached = lock_by(&self.0.attached, self.deadline());
+        let busy = |(why, after): (Expiry, _)| why.error("attach", vec![self.rank()], after);
+        let mut attached = attached.map_err(busy)?;
         let known = attached.get(&key).and_then(|known| Arc::clone(known).downcast().ok());
         if let Some(known) = known {
             return Ok(known);

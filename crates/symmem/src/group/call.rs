@@ -1,52 +1,183 @@
 //! What ranks tell each other of a call, so that those that make different ones find out, and can say how they differ.
 
-use crate::dtype::DType;
+use crate::dtype::{DType, ReduceOp};
 
-/// The call that a plain barrier stands for; others are made by [`Call`].
-pub(super) const BARRIER: u32 = 0;
-
-/// What the library's own channel is used for: told to peers, so that ranks that call different things find out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Call {
-    /// Of the memory of the n-th rendezvous of the group.
-    Share(u64),
-    /// Likewise.
-    Release(u64),
-    /// A collective, and a digest of all in which its calls must agree.
-    Collective(&'static str, u32),
+/// One collective call, in all in which ranks must agree.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Call {
+    pub(crate) op: &'static str,
+    pub(crate) dtype: Option<DType>,
+    pub(crate) operator: Option<ReduceOp>,
+    pub(crate) way: Way,
+    pub(crate) root: Option<usize>,
+    pub(crate) memory: Memory,
+    /// Elements.
+    pub(crate) len: usize,
+    /// Numbers that some operations have besides: see [`details`].
+    pub(crate) more: [usize; 3],
 }
 
+/// How data move. Part of the call: ranks that move them differently must not go on together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Way {
+    #[default]
+    Any,
+    Staged,
+    OneShot,
+    TwoShot,
+    Direct,
+}
+
+/// Whose memory a call is about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Memory {
+    #[default]
+    None,
+    /// Ordinary memory of each rank.
+    Slices,
+    /// Of the n-th rendezvous of the group, from a byte on.
+    Rendezvous(u64, usize),
+}
+
+/// The call at which ranks come together before they exchange memory.
+pub(super) const RENDEZVOUS: &str = "rendezvous";
+
+/// A call as it is compared and told to peers.
+pub(super) type Words = [u64; 8];
+
 impl Call {
-    pub(super) fn code(self) -> u32 {
-        match self {
-            Self::Share(number) => (number as u32) << 2 | 1,
-            Self::Release(number) => (number as u32) << 2 | 2,
-            Self::Collective(_, digest) => digest << 2 | 3,
+    const WAYS: [Way; 5] = [Way::Any, Way::Staged, Way::OneShot, Way::TwoShot, Way::Direct];
+
+    /// A call without data.
+    pub(crate) fn plain(op: &'static str) -> Self {
+        Self { op, ..Self::default() }
+    }
+
+    /// Whether a call that gave up can be resumed: it carries no data, so the same call again is the same in all.
+    pub(super) fn is_resumable(&self) -> bool {
+        ["barrier", "share", "release", "open", "close", RENDEZVOUS].contains(&self.op)
+    }
+
+    #[inline]
+    pub(super) fn words(&self) -> Words {
+        let plus_one = |number: Option<u64>| number.map_or(0, |number| number + 1);
+        let kind = u64::from(op_code(self.op))
+            | plus_one(self.dtype.map(|dtype| dtype as u64)) << 8
+            | plus_one(self.operator.map(|operator| operator as u64)) << 16
+            | (self.way as u64) << 24
+            | plus_one(self.root.map(|root| root as u64)) << 32;
+        let (memory, offset) = match self.memory {
+            Memory::None => (0, 0),
+            Memory::Slices => (1, 0),
+            Memory::Rendezvous(number, offset) => (number + 2, offset),
+        };
+        let [a, b, c] = self.more.map(|number| number as u64);
+        [kind, memory, offset as u64, self.len as u64, a, b, c, 0]
+    }
+
+    pub(super) fn from_words(words: &Words) -> Self {
+        let [kind, memory, offset, len, a, b, c, _] = *words;
+        let part = |shift: u32| (kind >> shift & 0xff) as usize;
+        let known = |part: usize| part.checked_sub(1);
+        Self {
+            op: op_of(part(0) as u32).unwrap_or("an operation of another version"),
+            dtype: known(part(8)).and_then(|i| DType::ALL.get(i).copied()),
+            operator: known(part(16)).and_then(|i| ReduceOp::ALL.get(i).copied()),
+            way: Self::WAYS.get(part(24)).copied().unwrap_or_default(),
+            root: ((kind >> 32) as usize).checked_sub(1),
+            memory: match memory {
+                0 => Memory::None,
+                1 => Memory::Slices,
+                number => Memory::Rendezvous(number - 2, offset as usize),
+            },
+            len: len as usize,
+            more: [a, b, c].map(|number| number as usize),
         }
     }
 
-    pub(crate) fn name(self) -> &'static str {
+    /// The first thing in which two calls differ: what it is, and both values.
+    pub(super) fn difference(&self, other: &Self) -> (&'static str, String, String) {
+        fn both<T: Copy>(a: T, b: T, show: impl Fn(T) -> String) -> (String, String) {
+            (show(a), show(b))
+        }
+        let of = |what, (ours, theirs): (String, String)| (what, ours, theirs);
+        if self.op != other.op {
+            return of("operation", both(self, other, |call| call.to_string()));
+        }
+        if self.dtype != other.dtype {
+            let name = |dtype: Option<DType>| dtype.map_or("none".into(), |d| d.to_string());
+            return of("element type", both(self.dtype, other.dtype, name));
+        }
+        if self.len != other.len {
+            return of("length", both(self.len, other.len, |len| format!("{len} elements")));
+        }
+        if self.operator != other.operator {
+            let name = |op: Option<ReduceOp>| op.map_or("none".into(), |op| op.to_string());
+            return of("operator", both(self.operator, other.operator, name));
+        }
+        if self.root != other.root {
+            let name = |root: Option<usize>| root.map_or("none".into(), |r| format!("rank {r}"));
+            return of("root", both(self.root, other.root, name));
+        }
+        let mut details = details(self.op).into_iter().zip(self.more.iter().zip(&other.more));
+        if let Some((what, (a, b))) = details.find(|(_, (a, b))| a != b) {
+            return of(what, (a.to_string(), b.to_string()));
+        }
+        if self.memory != other.memory {
+            return of("memory", both(self.memory, other.memory, |memory| memory.to_string()));
+        }
+        of("algorithm", both(self.way, other.way, |way| format!("{way:?}").to_lowercase()))
+    }
+}
+
+/// What the further numbers of an operation's calls mean.
+fn details(op: &str) -> [&'static str; 3] {
+    match op {
+        "all_reduce" => {
+            ["place of the result (0: the memory itself, 1: an output)", "detail", "detail"]
+        }
+        "reduce_scatter" => ["number of rows", "number of columns", "detail"],
+        "all_to_all_v" | "all_to_all_v_2d" | "all_to_all_v_2d_offset" => {
+            ["row length", "alignment", "rows of the output"]
+        }
+        _ => ["detail"; 3],
+    }
+}
+
+impl std::fmt::Display for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Share(_) => "share",
-            Self::Release(_) => "release",
-            Self::Collective(name, _) => name,
+            Self::None => f.write_str("none"),
+            Self::Slices => f.write_str("slices"),
+            Self::Rendezvous(number, 0) => write!(f, "that of rendezvous {number}"),
+            Self::Rendezvous(number, offset) => {
+                write!(f, "that of rendezvous {number} from byte {offset}")
+            }
         }
     }
+}
 
-    /// The call of a code in words, which tell it from that of `other`.
-    pub(super) fn describe(code: u32, other: u32) -> String {
-        let number = code >> 2;
-        match code & 3 {
-            1 => format!("share of the memory of rendezvous {number}"),
-            2 => format!("release of the memory of rendezvous {number}"),
-            3 => describe(number, if other & 3 == 3 { other >> 2 } else { number }),
-            _ => "barrier".to_owned(),
+impl std::fmt::Display for Call {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.op)?;
+        if let Some(dtype) = self.dtype {
+            write!(f, " of {} {dtype}", self.len)?;
+        }
+        if let Some(operator) = self.operator {
+            write!(f, ", {operator}")?;
+        }
+        if let Some(root) = self.root {
+            write!(f, ", root {root}")?;
+        }
+        match self.memory {
+            Memory::None => Ok(()),
+            memory => write!(f, ", memory: {memory}"),
         }
     }
 }
 
 /// The operations that ranks call together, the most frequent first: they are looked for in this order. At most 32.
-const OPS: [&str; 25] = [
+const OPS: [&str; 29] = [
     "barrier",
     "all_reduce",
     "reduce_scatter",
@@ -71,6 +202,10 @@ const OPS: [&str; 25] = [
     "open",
     "close",
     "copy_to_multicast",
+    "share",
+    "release",
+    "rendezvous",
+    "resync",
     "a kernel of the caller's",
 ];
 
@@ -85,7 +220,7 @@ pub(crate) fn op_of(code: u32) -> Option<&'static str> {
     OPS.get(code as usize).copied()
 }
 
-/// All in which ranks' calls must agree, in 30 bits: from above, 5 for the operation, 4 for the type of the elements, and a
+/// All in which ranks' calls on a device must agree, in 30 bits: from above, 5 for the operation, 4 for the type of the elements, and a
 /// hash of the memory's number, the length and what else is `agreed`.
 #[inline]
 pub(crate) fn digest(op: &str, dtype: DType, number: usize, len: usize, agreed: &[usize]) -> u32 {
@@ -115,6 +250,48 @@ pub(crate) fn describe(digest: u32, other: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn reduction() -> Call {
+        Call {
+            dtype: Some(DType::F32),
+            operator: Some(ReduceOp::Sum),
+            way: Way::TwoShot,
+            memory: Memory::Rendezvous(3, 128),
+            len: 100,
+            ..Call::plain("all_reduce")
+        }
+    }
+
+    #[test]
+    fn a_call_survives_its_way_to_a_peer() {
+        let rooted = Call { root: Some(5), more: [1, 2, 3], ..reduction() };
+        for call in [Call::plain("barrier"), reduction(), rooted] {
+            assert_eq!(Call::from_words(&call.words()), call);
+        }
+        assert_eq!(Call::plain("barrier").words(), [0; 8]);
+    }
+
+    #[test]
+    fn the_first_difference_is_named_with_both_values() {
+        let differs = |other: Call| reduction().difference(&other);
+        let text =
+            |(what, ours, theirs): (&str, String, String)| format!("{what}: {ours}, {theirs}");
+        let longer = text(differs(Call { len: 101, ..reduction() }));
+        assert_eq!(longer, "length: 100 elements, 101 elements");
+        let elsewhere = Call { memory: Memory::Rendezvous(4, 0), ..reduction() };
+        let elsewhere = text(differs(elsewhere));
+        assert_eq!(elsewhere, "memory: that of rendezvous 3 from byte 128, that of rendezvous 4");
+        let maximum = text(differs(Call { operator: Some(ReduceOp::Max), ..reduction() }));
+        assert_eq!(maximum, "operator: sum, max");
+        let barrier = text(differs(Call::plain("barrier")));
+        assert_eq!(
+            barrier,
+            "operation: all_reduce of 100 f32, sum, memory: that of rendezvous 3 from byte 128, barrier"
+        );
+        let rows = Call { more: [1, 2, 0], ..Call::plain("reduce_scatter") };
+        let columns = Call { more: [1, 3, 0], ..rows };
+        assert_eq!(text(rows.difference(&columns)), "number of columns: 2, 3");
+    }
 
     #[test]
     fn every_difference_shows_in_the_digest() {

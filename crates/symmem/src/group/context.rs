@@ -1,14 +1,18 @@
 //! What all groups and buffers of one rank share: its connections, and tables of names and memory.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
+use super::form::Formed;
 use crate::backend::Backend;
 use crate::block::{Block, Imports};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::mesh::Mesh;
+use crate::mesh::{Gone, Mesh, Mourner, Subject};
+use crate::signal::Layout;
 use crate::store::{SharedStore, TcpServer};
+use crate::sync::Ordering;
+use crate::sync::atomic::AtomicBool;
 
 pub(crate) struct Context {
     pub(crate) mesh: Mesh,
@@ -26,6 +30,9 @@ pub(crate) struct Context {
     blocks: Mutex<BTreeMap<usize, Weak<Block>>>,
     /// Allocations that outlive their users, by the users' ids.
     persistent: Mutex<HashMap<u64, (DType, Arc<Block>)>>,
+    pub(super) world: Arc<WorldPads>,
+    /// Which of this rank's notes are in use.
+    notes: [AtomicBool; Layout::THREADS],
     /// The job's store, where this rank hosts it; declared last, it goes last.
     _server: Option<TcpServer>,
 }
@@ -50,6 +57,10 @@ impl Context {
         server: Option<TcpServer>,
     ) -> Result<Self> {
         let pads = if mesh.in_one_process() { "process" } else { "host" };
+        let world: Arc<WorldPads> = Arc::default();
+        // The first to be told of losses, so that every group finds them in the order that all ranks see.
+        let observer: Weak<WorldPads> = Arc::downgrade(&world);
+        mesh.watch(observer);
         Ok(Self {
             pad_backend: crate::backend::by_name(pads)?,
             mesh,
@@ -61,6 +72,8 @@ impl Context {
             imports: Imports::default(),
             blocks: Mutex::default(),
             persistent: Mutex::default(),
+            world,
+            notes: Default::default(),
             _server: server,
         })
     }
@@ -90,11 +103,6 @@ impl Context {
         blocks.insert(block.region().address(), Arc::downgrade(block));
     }
 
-    /// Forgets an allocation that its owner has parted from for good.
-    pub(crate) fn unregister(&self, block: &Block) {
-        lock(&self.blocks).remove(&block.region().address());
-    }
-
     /// The living allocation whose data cover `address`, and how far into them it lies.
     pub(crate) fn find(&self, address: usize) -> Option<(Arc<Block>, usize)> {
         let blocks = lock(&self.blocks);
@@ -112,6 +120,40 @@ impl Context {
         others.any(|b| b.mapping(group).is_some_and(|m| m.number == number))
     }
 
+    /// Tells all ranks what a thread of this one waits for, until the note is dropped; `None` if there is no place for it.
+    #[cold]
+    pub(super) fn note(&self, text: &str) -> Option<Note<'_>> {
+        let world = self.world.formed.get()?;
+        let thread = self.notes.iter().position(|used| !used.swap(true, Ordering::Acquire))?;
+        let first = Layout::note(thread);
+        let most = text.len().min(4 * (Layout::NOTE - 2));
+        let len = (0..=most).rev().find(|&len| text.is_char_boundary(len)).unwrap_or(0);
+        let mut words = [0; Layout::NOTE - 2];
+        for (word, bytes) in words.iter_mut().zip(text.as_bytes()[..len].chunks(4)) {
+            *word = bytes.iter().rev().fold(0, |word, byte| word << 8 | u32::from(*byte));
+        }
+        world.signals.store_words(first + 2, &words);
+        world.signals.store_words(first + 1, &[milliseconds()]);
+        world.signals.store_words(first, &[len as u32]);
+        Some(Note { context: self, thread })
+    }
+
+    /// What the threads of a rank of the world wait for, by its notes. Only for people: a note may change while it is read.
+    #[cold]
+    pub(super) fn doing(&self, world_rank: usize) -> Vec<String> {
+        let Some(world) = self.world.formed.get() else { return Vec::new() };
+        let read = |thread: usize| {
+            let words: [u32; Layout::NOTE] =
+                world.signals.load_words(world_rank, Layout::note(thread));
+            let [len, since, text @ ..] = words;
+            let bytes: Vec<u8> = text.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let text = String::from_utf8_lossy(bytes.get(..len as usize)?).into_owned();
+            let seconds = f64::from(milliseconds().wrapping_sub(since)) / 1000.0;
+            (len != 0).then(|| format!("{text} for {seconds:.1} s"))
+        };
+        (0..Layout::THREADS).filter_map(read).collect()
+    }
+
     pub(crate) fn persistent(&self) -> MutexGuard<'_, HashMap<u64, (DType, Arc<Block>)>> {
         lock(&self.persistent)
     }
@@ -119,8 +161,64 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        self.mesh.leave("it left", None);
+        self.mesh.leave(if std::thread::panicking() { "it panicked" } else { "it left" }, None);
     }
+}
+
+/// The pads of the world, through which ranks tell what they wait for and whom they have lost.
+#[derive(Default)]
+pub(super) struct WorldPads {
+    formed: OnceLock<Arc<Formed>>,
+    /// Lost before there were pads.
+    early: Mutex<Vec<usize>>,
+}
+
+impl WorldPads {
+    pub(super) fn set(&self, formed: &Arc<Formed>) {
+        let formed = self.formed.get_or_init(|| Arc::clone(formed));
+        lock(&self.early).drain(..).for_each(|rank| formed.signals.note_loss(rank));
+    }
+
+    /// The first of these ranks of the world to be lost: the same for all who ask.
+    pub(super) fn first_lost(&self, among: impl Fn(usize) -> bool) -> Option<usize> {
+        self.formed.get()?.signals.losses().find(|rank| among(*rank))
+    }
+}
+
+impl Mourner for WorldPads {
+    fn gone(&self, world_rank: usize, gone: &Gone, subject: Option<&Subject>) {
+        if gone.left || subject.is_some() {
+            return;
+        }
+        let mut early = lock(&self.early);
+        match self.formed.get() {
+            Some(formed) => formed.signals.note_loss(world_rank),
+            None => early.push(world_rank),
+        }
+    }
+}
+
+/// What a thread of this rank says that it waits for.
+pub(super) struct Note<'a> {
+    context: &'a Context,
+    thread: usize,
+}
+
+impl Drop for Note<'_> {
+    fn drop(&mut self) {
+        if let Some(world) = self.context.world.formed.get() {
+            world.signals.store_words(Layout::note(self.thread), &[0]);
+        }
+        if let Some(used) = self.context.notes.get(self.thread) {
+            used.store(false, Ordering::Release); // pairs with the acquire in `note`
+        }
+    }
+}
+
+/// The machine's clock, which all its processes read alike; comes round after weeks.
+fn milliseconds() -> u32 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    (now.tv_sec * 1000 + now.tv_nsec / 1_000_000) as u32
 }
 
 /// A group's name, free again when dropped.

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::context::Context;
 use crate::backend::Exported;
 use crate::error::{Error, Result};
-use crate::mesh::{Letter, Mesh, Phase, Shortfall, Subject};
-use crate::sync::Deadline;
+use crate::mesh::{Gone, Letter, Phase, Shortfall, Subject};
+use crate::sync::{Deadline, Expiry};
 
 /// What one rank brings: terms that must be equal on all ranks, and data of the operation's own.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -37,10 +38,15 @@ enum Body {
         reason: String,
         lost: Option<usize>,
     },
+    /// Found that a rank of the world forms a group of this name with other members.
+    OtherMembers {
+        world_rank: usize,
+        members: Vec<usize>,
+    },
 }
 
 pub(crate) struct Conversation<'a> {
-    pub(crate) mesh: &'a Mesh,
+    pub(crate) context: &'a Context,
     /// World ranks, in group order.
     pub(crate) members: &'a [usize],
     /// Our index among them.
@@ -68,7 +74,7 @@ impl Conversation<'_> {
             let done = part(cards.into_iter().map(|c| c.data).collect(), memories);
             self.conclude(done)
         });
-        self.mesh.inbox().close(&self.subject);
+        self.context.mesh.inbox().close(&self.subject);
         held
     }
 
@@ -93,7 +99,8 @@ impl Conversation<'_> {
         let body = encode(body);
         let mut letters = self.peer_indices().zip(self.peers()).zip(memories);
         let sent = letters.try_for_each(|((rank, peer), memory)| {
-            let sent = self.mesh.send(peer, &self.subject, phase, &body, memory, self.deadline);
+            let sent =
+                self.context.mesh.send(peer, &self.subject, phase, &body, memory, self.deadline);
             sent.map_err(|e| self.about(rank, e))
         });
         sent.or_else(|e| self.abort(phase, e))
@@ -102,8 +109,9 @@ impl Conversation<'_> {
     /// Names the rank and the operation that a letter was for.
     fn about(&self, rank: usize, error: Error) -> Error {
         match error {
-            Error::Timeout { after, .. } => {
-                Error::Timeout { op: self.op, channel: None, waiting_for: vec![rank], after }
+            Error::Timeout { after, .. } => Expiry::Deadline.error(self.op, vec![rank], after),
+            Error::Interrupted { after, .. } => {
+                Expiry::Interrupted.error(self.op, vec![rank], after)
             }
             other => other,
         }
@@ -118,6 +126,9 @@ impl Conversation<'_> {
             match decode(&letter.body) {
                 Some(Body::Card(card)) => cards.push(card),
                 Some(Body::Failed { reason, lost }) => return Err(self.failed(peer, reason, lost)),
+                Some(Body::OtherMembers { world_rank, members }) => {
+                    return Err(self.other_members(world_rank, &members));
+                }
                 Some(Body::Done) | None => return Err(self.garbled(peer)),
             }
             memories.push(letter.memory);
@@ -150,7 +161,9 @@ impl Conversation<'_> {
             match decode(&letter.body) {
                 Some(Body::Done) => {}
                 Some(Body::Failed { reason, lost }) => return Err(self.failed(peer, reason, lost)),
-                Some(Body::Card(_)) | None => return Err(self.garbled(peer)),
+                Some(Body::Card(_) | Body::OtherMembers { .. }) | None => {
+                    return Err(self.garbled(peer));
+                }
             }
         }
         Ok(done)
@@ -162,38 +175,89 @@ impl Conversation<'_> {
             Error::PeerLost { rank, .. } => self.members.get(*rank).copied(),
             _ => None,
         };
-        let body = encode(&Body::Failed { reason: cause.to_string(), lost });
+        self.tell(phase, &Body::Failed { reason: cause.to_string(), lost });
+        Err(cause)
+    }
+
+    /// Tells all that we do not take part, and ends the conversation here.
+    pub(super) fn decline(&self, reason: String) {
+        self.tell(Phase::Card, &Body::Failed { reason, lost: None });
+        self.context.mesh.inbox().close(&self.subject);
+    }
+
+    fn tell(&self, phase: Phase, body: &Body) {
+        let body = encode(body);
         let deadline = Deadline::after(Duration::from_millis(50));
         for peer in self.peers() {
-            let _ = self.mesh.send(peer, &self.subject, phase, &body, None, deadline);
+            let _ = self.context.mesh.send(peer, &self.subject, phase, &body, None, deadline);
         }
-        Err(cause)
     }
 
     fn collect(&self, phase: Phase) -> Result<Vec<Letter>> {
         let peers: Vec<usize> = self.peers().collect();
-        let inbox = self.mesh.inbox();
-        let in_group = |world_rank: usize| self.members.iter().position(|&m| m == world_rank);
+        let inbox = self.context.mesh.inbox();
+        let waiting = format!("in {}, waiting for ranks of the world among {peers:?}", self.op);
+        let _note = self.context.note(&waiting);
         inbox.collect(&self.subject, phase, &peers, self.deadline).map_err(|short| match short {
-            Shortfall::Lost { world_rank, gone } => Error::PeerLost {
-                rank: in_group(world_rank).unwrap_or(world_rank),
-                during: self.op,
-                how: gone.how,
-            },
-            Shortfall::Expired { world_ranks, after } => Error::Timeout {
-                op: self.op,
-                channel: None,
-                waiting_for: world_ranks.into_iter().filter_map(in_group).collect(),
-                after,
-            },
-            Shortfall::Elsewhere { world_rank, members } => Error::Mismatch {
-                op: self.op,
-                what: "members",
-                rank: in_group(world_rank).unwrap_or(world_rank),
-                ours: format!("{:?}", self.members),
-                theirs: format!("{members:?}"),
-            },
+            Shortfall::Lost { world_rank, gone } => self.lost(world_rank, gone),
+            Shortfall::GivenUp { world_ranks, why, after } => {
+                let missing = world_ranks.iter().filter_map(|&rank| self.in_group(rank)).collect();
+                match why.error(self.op, missing, after) {
+                    Error::Timeout { op, channel, waiting_for, after, .. } => {
+                        let doing = world_ranks.iter().map(|&rank| self.doing(rank)).collect();
+                        Error::Timeout { op, channel, waiting_for, after, doing }
+                    }
+                    other => other,
+                }
+            }
+            Shortfall::Elsewhere { world_rank, members } => {
+                // Those whom the other group leaves out learn of it from us alone.
+                self.tell(phase, &Body::OtherMembers { world_rank, members: members.clone() });
+                self.other_members(world_rank, &members)
+            }
         })
+    }
+
+    fn in_group(&self, world_rank: usize) -> Option<usize> {
+        self.members.iter().position(|&member| member == world_rank)
+    }
+
+    /// Of several losses all ranks name the first, in the order that all of them see.
+    fn lost(&self, world_rank: usize, gone: Gone) -> Error {
+        let first = |gone: &Gone| {
+            let among = |rank| self.in_group(rank).is_some();
+            self.context.world.first_lost(among).filter(|_| !gone.left)
+        };
+        let (world_rank, how) = match first(&gone) {
+            Some(first) if first != world_rank => {
+                let gone = self.context.mesh.inbox().gone(first);
+                (first, gone.map_or("noticed by a peer".to_owned(), |gone| gone.how))
+            }
+            _ => (world_rank, gone.how),
+        };
+        let rank = self.in_group(world_rank).unwrap_or(world_rank);
+        Error::PeerLost { rank, during: self.op, how }
+    }
+
+    fn other_members(&self, world_rank: usize, members: &[usize]) -> Error {
+        Error::Mismatch {
+            op: self.op,
+            what: "members",
+            rank: self.in_group(world_rank).unwrap_or(world_rank),
+            ours: format!("{:?}", self.members),
+            theirs: format!("{members:?}"),
+        }
+    }
+
+    /// What a rank of the world is doing, by what it left in shared memory.
+    fn doing(&self, world_rank: usize) -> String {
+        let notes = self.context.doing(world_rank);
+        let doing = if notes.is_empty() {
+            "not waiting in the library".into()
+        } else {
+            notes.join(" and ")
+        };
+        format!("rank {} is {doing}", self.in_group(world_rank).unwrap_or(world_rank))
     }
 
     fn peer_indices(&self) -> impl Iterator<Item = usize> {

@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::context::{Context, Name};
 use super::conversation::{Card, Conversation};
-use super::desk::{DESK, desk_offset};
 use super::health::{Health, Parting};
+use super::sequence::Sequence;
+use super::staging::{STAGE, staging_offset};
 use super::{Group, Inner, check_pad_size, no_descriptor};
 use crate::backend::{Allocation, Exported};
 use crate::dtype::Order;
@@ -16,7 +17,7 @@ use crate::mesh::{Gone, Phase, Scope, Subject};
 use crate::region::{Region, Words};
 use crate::signal::{Layout, Pads, Signals};
 use crate::sync::atomic::AtomicU32;
-use crate::sync::{Deadline, Ordering, Patience, Setting, SharedWord};
+use crate::sync::{Deadline, Expiry, Ordering, Patience, Setting, SharedWord, lock_by};
 
 /// A group as its creator wants it.
 pub(super) struct Plan {
@@ -44,9 +45,9 @@ impl Plan {
         Layout::new(self.members.len(), self.channels())
     }
 
-    /// Words, and behind them the desk.
+    /// Words, and behind them the staging.
     fn pad_bytes(&self) -> usize {
-        desk_offset(self.layout()) + 2 * DESK
+        staging_offset(self.layout()) + 2 * STAGE
     }
 
     fn terms(&self) -> [(&'static str, String); 2] {
@@ -77,7 +78,7 @@ impl Plan {
         deadline: Deadline,
     ) -> Conversation<'a> {
         Conversation {
-            mesh: &context.mesh,
+            context,
             members: &self.members,
             rank,
             op: self.op,
@@ -113,12 +114,15 @@ pub(super) struct Forming {
     cards: Option<Vec<Card>>,
     /// A member was lost, or told all that it cannot take part: the group will never be.
     over: bool,
+    /// A rank forms a group of this name with other members: that rank, and those.
+    elsewhere: Option<(usize, String)>,
 }
 
 /// A group whose pads are mapped.
 pub(super) struct Formed {
     pub(super) id: u128,
     pub(super) signals: Signals<RegionPads>,
+    pub(super) sequence: Sequence,
     /// What all members plan with.
     rates: Rates,
     /// How many groups of survivors this rank has begun to form; see `Group::shrink`.
@@ -145,8 +149,8 @@ pub(super) struct Root {
 /// The group's pads in mapped memory.
 pub(super) struct RegionPads {
     pub(super) words: Vec<Words>,
-    /// Twice [`DESK`] bytes each.
-    pub(super) desks: Vec<Region>,
+    /// Twice [`STAGE`] bytes each.
+    pub(super) stages: Vec<Region>,
 }
 
 impl Pads for RegionPads {
@@ -172,7 +176,7 @@ impl Group {
         });
         let (pad, own) = made?;
         let inner = Arc::new(Inner {
-            health: Arc::new(Health::new(&plan.members, rank, subject)),
+            health: Arc::new(Health::new(&plan.members, rank, subject, &context.world)),
             context: Arc::clone(context),
             channels: plan.channels(),
             limit: Setting::new(plan.limit.remaining().map_or(0, nanos)),
@@ -182,10 +186,12 @@ impl Group {
                 own: own.clone(),
                 cards: None,
                 over: false,
+                elsewhere: None,
             }),
             rendezvous: Mutex::new(()),
             awaited: Mutex::new(None),
-            slices: Mutex::new(()),
+            resyncing: Mutex::new(()),
+            resync_hooks: Mutex::default(),
             placements: Mutex::default(),
             attached: Mutex::default(),
         });
@@ -245,11 +251,18 @@ impl Inner {
     /// Takes in what the other members sent.
     #[cold]
     fn form(&self, deadline: Deadline) -> Result<()> {
-        let mut forming = self.forming.lock().unwrap_or_else(PoisonError::into_inner);
+        let deadline = deadline.start();
+        let (op, rank) = (self.plan.op, self.health.rank);
+        let busy = |(why, after): (Expiry, _)| why.error(op, vec![rank], after);
+        let mut forming = lock_by(&self.forming, deadline).map_err(busy)?;
         if self.health.formed.get().is_some() {
             return Ok(()); // another thread was faster
         }
         let conversation = self.conversation(deadline);
+        if let Some((rank, theirs)) = forming.elsewhere.clone() {
+            let ours = format!("{:?}", self.plan.members);
+            return Err(Error::Mismatch { op, what: "members", rank, ours, theirs });
+        }
         if let Some(cards) = &forming.cards {
             conversation.agree(&self.plan.terms(), cards)?;
             // They agree, and yet nothing was formed of it: this rank could not do its part.
@@ -261,8 +274,14 @@ impl Inner {
         }
         let collected = conversation.collect_cards(forming.own.clone()).inspect_err(|e| {
             forming.over = matches!(e, Error::PeerLost { .. } | Error::PeerFailed { .. });
-            if let Error::PeerFailed { rank, reason, .. } = e {
-                self.health.note(*rank, Parting { left: false, how: reason.clone() });
+            match e {
+                Error::PeerFailed { rank, reason, .. } => {
+                    self.health.note(*rank, Parting { left: false, how: reason.clone() });
+                }
+                Error::Mismatch { rank, theirs, .. } => {
+                    forming.elsewhere = Some((*rank, theirs.clone()));
+                }
+                _ => {}
             }
         });
         let (cards, memories) = collected?;
@@ -279,8 +298,12 @@ impl Inner {
         let rates = pads.rates();
         let signals = Signals::new(pads, self.health.rank, self.plan.layout(), patience);
         let id = id.map_or(0, u128::from_le_bytes);
-        let formed = Arc::new(Formed { id, signals, rates, generations: AtomicU32::new(0) });
-        self.health.formed.get_or_init(|| formed);
+        let (sequence, generations) = (Sequence::default(), AtomicU32::new(0));
+        let formed = Arc::new(Formed { id, signals, sequence, rates, generations });
+        let formed = self.health.formed.get_or_init(|| formed);
+        if self.plan.op == "world" {
+            self.context.world.set(formed);
+        }
         self.context.mesh.inbox().close(&self.health.subject);
         // Who was lost while nobody could be told through the pads.
         self.health.pass_on();
@@ -301,20 +324,20 @@ impl Inner {
         let whole: Vec<Region> =
             memories.into_iter().enumerate().map(map).collect::<Result<_>>()?;
         let words = self.plan.layout().words() * 4;
-        let desk = desk_offset(self.plan.layout());
+        let staging = staging_offset(self.plan.layout());
         Ok(RegionPads {
             words: whole
                 .iter()
                 .map(|r| r.part(0, words).and_then(Words::new))
                 .collect::<Result<_>>()?,
-            desks: whole.iter().map(|r| r.part(desk, 2 * DESK)).collect::<Result<_>>()?,
+            stages: whole.iter().map(|r| r.part(staging, 2 * STAGE)).collect::<Result<_>>()?,
         })
     }
 
     /// Whether the members' verdict on the group is known to all: it stands, they disagree, or one is missing.
     pub(super) fn is_settled(&self) -> bool {
         let forming = self.forming.lock().unwrap_or_else(PoisonError::into_inner);
-        forming.cards.is_some() || forming.over
+        forming.cards.is_some() || forming.over || forming.elsewhere.is_some()
     }
 
     /// Tells all members that this rank cannot take part.

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use super::context::WorldPads;
 use super::form::Formed;
 use crate::mesh::Subject;
 use crate::sync::Ordering;
@@ -15,6 +16,7 @@ pub(super) struct Health {
     pub(super) rank: usize,
     /// The conversation in which the group is formed.
     pub(super) subject: Subject,
+    world: Arc<WorldPads>,
     /// The pads, once they are mapped, through which all others are told.
     pub(super) formed: OnceLock<Arc<Formed>>,
     /// Whether this rank has seen anything wrong.
@@ -31,11 +33,17 @@ pub(super) struct Parting {
 }
 
 impl Health {
-    pub(super) fn new(members: &[usize], rank: usize, subject: Subject) -> Self {
+    pub(super) fn new(
+        members: &[usize],
+        rank: usize,
+        subject: Subject,
+        world: &Arc<WorldPads>,
+    ) -> Self {
         Self {
             members: members.to_vec(),
             rank,
             subject,
+            world: Arc::clone(world),
             formed: OnceLock::new(),
             trouble: AtomicBool::new(false),
             gone: Mutex::default(),
@@ -66,11 +74,17 @@ impl Health {
         self.gone().iter().find(|(r, _)| *r == rank).map(|(_, parting)| parting.how.clone())
     }
 
-    /// The first that was lost at all, or else the first of `awaited` that is gone.
+    /// The first that was lost, in the order that all ranks of the world see, or else one of `awaited` that is gone.
     pub(super) fn missed(&self, awaited: impl Fn(usize) -> bool) -> Option<(usize, String)> {
+        let place = |world_rank| self.members.iter().position(|&m| m == world_rank);
+        if let Some(lost) = self.world.first_lost(|rank| place(rank).is_some()).and_then(place) {
+            let how = self.how_gone(lost);
+            return Some((lost, how.unwrap_or_else(|| "noticed by a peer".to_owned())));
+        }
         let gone = self.gone();
         let lost = gone.iter().find(|(_, parting)| !parting.left);
-        let missed = lost.or_else(|| gone.iter().find(|(rank, _)| awaited(*rank)));
-        missed.map(|(rank, parting)| (*rank, parting.how.clone()))
+        let absent =
+            || gone.iter().filter(|(rank, _)| awaited(*rank)).min_by_key(|(rank, _)| *rank);
+        lost.or_else(absent).map(|(rank, parting)| (*rank, parting.how.clone()))
     }
 }

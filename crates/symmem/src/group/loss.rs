@@ -1,10 +1,8 @@
-//! What a lost member means to its group: the errors, and the poison that ends everyone's wait.
+//! What a lost member means to its group: the poison that ends everyone's wait.
 
+use super::Inner;
 use super::health::{Health, Parting};
-use super::{Call, Inner};
-use crate::error::Error;
 use crate::mesh::{Gone, Mourner, Scope, Subject};
-use crate::signal::Stop;
 
 impl Health {
     #[inline]
@@ -34,31 +32,6 @@ impl Health {
         match self.missed(|_| false) {
             Some((lost, _)) => formed.signals.poison(lost),
             None => formed.signals.bell(self.rank).ring(),
-        }
-    }
-
-    pub(super) fn error(
-        &self,
-        stop: Stop,
-        op: &'static str,
-        channel: Option<usize>,
-        awaited: impl Fn(usize) -> bool,
-    ) -> Error {
-        match stop {
-            Stop::Interrupted => {
-                let (rank, how) = self.loss(awaited).unwrap_or_default();
-                Error::PeerLost { rank, during: op, how }
-            }
-            Stop::Expired { after, missing } => {
-                Error::Timeout { op, channel, waiting_for: missing, after }
-            }
-            Stop::Differs { rank, theirs } => Error::Mismatch {
-                op,
-                what: "operation",
-                rank,
-                ours: op.to_owned(),
-                theirs: Call::describe(theirs, theirs),
-            },
         }
     }
 }

@@ -4,38 +4,43 @@ mod attached;
 mod call;
 mod context;
 mod conversation;
-mod desk;
 mod environment;
 mod form;
 mod health;
 mod loss;
+mod resync;
+mod sequence;
 mod shrink;
+mod staging;
 mod values;
+mod waiting;
 mod world;
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 pub use world::{World, WorldOptions};
 
 pub(crate) use attached::WeakGroup;
-pub(crate) use call::{Call, describe, digest, op_code, op_of};
+pub(crate) use call::{Call, Memory, Way, describe, digest, op_code, op_of};
 pub(crate) use context::Context;
 pub(crate) use conversation::Conversation;
-pub(crate) use desk::{DESK, Desk};
+pub(crate) use resync::Resync;
+pub(crate) use sequence::{Running, Ticket};
+pub(crate) use staging::{STAGE, Staging};
 
 use crate::backend::{Backend, Device};
 use crate::dtype::Order;
 use crate::error::{Error, Result};
 use crate::mesh::Scope;
-use crate::signal::Stop;
 use crate::store::SharedStore;
-use crate::sync::{Deadline, Ordering, Setting, SharedWord};
-use call::BARRIER;
-use form::{Formed, Forming, Plan};
+use crate::sync::{Deadline, Ordering, Setting, SharedWord, lock_by};
+use call::RENDEZVOUS;
+use form::{Forming, Plan};
 use health::Health;
+use waiting::Waiting;
 
 /// How a group is set up; `Default` takes everything from the world.
 #[derive(Clone, Debug, Default)]
@@ -68,8 +73,9 @@ struct Inner {
     rendezvous: Mutex<()>,
     /// The group of survivors of which some had not come when the last `shrink` gave up waiting.
     awaited: Mutex<Option<Group>>,
-    /// One collective on slices at a time: each is many exchanges.
-    slices: Mutex<()>,
+    /// One resynchronisation at a time, and what layers above have to do in it.
+    resyncing: Mutex<()>,
+    resync_hooks: Mutex<Vec<Weak<dyn Resync>>>,
     /// The rendezvous by which a device of this rank knows where the other ranks are.
     placements: Mutex<HashMap<Device, u64>>,
     /// What later layers keep for the group, by type and number.
@@ -137,9 +143,11 @@ impl Group {
         &self.0.context.backend
     }
 
-    /// Held for as long as a collective on slices lasts.
-    pub(crate) fn turn_for_slices(&self) -> MutexGuard<'_, ()> {
-        self.0.slices.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Whether nothing else of this rank's world is alive.
+    fn is_last(&self) -> bool {
+        // The group holds the context, and so does its name.
+        let own = 1 + usize::from(self.0.plan._claim.is_some());
+        Arc::strong_count(&self.0) == 1 && Arc::strong_count(&self.0.context) == own
     }
 
     pub(crate) fn downgrade(&self) -> Weak<dyn Send + Sync> {
@@ -182,87 +190,42 @@ impl Group {
     }
 
     /// Waits for all ranks of the group. All that any rank wrote before is seen by every rank after.
+    ///
+    /// A collective call like any other: ranks that call something else instead are told so, all of them.
     pub fn barrier(&self) -> Result<()> {
         self.barrier_on(0, self.deadline())
     }
 
     /// As [`Group::barrier`], on a channel of its own, until `deadline`. After a [`Error::Timeout`] a further call
     /// goes on waiting for the same barrier.
+    ///
+    /// Channel 0 is that of the group's collectives. On other channels there are barriers alone, which other threads may
+    /// hold at the same time.
     pub fn barrier_on(&self, channel: usize, deadline: impl Into<Deadline>) -> Result<()> {
-        self.check_channel("barrier", channel)?;
-        let deadline = deadline.into();
-        let formed = self.formed_by(deadline)?;
-        self.meet(formed, "barrier", channel, BARRIER, deadline, |_, _| (), |_| ())
+        const OP: &str = "barrier";
+        self.check_channel(OP, channel)?;
+        let mut deadline = deadline.into();
+        if channel == 0 {
+            return self.call(&Call::plain(OP), deadline);
+        }
+        let signals = &self.formed_by(deadline)?.signals;
+        self.check_whole(OP)?;
+        tracing::trace!(op = OP, channel, group = self.name());
+        let mut waiting = Waiting::new(self, OP);
+        let mut absent = Vec::new();
+        let done = signals.barrier(channel, &mut deadline, |arrived| {
+            absent = (0..self.size()).filter(|&rank| !arrived(rank)).collect();
+            waiting.is_hopeless(arrived)
+        });
+        done.map_err(|stop| self.stopped(stop, OP, Some(channel), |rank| !absent.contains(&rank)))
     }
 
-    /// A barrier of the library's own, on its own channel.
-    pub(crate) fn meet_for(&self, call: Call, deadline: Deadline) -> Result<()> {
-        let formed = self.formed_by(deadline)?;
-        self.meet(formed, call.name(), self.channels(), call.code(), deadline, |_, _| (), |_| ())
-    }
-
-    /// Says that this rank is about to meet the others in a collective: see [`Signals::reach_out`].
+    /// Says that this rank is about to make a collective call: see [`Signals::reach_out`].
     #[inline]
     pub(crate) fn reach_out(&self) {
         if let Some(formed) = self.0.health.formed.get() {
             formed.signals.reach_out(self.channels());
         }
-    }
-
-    /// As `meet_for`, with data: see [`Signals::exchange`](crate::signal::Signals::exchange).
-    #[inline]
-    pub(crate) fn exchange<R>(
-        &self,
-        call: Call,
-        mut write: impl FnMut(&Desk<'_>, usize),
-        read: impl FnOnce(&Desk<'_>) -> R,
-    ) -> Result<R> {
-        let (formed, rank) = (self.formed()?, self.rank());
-        let (pads, layout) = formed.signals.pads();
-        let desk = |epoch| Desk { pads, layout, rank, epoch };
-        self.meet(
-            formed,
-            call.name(),
-            self.channels(),
-            call.code(),
-            self.deadline(),
-            |to, epoch| write(&desk(epoch), to),
-            |epoch| read(&desk(epoch)),
-        )
-    }
-
-    #[inline]
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "three callers, and a part of every small message"
-    )]
-    fn meet<R>(
-        &self,
-        formed: &Formed,
-        op: &'static str,
-        channel: usize,
-        code: u32,
-        deadline: Deadline,
-        write: impl FnMut(usize, u32),
-        read: impl FnOnce(u32) -> R,
-    ) -> Result<R> {
-        let health = &*self.0.health;
-        let signals = &formed.signals;
-        tracing::trace!(op, channel, group = self.name());
-        self.check_whole(op)?;
-        let broken = || health.hurts(|_| true);
-        signals.exchange(channel, code, deadline, broken, write, read).map_err(|stop| match stop {
-            Stop::Differs { rank, theirs } => Error::Mismatch {
-                op,
-                what: "operation",
-                rank,
-                ours: Call::describe(code, code),
-                theirs: Call::describe(theirs, code),
-            },
-            other => {
-                health.error(other, op, Some(channel).filter(|&c| c < self.channels()), |_| true)
-            }
-        })
     }
 
     /// Sends a signal to rank `to`: its `wait_signal` sees all that was written before. Waits while an
@@ -281,7 +244,7 @@ impl Group {
             .formed_by(deadline)?
             .signals
             .put(to, channel, deadline, || health.hurts(|r| r == to));
-        stopped.map_err(|stop| health.error(stop, OP, Some(channel), |r| r == to))
+        stopped.map_err(|stop| self.stopped(stop, OP, Some(channel), |r| r != to))
     }
 
     /// Waits for a signal from rank `from` and consumes it; then sees all that `from` had written before it.
@@ -297,7 +260,7 @@ impl Group {
         let (health, deadline) = (&*self.0.health, deadline.into());
         let signals = &self.formed_by(deadline)?.signals;
         let stopped = signals.wait(from, channel, deadline, || health.hurts(|r| r == from));
-        stopped.map_err(|stop| health.error(stop, OP, Some(channel), |r| r == from))
+        stopped.map_err(|stop| self.stopped(stop, OP, Some(channel), |r| r != from))
     }
 
     /// As `put_signal`, in a word of the caller's choice that `to` takes by [`Group::take_in`].
@@ -308,7 +271,7 @@ impl Group {
             .formed_by(deadline)?
             .signals
             .put_in(slot, to, deadline, || health.hurts(|r| r == to));
-        stopped.map_err(|stop| health.error(stop, "signal_pad.put", None, |r| r == to))
+        stopped.map_err(|stop| self.stopped(stop, "signal_pad.put", None, |r| r != to))
     }
 
     /// As `wait_signal`, on a word of our own.
@@ -319,7 +282,7 @@ impl Group {
             .formed_by(deadline)?
             .signals
             .take_from(slot, from, deadline, || health.hurts(|r| r == from));
-        stopped.map_err(|stop| health.error(stop, "signal_pad.wait", None, |r| r == from))
+        stopped.map_err(|stop| self.stopped(stop, "signal_pad.wait", None, |r| r != from))
     }
 
     /// Fails with the loss that broke the group, if one did.
@@ -372,24 +335,48 @@ impl Group {
         Error::Usage { op, rank: Some(self.rank()), expected, got }
     }
 
-    /// Holds the `n`-th rendezvous of the group: see [`Conversation::hold`].
+    /// Holds the `n`-th rendezvous of the group: see [`Conversation::hold`]. A call of the sequence, so nothing is sent
+    /// before all ranks have come.
     pub(crate) fn converse<T>(
         &self,
         op: &'static str,
         deadline: Deadline,
         hold: impl FnOnce(&Conversation<'_>) -> Result<T>,
     ) -> Result<T> {
-        let _turn = self.0.rendezvous.lock().unwrap_or_else(PoisonError::into_inner);
-        self.check_whole(op)?;
-        let mesh = &self.0.context.mesh;
-        hold(&Conversation {
-            mesh,
+        let deadline = deadline.start();
+        let turn = lock_by(&self.0.rendezvous, deadline);
+        let _turn = turn.map_err(|(why, after)| why.error(op, vec![self.rank()], after))?;
+        let mut running = self.begin_call(&Call::plain(RENDEZVOUS), deadline)?;
+        running.barrier()?;
+        let number = self.formed()?.sequence.count_rendezvous();
+        drop(running);
+        hold(&self.conversation(op, number, deadline)?)
+    }
+
+    /// The conversation of a rendezvous by its number, the same on all ranks.
+    fn conversation(
+        &self,
+        op: &'static str,
+        number: u64,
+        deadline: Deadline,
+    ) -> Result<Conversation<'_>> {
+        Ok(Conversation {
+            context: &self.0.context,
             members: self.world_ranks(),
             rank: self.0.health.rank,
             op,
-            subject: mesh.inbox().begin(Scope::Group(self.id()?)),
-            deadline: deadline.start(),
+            subject: self.0.context.mesh.inbox().begin_at(Scope::Group(self.id()?), number),
+            deadline,
         })
+    }
+
+    /// Tells those who have come to a rendezvous that this rank, which came too, no longer waits for it.
+    fn decline_rendezvous(&self, number: u64) {
+        let Ok(conversation) = self.conversation(RENDEZVOUS, number, Deadline::NEVER) else {
+            return;
+        };
+        let why = "it gave up before all had come".to_owned();
+        conversation.decline(why);
     }
 }
 

@@ -1,12 +1,10 @@
 //! Going on without the lost: the survivors agree on who is left and form a smaller group.
 
-use std::sync::PoisonError;
-
 use super::Group;
 use super::form::{Plan, Root};
 use crate::error::{Error, Result};
 use crate::mesh::Gone;
-use crate::sync::{Deadline, Ordering};
+use crate::sync::{Deadline, Ordering, lock_by};
 
 const OP: &str = "shrink";
 
@@ -22,15 +20,17 @@ impl Group {
     /// As [`Group::shrink`], until `deadline`.
     pub fn shrink_by(&self, deadline: impl Into<Deadline>) -> Result<Group> {
         let deadline = deadline.into().start();
-        let mut awaited = self.0.awaited.lock().unwrap_or_else(PoisonError::into_inner);
+        let awaited = lock_by(&self.0.awaited, deadline);
+        let mut awaited =
+            awaited.map_err(|(why, after)| why.error(OP, vec![self.rank()], after))?;
         loop {
             let group = awaited.take().map_or_else(|| self.next_generation(), Ok)?;
             match group.ready_by(deadline) {
                 Ok(()) => return Ok(group),
                 Err(Error::PeerLost { .. }) => {} // agreed on before the loss was known
-                Err(timeout @ Error::Timeout { .. }) => {
+                Err(late @ (Error::Timeout { .. } | Error::Interrupted { .. })) => {
                     *awaited = Some(group);
-                    return Err(timeout);
+                    return Err(late);
                 }
                 Err(other) => return Err(other),
             }

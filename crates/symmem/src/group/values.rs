@@ -32,6 +32,6 @@ impl Group {
         let reached = || slot.load(Ordering::Acquire) == value;
         let lost = || health.hurts(|r| r == from);
         let stopped = self.formed_by(deadline)?.signals.wait_for(from, deadline, reached, lost);
-        stopped.map_err(|stop| health.error(stop, OP, None, |r| r == from))
+        stopped.map_err(|stop| self.stopped(stop, OP, None, |r| r != from))
     }
 }

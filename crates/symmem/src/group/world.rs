@@ -11,7 +11,7 @@ use super::environment::{self, Place};
 use super::form::Plan;
 use crate::backend::{self, Backend};
 use crate::dtype::Order;
-use crate::error::{Error, Result};
+use crate::error::{Error, Failed, Result};
 use crate::mesh::{Bootstrap, Mesh, connect};
 use crate::store::{MemoryStore, SharedStore, TcpServer, TcpStore};
 use crate::sync::Deadline;
@@ -50,9 +50,25 @@ impl World {
         self.local_rank
     }
 
-    /// Leaves the job in order now, and not when the last value of this world is dropped. Groups of this rank must not be
-    /// used after it: what they wait for may never come, and the loss of a peer is no longer noticed.
-    pub fn leave(&self) {
+    /// Leaves the job in order now. Fails, and gives the world back, while groups, memory or other values of it are alive:
+    /// peers may write to the memory of a rank that has left.
+    pub fn leave(self) -> Result<(), Failed<Self>> {
+        if self.group.is_last() {
+            return Ok(()); // dropping it says goodbye
+        }
+        let expected = "a world of which no group, memory or clone is alive".to_owned();
+        let error = self.usage("leave", expected, "one that is in use".to_owned());
+        Err(Failed { error, kept: self })
+    }
+
+    /// As [`World::leave`], whatever is still alive. Groups of this rank must not be used after it: what they wait for may
+    /// never come, and the loss of a peer is no longer noticed.
+    ///
+    /// # Safety
+    /// Nothing on this rank touches symmetric memory of this world any more, and no slice of it is alive: peers go on
+    /// without this rank, and may write.
+    #[allow(unsafe_code)] // S2: for callers whose language has no owners
+    pub unsafe fn leave_unchecked(&self) {
         self.context().mesh.leave("it left", None);
     }
 }

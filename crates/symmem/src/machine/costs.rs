@@ -93,7 +93,7 @@ impl Costs {
             return Rates::from_words([saturated(exchange), laid, fresh, settled, moved]);
         }
         // Beyond the cores every rank of a core has to be let run once, and peers' copies of a line go while others
-        // run: a rank finds its desk as if nobody had read it lately.
+        // run: a rank finds its staging as if nobody had read it lately.
         let exchange = ranks.div_ceil(cores).saturating_mul(turn.into());
         Rates::from_words([saturated(exchange), laid.min(settled), fresh, settled, moved])
     }

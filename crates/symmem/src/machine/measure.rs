@@ -168,7 +168,7 @@ struct Table {
     /// In `flags[r]` thread r finds the other's flags.
     flags: [[Flag; FLAGS[1]]; 2],
     /// Two for each thread, in turns.
-    desks: [[Vec<Line>; 2]; 2],
+    stages: [[Vec<Line>; 2]; 2],
     parts: [Vec<Line>; 2],
     scratch: [Vec<Line>; 2],
 }
@@ -180,7 +180,7 @@ impl Table {
             stop: Flag::default(),
             ball: Default::default(),
             flags: Default::default(),
-            desks: [(); 2].map(|()| [(); 2].map(|()| lines(LINES[1]))),
+            stages: [(); 2].map(|()| [(); 2].map(|()| lines(LINES[1]))),
             parts: [(); 2].map(|()| lines(2 * LINES[1])),
             scratch: [(); 2].map(|()| lines(MANY)),
         }
@@ -283,9 +283,9 @@ impl Side<'_> {
         since(begin) / u64::from(ROW)
     }
 
-    /// Copies lines to one desk, and adds up ours and those that the other has laid out: what each of the two takes.
-    fn staged(&self, desk: usize, lines: usize) -> (u64, u64) {
-        let [own, theirs] = [self.me, 1 - self.me].map(|who| &self.table.desks[who][desk]);
+    /// Copies lines to one staging, and adds up ours and those that the other has laid out: what each of the two takes.
+    fn staged(&self, staging: usize, lines: usize) -> (u64, u64) {
+        let [own, theirs] = [self.me, 1 - self.me].map(|who| &self.table.stages[who][staging]);
         let part = &self.table.parts[self.me][..lines];
         part.iter().for_each(|line| line.write(self.epoch.get()));
         self.meet_apart();

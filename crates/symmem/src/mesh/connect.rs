@@ -131,7 +131,7 @@ fn addresses(
 fn waiting_for(error: Error, ranks: Vec<usize>) -> Error {
     match error {
         Error::Timeout { after, .. } => {
-            Error::Timeout { op: OP, channel: None, waiting_for: ranks, after }
+            Error::Timeout { op: OP, channel: None, waiting_for: ranks, after, doing: Vec::new() }
         }
         other => other,
     }
@@ -321,6 +321,7 @@ impl Joining {
                 channel: None,
                 waiting_for: verdict.blamed,
                 after: deadline.elapsed(),
+                doing: Vec::new(),
             },
         }
     }

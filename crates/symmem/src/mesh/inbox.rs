@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Mourner, Phase, Scope, Subject};
 use crate::backend::Exported;
-use crate::sync::Deadline;
+use crate::sync::{Deadline, Expiry};
 
 /// What a peer sent, with the memory that came along.
 #[derive(Debug, Default)]
@@ -46,8 +46,9 @@ pub(crate) enum Shortfall {
         world_rank: usize,
         gone: Gone,
     },
-    Expired {
+    GivenUp {
         world_ranks: Vec<usize>,
+        why: Expiry,
         after: Duration,
     },
     /// A peer forms a group of the same name with other members.
@@ -72,8 +73,9 @@ struct State {
     closed: VecDeque<Scope>,
     /// Conversations that were begun and are not over: letters to the others are dropped.
     open: HashSet<Subject>,
-    /// Ranks that said that they cannot take part.
+    /// Conversations in which a rank said that it cannot take part, and in which order that was.
     declined: HashMap<Subject, (usize, Gone)>,
+    declined_last: VecDeque<Subject>,
     /// In the order in which we learnt it: what comes first is the cause of what follows.
     gone: Vec<(usize, Gone)>,
     mourners: Vec<Weak<dyn Mourner>>,
@@ -98,7 +100,7 @@ impl Inbox {
             return self.decline(from, subject, gone);
         }
         let mut state = self.lock();
-        if state.is_over(&subject) {
+        if state.is_over(&subject) || state.declined.contains_key(&subject) {
             return;
         }
         if state.take_in(from, subject, phase, letter) {
@@ -110,7 +112,7 @@ impl Inbox {
         let mut state = self.lock();
         state.mark_cause(from, &gone);
         if !state.is_over(&subject) {
-            state.declined.insert(subject.clone(), (from, gone.clone()));
+            state.decline(&subject, from, gone.clone());
         }
         state.tell(from, &gone, Some(&subject));
         self.changed.notify_all();
@@ -146,10 +148,15 @@ impl Inbox {
 
     /// Begins the next conversation of a scope.
     pub(crate) fn begin(&self, scope: Scope) -> Subject {
+        let next = self.lock().begun.get(&scope).copied().unwrap_or(0).saturating_add(1);
+        self.begin_at(scope, next)
+    }
+
+    /// Begins a conversation of a scope by its number, which is higher than those before.
+    pub(crate) fn begin_at(&self, scope: Scope, number: u64) -> Subject {
         let mut state = self.lock();
-        let number = state.begun.entry(scope.clone()).or_default();
-        *number = number.saturating_add(1);
-        let subject = Subject { number: *number, scope };
+        state.begun.insert(scope.clone(), number);
+        let subject = Subject { number, scope };
         state.open.insert(subject.clone());
         subject
     }
@@ -210,8 +217,9 @@ impl Inbox {
             if let Some(short) = state.conflict(subject, &missing) {
                 return Err(short);
             }
-            if deadline.expired() {
-                return Err(Shortfall::Expired { world_ranks: missing, after: deadline.elapsed() });
+            if let Some(why) = deadline.expiry() {
+                let after = deadline.elapsed();
+                return Err(Shortfall::GivenUp { world_ranks: missing, why, after });
             }
             state.awaited.insert((subject.clone(), phase), missing.len());
             let nap = deadline.nap(Duration::from_millis(100));
@@ -226,6 +234,18 @@ impl State {
     fn is_over(&self, subject: &Subject) -> bool {
         let begun = self.begun.get(&subject.scope).is_some_and(|&last| subject.number <= last);
         begun && !self.open.contains(subject)
+    }
+
+    /// Notes that a conversation will never be held. What has come for it goes, memory included: this rank may never ask.
+    fn decline(&mut self, subject: &Subject, from: usize, gone: Gone) {
+        self.letters.remove(subject);
+        self.declined.insert(subject.clone(), (from, gone));
+        self.declined_last.push_back(subject.clone());
+        if self.declined_last.len() > REMEMBERED
+            && let Some(oldest) = self.declined_last.pop_front()
+        {
+            self.declined.remove(&oldest);
+        }
     }
 
     /// Puts a letter in its place; whether whoever waits should look.
@@ -248,6 +268,16 @@ impl State {
             return;
         }
         tracing::debug!(rank, how = gone.how, "peer gone");
+        if !gone.left {
+            // A group that it is in will never be; one that this rank has not begun to form may never be asked for.
+            let open = &self.open;
+            self.letters.retain(|subject, _| match &subject.scope {
+                Scope::Forming { members, .. } => {
+                    !members.contains(&rank) || open.contains(subject)
+                }
+                Scope::Group(_) => true,
+            });
+        }
         self.tell(rank, &gone, None);
         self.gone.push((rank, gone));
     }
@@ -379,11 +409,35 @@ mod tests {
     }
 
     #[test]
+    fn what_came_for_a_group_that_will_never_be_is_dropped() {
+        let inbox = Inbox::default();
+        let forming = |name: &str| Subject {
+            scope: Scope::Forming { name: name.into(), members: vec![0, 1] },
+            number: 1,
+        };
+        let notice = |gone: &Gone| Letter::new(postcard::to_stdvec(gone).unwrap(), None);
+        for name in ["dropped", "lost", "living"] {
+            inbox.deliver(1, forming(name), Phase::Card, Letter::default());
+        }
+        let dropped = Gone::lost("it dropped the group");
+        inbox.deliver(1, forming("dropped"), Phase::Notice, notice(&dropped));
+        assert_eq!(inbox.lock().letters.len(), 2);
+        inbox.deliver(1, forming("dropped"), Phase::Card, Letter::default());
+        assert_eq!(inbox.lock().letters.len(), 2, "it came late");
+        let subject = inbox.begin(forming("dropped").scope);
+        let e = inbox.collect(&subject, Phase::Card, &[1], Deadline::NEVER).unwrap_err();
+        assert!(matches!(e, Shortfall::Lost { world_rank: 1, .. }));
+        inbox.begin(forming("living").scope);
+        inbox.mark_gone(1, Gone::lost("killed"));
+        assert_eq!(inbox.lock().letters.len(), 1, "only what this rank may ask for is kept");
+    }
+
+    #[test]
     fn a_missing_letter_is_named_at_the_deadline() {
         let inbox = Inbox::default();
         inbox.deliver(1, subject(1), Phase::Card, Letter::default());
         let limit = Deadline::within(Duration::from_millis(10));
         let e = inbox.collect(&subject(1), Phase::Card, &[1, 2, 3], limit).unwrap_err();
-        assert!(matches!(e, Shortfall::Expired { world_ranks, .. } if world_ranks == [2, 3]));
+        assert!(matches!(e, Shortfall::GivenUp { world_ranks, .. } if world_ranks == [2, 3]));
     }
 }

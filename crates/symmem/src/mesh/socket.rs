@@ -99,17 +99,10 @@ pub(super) fn send(
             // The watcher tells of the loss; here it only means that nobody reads this any more.
             Err(Errno::PIPE | Errno::CONNRESET) => return Ok(()),
             Err(Errno::INTR) => {}
-            Err(Errno::AGAIN | Errno::NOBUFS) if !deadline.expired() => {
-                wait_writable(socket, deadline)
-            }
-            Err(Errno::AGAIN | Errno::NOBUFS) => {
-                return Err(Error::Timeout {
-                    op: "send",
-                    channel: None,
-                    waiting_for: vec![],
-                    after: deadline.elapsed(),
-                });
-            }
+            Err(Errno::AGAIN | Errno::NOBUFS) => match deadline.expiry() {
+                None => wait_writable(socket, deadline),
+                Some(why) => return Err(why.error("send", vec![], deadline.elapsed())),
+            },
             Err(e) => return Err(Error::system("sendmsg to a peer")(e)),
         }
     }

@@ -275,7 +275,7 @@ impl Communicator {
         self.end(&format!("{op} was given up after {after:.1?}"));
         let others: Vec<usize> = (0..self.size()).filter(|rank| *rank != self.rank()).collect();
         let waiting_for = if others.is_empty() { vec![self.rank()] } else { others };
-        Err(Error::Timeout { op, channel: None, waiting_for, after })
+        Err(Error::Timeout { op, channel: None, waiting_for, after, doing: Vec::new() })
     }
 
     /// The error of a call that was refused; whether more than the call is broken is asked at the next.
@@ -358,7 +358,8 @@ impl Inner {
             if deadline.expired() {
                 self.end("it could not be closed in time");
                 let (waiting_for, after) = (vec![self.rank], deadline.elapsed());
-                return Err(Error::Timeout { op: OP, channel: None, waiting_for, after });
+                let doing = Vec::new();
+                return Err(Error::Timeout { op: OP, channel: None, waiting_for, after, doing });
             }
             std::thread::sleep(deadline.nap(NAP));
             // SAFETY: S4: it is live.

@@ -4,11 +4,17 @@
 //! |------------------------|------------|--------|
 //! | `rings`, `sleepers`    | see `Bell` | |
 //! | `poison`               | any rank   | 0: fine; n+1: rank n of the group is lost; never reset |
+//! | `out`                  | any rank   | 0: in step; else the generation of calls that broke, and n+1: rank n gave up a call of it |
+//! | `loss(i)`              | any rank, in rank 0's pad | n+1: rank n was the i-th to be lost; never reset |
+//! | `description(e & 1)`   | rank r     | what r calls at epoch e, in full, where its peers do not know it by a number yet; rewritten as `call` is |
+//! | `given_up`             | rank r     | what r called when it gave up, in full |
+//! | `note(i)`              | rank r     | what a thread of r waits for, as text, for those who wait for r |
 //! | `RATES` and following  | rank 0, in its own pad, before any peer has it | what all ranks plan with: see `Rates`; never changed |
 //! | `epoch(c, s)`          | rank s     | number of barriers on channel c that s has reached; only grows (modulo 2³²) |
 //! | `call(c, s, e & 1)`    | rank s     | what s called when it reached epoch e; rewritten only once r has reached e + 1 |
 //! | `core(c, s)`           | rank s     | on which core s was when it last reached a barrier on c, where ranks outnumber the cores |
 //! | `payload(c, s, e & 1)` | rank s     | what s carries along to epoch e, in the line of its flag; rewritten as `call` is |
+//! | `resync(s)`            | rank s     | number of rounds of resynchronisation that s has reached; only grows |
 //! | `signal(c, s)`         | s: 0 → 1 (release), r: 1 → 0 (acquire) | zero at rest |
 //! | `decision(g)`          | first of all, in rank 0's pad | 0: open; n+1: rank n's proposal for generation g won |
 //! | `proposal(g, i)`       | rank r     | bit b of word i: rank 32·i+b takes part in generation g |
@@ -33,7 +39,7 @@ impl Layout {
     /// Of a group of `ranks` with `channels` for its users.
     pub const fn new(ranks: usize, channels: usize) -> Self {
         let layout = Self { ranks, channels, slots: 0 };
-        let slots = layout.proposal(layout.generations(), 0).next_multiple_of(SLOT);
+        let slots = layout.loss(ranks).next_multiple_of(SLOT);
         Self { slots, ..layout }
     }
 
@@ -42,7 +48,38 @@ impl Layout {
     pub(super) const POISON: usize = 2 * SLOT;
     /// The first of [`Rates::WORDS`].
     pub(crate) const RATES: usize = 3 * SLOT;
-    const DECISIONS: usize = 4 * SLOT;
+    /// In the line of the poison, which every call looks at.
+    pub(super) const OUT: usize = Self::POISON + 1;
+    const DESCRIPTIONS: usize = 4 * SLOT;
+    const NOTES: usize = Self::DESCRIPTIONS + 3 * Self::DESCRIPTION;
+    const DECISIONS: usize = Self::NOTES + Self::THREADS * Self::NOTE;
+
+    /// Words of a call's description.
+    pub(crate) const DESCRIPTION: usize = 16;
+    /// How many threads of a rank can say at once what they wait for.
+    pub(crate) const THREADS: usize = 4;
+    /// Words of one note: its length, and text.
+    pub(crate) const NOTE: usize = 40;
+
+    /// The first word of the description of the call at `epoch`.
+    pub(crate) const fn description(epoch: u32) -> usize {
+        Self::DESCRIPTIONS + (epoch & 1) as usize * Self::DESCRIPTION
+    }
+
+    /// The first word of the description of a call that was given up.
+    pub(crate) const fn given_up() -> usize {
+        Self::DESCRIPTIONS + 2 * Self::DESCRIPTION
+    }
+
+    /// The first word of a thread's note.
+    pub(crate) const fn note(thread: usize) -> usize {
+        Self::NOTES + thread * Self::NOTE
+    }
+
+    /// Who was the `i`-th to be lost; in rank 0's pad.
+    pub(super) const fn loss(&self, i: usize) -> usize {
+        self.proposal(self.generations(), 0) + i
+    }
 
     pub(super) const fn decision(&self, generation: usize) -> usize {
         Self::DECISIONS + generation
@@ -85,6 +122,11 @@ impl Layout {
         self.slot(self.channels, source) + 4 + (epoch & 1) as usize * (Self::PAYLOAD / 4)
     }
 
+    /// Beside the flag of the library's own channel, on which there are no signals.
+    pub(super) const fn resync(&self, source: usize) -> usize {
+        self.slot(self.channels, source) + SLOT / 2 + 1
+    }
+
     pub(super) const fn signal(&self, channel: usize, source: usize) -> usize {
         self.slot(channel, source) + SLOT / 2
     }
@@ -97,8 +139,9 @@ impl Layout {
     /// The places of all words that mean something.
     #[cfg(any(test, loom))]
     pub fn used(self) -> Vec<usize> {
-        let mut used = vec![Self::RINGS, Self::SLEEPERS, Self::POISON];
+        let mut used = vec![Self::RINGS, Self::SLEEPERS, Self::POISON, Self::OUT];
         used.extend(Self::RATES..Self::RATES + Rates::WORDS);
+        used.extend((0..self.ranks).flat_map(|rank| [self.loss(rank), self.resync(rank)]));
         for generation in 0..self.ranks {
             used.push(self.decision(generation));
             used.extend((0..self.bitmap()).map(|i| self.proposal(generation, i)));
@@ -131,6 +174,19 @@ mod tests {
             assert_eq!(used.len(), distinct.len(), "{layout:?}");
             assert!(used.iter().all(|&index| index < layout.words()), "{layout:?}");
         }
+    }
+
+    #[test]
+    fn descriptions_and_notes_lie_between_the_rates_and_the_decisions() {
+        let layout = Layout::new(3, 2);
+        let mut parts: Vec<_> =
+            [Layout::description(0), Layout::description(1), Layout::given_up()]
+                .map(|first| first..first + Layout::DESCRIPTION)
+                .to_vec();
+        parts.extend((0..Layout::THREADS).map(|i| Layout::note(i)..Layout::note(i) + Layout::NOTE));
+        assert!(parts[0].start >= Layout::RATES + Rates::WORDS);
+        assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start));
+        assert!(parts.iter().all(|part| part.end <= layout.decision(0)));
     }
 
     #[test]

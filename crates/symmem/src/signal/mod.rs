@@ -3,17 +3,20 @@
 //! Each rank has one pad, which all ranks of the group map. A rank waits only on words of its own pad
 //! (but for a `put` whose slot is still full). The code is generic over the word type, so that loom
 //! explores the very code that runs: see `tests/loom.rs`.
+//!
+//! Barriers are numbered per channel. The library's own channel is the sequence of a group's collective calls: each
+//! of its barriers carries what the rank calls, and what several barriers belong to is one call.
 
+mod agreement;
 mod layout;
 
 use std::cell::Cell;
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use crate::sync::atomic::{AtomicBool, AtomicU32, fence};
 use crate::sync::{
-    Bell, Deadline, Ended, Mutex, Ordering, Patience, Word, current_core, fence_after_replace,
-    yield_now,
+    Bell, Deadline, Ended, Expiry, Mutex, Ordering, Patience, Word, current_core,
+    fence_after_replace, poll_by,
 };
 pub use layout::Layout;
 
@@ -29,9 +32,11 @@ pub trait Pads: Send + Sync {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Stop {
     /// A peer was lost, or the group is poisoned.
-    Interrupted,
-    /// The deadline came first.
-    Expired {
+    Lost,
+    /// The deadline passed, or the caller ended the wait.
+    GivenUp {
+        /// Which of the two.
+        why: Expiry,
         /// How long the wait took.
         after: Duration,
         /// Who had not come.
@@ -41,10 +46,26 @@ pub enum Stop {
     Differs {
         /// Which one.
         rank: usize,
-        /// Its call.
-        theirs: u32,
+    },
+    /// A rank gave up a call, so that calls no longer pair up.
+    OutOfStep {
+        /// Which one.
+        rank: usize,
     },
 }
+
+/// The call of a plain barrier.
+pub const BARRIER: u32 = 0;
+/// A call that peers do not know by a number: they find it in full in the caller's pad, see [`Turn::describe`].
+pub const IN_FULL: u32 = 1;
+
+/// We have left the last barrier, and all have reached it.
+const DONE: u32 = 0;
+/// We have not left it: the next exchange resumes it.
+const UNFINISHED: u32 = 1;
+/// We have left it because ranks disagree, and not all have reached it. Before the next one they must have: who is two
+/// barriers ahead overwrites what the others have not read.
+const LEFT_EARLY: u32 = 2;
 
 /// A rank's own count of barriers on one channel.
 struct Channel {
@@ -53,8 +74,8 @@ struct Channel {
     call: AtomicU32,
     /// On which core that was, where ranks outnumber the cores.
     core: AtomicU32,
-    /// The last barrier was left by a deadline: the next call goes on with it.
-    unfinished: AtomicBool,
+    /// What is left to do of the last barrier that we have reached: see below.
+    state: AtomicU32,
     /// One thread at a time.
     busy: AtomicBool,
 }
@@ -65,7 +86,12 @@ pub struct Signals<P> {
     rank: usize,
     layout: Layout,
     patience: Patience,
+    /// The users', and behind them the sequence of calls.
     channels: Vec<Channel>,
+    /// How often the group was resynchronised.
+    generation: AtomicU32,
+    /// How many rounds of resynchronisation we have reached: two for each.
+    rounds: AtomicU32,
     /// One thread at a time makes this rank's proposal.
     deciding: Mutex<()>,
 }
@@ -76,11 +102,19 @@ impl<P: Pads> Signals<P> {
             epoch: AtomicU32::new(0),
             call: AtomicU32::new(0),
             core: AtomicU32::new(0),
-            unfinished: AtomicBool::new(false),
+            state: AtomicU32::new(DONE),
             busy: AtomicBool::new(false),
         };
-        let channels = std::iter::repeat_with(channel).take(layout.channels + 1).collect();
-        Self { pads, rank, layout, patience, channels, deciding: Mutex::new(()) }
+        Self {
+            pads,
+            rank,
+            layout,
+            patience,
+            channels: std::iter::repeat_with(channel).take(layout.channels + 1).collect(),
+            generation: AtomicU32::new(0),
+            rounds: AtomicU32::new(0),
+            deciding: Mutex::new(()),
+        }
     }
 
     /// One rank that has held `epoch` barriers on every channel, and sleeps when `looks` looks were in vain.
@@ -105,81 +139,74 @@ impl<P: Pads> Signals<P> {
         }
     }
 
+    pub(crate) fn pads(&self) -> (&P, Layout) {
+        (&self.pads, self.layout)
+    }
+
+    /// The number of the channel that carries the sequence of calls.
+    pub fn sequence(&self) -> usize {
+        self.layout.channels
+    }
+
+    fn peers(&self) -> impl Iterator<Item = usize> + use<P> {
+        let own = self.rank;
+        (0..self.layout.ranks).filter(move |&r| r != own)
+    }
+
     /// All that any rank wrote before its call is seen by every rank after it.
     ///
-    /// `call` says what the caller is about; ranks that call different things are told so, all of them.
-    /// After `Expired` the same call goes on waiting for the same barrier; another one waits for it first.
-    #[cfg(any(test, loom))]
+    /// `lost` is asked, with a function that says who has arrived, whether the others can still come. After `GivenUp` the
+    /// next barrier on the channel resumes this one.
     pub fn barrier(
         &self,
         channel: usize,
-        call: u32,
-        deadline: Deadline,
-        interrupted: impl FnMut() -> bool,
+        deadline: &mut Deadline,
+        lost: impl FnMut(&dyn Fn(usize) -> bool) -> bool,
     ) -> Result<(), Stop> {
-        self.exchange(channel, call, deadline, interrupted, |_, _| (), |_| ())
+        let turn = self.take_turn(channel, *deadline)?;
+        if let Some(rank) = self.out_of_step() {
+            return Err(Stop::OutOfStep { rank });
+        }
+        turn.exchange(BARRIER, deadline, lost, |_, _| (), |_| ())
     }
 
-    /// As `barrier`, with data: `write(r, e)` lays out what rank r shall find at epoch e, for ourselves first and for
-    /// each peer just before its flag; `read(e)` takes up what all have laid out.
-    ///
-    /// What was laid out for e may be overwritten for e + 2 and not before: whoever writes for e + 2 has passed e + 1,
-    /// which all ranks reach only when they have read e. A call that goes on with an expired one writes nothing: what
-    /// it had laid out then still counts, for all ranks.
+    /// The right to use a channel, once no other thread of this rank has it.
     #[inline]
-    pub fn exchange<R>(
-        &self,
-        channel: usize,
-        call: u32,
-        deadline: Deadline,
-        mut interrupted: impl FnMut() -> bool,
-        write: impl FnMut(usize, u32),
-        read: impl FnOnce(u32) -> R,
-    ) -> Result<R, Stop> {
+    pub fn take_turn(&self, channel: usize, deadline: Deadline) -> Result<Turn<'_, P>, Stop> {
         let state = &self.channels[channel];
-        let _turn = self.take_turn(state, deadline)?;
-        if state.unfinished.load(Ordering::Relaxed) && state.call.load(Ordering::Relaxed) != call {
-            self.finish_other(channel, deadline, &mut interrupted)?;
+        // Acquire: pairs with the release of the thread before us, whose counts we read.
+        if state.busy.swap(true, Ordering::Acquire) {
+            self.await_turn(state, deadline)?;
         }
-        let epoch = self.arrive(channel, call, write);
-        self.await_all(channel, epoch, deadline, &mut interrupted)?;
-        self.same_call(channel, call, epoch)?;
-        Ok(read(epoch)) // while it is our turn: another thread of ours would let peers go on and overwrite it
+        Ok(Turn { signals: self, channel })
+    }
+
+    #[cold]
+    fn await_turn(&self, state: &Channel, deadline: Deadline) -> Result<(), Stop> {
+        let mut free = || (!state.busy.swap(true, Ordering::Acquire)).then_some(());
+        poll_by(deadline, &mut free).map_err(|(why, after)| {
+            let missing = vec![self.rank]; // another thread of our own holds the channel
+            Stop::GivenUp { why, after, missing }
+        })
     }
 
     /// Has the lines brought over in which peers will look for our next flag on `channel`. That takes as long as an
     /// exchange has to be prepared, and the two need not wait for each other.
     #[inline]
     pub(crate) fn reach_out(&self, channel: usize) {
-        for peer in (0..self.layout.ranks).filter(|&r| r != self.rank) {
+        for peer in self.peers() {
             self.pads.word(peer, self.layout.epoch(channel, self.rank)).fetch_to_write();
         }
     }
 
-    pub(crate) fn pads(&self) -> (&P, Layout) {
-        (&self.pads, self.layout)
-    }
-
-    /// Waits for the barrier of an earlier call. Whoever made it has given up on it; our peers have not, and are counting.
-    #[cold]
-    fn finish_other(
-        &self,
-        channel: usize,
-        deadline: Deadline,
-        interrupted: &mut impl FnMut() -> bool,
-    ) -> Result<(), Stop> {
-        let epoch = self.channels[channel].epoch.load(Ordering::Relaxed);
-        self.await_all(channel, epoch, deadline, interrupted)
-    }
-
-    /// Waits until all have reached the epoch that we have reached.
+    /// Waits until all have reached the epoch that we have reached, with the same call.
     #[inline(always)] // what comes after the last flag is what the peers wait for next
     fn await_all(
         &self,
         channel: usize,
         epoch: u32,
-        deadline: Deadline,
-        interrupted: &mut impl FnMut() -> bool,
+        deadline: &mut Deadline,
+        mut lost: impl FnMut(&dyn Fn(usize) -> bool) -> bool,
     ) -> Result<(), Stop> {
         let (next, ranks) = (Cell::new(0), self.layout.ranks);
         let all_here = || {
@@ -189,16 +216,25 @@ impl<P: Pads> Signals<P> {
             next.get() == ranks
         };
         let in_the_way = || self.is_in_the_way(channel, next.get(), epoch);
-        let bell = self.bell(self.rank);
-        match bell.wait(self.patience, deadline, all_here, interrupted, in_the_way) {
-            Ended::Ready => {
-                self.channels[channel].unfinished.store(false, Ordering::Relaxed);
-                Ok(())
-            }
-            Ended::Interrupted => Err(Stop::Interrupted),
-            Ended::Expired(after) => {
-                Err(Stop::Expired { after, missing: self.missing(channel, epoch) })
-            }
+        let mut stop = None;
+        let broken = || {
+            let arrived = |rank| self.has_reached(channel, rank, epoch);
+            stop = match self.differing(channel, epoch, arrived) {
+                Some(rank) => Some(Stop::Differs { rank }),
+                None if lost(&arrived) => Some(Stop::Lost),
+                None => self.out_of_step().map(|rank| Stop::OutOfStep { rank }),
+            };
+            stop.is_some()
+        };
+        let ended =
+            self.bell(self.rank).wait(self.patience, deadline, all_here, broken, in_the_way);
+        match ended {
+            Ended::Ready => Ok(()),
+            Ended::Broken => Err(stop.unwrap_or(Stop::Lost)),
+            Ended::GivenUp(why, after) => match self.missing(channel, epoch) {
+                missing if missing.is_empty() => Ok(()), // they came since the last look
+                missing => Err(Stop::GivenUp { why, after, missing }),
+            },
         }
     }
 
@@ -217,84 +253,77 @@ impl<P: Pads> Signals<P> {
     }
 
     #[inline]
-    fn take_turn<'a>(&self, state: &'a Channel, deadline: Deadline) -> Result<Turn<'a>, Stop> {
-        // Acquire: pairs with the release of the thread before us, whose counts we read.
-        if state.busy.swap(true, Ordering::Acquire) {
-            self.await_turn(state, deadline)?;
-        }
-        Ok(Turn(&state.busy))
-    }
-
-    #[cold]
-    fn await_turn(&self, state: &Channel, deadline: Deadline) -> Result<(), Stop> {
-        let deadline = deadline.start();
-        while state.busy.swap(true, Ordering::Acquire) {
-            if deadline.expired() {
-                let missing = vec![self.rank]; // another thread of our own holds the channel
-                return Err(Stop::Expired { after: deadline.elapsed(), missing });
-            }
-            yield_now();
-        }
-        Ok(())
-    }
-
-    /// Publishes our arrival, or finds that we have arrived already in an earlier, expired call.
-    #[inline]
-    fn arrive(&self, channel: usize, call: u32, mut write: impl FnMut(usize, u32)) -> u32 {
-        let state = &self.channels[channel];
-        let epoch = state.epoch.load(Ordering::Relaxed);
-        if state.unfinished.load(Ordering::Relaxed) {
-            return epoch;
-        }
-        let epoch = epoch.wrapping_add(1);
-        state.epoch.store(epoch, Ordering::Relaxed);
-        state.call.store(call, Ordering::Relaxed);
-        state.unfinished.store(true, Ordering::Relaxed);
-        // By value: whatever the stores below touch, these need not be read again.
-        let (rank, layout, crowded) = (self.rank, self.layout, self.patience.crowded);
-        let peers = || (0..layout.ranks).filter(|&r| r != rank);
-        let core = if crowded { current_core() } else { 0 };
-        state.core.store(core, Ordering::Relaxed);
-        write(rank, epoch);
-        for peer in peers() {
-            write(peer, epoch);
-            if crowded {
-                let word = self.pads.word(peer, layout.core(channel, rank));
-                word.store(core, Ordering::Relaxed);
-            }
-            let call_word = self.pads.word(peer, layout.call(channel, rank, epoch));
-            call_word.store(call, Ordering::Relaxed);
-            // Release: pairs with the acquire in `has_reached` and publishes `call`, the payload and all data.
-            let slot = self.pads.word(peer, layout.epoch(channel, rank));
-            slot.store(epoch, Ordering::Release);
-        }
-        fence(Ordering::SeqCst); // pairs with the fence of a peer about to sleep, see `Bell`
-        for peer in peers() {
-            self.bell(peer).ring_if_asleep();
-        }
-        epoch
-    }
-
-    #[inline]
     fn has_reached(&self, channel: usize, source: usize, epoch: u32) -> bool {
-        if source == self.rank {
-            return true;
-        }
-        let slot = self.pads.word(self.rank, self.layout.epoch(channel, source));
+        source == self.rank || self.is_flagged(self.rank, channel, source, epoch)
+    }
+
+    /// Whether the pad of `owner` says that `source` has reached `epoch`.
+    #[inline]
+    fn is_flagged(&self, owner: usize, channel: usize, source: usize, epoch: u32) -> bool {
+        let slot = self.pads.word(owner, self.layout.epoch(channel, source));
         // Acquire: pairs with the release in `arrive`. The difference is at most 1 either way.
         slot.load(Ordering::Acquire).wrapping_sub(epoch) as i32 >= 0
     }
 
-    /// Whether all made the same call. Each rank compares all with its own, so either all agree or all find out.
-    fn same_call(&self, channel: usize, call: u32, epoch: u32) -> Result<(), Stop> {
-        for rank in (0..self.layout.ranks).filter(|&r| r != self.rank) {
+    /// A rank that has come with another call. Each rank compares all with its own, so either all agree or all find out.
+    #[inline]
+    fn differing(
+        &self,
+        channel: usize,
+        epoch: u32,
+        arrived: impl Fn(usize) -> bool,
+    ) -> Option<usize> {
+        let call = self.channels[channel].call.load(Ordering::Relaxed);
+        self.peers().filter(|&rank| arrived(rank)).find(|&rank| {
             let word = self.pads.word(self.rank, self.layout.call(channel, rank, epoch));
             let theirs = word.load(Ordering::Relaxed); // ordered by `has_reached`
-            if theirs != call {
-                return Err(Stop::Differs { rank, theirs });
-            }
+            theirs != call || (call == IN_FULL && !self.describes_the_same(rank, epoch))
+        })
+    }
+
+    #[cold]
+    fn describes_the_same(&self, rank: usize, epoch: u32) -> bool {
+        self.description(rank, epoch) == self.description(self.rank, epoch)
+    }
+
+    /// What `rank` called at `epoch`, if it said so in full.
+    pub(crate) fn description(&self, rank: usize, epoch: u32) -> [u32; Layout::DESCRIPTION] {
+        self.load_words(rank, Layout::description(epoch))
+    }
+
+    pub(crate) fn load_words<const N: usize>(&self, rank: usize, first: usize) -> [u32; N] {
+        std::array::from_fn(|i| self.pads.word(rank, first + i).load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn store_words(&self, first: usize, words: &[u32]) {
+        for (i, word) in words.iter().enumerate() {
+            self.pads.word(self.rank, first + i).store(*word, Ordering::Relaxed);
         }
-        Ok(())
+    }
+
+    /// How many calls of the sequence `rank` has reached, as far as this rank was told, and the word of the last.
+    pub(crate) fn last_call(&self, rank: usize) -> (u32, u32) {
+        let channel = self.sequence();
+        let epoch = self.pads.word(self.rank, self.layout.epoch(channel, rank));
+        let epoch = epoch.load(Ordering::Acquire); // pairs with the release in `arrive`
+        let word = self.pads.word(self.rank, self.layout.call(channel, rank, epoch));
+        (epoch, word.load(Ordering::Relaxed))
+    }
+
+    /// The word of `rank`'s call at the barrier of the sequence that we have reached; `rank` has reached it too.
+    pub(crate) fn call_of(&self, rank: usize) -> u32 {
+        let index = self.layout.call(self.sequence(), rank, self.epoch());
+        self.pads.word(self.rank, index).load(Ordering::Relaxed)
+    }
+
+    /// Whether we have reached a barrier of the sequence and not left it.
+    pub(crate) fn is_unfinished(&self) -> bool {
+        self.channels[self.sequence()].state.load(Ordering::Relaxed) == UNFINISHED
+    }
+
+    /// How many calls of the sequence this rank has reached.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.channels[self.sequence()].epoch.load(Ordering::Relaxed)
     }
 
     /// Puts a signal into our slot on rank `to`; waits while the last one is unconsumed.
@@ -304,10 +333,10 @@ impl<P: Pads> Signals<P> {
         to: usize,
         channel: usize,
         deadline: Deadline,
-        interrupted: impl FnMut() -> bool,
+        lost: impl FnMut() -> bool,
     ) -> Result<(), Stop> {
         let slot = self.pads.word(to, self.layout.signal(channel, self.rank));
-        self.put_in(slot, to, deadline, interrupted)
+        self.put_in(slot, to, deadline, lost)
     }
 
     /// Takes the signal that rank `from` put for us; waits until there is one.
@@ -317,10 +346,10 @@ impl<P: Pads> Signals<P> {
         from: usize,
         channel: usize,
         deadline: Deadline,
-        interrupted: impl FnMut() -> bool,
+        lost: impl FnMut() -> bool,
     ) -> Result<(), Stop> {
         let slot = self.pads.word(self.rank, self.layout.signal(channel, from));
-        self.take_from(slot, from, deadline, interrupted)
+        self.take_from(slot, from, deadline, lost)
     }
 
     /// As `put`, in any word that rank `to` waits on by [`Signals::take_from`]: 0 → 1, release.
@@ -330,7 +359,7 @@ impl<P: Pads> Signals<P> {
         slot: &P::Word,
         to: usize,
         deadline: Deadline,
-        interrupted: impl FnMut() -> bool,
+        lost: impl FnMut() -> bool,
     ) -> Result<(), Stop> {
         // Release: pairs with the acquire in `take_from`. One attempt without looking first: it brings the
         // line over for writing at once. Later attempts look first, and leave the line with its owner.
@@ -338,12 +367,7 @@ impl<P: Pads> Signals<P> {
         // While data stores are on their way, the line can be as well: an exchange would wait for them first.
         slot.fetch_to_write();
         if !put() {
-            self.wait_for(
-                to,
-                deadline,
-                || slot.load(Ordering::Relaxed) == 0 && put(),
-                interrupted,
-            )?;
+            self.wait_for(to, deadline, || slot.load(Ordering::Relaxed) == 0 && put(), lost)?;
         }
         fence_after_replace(); // pairs with the fence of a peer about to sleep, see `Bell`
         self.bell(to).ring_if_asleep();
@@ -357,7 +381,7 @@ impl<P: Pads> Signals<P> {
         slot: &P::Word,
         from: usize,
         deadline: Deadline,
-        interrupted: impl FnMut() -> bool,
+        lost: impl FnMut() -> bool,
     ) -> Result<(), Stop> {
         let take = || {
             // The line comes over for writing in one go instead of first for reading.
@@ -365,7 +389,7 @@ impl<P: Pads> Signals<P> {
             // Acquire: pairs with the release in `put_in`.
             slot.load(Ordering::Relaxed) == 1 && slot.replace(1, 0, Ordering::SeqCst)
         };
-        self.wait_for(from, deadline, take, interrupted)?;
+        self.wait_for(from, deadline, take, lost)?;
         fence_after_replace(); // pairs with the fence of a putter about to sleep until the slot is free
         self.bell(from).ring_if_asleep();
         Ok(())
@@ -374,67 +398,141 @@ impl<P: Pads> Signals<P> {
     pub(crate) fn wait_for(
         &self,
         peer: usize,
-        deadline: Deadline,
+        mut deadline: Deadline,
         ready: impl FnMut() -> bool,
-        interrupted: impl FnMut() -> bool,
+        lost: impl FnMut() -> bool,
     ) -> Result<(), Stop> {
-        match self.bell(self.rank).wait(self.patience, deadline, ready, interrupted, || true) {
+        let bell = self.bell(self.rank);
+        match bell.wait(self.patience, &mut deadline, ready, lost, || true) {
             Ended::Ready => Ok(()),
-            Ended::Interrupted => Err(Stop::Interrupted),
-            Ended::Expired(after) => Err(Stop::Expired { after, missing: vec![peer] }),
+            Ended::Broken => Err(Stop::Lost),
+            Ended::GivenUp(why, after) => Err(Stop::GivenUp { why, after, missing: vec![peer] }),
         }
-    }
-
-    /// The rank whose loss was noted in our pad, by us or by a peer.
-    #[inline]
-    pub fn poisoned(&self) -> Option<usize> {
-        // Acquire: pairs with the release in `poison`; what the lost rank wrote before is seen.
-        let poison = self.pads.word(self.rank, Layout::POISON).load(Ordering::Acquire);
-        (poison as usize).checked_sub(1)
-    }
-
-    /// Notes the loss of a rank in every pad and wakes everyone; the first loss noted stays.
-    pub fn poison(&self, lost: usize) {
-        let others = || (0..self.layout.ranks).filter(|&r| r != lost);
-        // All are told before one is woken: it might leave because of this, and be missed by one not told yet.
-        for rank in others() {
-            self.pads.word(rank, Layout::POISON).replace(0, lost as u32 + 1, Ordering::Release);
-        }
-        others().for_each(|rank| self.bell(rank).ring());
-    }
-
-    /// Agrees on who takes part in a generation of the group: all ranks that ask get the same answer.
-    ///
-    /// A single compare-and-swap decides. The memory outlives whoever dies on the way, so nobody waits for anybody.
-    pub fn decide(&self, generation: usize, taking_part: impl Fn(usize) -> bool) -> Vec<usize> {
-        let _turn = self.deciding.lock().unwrap_or_else(PoisonError::into_inner);
-        let decision = self.pads.word(0, self.layout.decision(generation));
-        // Once decided, a proposal may be the winning one and must stay as it is.
-        let open = decision.load(Ordering::Acquire) == 0;
-        for i in (0..self.layout.bitmap()).filter(|_| open) {
-            let bits = (0..32)
-                .filter(|b| 32 * i + b < self.layout.ranks && taking_part(32 * i + b))
-                .fold(0, |bits, b| bits | 1 << b);
-            let word = self.pads.word(self.rank, self.layout.proposal(generation, i));
-            word.store(bits, Ordering::Relaxed);
-        }
-        // Release publishes our proposal if it wins; acquire reads the winner's.
-        decision.replace(0, self.rank as u32 + 1, Ordering::AcqRel);
-        let winner = decision.load(Ordering::Acquire) as usize - 1;
-        let takes_part = |&rank: &usize| {
-            let word = self.pads.word(winner, self.layout.proposal(generation, rank / 32));
-            word.load(Ordering::Relaxed) & 1 << (rank % 32) != 0
-        };
-        (0..self.layout.ranks).filter(takes_part).collect()
     }
 }
 
 /// The right to use a channel, until dropped.
-struct Turn<'a>(&'a AtomicBool);
+pub struct Turn<'a, P: Pads> {
+    signals: &'a Signals<P>,
+    channel: usize,
+}
 
-impl Drop for Turn<'_> {
+impl<P: Pads> Drop for Turn<'_, P> {
     fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
+        self.signals.channels[self.channel].busy.store(false, Ordering::Release);
+    }
+}
+
+impl<P: Pads> Turn<'_, P> {
+    /// Whether we have reached a barrier and not left it, which the next exchange resumes.
+    #[inline]
+    pub fn is_unfinished(&self) -> bool {
+        self.signals.channels[self.channel].state.load(Ordering::Relaxed) == UNFINISHED
+    }
+
+    /// Says in full what an exchange with [`IN_FULL`] is about. Called by its `write`, for ourselves.
+    #[cold]
+    pub(crate) fn describe(&self, epoch: u32, words: &[u32; Layout::DESCRIPTION]) {
+        self.signals.store_words(Layout::description(epoch), words);
+    }
+
+    /// A barrier with data: `write(r, e)` writes what rank r shall find at epoch e, for ourselves first and for
+    /// each peer just before its flag; `read(e)` takes up what all have written.
+    ///
+    /// `call` says what the caller is about; ranks that call different things are told so, all of them, as soon as two
+    /// of them have come. After `GivenUp` the next exchange resumes this one, and writes nothing.
+    ///
+    /// What was written for e may be overwritten for e + 2 and not before: whoever writes for e + 2 has passed e + 1,
+    /// which all ranks reach only when they have read e.
+    #[inline]
+    pub fn exchange<R>(
+        &self,
+        call: u32,
+        deadline: &mut Deadline,
+        mut lost: impl FnMut(&dyn Fn(usize) -> bool) -> bool,
+        write: impl FnMut(usize, u32),
+        read: impl FnOnce(u32) -> R,
+    ) -> Result<R, Stop> {
+        let (signals, channel) = (self.signals, self.channel);
+        let state = &signals.channels[channel].state;
+        if state.load(Ordering::Relaxed) == LEFT_EARLY {
+            self.await_late(deadline, &mut lost)?;
+        }
+        let epoch = self.arrive(call, write);
+        let all_here = signals.await_all(channel, epoch, deadline, lost);
+        let agreed = all_here.and_then(|()| match signals.differing(channel, epoch, |_| true) {
+            None => Ok(()),
+            Some(rank) => Err(Stop::Differs { rank }),
+        });
+        match agreed {
+            Ok(()) => state.store(DONE, Ordering::Relaxed),
+            // Ranks that disagree are done with this barrier, whoever has not come yet included.
+            Err(Stop::Differs { .. }) => state.store(LEFT_EARLY, Ordering::Relaxed),
+            Err(_) => {}
+        }
+        agreed.map(|()| read(epoch)) // while it is our turn: another thread of ours would let peers go on and overwrite it
+    }
+
+    /// Waits for those who had not come when this rank left the last barrier.
+    #[cold]
+    fn await_late(
+        &self,
+        deadline: &mut Deadline,
+        lost: &mut dyn FnMut(&dyn Fn(usize) -> bool) -> bool,
+    ) -> Result<(), Stop> {
+        let (signals, channel) = (self.signals, self.channel);
+        let epoch = signals.channels[channel].epoch.load(Ordering::Relaxed);
+        let arrived = |rank| signals.has_reached(channel, rank, epoch);
+        let all_here = || signals.missing(channel, epoch).is_empty();
+        let broken = || lost(&arrived) || signals.out_of_step().is_some();
+        let bell = signals.bell(signals.rank);
+        match bell.wait(signals.patience, deadline, all_here, broken, || true) {
+            Ended::Ready => Ok(()),
+            Ended::Broken => {
+                Err(signals.out_of_step().map_or(Stop::Lost, |rank| Stop::OutOfStep { rank }))
+            }
+            Ended::GivenUp(why, after) => {
+                Err(Stop::GivenUp { why, after, missing: signals.missing(channel, epoch) })
+            }
+        }
+    }
+
+    /// Publishes our arrival, or finds that we have arrived already in an earlier call that gave up.
+    #[inline]
+    fn arrive(&self, call: u32, mut write: impl FnMut(usize, u32)) -> u32 {
+        let (signals, channel) = (self.signals, self.channel);
+        let state = &signals.channels[channel];
+        let epoch = state.epoch.load(Ordering::Relaxed);
+        if state.state.load(Ordering::Relaxed) == UNFINISHED {
+            return epoch;
+        }
+        let epoch = epoch.wrapping_add(1);
+        state.epoch.store(epoch, Ordering::Relaxed);
+        state.call.store(call, Ordering::Relaxed);
+        state.state.store(UNFINISHED, Ordering::Relaxed);
+        // By value: whatever the stores below touch, these need not be read again.
+        let (rank, layout, crowded) = (signals.rank, signals.layout, signals.patience.crowded);
+        let core = if crowded { current_core() } else { 0 };
+        state.core.store(core, Ordering::Relaxed);
+        write(rank, epoch);
+        for peer in signals.peers() {
+            write(peer, epoch);
+            if crowded {
+                let word = signals.pads.word(peer, layout.core(channel, rank));
+                word.store(core, Ordering::Relaxed);
+            }
+            let call_word = signals.pads.word(peer, layout.call(channel, rank, epoch));
+            call_word.store(call, Ordering::Relaxed);
+            // Release: pairs with the acquire in `is_flagged` and publishes `call`, the payload and all data.
+            let slot = signals.pads.word(peer, layout.epoch(channel, rank));
+            slot.store(epoch, Ordering::Release);
+        }
+        // Pairs with the fence of a peer about to sleep, see `Bell`, and with that of one who gives up, see `is_void`.
+        fence(Ordering::SeqCst);
+        for peer in signals.peers() {
+            signals.bell(peer).ring_if_asleep();
+        }
+        epoch
     }
 }
 

@@ -25,30 +25,136 @@ fn group(ranks: usize, epoch: u32) -> Vec<Signals<PlainPads>> {
 }
 
 fn barrier(rank: &Signals<PlainPads>, limit: Duration) -> Result<(), Stop> {
-    rank.barrier(0, 0, limit.into(), || false)
+    rank.barrier(0, &mut limit.into(), |_| false)
 }
 
 #[test]
-fn what_is_laid_out_counts_though_the_call_expired() {
+fn what_was_written_counts_though_the_call_gave_up() {
     let group = group(2, 0);
-    let desk = [SharedWord::new(0), SharedWord::new(0)];
+    let staging = [SharedWord::new(0), SharedWord::new(0)];
     let exchange = |rank: usize, value: u32, limit: Duration| {
-        group[rank].exchange(
-            0,
+        let turn = group[rank].take_turn(1, limit.into()).unwrap();
+        turn.exchange(
             7,
-            limit.into(),
-            || false,
+            &mut limit.into(),
+            |_| false,
             |to, _| {
                 if to == rank {
-                    desk[rank].store(value, Ordering::Relaxed);
+                    staging[rank].store(value, Ordering::Relaxed);
                 }
             },
-            |_| desk.each_ref().map(|word| word.load(Ordering::Relaxed)),
+            |_| staging.each_ref().map(|word| word.load(Ordering::Relaxed)),
         )
     };
-    assert!(matches!(exchange(0, 1, Duration::from_millis(5)), Err(Stop::Expired { .. })));
+    assert!(matches!(exchange(0, 1, Duration::from_millis(5)), Err(Stop::GivenUp { .. })));
     assert_eq!(exchange(1, 2, LONG), Ok([1, 2]));
     assert_eq!(exchange(0, 3, LONG), Ok([1, 2]));
+}
+
+fn call(rank: &Signals<PlainPads>, word: u32, limit: Duration) -> Result<(), Stop> {
+    let turn = rank.take_turn(rank.sequence(), limit.into())?;
+    turn.exchange(word, &mut limit.into(), |_| false, |_, _| (), |_| ())
+}
+
+#[test]
+fn two_that_differ_find_out_before_the_third_has_come() {
+    let group = group(3, 0);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| call(&group[0], 7, LONG));
+        assert_eq!(call(&group[1], 8, LONG), Err(Stop::Differs { rank: 0 }));
+        assert_eq!(first.join().unwrap(), Err(Stop::Differs { rank: 1 }));
+    });
+    // A second call waits for the third rank: it would overwrite what that one has not read.
+    let soon = Duration::from_millis(5);
+    assert!(
+        matches!(call(&group[0], 9, soon), Err(Stop::GivenUp { missing, .. }) if missing == [2])
+    );
+    assert_eq!(call(&group[2], 7, LONG), Err(Stop::Differs { rank: 1 }));
+    std::thread::scope(|scope| {
+        let calls: Vec<_> = group.iter().map(|rank| scope.spawn(|| call(rank, 9, LONG))).collect();
+        calls.into_iter().for_each(|call| assert_eq!(call.join().unwrap(), Ok(())));
+    });
+}
+
+#[test]
+fn the_same_call_in_full_is_the_same_and_another_is_not() {
+    let described = |words: [[u32; 16]; 2]| {
+        let group = group(2, 0);
+        let calls: Vec<_> = std::thread::scope(|scope| {
+            let run = |(rank, words): (&'_ Signals<PlainPads>, [u32; 16])| {
+                let turn = rank.take_turn(rank.sequence(), LONG.into()).unwrap();
+                let describe = |_, epoch| turn.describe(epoch, &words);
+                turn.exchange(IN_FULL, &mut LONG.into(), |_| false, describe, |_| ())
+            };
+            let threads: Vec<_> =
+                group.iter().zip(words).map(|call| scope.spawn(move || run(call))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        calls
+    };
+    assert_eq!(described([[5; 16]; 2]), [Ok(()), Ok(())]);
+    let differ = [Err(Stop::Differs { rank: 1 }), Err(Stop::Differs { rank: 0 })];
+    let mut other = [5; 16];
+    other[15] = 6;
+    assert_eq!(described([[5; 16], other]), differ);
+}
+
+#[test]
+fn a_call_that_was_given_up_ends_the_waits_of_all_until_they_are_in_step() {
+    let group = group(3, 0);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| call(&group[0], 7, LONG));
+        assert!(matches!(call(&group[1], 7, Duration::from_millis(5)), Err(Stop::GivenUp { .. })));
+        group[1].give_up();
+        group[2].give_up();
+        assert_eq!(waiting.join().unwrap(), Err(Stop::OutOfStep { rank: 1 }));
+    });
+    assert!(group.iter().all(|rank| rank.out_of_step() == Some(1)));
+    assert!(group[1].is_void(), "rank 2 has never come");
+    resync(&group);
+    assert!(group.iter().all(|rank| rank.out_of_step().is_none()));
+    std::thread::scope(|scope| {
+        let calls: Vec<_> = group.iter().map(|rank| scope.spawn(|| call(rank, 9, LONG))).collect();
+        calls.into_iter().for_each(|call| assert_eq!(call.join().unwrap(), Ok(())));
+    });
+}
+
+fn resync(group: &[Signals<PlainPads>]) {
+    let quiet = 2 * group[0].generation() + 1;
+    std::thread::scope(|scope| {
+        for rank in group {
+            scope.spawn(move || {
+                rank.resync_round(quiet, &mut LONG.into(), |_| false).unwrap();
+                rank.reset();
+                rank.resync_round(quiet + 1, &mut LONG.into(), |_| false).unwrap();
+                rank.begin_generation();
+            });
+        }
+    });
+}
+
+#[test]
+fn generations_come_round_without_an_old_word_that_counts_again() {
+    let group = group(2, 0);
+    for _ in 0..3 {
+        group[1].give_up();
+        assert_eq!(group[0].out_of_step(), Some(1));
+        resync(&group);
+    }
+    assert_eq!(group[0].pads.word(0, Layout::OUT).load(Ordering::Relaxed), 0);
+    group[0].generation.store(u32::MAX, Ordering::Relaxed);
+    group[0].give_up();
+    assert_eq!(group[0].out_of_step(), Some(0));
+}
+
+#[test]
+fn a_barrier_that_all_have_reached_is_not_void() {
+    let group = group(2, 0);
+    assert!(matches!(call(&group[0], 7, Duration::from_millis(5)), Err(Stop::GivenUp { .. })));
+    assert_eq!(call(&group[1], 7, LONG), Ok(()));
+    group[0].give_up();
+    assert!(!group[0].is_void());
+    assert!(group[0].was_completed());
 }
 
 #[test]
@@ -56,7 +162,7 @@ fn an_expired_barrier_names_who_is_missing_and_is_resumed() {
     let group = group(3, 0);
     let soon = Duration::from_millis(5);
     let missing = |met| match met {
-        Err(Stop::Expired { missing, .. }) => missing,
+        Err(Stop::GivenUp { missing, .. }) => missing,
         other => panic!("{other:?}"),
     };
     assert_eq!(missing(barrier(&group[0], soon)), [1, 2]);
@@ -87,7 +193,7 @@ fn a_thread_waits_for_its_turn_until_its_deadline() {
             std::thread::yield_now();
         }
         let second = barrier(&group[0], Duration::from_millis(5));
-        assert!(matches!(second, Err(Stop::Expired { missing, .. }) if missing == [0]));
+        assert!(matches!(second, Err(Stop::GivenUp { missing, .. }) if missing == [0]));
         assert_eq!(barrier(&group[1], LONG), Ok(()));
         assert_eq!(first.join().unwrap(), Ok(()));
     });
@@ -123,5 +229,16 @@ fn the_first_loss_noted_stays() {
     group[0].poison(2);
     group[1].poison(0);
     let noted: Vec<_> = group.iter().map(Signals::poisoned).collect();
-    assert_eq!(noted, [Some(2), Some(2), Some(0)]);
+    assert_eq!(noted, [Some(2); 3]);
+}
+
+#[test]
+fn losses_have_one_order_for_all() {
+    let group = group(4, 0);
+    for (by, lost) in [(1, 3), (0, 2), (1, 2), (2, 3), (0, 1)] {
+        group[by].note_loss(lost);
+    }
+    for rank in &group {
+        assert_eq!(rank.losses().collect::<Vec<_>>(), [3, 2, 1]);
+    }
 }

@@ -69,5 +69,6 @@ pub trait Store: Send + Sync {
 pub type SharedStore = Arc<dyn Store>;
 
 fn timed_out(op: &'static str, deadline: Deadline) -> Error {
-    Error::Timeout { op, channel: None, waiting_for: vec![], after: deadline.elapsed() }
+    let (after, doing) = (deadline.elapsed(), Vec::new());
+    Error::Timeout { op, channel: None, waiting_for: vec![], after, doing }
 }

@@ -5,13 +5,12 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::failed::Failed;
 use super::pad::SignalPad;
 use crate::backend::{Device, Exported};
 use crate::block::{Block, Mapping, Place, Witness};
 use crate::dtype::{DType, Element};
-use crate::error::{Error, Result};
-use crate::group::{Group, no_descriptor};
+use crate::error::{Error, Failed, Result};
+use crate::group::{Group, Memory, no_descriptor};
 use crate::region::Region;
 
 const OP: &str = "rendezvous";
@@ -34,7 +33,8 @@ impl Handle {
         offset: usize,
         bringing: Bringing,
     ) -> Result<Self> {
-        let usable = |known: &Arc<Mapping>| !bringing.is_read() && !known.has_failed();
+        let generation = group.generation();
+        let usable = |known: &Arc<Mapping>| !bringing.is_read() && !known.is_suspended(generation);
         let known = block.mapping(group.id()?).filter(usable);
         let mapping = match known {
             Some(known) => known,
@@ -80,6 +80,12 @@ impl Handle {
 
     pub(crate) fn number(&self) -> u64 {
         self.mapping.number
+    }
+
+    /// The memory of this handle, as all ranks call it.
+    #[inline]
+    pub(crate) fn memory(&self) -> Memory {
+        Memory::Rendezvous(self.mapping.number, self.offset)
     }
 
     /// A number that tells the memory of one handle from that of others; the same on all ranks.
@@ -302,9 +308,13 @@ fn map_all(block: &Arc<Block>, group: &Group, dtype: DType, bringing: Bringing) 
         let region = imports.block(backend.as_ref(), place, exported, block.shape())?;
         Ok((region, place))
     };
-    let export = || match bringing {
-        Bringing::OverFabric => block.segment().export_fabric(),
-        _ => block.segment().export(),
+    let export = || {
+        // From here on a peer may have it mapped, whatever becomes of this rendezvous.
+        block.set_exposed();
+        match bringing {
+            Bringing::OverFabric => block.segment().export_fabric(),
+            _ => block.segment().export(),
+        }
     };
     group.converse(OP, group.deadline(), |conversation| {
         conversation.hold(

@@ -7,10 +7,10 @@
 #![allow(unsafe_code)] // S1 (the handle keeps every mapping), S2 (slices only as the phase allows), S6 (the `open` mark)
 
 mod atomic;
-mod failed;
 mod handle;
 mod pad;
 mod part;
+mod paused;
 mod persistent;
 mod pool;
 
@@ -19,16 +19,16 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 pub(crate) use atomic::{load, store};
-pub use failed::Failed;
 pub use handle::Handle;
 pub use pad::SignalPad;
+pub use paused::Paused;
 pub use pool::Pool;
 
 use crate::backend::Backend;
 use crate::block::{Block, Segment, Shape};
 use crate::dtype::Element;
-use crate::error::{Error, Result};
-use crate::group::{Call, Group, check_pad_size};
+use crate::error::{Failed, Result};
+use crate::group::{Group, check_pad_size};
 use crate::region::Region;
 use handle::{Bringing, keeping};
 
@@ -126,15 +126,6 @@ impl<T: Element> Buffer<T> {
         self.block.offset()
     }
 
-    /// Copies the data of another block, which others may be writing meanwhile: see "A race that remains" in
-    /// `docs/safety.md`.
-    fn fill_from(&mut self, other: &Block) {
-        if let Ok(from) = other.region().at::<T>(0, self.len) {
-            // SAFETY: S1 by the block, S3 by `at`; what else touches it and how is said there.
-            unsafe { load(from.as_ptr(), self.local_mut()) };
-        }
-    }
-
     fn first(&self) -> NonNull<T> {
         self.block.region().at(0, self.len).unwrap_or(NonNull::dangling())
     }
@@ -153,23 +144,15 @@ impl<T: Element> Buffer<T> {
 }
 
 /// A handle with pointers of the right type, whatever the phase.
-struct Memory<T> {
+pub(crate) struct Memory<T> {
     handle: Handle,
     /// By rank, each to `len` elements.
     data: Vec<NonNull<T>>,
     len: usize,
     /// Nobody else has the addresses of this rank's part, as users of [`Handle::part`] do.
     owned: bool,
-    severed: Severed<T>,
-}
-
-/// Whether a collective failed halfway, after which peers may still touch what they had mapped.
-enum Severed<T> {
-    No,
-    /// This rank goes on with a copy of its part.
-    Copy(Buffer<T>),
-    /// There was no memory for a copy; nothing is left.
-    Lost,
+    /// A collective failed halfway in this generation of the group's calls: peers may still be at work on our part.
+    suspended: Option<u32>,
 }
 
 // SAFETY: pointers into mappings that the handle keeps; access through them is governed by the phase types.
@@ -183,33 +166,13 @@ impl<T: Element> Memory<T> {
         let ranks = 0..handle.world_size();
         let data: Result<Vec<_>> =
             ranks.map(|r| handle.data("rendezvous", r).and_then(first)).collect();
-        Ok(Self { data: data?, handle, len, owned: true, severed: Severed::No })
+        Ok(Self { data: data?, handle, len, owned: true, suspended: None })
     }
 
+    /// Whether peers may be at work on our part, in a collective that failed here. No longer once all ranks have left it.
     #[inline]
-    fn check_whole(&self, op: &'static str) -> Result<()> {
-        match &self.severed {
-            Severed::No => Ok(()),
-            severed => Err(self.not_whole(op, severed)),
-        }
-    }
-
-    #[cold]
-    fn not_whole(&self, op: &'static str, severed: &Severed<T>) -> Error {
-        let got = match severed {
-            Severed::No | Severed::Copy(_) => {
-                "what is left after a collective that failed; rendezvous it again"
-            }
-            Severed::Lost => "memory that was given up in a collective that failed",
-        };
-        let expected = "memory that peers have mapped".to_owned();
-        self.handle.group().usage(op, expected, got.to_owned())
-    }
-
-    fn meet(&self, call: Call) -> Result<()> {
-        self.check_whole(call.name())?;
-        let group = self.handle.group();
-        group.meet_for(call, group.deadline())
+    fn is_suspended(&self) -> bool {
+        self.suspended.is_some_and(|then| then == self.handle.group().generation())
     }
 
     /// The same memory in another group.
@@ -243,11 +206,11 @@ impl<T: Element> Memory<T> {
         Self::new(handle, self.len)
     }
 
-    fn local(&self) -> NonNull<T> {
-        if let Severed::Copy(own) = &self.severed {
-            return own.first();
-        }
-        self.data.get(self.handle.rank()).copied().unwrap_or(NonNull::dangling())
+    /// Our part, and how many of its elements may be touched now: none while peers may be at work on it.
+    #[inline]
+    fn local(&self) -> (NonNull<T>, usize) {
+        let own = self.data.get(self.handle.rank()).copied().unwrap_or(NonNull::dangling());
+        (own, if self.is_suspended() { 0 } else { self.len })
     }
 
     fn peer(&self, rank: usize) -> Result<NonNull<T>> {
@@ -281,20 +244,24 @@ impl<T: Element> Symmetric<T> {
     }
 
     /// This rank's part.
+    ///
+    /// Empty while peers may be at work on it, in a collective that failed here: until [`Group::resync`], or a
+    /// [`Symmetric::rendezvous`] with the survivors.
     pub fn local(&self) -> &[T] {
+        let (own, len) = self.0.local();
         // SAFETY: S1 by the handle; S2: in this phase no peer touches our part, and `self` is borrowed.
-        unsafe { std::slice::from_raw_parts(self.0.local().as_ptr(), self.0.len) }
+        unsafe { std::slice::from_raw_parts(own.as_ptr(), len) }
     }
 
-    /// This rank's part, to write.
+    /// This rank's part, to write; empty where [`Symmetric::local`] is.
     pub fn local_mut(&mut self) -> &mut [T] {
+        let (own, len) = self.0.local();
         // SAFETY: as in `local`, and `self` is borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.0.local().as_ptr(), self.0.len) }
+        unsafe { std::slice::from_raw_parts_mut(own.as_ptr(), len) }
     }
 
-    /// Whether peers have this memory mapped.
-    pub(crate) fn check_whole(&self, op: &'static str) -> Result<()> {
-        self.0.check_whole(op)
+    pub(crate) fn memory(&self) -> &Memory<T> {
+        &self.0
     }
 
     /// All ranks' parts, by rank, each of `len` elements.
@@ -309,45 +276,38 @@ impl<T: Element> Symmetric<T> {
 
     /// A barrier, after which everyone may read everyone. Collective.
     pub fn share(self) -> Result<Shared<T>, Failed<Paused<Shared<T>>>> {
-        Paused(Shared(self.0)).resume()
+        Paused::new(Shared(self.0), "share").resume()
     }
 
     /// The same memory in another group. Collective over `group`, the first time for it.
-    pub fn rendezvous(mut self, group: &Group) -> Result<Self, Failed<Self>> {
-        match std::mem::replace(&mut self.0.severed, Severed::No) {
-            Severed::No => keeping(self.0.regroup(group), self).map(|(memory, _)| Self(memory)),
-            Severed::Copy(own) => own.rendezvous(group).map_err(|failed| {
-                self.0.severed = Severed::Copy(failed.kept);
-                Failed { error: failed.error, kept: self }
-            }),
-            Severed::Lost => {
-                self.0.severed = Severed::Lost;
-                keeping(self.0.check_whole("rendezvous"), self).map(|((), own)| own)
-            }
+    ///
+    /// Where a collective on it has failed halfway, `group` must have all members of the old one that still live.
+    pub fn rendezvous(self, group: &Group) -> Result<Self, Failed<Self>> {
+        let memory = if self.0.is_suspended() {
+            self.0.regroup_survivors(group)
+        } else {
+            self.0.regroup(group)
+        };
+        keeping(memory, self).map(|(memory, _)| Self(memory))
+    }
+
+    /// Takes note that a collective failed while peers may be at work on our part.
+    pub(crate) fn suspend(&mut self) {
+        let generation = self.group().generation();
+        if self.0.owned {
+            self.0.suspended = Some(generation);
+        } else {
+            self.0.handle.mapping().suspend(generation);
         }
     }
 
-    /// Goes on with a copy of this rank's part that no peer has: they may still touch the one that they have mapped.
-    pub(crate) fn sever(&mut self) {
-        if !self.0.owned {
-            return self.0.give_up();
-        }
-        let own = self.group().alloc::<T>(self.len()).map(|mut copy| {
-            copy.fill_from(self.0.handle.block());
-            copy
-        });
-        match own {
-            Ok(own) => {
-                // From here on this rank reads nothing by right of its rendezvous.
-                self.group().context().unregister(self.0.handle.block());
-                self.0.severed = Severed::Copy(own);
-            }
-            Err(e) => {
-                tracing::warn!("memory that peers may be writing is given up, without a copy: {e}");
-                self.0.severed = Severed::Lost;
-                self.0.len = 0;
-            }
-        }
+    /// A copy of this rank's part while everyone may put into it.
+    pub(crate) fn copy_of_open(&self) -> Result<Buffer<T>> {
+        let mut copy = self.group().alloc::<T>(self.len())?;
+        let (own, _) = self.0.local();
+        // SAFETY: S1 by the handle; in that phase everyone touches it by atomics of the elements' size only.
+        unsafe { load(own.as_ptr(), copy.local_mut()) };
+        Ok(copy)
     }
 }
 
@@ -376,7 +336,7 @@ impl<T: Element> Shared<T> {
     /// This rank's part.
     pub fn local(&self) -> &[T] {
         // SAFETY: S1 by the handle; S2: in this phase nobody writes.
-        unsafe { std::slice::from_raw_parts(self.0.local().as_ptr(), self.0.len) }
+        unsafe { std::slice::from_raw_parts(self.0.local().0.as_ptr(), self.0.len) }
     }
 
     /// Rank `rank`'s part.
@@ -403,71 +363,13 @@ impl<T: Element> Shared<T> {
 
     /// A barrier, after which each rank owns its part again. Collective.
     pub fn release(self) -> Result<Symmetric<T>, Failed<Paused<Symmetric<T>>>> {
-        Paused(Symmetric(self.0)).resume()
+        Paused::new(Symmetric(self.0), "release").resume()
     }
 
     /// The same memory in the group of the survivors, each owning its part again. Collective over `group`,
     /// which must have all members of the old one that still live.
     pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>, Failed<Paused<Symmetric<T>>>> {
-        Paused(Symmetric(self.0)).rendezvous(group)
-    }
-}
-
-/// Memory whose change to phase `P` did not come to its end: nobody may touch it until it does.
-#[must_use = "dropping it gives the memory up while peers may use it"]
-pub struct Paused<P>(P);
-
-impl<T: Element> Paused<Shared<T>> {
-    /// Goes on waiting for the phase to begin.
-    pub fn resume(self) -> Result<Shared<T>, Failed<Self>> {
-        let memory = &self.0.0;
-        if let Err(error) = memory.check_whole("share") {
-            return Err(Failed { error, kept: self });
-        }
-        let block = memory.handle.block();
-        let first = !block.is_open();
-        block.set_open(true);
-        let met = memory.meet(Call::Share(memory.handle.number()));
-        // What fails so fails on all ranks alike, and nobody reads; unless an earlier attempt has arrived, in whose
-        // barrier the others may have been since.
-        if let (true, Err(Error::Mismatch { .. } | Error::Usage { .. })) = (first, &met) {
-            block.set_open(false);
-        }
-        keeping(met, self).map(|((), paused)| paused.0)
-    }
-
-    /// The memory back in its former phase, if the change has failed on all ranks alike.
-    pub fn give_up(self) -> Result<Symmetric<T>, Self> {
-        let memory = &self.0.0;
-        let apart = !matches!(memory.severed, Severed::No);
-        if apart || !memory.handle.block().is_open() { Ok(Symmetric(self.0.0)) } else { Err(self) }
-    }
-
-    /// See [`Shared::rendezvous`]. The right to read is given up with the call, whatever comes of it: a peer may have
-    /// seen it succeed.
-    pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>, Failed<Paused<Symmetric<T>>>> {
-        Paused(Symmetric(self.0.0)).rendezvous(group)
-    }
-}
-
-impl<T: Element> Paused<Symmetric<T>> {
-    /// Goes on waiting for all to let go.
-    pub fn resume(self) -> Result<Symmetric<T>, Failed<Self>> {
-        let memory = &self.0.0;
-        let met = memory.meet(Call::Release(memory.handle.number()));
-        if met.is_ok() {
-            memory.handle.block().set_open(false);
-        }
-        keeping(met, self).map(|((), paused)| paused.0)
-    }
-
-    /// See [`Shared::rendezvous`].
-    pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>, Failed<Self>> {
-        if matches!(self.0.0.severed, Severed::No) {
-            return keeping(self.0.0.regroup_survivors(group), self).map(|(m, _)| Symmetric(m));
-        }
-        let again = self.0.rendezvous(group);
-        again.map_err(|failed| Failed { error: failed.error, kept: Paused(failed.kept) })
+        Paused::new(Symmetric(self.0), "release").rendezvous(group)
     }
 }
 
@@ -486,11 +388,5 @@ impl<T: Element> std::fmt::Debug for Symmetric<T> {
 impl<T: Element> std::fmt::Debug for Shared<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Shared({} × {} on {:?})", self.len(), T::DTYPE, self.group())
-    }
-}
-
-impl<P: std::fmt::Debug> std::fmt::Debug for Paused<P> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Paused(on the way to {:?})", self.0)
     }
 }

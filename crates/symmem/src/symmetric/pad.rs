@@ -3,13 +3,13 @@
 use crate::block::Mapping;
 use crate::error::Result;
 use crate::group::{Group, no_descriptor};
-use crate::sync::{Deadline, SharedWord};
+use crate::sync::{Deadline, Expiry, SharedWord, lock_by};
 
 /// The pads of all ranks for one allocation. Zero at first; the library itself never touches them.
 ///
 /// Word `ws · channel + source` of a rank's pad is where `source` signals to it: 0 → 1 by the sender
 /// with release, 1 → 0 by the receiver with acquire, zero at rest. [`SignalPad::put`] and [`SignalPad::wait`]
-/// keep to that, so that they can be mixed with the user's own code, also on a GPU.
+/// keep to that, so that they can be mixed with the user's own code, also on a GPU. [`SignalPad::barrier`] is made of them.
 pub struct SignalPad<'a> {
     group: &'a Group,
     mapping: &'a Mapping,
@@ -43,6 +43,28 @@ impl<'a> SignalPad<'a> {
         self.group.check_rank("signal_pad.wait", from)?;
         let slot = self.slot("signal_pad.wait", self.group.rank(), channel, from)?;
         self.group.take_in(slot, from, deadline.into())
+    }
+
+    /// Waits for all ranks, over the words of `channel`: each puts a signal for every peer and takes theirs. What any rank
+    /// wrote before is seen by every rank after. The next call after a [`Timeout`](crate::Error::Timeout) resumes it.
+    pub fn barrier(&self, channel: usize, deadline: impl Into<Deadline>) -> Result<()> {
+        const OP: &str = "signal_pad.barrier";
+        self.slot(OP, self.group.rank(), channel, 0)?;
+        let deadline = deadline.into().start();
+        let busy = |(why, after): (Expiry, _)| why.error(OP, vec![self.group.rank()], after);
+        let mut unfinished = lock_by(&self.mapping.barriers, deadline).map_err(busy)?;
+        let (put, taken) = unfinished.entry(channel).or_default();
+        let peers = (0..self.group.size()).filter(|&rank| rank != self.group.rank());
+        for peer in peers.clone().skip(*put) {
+            self.put(peer, channel, deadline)?;
+            *put += 1;
+        }
+        for peer in peers.skip(*taken) {
+            self.wait(peer, channel, deadline)?;
+            *taken += 1;
+        }
+        unfinished.remove(&channel);
+        Ok(())
     }
 
     /// Release: sets our word of `channel` in rank `to`'s pad to `value`, whatever it was, without waiting. A word is

@@ -1,16 +1,15 @@
 //! Parts of an allocation without a phase of their own: for callers whose language has no types for phases.
 
-use super::{Handle, Memory, Severed, Symmetric};
+use super::{Handle, Memory, Symmetric};
 use crate::dtype::Element;
 use crate::error::Result;
-use crate::sync::Ordering;
 
 impl Handle {
     /// `len` elements of any type at byte `offset` of every rank's memory, to call collectives on. Not collective.
     ///
-    /// A collective on it that fails, other than by a disagreement that all ranks notice before anything is done, leaves
-    /// this rank its memory as it is, where peers may be in the middle of the work. From then on this handle has no
-    /// parts: a new [`Group::rendezvous_at`](crate::Group::rendezvous_at) of the survivors gives a handle that has.
+    /// A collective on it that fails while peers may be in the middle of the work leaves this rank its memory as it is. The
+    /// handle has no parts then, until [`Group::resync`](crate::Group::resync); after the loss of a rank a new
+    /// [`Group::rendezvous_at`](crate::Group::rendezvous_at) of the survivors gives a handle that has.
     ///
     /// # Safety
     /// For as long as the value lives, nobody on any rank touches these elements but through such values, and all
@@ -23,9 +22,9 @@ impl Handle {
     /// The handle of a part, if there is one there.
     pub(crate) fn range<T: Element>(&self, offset: usize, len: usize) -> Result<Self> {
         const OP: &str = "part";
-        if self.mapping().has_failed() {
-            let expected = "memory that peers have mapped".to_owned();
-            let got = "what is left after a collective that failed; rendezvous it again";
+        if self.mapping().is_suspended(self.group().generation()) {
+            let expected = "memory on which no peer is at work".to_owned();
+            let got = "what a collective left that failed; resync the group, or rendezvous with the survivors";
             return Err(self.group().usage(OP, expected, got.to_owned()));
         }
         let (had, size) = (self.buffer_size(), size_of::<T>());
@@ -36,13 +35,5 @@ impl Handle {
             return Err(self.group().usage(OP, expected, got));
         }
         Ok(self.from(offset))
-    }
-}
-
-impl<T: Element> Memory<T> {
-    /// Gives up memory of which others hold the addresses: whoever asks for a part of it is told.
-    pub(super) fn give_up(&mut self) {
-        self.handle.mapping().failed.store(true, Ordering::Relaxed);
-        (self.severed, self.len) = (Severed::Lost, 0);
     }
 }

@@ -13,7 +13,7 @@ const WAYS: [Algorithm; 4] =
     [Algorithm::Auto, Algorithm::Staged, Algorithm::OneShot, Algorithm::TwoShot];
 
 /// Bytes at which something changes: the line of a flag, registers, a cache line, the lanes of the reduce loop for each
-/// type, a page, the desk, beyond which a staged all-reduce goes piece by piece.
+/// type, a page, the staging, beyond which a staged all-reduce goes piece by piece.
 const LIMITS: [usize; 10] = [1, 8, 24, 32, 64, 128, 256, 512, 4 << 10, 16 << 10];
 
 /// The workspace of collectives on slices, beyond which they go piece by piece.

@@ -1,17 +1,16 @@
 //! Collectives that fail halfway: what each rank is told, what is left of its memory, and how it goes on.
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use symmem::{Algorithm, Error, Group, GroupOptions, ReduceOp, Symmetric, World};
-use symmem_testing::{Ranks, assert_nothing_is_held, die, test_name};
+use symmem_testing::{Ranks, assert_nothing_is_held, die, stop_until, test_name};
 
 use super::{lost_in, ms};
 
-/// Too long for any way but that in which ranks write each other's parts.
-const LEN: usize = 100_000;
+/// So long that a rank which is stopped soon after its call is in the middle of the work.
+const LEN: usize = if cfg!(debug_assertions) { 2 << 20 } else { 16 << 20 };
 
-/// All ranks, of which rank 0 has little patience.
+/// All ranks, of which rank 1 has much patience.
 fn hasty(world: &World) -> Group {
-    let timeout = Some(ms(if world.rank() == 0 { 1500 } else { 60_000 }));
+    let timeout = Some(ms(if world.rank() == 1 { 60_000 } else { 1000 }));
     let all: Vec<usize> = (0..world.size()).collect();
     let group = world.subgroup_with(&all, GroupOptions { timeout, ..Default::default() }).unwrap();
     world.barrier().unwrap(); // all have made it, so that the shortest patience is enough
@@ -20,13 +19,29 @@ fn hasty(world: &World) -> Group {
 }
 
 fn memory(group: &Group) -> Symmetric<u64> {
+    group.set_timeout(ms(60_000)); // for memory that takes its time to be there
     let mut x = group.alloc::<u64>(LEN).unwrap().rendezvous(group).unwrap();
     x.local_mut().fill(group.rank() as u64 + 1);
+    group.barrier().unwrap();
+    group.set_timeout(ms(if group.rank() == 1 { 60_000 } else { 1000 }));
     x
 }
 
 fn two_shot(x: &mut Symmetric<u64>) -> symmem::Result<()> {
     x.all_reduce_with(ReduceOp::Sum, Algorithm::TwoShot)
+}
+
+/// Calls `two_shot`, in whose midst rank 1 does `halt`.
+fn halted(x: &mut Symmetric<u64>, halt: impl FnOnce() + Send + 'static) -> symmem::Result<()> {
+    let halter = (x.group().rank() == 1).then(|| {
+        std::thread::spawn(move || {
+            std::thread::sleep(ms(4));
+            halt();
+        })
+    });
+    let done = two_shot(x);
+    halter.into_iter().for_each(|halter| halter.join().unwrap());
+    done
 }
 
 /// Works like memory that nothing happened to.
@@ -40,115 +55,71 @@ fn works(mut x: Symmetric<u64>) {
     shared.release().unwrap();
 }
 
-/// Memory whose collective failed at its end on all ranks, and other memory of the same group.
-///
-/// Rank 0 gives up before the others come, and then calls something else: they find it in the first barrier, do the
-/// work, and find it elsewhere in the second.
-fn fail_late(world: &World, group: &Group) -> (Symmetric<u64>, Symmetric<u64>) {
-    let (mut x, y) = (memory(group), memory(group));
-    world.barrier().unwrap();
-    if group.rank() == 0 {
-        let e = two_shot(&mut x).unwrap_err();
-        assert!(matches!(e, Error::Timeout { op: "all_reduce", .. }), "{e}");
-        assert!(x.local().iter().all(|v| *v == 1), "nobody came to the work");
-        world.barrier().unwrap();
-        let failed = y.share().err().unwrap();
-        assert!(matches!(failed.error, Error::Mismatch { op: "share", rank: 1, .. }), "{failed}");
-        (x, failed.kept.give_up().ok().unwrap())
-    } else {
-        world.barrier().unwrap();
-        let e = two_shot(&mut x).unwrap_err();
-        assert!(matches!(e, Error::Mismatch { op: "all_reduce", rank: 0, .. }), "{e}");
-        // What the others have worked on is summed up by now, and rank 0's share is not.
-        assert!(x.local().iter().all(|v| *v == 6 || *v == group.rank() as u64 + 1));
-        assert!(x.local().contains(&6) && x.local()[0] != 6);
-        (x, y)
-    }
-}
-
 #[test]
-fn a_mismatch_at_the_end_of_a_collective_is_told_to_all_and_memory_works_again() {
+fn memory_in_which_a_rank_stopped_is_suspended_until_all_are_in_step_again() {
     Ranks::new(3).run(test_name!(), |world| {
         let group = hasty(&world);
-        let (mut x, y) = fail_late(&world, &group);
-        let e = two_shot(&mut x).unwrap_err().to_string();
-        assert!(e.contains("rendezvous it again"), "{e}");
-        x.local_mut().fill(9); // a copy: nobody else has it
-        works(x.rendezvous(&group).unwrap());
-        works(y);
+        let mut x = memory(&group);
+        let done = halted(&mut x, || stop_until(ms(3000)));
+        if world.rank() != 1 {
+            let e = done.unwrap_err();
+            let told = match &e {
+                Error::Timeout { op: "all_reduce", waiting_for, .. } => *waiting_for == [1],
+                // Whoever gave up second blames the first.
+                Error::OutOfStep { rank, .. } => *rank != 1,
+                _ => false,
+            };
+            assert!(told, "{e}");
+            assert!(x.local().is_empty() && x.local_mut().is_empty(), "rank 1 may be writing it");
+            let e = two_shot(&mut x).unwrap_err();
+            assert!(matches!(e, Error::OutOfStep { rank: 0 | 2, .. }), "{e}");
+            let failed = x.share().err().unwrap();
+            assert!(matches!(failed.error, Error::OutOfStep { .. }), "{failed}");
+            x = failed.kept.give_up().ok().unwrap();
+            assert!(x.local().is_empty());
+        }
+        group.resync_by(ms(60_000)).unwrap();
+        assert_eq!(x.local().len(), LEN);
+        group.set_timeout(ms(60_000));
+        works(x);
         drop((group, world));
         assert_nothing_is_held();
     });
 }
 
-/// It is refused before anybody is told of it, so that peers who do something else stay in step.
 #[test]
-fn memory_that_a_failed_collective_left_is_not_shared() {
-    Ranks::new(3).run(test_name!(), |world| {
-        let group = hasty(&world);
-        let (mut x, y) = fail_late(&world, &group);
-        let x = if group.rank() == 0 {
-            let failed = x.share().err().unwrap();
-            assert!(matches!(failed.error, Error::Usage { op: "share", .. }), "{failed}");
-            assert!(failed.to_string().contains("rendezvous it again"), "{failed}");
-            let failed = failed.kept.resume().err().unwrap();
-            assert!(matches!(failed.error, Error::Usage { op: "share", .. }), "{failed}");
-            x = failed.kept.give_up().ok().unwrap();
-            assert!(x.local().iter().all(|v| *v == 1));
-            // Nor is it a phase that others could be in: what is kept meets the others' copies.
-            x.share().err().unwrap().kept.rendezvous(&group).unwrap()
-        } else {
-            x.rendezvous(&group).unwrap()
-        };
+fn memory_in_which_a_rank_died_goes_on_with_the_survivors() {
+    Ranks::new(3).dying(&[1]).run(test_name!(), |world| {
+        let mut x = memory(&world);
+        world.set_timeout(ms(60_000));
+        assert_eq!(lost_in(|| halted(&mut x, || die())), 1);
+        assert!(x.local().is_empty(), "the other survivor may be writing it");
+        let survivors = world.shrink().unwrap();
+        let x = x.rendezvous(&survivors).unwrap();
+        assert_eq!(x.local().len(), LEN);
         works(x);
-        works(y);
+        drop((survivors, world));
+        assert_nothing_is_held();
     });
 }
 
-/// As much address space as is used now, and a little.
-fn little_address_space() -> u64 {
-    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
-    pages.split(' ').next().unwrap().parse::<u64>().unwrap() * 4096 + (16 << 20)
-}
-
-/// Rank 1 has no memory for a copy and says so at every call; the others' copies meet what it allocates anew.
+/// The others may be at work on it still: only a group of all of them proves that they are not.
 #[test]
-fn a_survivor_without_memory_for_a_copy_goes_on_with_new_memory() {
-    const LARGE: usize = (64 << 20) / size_of::<u64>();
-    Ranks::new(4).dying(&[2]).run(test_name!(), |world| {
-        let mut x = world.alloc::<u64>(LARGE).unwrap().rendezvous(&world).unwrap();
-        x.local_mut().fill(world.rank() as u64);
-        let before = getrlimit(Resource::As);
-        if world.rank() == 1 {
-            let limit = Rlimit { current: Some(little_address_space()), ..before };
-            setrlimit(Resource::As, limit).unwrap();
+fn suspended_memory_does_not_go_to_a_group_without_a_living_peer() {
+    Ranks::new(3).run(test_name!(), |world| {
+        let group = hasty(&world);
+        let mut x = memory(&group);
+        let done = halted(&mut x, || stop_until(ms(3000)));
+        if world.rank() != 1 {
+            done.unwrap_err();
+            let pair = world.subgroup(&[0, 2]).unwrap();
+            let failed = x.rendezvous(&pair).err().unwrap();
+            assert!(failed.to_string().contains("all living ranks"), "{failed}");
+            x = failed.kept;
         }
-        world.barrier().unwrap();
-        if world.rank() == 2 {
-            std::thread::sleep(ms(50));
-            die();
-        }
-        assert_eq!(lost_in(|| two_shot(&mut x)), 2);
-        if world.rank() == 1 {
-            let given_up = |e: &Error| e.to_string().contains("memory that was given up in a");
-            assert!(x.is_empty() && x.local().is_empty() && x.local_mut().is_empty());
-            assert!(given_up(&two_shot(&mut x).unwrap_err()));
-            let failed = x.share().err().unwrap();
-            assert!(given_up(&failed.error), "{failed}");
-            let x = failed.kept.give_up().ok().unwrap();
-            setrlimit(Resource::As, before).unwrap();
-            let survivors = world.shrink().unwrap();
-            let failed = x.rendezvous(&survivors).err().unwrap();
-            assert!(given_up(&failed.error), "{failed}");
-            assert!(failed.kept.is_empty());
-            works(world.alloc::<u64>(LARGE).unwrap().rendezvous(&survivors).unwrap());
-        } else {
-            assert_eq!(x.len(), LARGE);
-            assert!(x.local().iter().all(|v| *v == world.rank() as u64), "nobody came to the work");
-            works(x.rendezvous(&world.shrink().unwrap()).unwrap());
-        }
-        drop(world);
-        assert_nothing_is_held();
+        group.resync_by(ms(60_000)).unwrap();
+        group.set_timeout(ms(60_000));
+        works(x);
     });
 }
 

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)] // S2, S3: callers hand over ranges that they may touch, checked by them
 
 use super::copy::{self, Stores, VECTOR};
+use super::environment::DefaultFloats;
 use crate::dtype::ReduceOp;
 use crate::dtype::number::{AVX2, AVX512, AVX512_BF16, Number, PORTABLE};
 use crate::sync::atomic::{AtomicUsize, Ordering};
@@ -189,6 +190,7 @@ unsafe fn body<N: Number, O: Operator, const V: u8>(
     len: usize,
     stores: Stores,
 ) {
+    let _floats = N::IS_FLOAT.then(DefaultFloats::enter);
     let stream = V != PORTABLE
         && stores == Stores::Streaming
         && to.iter().all(|to| to.cast::<u8>().align_offset(VECTOR) == 0);

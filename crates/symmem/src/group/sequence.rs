@@ -1,0 +1,395 @@
+//! The sequence of a group's collective calls: each has a number, and ranks compare their calls exactly.
+//!
+//! A call is described by 64 bytes, far more than fit beside a flag. The first time that all ranks make a call they compare
+//! it in full and give it a number, the same on all ranks, because all have made the same calls so far. From then on the
+//! number stands for the call, and equal numbers are equal calls.
+//!
+//! | state of a rank | next call | becomes |
+//! |---|---|---|
+//! | in step | any; all ranks make the same | in step |
+//! | in step | any; ranks make different ones | in step: `Mismatch` on all of them |
+//! | in step | a barrier, a change of phase or a rendezvous that gives up | pending |
+//! | in step | another call that gives up | out of step, on every rank |
+//! | pending | the same | as if it had not given up |
+//! | pending | another | in step: waits for the pending one first, then does its own |
+//! | out of step | any but `resync` | out of step: `OutOfStep` |
+//! | any | `resync`, by all ranks | in step |
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::Group;
+use super::call::{Call, RENDEZVOUS, Words};
+use super::form::{Formed, RegionPads};
+use super::staging::Staging;
+use super::waiting::Waiting;
+use crate::error::{Error, Result};
+use crate::signal::{BARRIER, IN_FULL, Layout, Signals, Stop, Turn};
+use crate::sync::shared::AtomicU64;
+use crate::sync::{Deadline, Ordering};
+
+/// How many calls are known by numbers. One more takes the place of another, on all ranks alike.
+const KNOWN: usize = 256;
+/// The first number of a known call.
+const FIRST: u32 = IN_FULL + 1;
+/// Set in all but the first barrier of a call.
+const CONTINUED: u32 = 1 << 31;
+
+/// What a rank knows of its group's calls. All but the outcomes is used by whoever has the turn of the sequence.
+pub(super) struct Sequence {
+    known: Vec<[AtomicU64; 8]>,
+    /// The call that gave up and may be resumed.
+    pending: [AtomicU64; 8],
+    /// Whether changes of phase that gave up have come to pass.
+    outcomes: Mutex<HashMap<Ticket, bool>>,
+    /// How many rendezvous there were: the same on all ranks, because all have made the same calls.
+    rendezvous: AtomicU64,
+}
+
+/// A barrier that a rank has reached and not left: generation of calls, and number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Ticket {
+    generation: u32,
+    epoch: u32,
+}
+
+impl Default for Sequence {
+    fn default() -> Self {
+        let words = || std::array::from_fn(|_| AtomicU64::new(0));
+        Self {
+            known: std::iter::repeat_with(words).take(KNOWN).collect(),
+            pending: words(),
+            outcomes: Mutex::default(),
+            rendezvous: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Sequence {
+    #[inline]
+    fn place(words: &Words) -> usize {
+        let mixed = words.iter().zip([0, 11, 23, 37, 5, 17, 29, 43]);
+        let mixed = mixed.fold(0_u64, |all, (word, turn)| all ^ word.rotate_left(turn));
+        (mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as usize % KNOWN
+    }
+
+    /// The number of a call, or that of one in full.
+    #[inline]
+    fn number(&self, words: &Words) -> u32 {
+        let place = Self::place(words);
+        match self.known.get(place) {
+            Some(known) if is_equal(known, words) => FIRST + place as u32,
+            _ => IN_FULL,
+        }
+    }
+
+    /// Gives a number to a call that all ranks have just made.
+    #[cold]
+    fn learn(&self, words: &Words) {
+        if let Some(known) = self.known.get(Self::place(words)) {
+            store(known, words);
+        }
+    }
+
+    fn forget_all(&self) {
+        self.known.iter().for_each(|known| store(known, &[0; 8]));
+    }
+
+    /// The call of a word in `rank`'s flag at `epoch`.
+    fn call(&self, signals: &Signals<RegionPads>, rank: usize, word: u32, epoch: u32) -> Call {
+        match word & !CONTINUED {
+            BARRIER => Call::plain("barrier"),
+            IN_FULL => Call::from_words(&unpack(&signals.description(rank, epoch))),
+            number => {
+                let known = self.known.get((number - FIRST) as usize);
+                Call::from_words(&known.map(load).unwrap_or_default())
+            }
+        }
+    }
+
+    /// Numbers a rendezvous that all ranks have come to.
+    pub(super) fn count_rendezvous(&self) -> u64 {
+        self.rendezvous.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    fn outcomes(&self) -> MutexGuard<'_, HashMap<Ticket, bool>> {
+        self.outcomes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[inline]
+fn is_equal(known: &[AtomicU64; 8], words: &Words) -> bool {
+    let differences = known.iter().zip(words).map(|(a, b)| a.load(Ordering::Relaxed) ^ b);
+    differences.fold(0, |all, difference| all | difference) == 0
+}
+
+fn load(words: &[AtomicU64; 8]) -> Words {
+    std::array::from_fn(|i| words[i].load(Ordering::Relaxed))
+}
+
+fn store(to: &[AtomicU64; 8], words: &Words) {
+    to.iter().zip(words).for_each(|(to, word)| to.store(*word, Ordering::Relaxed));
+}
+
+fn pack(words: &Words) -> [u32; Layout::DESCRIPTION] {
+    std::array::from_fn(|i| (words[i / 2] >> (32 * (i % 2))) as u32)
+}
+
+fn unpack(words: &[u32; Layout::DESCRIPTION]) -> Words {
+    std::array::from_fn(|i| u64::from(words[2 * i]) | u64::from(words[2 * i + 1]) << 32)
+}
+
+/// A call of the sequence that is under way. Other threads of this rank wait for their turn until it is dropped.
+pub(crate) struct Running<'a> {
+    group: &'a Group,
+    formed: &'a Formed,
+    turn: Turn<'a, RegionPads>,
+    op: &'static str,
+    is_resumable: bool,
+    words: Words,
+    word: u32,
+    /// Counts from the first wait that takes long, over all waits of the call.
+    deadline: Deadline,
+}
+
+impl Group {
+    /// Begins a call, or resumes the same one that gave up.
+    #[inline]
+    pub(crate) fn begin_call(&self, call: &Call, deadline: Deadline) -> Result<Running<'_>> {
+        let formed = self.formed_by(deadline)?;
+        self.check_whole(call.op)?;
+        let signals = &formed.signals;
+        let turn = signals.take_turn(signals.sequence(), deadline);
+        let turn = turn.map_err(|stop| self.stopped(stop, call.op, None, |_| false))?;
+        if let Some(rank) = signals.out_of_step() {
+            return Err(self.out_of_step(call.op, rank));
+        }
+        let words = call.words();
+        let running = Running::new(self, formed, turn, call, words, deadline);
+        if running.turn.is_unfinished() { running.resume_or_finish() } else { Ok(running) }
+    }
+
+    /// Runs a call of one barrier and nothing else.
+    pub(crate) fn call(&self, call: &Call, deadline: Deadline) -> Result<()> {
+        self.begin_call(call, deadline)?.barrier()
+    }
+
+    #[cold]
+    pub(super) fn out_of_step(&self, op: &'static str, rank: usize) -> Error {
+        let what = match self.0.health.formed.get() {
+            Some(formed) => {
+                formed.signals.give_up(); // passes it on
+                let words = formed.signals.load_words(rank, Layout::given_up());
+                Call::from_words(&unpack(&words)).to_string()
+            }
+            None => "a call".to_owned(),
+        };
+        Error::OutOfStep { op, rank, what }
+    }
+
+    /// What names the barrier that a change of phase has just given up, for [`Group::outcome`].
+    pub(crate) fn ticket(&self) -> Option<Ticket> {
+        let signals = &self.0.health.formed.get()?.signals;
+        let ticket = Ticket { generation: signals.generation(), epoch: signals.epoch() };
+        signals.is_unfinished().then_some(ticket)
+    }
+
+    /// Whether a change of phase that gave up has come to pass on all ranks; `None` as long as that is open.
+    pub(crate) fn outcome(&self, ticket: Ticket) -> Option<bool> {
+        let formed = self.0.health.formed.get()?;
+        let known = formed.sequence.outcomes().get(&ticket).copied();
+        known.or_else(|| (formed.signals.generation() != ticket.generation).then_some(false))
+    }
+
+    /// How often the group was resynchronised.
+    #[inline]
+    pub(crate) fn generation(&self) -> u32 {
+        self.0.health.formed.get().map_or(0, |formed| formed.signals.generation())
+    }
+
+    /// The last call of the sequence that `rank` has reached, as far as this rank was told.
+    pub(super) fn last_call(&self, rank: usize) -> Option<(u32, Call)> {
+        let formed = self.0.health.formed.get()?;
+        let (epoch, word) = formed.signals.last_call(rank);
+        (epoch != 0).then(|| (epoch, formed.sequence.call(&formed.signals, rank, word, epoch)))
+    }
+}
+
+impl Formed {
+    /// Tells all ranks that this one has given up a call.
+    #[cold]
+    pub(super) fn give_up(&self, words: &Words) {
+        self.signals.store_words(Layout::given_up(), &pack(words));
+        self.signals.give_up();
+    }
+
+    /// Notes what became of a call that had given up.
+    fn settle(&self, call: &Call, completed: bool) {
+        let signals = &self.signals;
+        let ticket = Ticket { generation: signals.generation(), epoch: signals.epoch() };
+        self.sequence.outcomes().insert(ticket, completed);
+        if completed && call.op == RENDEZVOUS {
+            self.sequence.count_rendezvous();
+        }
+    }
+
+    /// Makes the sequence as new, while nobody is in a call.
+    pub(super) fn reset_sequence(&self) {
+        let signals = &self.signals;
+        if signals.is_unfinished() {
+            let call = Call::from_words(&load(&self.sequence.pending));
+            self.settle(&call, signals.was_completed());
+        }
+        self.sequence.forget_all();
+        signals.reset();
+    }
+}
+
+impl<'a> Running<'a> {
+    #[inline]
+    fn new(
+        group: &'a Group,
+        formed: &'a Formed,
+        turn: Turn<'a, RegionPads>,
+        call: &Call,
+        words: Words,
+        deadline: Deadline,
+    ) -> Self {
+        // Of all calls, a plain barrier has no kind but its operation, which is the first.
+        let word = if words[0] == 0 { BARRIER } else { formed.sequence.number(&words) };
+        let is_resumable = call.is_resumable();
+        Self { group, formed, turn, op: call.op, is_resumable, words, word, deadline }
+    }
+
+    /// Goes on with the call that gave up if it is this one; otherwise waits for that one first, as all ranks did.
+    #[cold]
+    fn resume_or_finish(self) -> Result<Self> {
+        let Self { group, formed, turn, op, words, deadline, .. } = self;
+        let pending = load(&formed.sequence.pending);
+        if pending == words {
+            let ours = Call { op, ..Call::from_words(&words) };
+            return Ok(Self::new(group, formed, turn, &ours, words, deadline));
+        }
+        let call = Call::from_words(&pending);
+        let mut other = Self::new(group, formed, turn, &call, pending, deadline);
+        let finished = other.barrier();
+        if matches!(finished, Ok(()) | Err(Error::Mismatch { .. })) {
+            formed.settle(&call, finished.is_ok());
+            if finished.is_ok() && call.op == RENDEZVOUS {
+                group.decline_rendezvous(formed.sequence.rendezvous.load(Ordering::Relaxed));
+            }
+        }
+        finished?;
+        let Self { turn, deadline, .. } = other;
+        let ours = Call { op, ..Call::from_words(&words) };
+        Ok(Self::new(group, formed, turn, &ours, words, deadline))
+    }
+
+    /// A barrier of the call: what each rank wrote before is seen by all after.
+    #[inline]
+    pub(crate) fn barrier(&mut self) -> Result<()> {
+        self.exchange(|_, _| (), |_| ())
+    }
+
+    /// A barrier with data: `write(s, r)` writes what rank r shall find in the staging buffers, for ourselves first and for
+    /// each peer just before its flag; `read` takes up what all have written. See [`Turn::exchange`].
+    #[inline]
+    pub(crate) fn exchange<R>(
+        &mut self,
+        mut write: impl FnMut(&Staging<'_>, usize),
+        read: impl FnOnce(&Staging<'_>) -> R,
+    ) -> Result<R> {
+        let rank = self.group.rank();
+        let (pads, layout) = self.formed.signals.pads();
+        let staging = |epoch| Staging { pads, layout, rank, epoch };
+        let mut waiting = Waiting::new(self.group, self.op);
+        let exchanged = self.turn.exchange(
+            self.word,
+            &mut self.deadline,
+            |arrived| waiting.is_hopeless(arrived),
+            |to, epoch| {
+                if self.word == IN_FULL && to == rank {
+                    self.turn.describe(epoch, &pack(&self.words));
+                }
+                write(&staging(epoch), to);
+            },
+            |epoch| read(&staging(epoch)),
+        );
+        drop(waiting);
+        match exchanged {
+            Ok(read) => {
+                if self.word & CONTINUED == 0 {
+                    self.all_agreed();
+                }
+                Ok(read)
+            }
+            Err(stop) => Err(self.failed(stop)),
+        }
+    }
+
+    /// All ranks have made this call.
+    #[inline]
+    fn all_agreed(&mut self) {
+        if self.word == IN_FULL {
+            self.formed.sequence.learn(&self.words);
+            self.word = self.formed.sequence.number(&self.words);
+        }
+        self.word |= CONTINUED;
+    }
+
+    #[cold]
+    fn failed(&mut self, stop: Stop) -> Error {
+        let (group, signals) = (self.group, &self.formed.signals);
+        store(&self.formed.sequence.pending, &self.words);
+        match stop {
+            Stop::Differs { rank } => {
+                let (word, epoch) = (signals.call_of(rank), signals.epoch());
+                let theirs = self.formed.sequence.call(signals, rank, word, epoch);
+                let (what, ours, theirs) = Call::from_words(&self.words).difference(&theirs);
+                Error::Mismatch { op: self.op, what, rank, ours, theirs }
+            }
+            Stop::GivenUp { .. } => {
+                // Whoever gave up a call first is to blame for what others give up since.
+                if !self.is_resumable && self.has_arrived() {
+                    self.formed.give_up(&self.words);
+                }
+                match signals.decided_out_of_step().filter(|&rank| rank != group.rank()) {
+                    Some(rank) => group.out_of_step(self.op, rank),
+                    None => group.stopped(stop, self.op, None, |_| false),
+                }
+            }
+            stop => group.stopped(stop, self.op, None, |rank| signals.has_arrived(rank)),
+        }
+    }
+
+    /// Whether peers can know that this rank makes the call.
+    fn has_arrived(&self) -> bool {
+        self.word & CONTINUED != 0 || self.turn.is_unfinished()
+    }
+
+    /// Whether, after the call has failed with `error`, no rank can be or come to be at work in it: see [`Signals::is_void`].
+    #[cold]
+    pub(crate) fn is_void(&self, error: &Error) -> bool {
+        let signals = &self.formed.signals;
+        match error {
+            _ if !self.has_arrived() => true,
+            _ if self.word & CONTINUED != 0 => false,
+            Error::Mismatch { .. } => true,
+            // The dead come no more: without it nobody goes on.
+            Error::PeerLost { rank, .. } => !signals.has_arrived(*rank),
+            _ => {
+                self.formed.give_up(&self.words);
+                signals.is_void()
+            }
+        }
+    }
+
+    /// Fails if a rank gave the call up while the last one came: then that rank has its memory back.
+    #[inline]
+    pub(crate) fn check_not_given_up(&self) -> Result<()> {
+        match self.formed.signals.out_of_step() {
+            None => Ok(()),
+            Some(rank) => Err(self.group.out_of_step(self.op, rank)),
+        }
+    }
+}

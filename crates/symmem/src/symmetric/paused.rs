@@ -1,0 +1,143 @@
+//! Changes of phase that did not come to their end.
+
+use super::handle::keeping;
+use super::{Memory, Shared, Symmetric};
+use crate::dtype::Element;
+use crate::error::{Error, Failed, Result};
+use crate::group::{Call, Group, Ticket};
+
+/// Memory whose change to phase `P` did not come to its end: nobody may touch it until it does.
+///
+/// [`resume`](Paused::resume) goes on with the change. Where another call came in between, the group is out of step; after
+/// [`Group::resync`] a change that all ranks had reached counts as done, and any other begins anew: `resume` does what is
+/// left to do.
+#[must_use = "dropping it gives the memory up while peers may use it"]
+pub struct Paused<P> {
+    phase: P,
+    /// The call by which the phase changes.
+    op: &'static str,
+    /// The barrier that this rank has reached; `None` if nobody can have passed it.
+    ticket: Option<Ticket>,
+}
+
+impl<P> Paused<P> {
+    pub(crate) fn new(phase: P, op: &'static str) -> Self {
+        Self { phase, op, ticket: None }
+    }
+
+    /// The same change of the same memory, as another value holds it.
+    pub(crate) fn to<Q>(self, phase: impl FnOnce(P) -> Q) -> Paused<Q> {
+        Paused { phase: phase(self.phase), op: self.op, ticket: self.ticket }
+    }
+
+    /// To a phase in which peers touch our part.
+    pub(crate) fn advance<T: Element>(
+        mut self,
+        memory: impl Fn(&P) -> &Memory<T>,
+    ) -> Result<P, Failed<Self>> {
+        let block = memory(&self.phase).handle.block();
+        block.set_open(true);
+        match reach(memory(&self.phase), self.op, &mut self.ticket) {
+            Ok(()) => Ok(self.phase),
+            Err(error) => {
+                block.set_open(self.ticket.is_some());
+                Err(Failed { error, kept: self })
+            }
+        }
+    }
+
+    /// Back to the phase before, if nobody has come to the next.
+    pub(crate) fn go_back<T: Element>(self, memory: impl Fn(&P) -> &Memory<T>) -> Result<P, Self> {
+        if !self.is_void(&memory) {
+            return Err(self);
+        }
+        memory(&self.phase).handle.block().set_open(false);
+        Ok(self.phase)
+    }
+
+    /// Whether nobody has come to the next phase, or will by this attempt.
+    pub(crate) fn is_void<T: Element>(&self, memory: impl Fn(&P) -> &Memory<T>) -> bool {
+        let group = memory(&self.phase).handle.group();
+        self.ticket.is_none_or(|ticket| group.outcome(ticket) == Some(false))
+    }
+
+    pub(crate) fn op(&self) -> &'static str {
+        self.op
+    }
+
+    pub(crate) fn into_phase(self) -> P {
+        self.phase
+    }
+}
+
+/// Waits until all ranks change the phase of `memory` by `op`, or finds that they have.
+fn reach<T: Element>(
+    memory: &Memory<T>,
+    op: &'static str,
+    ticket: &mut Option<Ticket>,
+) -> Result<()> {
+    let group = memory.handle.group();
+    match ticket.map(|ticket| group.outcome(ticket)) {
+        Some(Some(true)) => return Ok(()),
+        Some(Some(false)) => *ticket = None,
+        Some(None) | None => {}
+    }
+    let call = Call { memory: memory.handle.memory(), ..Call::plain(op) };
+    let mut running = group.begin_call(&call, group.deadline())?;
+    running.barrier().inspect_err(|error| {
+        let is_void = match error {
+            Error::Mismatch { .. } | Error::PeerLost { .. } => running.is_void(error),
+            _ => false,
+        };
+        *ticket = group.ticket().filter(|_| !is_void);
+    })
+}
+
+impl<T: Element> Paused<Shared<T>> {
+    /// Goes on waiting for the phase to begin.
+    pub fn resume(self) -> Result<Shared<T>, Failed<Self>> {
+        self.advance(|shared| &shared.0)
+    }
+
+    /// The memory back in its former phase, if the change has failed on all ranks alike.
+    pub fn give_up(self) -> Result<Symmetric<T>, Self> {
+        self.go_back(|shared| &shared.0).map(|shared| Symmetric(shared.0))
+    }
+
+    /// See [`Shared::rendezvous`]. The right to read is given up with the call, whatever comes of it: a peer may have
+    /// seen it succeed.
+    pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>, Failed<Paused<Symmetric<T>>>> {
+        self.to(|shared| Symmetric(shared.0)).rendezvous(group)
+    }
+}
+
+impl<T: Element> Paused<Symmetric<T>> {
+    /// Goes on waiting for all to let go.
+    pub fn resume(mut self) -> Result<Symmetric<T>, Failed<Self>> {
+        let reached = reach(&self.phase.0, self.op, &mut self.ticket);
+        if reached.is_ok() {
+            self.phase.0.handle.block().set_open(false);
+        }
+        keeping(reached, self).map(|((), paused)| paused.phase)
+    }
+
+    /// Back to reading, after a release that has failed on all ranks alike.
+    pub fn reshare(self) -> Result<Shared<T>, Self> {
+        if self.op != "release" || !self.is_void(|owned| &owned.0) {
+            return Err(self);
+        }
+        Ok(Shared(self.phase.0))
+    }
+
+    /// The same memory in the group of the survivors. See [`Shared::rendezvous`].
+    pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>, Failed<Self>> {
+        let memory = self.phase.0.regroup_survivors(group);
+        keeping(memory, self).map(|(memory, _)| Symmetric(memory))
+    }
+}
+
+impl<P: std::fmt::Debug> std::fmt::Debug for Paused<P> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Paused({} of {:?})", self.op, self.phase)
+    }
+}
