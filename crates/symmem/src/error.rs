@@ -101,15 +101,13 @@ pub enum Error {
 
     /// A rank gave up a collective call that the others may have finished, so calls no longer pair up. Every rank gets
     /// this from every collective call of the group until all ranks have called `Group::resync`.
-    #[error(
-        "{op}: the group is out of step since rank {rank} gave up {what}; all ranks must call resync"
-    )]
+    #[error("{op}: the group is out of step: rank {rank} {what}; all ranks must call resync")]
     OutOfStep {
         /// The operation called.
         op: &'static str,
-        /// The rank that gave up a call.
+        /// The rank after which calls no longer pair up.
         rank: usize,
-        /// The call that it gave up.
+        /// What it did: the call that it gave up.
         what: String,
     },
 

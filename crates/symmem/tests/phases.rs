@@ -69,7 +69,8 @@ fn a_paused_share_has_a_way_on_after_any_other_call() {
                 world.barrier().unwrap();
                 world.barrier().unwrap();
                 let e = group.all_reduce(&mut [1.0], ReduceOp::Sum).unwrap_err();
-                assert!(matches!(e, Error::Timeout { .. }), "{e}");
+                // Rank 1 does not come, or calls resync already.
+                assert!(matches!(e, Error::Timeout { .. } | Error::OutOfStep { .. }), "{e}");
                 group.resync_by(LONG).unwrap();
                 group.set_timeout(LONG);
                 let kept = paused.give_up();

@@ -141,7 +141,7 @@ pub fn a_collective_that_gave_up_needs_a_resync(world: World) {
     let group = world.subgroup_with(&all, GroupOptions { timeout, ..Default::default() }).unwrap();
     group.ready().unwrap();
     let out_of_step = |e: Error| {
-        let what = "all_reduce of";
+        let what = "gave up all_reduce of";
         let told = matches!(&e, Error::OutOfStep { rank: 0, what: w, .. } if w.starts_with(what));
         assert!(told, "{e}");
     };

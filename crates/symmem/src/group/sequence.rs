@@ -145,7 +145,6 @@ pub(crate) struct Running<'a> {
     formed: &'a Formed,
     turn: Turn<'a, RegionPads>,
     op: &'static str,
-    is_resumable: bool,
     words: Words,
     word: u32,
     /// Counts from the first wait that takes long, over all waits of the call.
@@ -180,9 +179,12 @@ impl Group {
             Some(formed) => {
                 formed.signals.give_up(); // passes it on
                 let words = formed.signals.load_words(rank, Layout::given_up());
-                Call::from_words(&unpack(&words)).to_string()
+                match Call::from_words(&unpack(&words)) {
+                    call if call.op == "resync" => "called resync".to_owned(),
+                    call => format!("gave up {call}"),
+                }
             }
-            None => "a call".to_owned(),
+            None => "gave up a call".to_owned(),
         };
         Error::OutOfStep { op, rank, what }
     }
@@ -257,8 +259,7 @@ impl<'a> Running<'a> {
     ) -> Self {
         // Of all calls, a plain barrier has no kind but its operation, which is the first.
         let word = if words[0] == 0 { BARRIER } else { formed.sequence.number(&words) };
-        let is_resumable = call.is_resumable();
-        Self { group, formed, turn, op: call.op, is_resumable, words, word, deadline }
+        Self { group, formed, turn, op: call.op, words, word, deadline }
     }
 
     /// Goes on with the call that gave up if it is this one; otherwise waits for that one first, as all ranks did.
@@ -350,7 +351,7 @@ impl<'a> Running<'a> {
             }
             Stop::GivenUp { .. } => {
                 // Whoever gave up a call first is to blame for what others give up since.
-                if !self.is_resumable && self.has_arrived() {
+                if !Call::from_words(&self.words).is_resumable() && self.has_arrived() {
                     self.formed.give_up(&self.words);
                 }
                 match signals.decided_out_of_step().filter(|&rank| rank != group.rank()) {
