@@ -1,0 +1,33 @@
+//! What the launcher holds in memory of what ranks write.
+
+use super::super::*;
+
+/// Lines of one byte each become several times as long with the rank before them.
+#[test]
+fn memory_stays_bounded_when_nobody_reads_what_ranks_write_without_end() {
+    let dir = scratch("memory");
+    // The launcher is the parent of each rank. Ranks that have ended leave a process that writes on.
+    let script = "[ $RANK != 0 ] && { yes '' & sleep 0.2; exit 0; }; sleep 2; \
+                  grep VmHWM /proc/$PPID/status > $DIR/new; mv $DIR/new $DIR/most; exec yes ''";
+    let mut command = job(24, &[], script);
+    command.env("DIR", &dir);
+    let mut launched = Launched::start(command);
+    until("measured", || dir.join("most").exists());
+    let most = std::fs::read_to_string(dir.join("most")).unwrap();
+    let kib: usize = most.split_whitespace().nth(1).unwrap().parse().unwrap();
+    assert!(kib < 48 << 10, "{most}");
+    launched.send(Signal::TERM);
+    launched.end();
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn what_ranks_wrote_before_they_ended_reaches_a_reader_who_comes_late() {
+    let script = "head -c 60000 /dev/zero | tr '\\0' x | fold -w 1";
+    let mut launched = Launched::start(job(24, &[], script));
+    sleep(Duration::from_millis(500));
+    let mut bytes = Vec::new();
+    launched.0.stdout.take().unwrap().read_to_end(&mut bytes).unwrap();
+    assert_eq!(launched.end().0, Some(0));
+    assert_eq!(bytes.iter().filter(|&&byte| byte == b'x').count(), 24 * 60_000);
+}
