@@ -6,6 +6,7 @@
 //! worker kills all below it.
 
 use std::io::{Read, Write, stderr, stdin};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::sync::mpsc;
 use std::thread;
@@ -22,9 +23,9 @@ use crate::run::{Request, Requests, Signals, spawn};
 pub const SUBCOMMAND: &str = "guarded";
 
 /// What the worker may take beyond the grace period to end when told to. It takes less unless something blocks it.
-const PATIENCE: Duration = Duration::from_secs(15);
+const PATIENCE: Duration = Duration::from_secs(12);
 /// The same after a second request, which leaves no grace.
-const IMPATIENCE: Duration = Duration::from_secs(8);
+const IMPATIENCE: Duration = Duration::from_secs(6);
 
 /// Runs this program again with the same arguments, as the worker. `grace` is what it gives ranks to end.
 pub fn watch(grace: Duration) -> Result<ExitCode> {
@@ -34,7 +35,7 @@ pub fn watch(grace: Duration) -> Result<ExitCode> {
     let (end, _held) = std::io::pipe().context("cannot make the worker's pipe")?;
     // Not `current_exe`: that name is gone once the program has been rebuilt.
     let mut command = Command::new("/proc/self/exe");
-    command.arg(SUBCOMMAND).args(std::env::args_os().skip(1)).stdin(end);
+    command.arg0("symmem").arg(SUBCOMMAND).args(std::env::args_os().skip(1)).stdin(end);
     spawn::detach(&mut command);
     let worker = command.spawn().context("cannot start the worker process")?;
     let status =
@@ -99,7 +100,6 @@ impl Watch {
 
 /// What a shell would report.
 fn code(status: ExitStatus) -> ExitCode {
-    use std::os::unix::process::ExitStatusExt;
     if let Some(signal) = status.signal() {
         say(format!("the launcher was killed by {}", crate::run::signal_name(signal)));
         return ExitCode::from(128 | signal as u8);

@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
-use rustix::process::{kill_process_group, waitid};
+use rustix::process::{getpgid, kill_process, kill_process_group, waitid};
 
 use super::output::{Lines, Printer, Stream, Tail};
 use super::{NotStarted, signals};
@@ -97,7 +97,12 @@ impl Rank {
 
     /// Sends `signal` to the rank and all of its process group.
     pub(super) fn signal(&self, signal: Signal) {
-        if let Err(error) = kill_process_group(self.group, signal) {
+        let mut sent = kill_process_group(self.group, signal);
+        // It may have joined another one.
+        if getpgid(Some(self.group)) != Ok(self.group) {
+            sent = kill_process(self.group, signal);
+        }
+        if let Err(error) = sent {
             tracing::debug!(rank = self.written.rank, %error, "cannot send a signal");
         }
     }

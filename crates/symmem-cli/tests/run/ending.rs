@@ -177,3 +177,41 @@ fn a_launcher_that_is_suspended_goes_on_when_it_is_continued() {
     launched.send(Signal::TERM);
     assert_eq!(launched.end().0, Some(143));
 }
+
+#[test]
+fn a_rank_that_has_joined_another_process_group_is_told_to_end() {
+    let perl = "$| = 1; my $c = fork; if (!$c) { setpgrp(0, 0); sleep 1000; exit } \
+                until (setpgrp(0, $c) and getpgrp(0) == $c) { } print qq(ready\\n); sleep 1000";
+    let mark = mark("joined");
+    let mut command = symmem(&["run", "-n", "2", "--grace", "1000", "--", "perl", "-e", perl]);
+    command.env("MARK", &mark);
+    if !Command::new("perl").args(["-e", "1"]).output().is_ok_and(|perl| perl.status.success()) {
+        eprintln!("skipped: no perl");
+        return;
+    }
+    let (mut launched, _out) = Launched::ready(command, 2);
+    launched.send(Signal::TERM);
+    let (code, err) = launched.end();
+    assert_eq!(code, Some(143), "{err}");
+    until("all processes gone", || alive(&mark).is_empty());
+}
+
+/// Messages about ranks never block the launcher, but an error that ends it is written like that of any program.
+#[test]
+fn a_launcher_that_cannot_even_say_why_it_fails_ends_when_told_twice() {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    rustix::io::ioctl_fionbio(&writer, true).unwrap();
+    while std::io::Write::write(&mut writer, &[b'x'; 4096]).is_ok() {}
+    rustix::io::ioctl_fionbio(&writer, false).unwrap();
+    let mut command = symmem(&["run", "-n", "1", "--grace", "1000", "--", "/no/such/program"]);
+    command.stderr(writer);
+    let mut launched = Launched::start(command);
+    sleep(Duration::from_millis(500));
+    assert!(launched.0.try_wait().unwrap().is_none());
+    launched.send(Signal::TERM);
+    sleep(Duration::from_millis(300));
+    launched.send(Signal::TERM);
+    until("the launcher ended", || launched.0.try_wait().unwrap().is_some());
+    assert_eq!(launched.0.wait().unwrap().code(), Some(137));
+    drop(reader);
+}
