@@ -17,7 +17,7 @@ pub const GRACE: Duration = Duration::from_secs(5);
 pub enum OnFailure {
     /// They are ended, and the exit status is that of the rank that failed
     Kill,
-    /// They go on, and the exit status is 0 if all that no signal ends finish with 0, else that of the first of them that does not
+    /// They go on, and the exit status is 0 if all finish with 0 but the first that failed and those that a signal ended
     Keep,
 }
 

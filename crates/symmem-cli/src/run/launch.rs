@@ -68,10 +68,11 @@ pub fn launch_watched(
     let outcome = launch.outcome();
     // Our ranks are done either way; this only decides how long the others have a store.
     let kept = job.on_failure == OnFailure::Keep && outcome.interrupted.is_none();
-    if job.nodes > 1 && (job.node > 0 || outcome.code == 0 || kept) {
-        if let Err(error) = farewell::part(job, &address.to_string(), signals) {
-            tracing::warn!("leaving before the other nodes: {error:#}");
-        }
+    if job.nodes > 1
+        && (job.node > 0 || outcome.code == 0 || kept)
+        && let Err(error) = farewell::part(job, &address.to_string(), signals)
+    {
+        tracing::warn!("leaving before the other nodes: {error:#}");
     }
     Ok(outcome)
 }
@@ -414,8 +415,10 @@ impl Launch<'_> {
 
 impl Drop for Launch<'_> {
     fn drop(&mut self) {
-        // There is none left, unless the ranks could not all be started.
-        descendants::end_all();
+        // Some could not be started, or something else has gone wrong.
+        if !self.over {
+            descendants::end_all();
+        }
     }
 }
 

@@ -47,7 +47,10 @@ pub struct Args {
     #[arg(long, value_name = "P")]
     master_port: Option<u16>,
 
-    /// How long ranks may take to end when they are told to, because one has failed or the launcher got SIGINT, SIGTERM, SIGHUP or SIGQUIT; then they are killed. A second SIGINT or SIGTERM kills them at once
+    /// How long ranks that are told to end may take before they are killed
+    ///
+    /// They are told when another has failed, and when the launcher gets SIGINT, SIGTERM, SIGHUP or SIGQUIT. A second
+    /// SIGINT or SIGTERM kills them at once.
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     grace: Duration,
 
