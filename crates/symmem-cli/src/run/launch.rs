@@ -19,7 +19,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// How long a job that was told to end waits for readers of its output, at most.
 const READERS: Duration = Duration::from_secs(5);
-/// The same if it was told twice.
+/// The same if it was told twice, and the least in any case.
 const READERS_AT_ONCE: Duration = Duration::from_secs(1);
 
 /// Runs `job` to its end, failure or success: no process of it is left then, nor any other that this process has started.
@@ -198,7 +198,8 @@ impl Launch<'_> {
         match (request, Signal::from_named_raw(signal)) {
             (Request::Echo, _) | (_, None) => {}
             // Only unread output holds us, and nobody wants it.
-            (_, _) if self.over => self.abandon_output(),
+            (Request::First | Request::Again, _) if self.over => self.abandon_output(),
+            (Request::Other, Some(_)) if self.over => {}
             (Request::Other, Some(signal)) => self.send(signal),
             (Request::First, Some(signal)) => self.tell_to_end(signal),
             (Request::Again, Some(_)) => {
@@ -326,7 +327,8 @@ impl Launch<'_> {
         (self.end_at, self.kill_at) = (None, None);
         self.end_processes();
         // Output that nobody reads must not keep an interrupted job.
-        let most = if self.at_once { READERS_AT_ONCE } else { READERS.min(self.job.grace) };
+        let most = if self.at_once { READERS_AT_ONCE } else { self.job.grace };
+        let most = most.clamp(READERS_AT_ONCE, READERS);
         self.leave_at = self.interrupted.map(|_| Instant::now() + most);
         let (others, lost) = (self.other_failures(), self.lost());
         if self.job.on_failure == OnFailure::Keep {
