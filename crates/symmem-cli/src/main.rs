@@ -3,6 +3,7 @@
 
 mod bench;
 mod calibrate;
+mod descendants;
 mod doctor;
 mod explain;
 mod guard;
@@ -26,17 +27,24 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    Run(run::Args),
-    Bench(bench::Args),
+    #[command(flatten)]
+    Launching(Launching),
     Explain(explain::Args),
     Calibrate(calibrate::Args),
     /// Says what works on this machine, and what is missing for the rest
     Doctor,
     Topo(topo::Args),
-    #[command(name = guard::SUBCOMMAND, hide = true)]
-    Guard,
+    #[command(subcommand, name = guard::SUBCOMMAND, hide = true)]
+    Guarded(Launching),
     #[command(name = bench::RANK, hide = true)]
     BenchRank(bench::RankArgs),
+}
+
+/// What starts processes, and is guarded for that.
+#[derive(Subcommand)]
+enum Launching {
+    Run(run::Args),
+    Bench(bench::Args),
 }
 
 fn main() -> ExitCode {
@@ -52,13 +60,19 @@ fn main() -> ExitCode {
 
 fn execute(command: Command) -> Result<ExitCode> {
     match command {
-        Command::Run(args) => args.run(),
-        Command::Bench(args) => args.run(),
+        Command::Launching(Launching::Run(args)) => guard::watch(args.grace()),
+        Command::Launching(Launching::Bench(_)) => guard::watch(run::GRACE),
+        Command::Guarded(launching) => {
+            guard::obey()?;
+            match launching {
+                Launching::Run(args) => args.run(),
+                Launching::Bench(args) => args.run(),
+            }
+        }
         Command::Explain(args) => args.run(),
         Command::Calibrate(args) => args.run(),
         Command::BenchRank(args) => args.run(),
         Command::Doctor => doctor::run(),
         Command::Topo(args) => args.run(),
-        Command::Guard => guard::watch(),
     }
 }

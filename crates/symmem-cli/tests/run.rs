@@ -3,14 +3,54 @@
 
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+/// A launcher that a failing test does not leave behind.
+struct Launched(Child);
+
+impl Launched {
+    fn start(mut command: Command) -> Self {
+        Self(command.spawn().unwrap())
+    }
+
+    /// Starts it and waits until every rank has written `ready` to standard output, which nobody reads afterwards.
+    fn ready(command: Command, ranks: usize) -> (Self, BufReader<ChildStdout>) {
+        let mut launched = Self::start(command);
+        let mut out = BufReader::new(launched.0.stdout.take().unwrap());
+        read_until(&mut out, "ready", ranks);
+        (launched, out)
+    }
+
+    fn send(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).unwrap();
+    }
+
+    /// How it ended, and what it wrote to standard error.
+    fn end(&mut self) -> (Option<i32>, String) {
+        until("the launcher ended", || self.0.try_wait().unwrap().is_some());
+        let mut err = Vec::new();
+        self.0.stderr.take().unwrap().read_to_end(&mut err).unwrap();
+        (self.0.wait().unwrap().code(), text(&err))
+    }
+}
+
+impl Drop for Launched {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 mod run {
+    mod ending;
     mod failing;
+    mod keeping;
+    mod nothing_left;
+    mod output;
 }
 
 /// Long enough for a loaded machine, short enough to notice a hang.
@@ -61,6 +101,12 @@ fn alive(mark: &str) -> Vec<String> {
         has("cmdline") || has("environ")
     });
     marked.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// The children of a process with one thread.
+fn children(pid: u32) -> Vec<u32> {
+    let list = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    list.split_whitespace().map(|child| child.parse().unwrap()).collect()
 }
 
 fn until(what: &str, mut done: impl FnMut() -> bool) {
@@ -380,6 +426,7 @@ fn wrong_arguments_are_refused() {
         (&["run", "-n", "two", "--", "true"], "two"),
         (&["run", "-n", "2"], "PROGRAM"),
         (&["run", "-n", "2", "--grace=-1", "--", "true"], "grace"),
+        (&["run", "-n", "2", "--on-failure", "pray", "--", "true"], "keep"),
         (&["run", "-n", "2", "--nnodes", "2", "--", "true"], "--master-addr"),
         (&["run", "-n", "2", "--nnodes", "2", "--master-addr", "x", "--", "true"], "--master-port"),
         (&["run", "-n", "2", "--node-rank", "1", "--", "true"], "node rank 1"),

@@ -198,7 +198,8 @@ fn create(path: &PathBuf) -> Result<std::fs::File> {
 
 /// The command as it was given, with the program's name alone.
 fn command() -> String {
-    let rest = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+    let words = std::env::args_os().skip(1).skip_while(|word| word == crate::guard::SUBCOMMAND);
+    let rest = words.map(|word| word.to_string_lossy().into_owned());
     std::iter::once("symmem".to_owned()).chain(rest).collect::<Vec<_>>().join(" ")
 }
 

@@ -4,7 +4,6 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use symmem::Deadline;
 use symmem::store::{Store, TcpStore};
 
@@ -27,8 +26,8 @@ pub(super) fn part(job: &Job, store: &str, signals: &mut Signals) -> Result<()> 
         if deadline.expired() {
             bail!("{} of {nodes} nodes have not ended after {PATIENCE:?}", nodes - ended);
         }
-        let stops = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
-        if let Some(&signal) = signals.take().iter().find(|signal| stops.contains(signal)) {
+        let ending = |signal: &&i32| signals::ENDING.contains(signal);
+        if let Some(&signal) = signals.take().iter().find(ending) {
             bail!("{} while waiting for {} other nodes", signals::name(signal), nodes - ended);
         }
         sleep(Duration::from_millis(20));

@@ -9,6 +9,18 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use symmem::store::TcpServer;
 
+/// How long ranks may take to end, unless the user says otherwise.
+pub const GRACE: Duration = Duration::from_secs(5);
+
+/// What becomes of the other ranks when one fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum OnFailure {
+    /// They are ended, and the exit status is that of the rank that failed
+    Kill,
+    /// They go on, and the exit status is 0 if all finish with 0 but the first that failed and those that a signal ended
+    Keep,
+}
+
 /// A program to run as several ranks.
 #[derive(Clone, Debug)]
 pub struct Job {
@@ -24,8 +36,10 @@ pub struct Job {
     pub master_addr: Option<String>,
     /// The store's port. Without it, a free one.
     pub master_port: Option<u16>,
-    /// How long ranks may take to end after SIGTERM.
+    /// How long ranks may take to end after they were told to.
     pub grace: Duration,
+    /// What becomes of the other ranks when one fails.
+    pub on_failure: OnFailure,
     /// Whether standard output is collected for [`Outcome::stdout`](super::Outcome::stdout) instead of shown.
     pub collect: bool,
 }
@@ -40,7 +54,8 @@ impl Job {
             node: 0,
             master_addr: None,
             master_port: None,
-            grace: Duration::from_secs(5),
+            grace: GRACE,
+            on_failure: OnFailure::Kill,
             collect: false,
         }
     }

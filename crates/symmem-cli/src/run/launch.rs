@@ -2,25 +2,30 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use anyhow::Result;
+use rustix::event::{PollFd, PollFlags};
 use rustix::process::Signal;
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM};
+use signal_hook::consts::{SIGCHLD, SIGPIPE};
 
-use super::job::StoreAddress;
+use super::job::{OnFailure, StoreAddress};
 use super::output::{Printer, Stream};
 use super::rank::Rank;
-use super::{Failure, Job, Outcome, Signals, farewell, signals, spawn};
-use crate::guard::Guard;
+use super::{End, Failure, Job, Outcome, Request, Requests, Signals, farewell, signals, spawn};
+use crate::descendants;
 
 /// How long ranks may go on after the first failure: those that wait for the lost one hear of it from the library, and
 /// shall be able to say so.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Runs `job` to its end, failure or success: no process of it is left then.
+/// How long a job that was told to end waits for readers of its output, at most.
+const READERS: Duration = Duration::from_secs(5);
+/// The same if it was told twice, and the least in any case.
+const READERS_AT_ONCE: Duration = Duration::from_secs(1);
+
+/// Runs `job` to its end, failure or success: no process of it is left then, nor any other that this process has started.
 ///
-/// The ranks are bound to the calling thread: should it end, they are killed.
+/// The ranks are bound to the calling thread: should it end, they are killed. What they have started is for the
+/// [guard](crate::guard) to find.
 pub fn launch(job: &Job, signals: &mut Signals) -> Result<Outcome> {
     launch_watched(job, signals, &mut |_, _| {})
 }
@@ -35,16 +40,18 @@ pub fn launch_watched(
     let mut launch = Launch {
         job,
         signals,
-        guard: Some(Guard::start()?),
         ranks: Vec::with_capacity(job.ranks),
-        printer: Printer::new(),
+        printer: Printer::new()?,
         buffer: vec![0; 64 << 10],
         failed: Vec::new(),
         sent: Vec::new(),
-        stop_requests: 0,
+        requests: Requests::default(),
+        told: Signal::TERM,
         interrupted: None,
+        at_once: false,
         end_at: None,
         kill_at: None,
+        leave_at: None,
         over: false,
     };
     launch.start(&address)?;
@@ -52,15 +59,20 @@ pub fn launch_watched(
         for event in launch.wait()? {
             launch.handle(event)?;
         }
+        if launch.over {
+            launch.read_rest();
+        }
         launch.ranks.iter_mut().for_each(|rank| rank.written.show_fresh(watch));
         launch.look_at_clock();
     }
     let outcome = launch.outcome();
-    if job.nodes > 1 && (job.node > 0 || outcome.code() == 0) {
-        // Our ranks are done either way; this only decides how long the others have a store.
-        if let Err(error) = farewell::part(job, &address.to_string(), signals) {
-            tracing::warn!("leaving before the other nodes: {error:#}");
-        }
+    // Our ranks are done either way; this only decides how long the others have a store.
+    let kept = job.on_failure == OnFailure::Keep && outcome.interrupted.is_none();
+    if job.nodes > 1
+        && (job.node > 0 || outcome.code == 0 || kept)
+        && let Err(error) = farewell::part(job, &address.to_string(), signals)
+    {
+        tracing::warn!("leaving before the other nodes: {error:#}");
     }
     Ok(outcome)
 }
@@ -68,8 +80,6 @@ pub fn launch_watched(
 struct Launch<'a> {
     job: &'a Job,
     signals: &'a mut Signals,
-    /// `Some` until the end.
-    guard: Option<Guard>,
     ranks: Vec<Rank>,
     printer: Printer,
     buffer: Vec<u8>,
@@ -77,13 +87,19 @@ struct Launch<'a> {
     failed: Vec<usize>,
     /// The signals that the ranks got from us.
     sent: Vec<i32>,
-    stop_requests: usize,
+    requests: Requests,
+    /// The last signal that asked the ranks to end.
+    told: Signal,
     interrupted: Option<i32>,
+    /// Whether the second request to end has come.
+    at_once: bool,
     /// When ranks that have not ended by themselves after another's failure are asked to.
     end_at: Option<Instant>,
-    /// When patience is over with ranks that have been asked to end, or with readers of their output.
+    /// When patience is over with ranks that have been asked to end.
     kill_at: Option<Instant>,
-    /// Whether all ranks have ended and all their output has been read.
+    /// When patience is over with ranks that have been killed, or, when all have ended, with readers of their output.
+    leave_at: Option<Instant>,
+    /// Whether all ranks have ended, and all that they had started.
     over: bool,
 }
 
@@ -91,17 +107,16 @@ struct Launch<'a> {
 #[derive(Clone, Copy)]
 enum Event {
     Signal,
-    Writable(Stream),
+    Target(Stream),
     Readable(usize, Stream),
 }
 
 impl Launch<'_> {
     fn start(&mut self, address: &StoreAddress) -> Result<()> {
-        let guard = self.guard.as_ref().context("no guard")?;
         let inherited = spawn::allow_descriptors(4 * self.job.ranks + 64);
         for local in 0..self.job.ranks {
             let mut command = self.job.command(local, address)?;
-            spawn::bind_to_launcher(&mut command, guard.pipe()?, inherited);
+            spawn::bind_to_launcher(&mut command, inherited);
             self.ranks.push(Rank::start(self.job.rank(local), command, self.job.collect)?);
         }
         Ok(())
@@ -111,22 +126,18 @@ impl Launch<'_> {
     fn wait(&self) -> Result<Vec<Event>> {
         let mut events = vec![Event::Signal];
         let mut fds = vec![PollFd::from_borrowed_fd(self.signals.fd(), PollFlags::IN)];
-        for (target, fd) in self.printer.targets() {
-            events.push(Event::Writable(target));
-            fds.push(PollFd::from_borrowed_fd(fd, PollFlags::OUT));
+        for (target, fd, flags) in self.printer.targets() {
+            events.push(Event::Target(target));
+            fds.push(PollFd::from_borrowed_fd(fd, flags));
         }
-        for (index, rank) in self.ranks.iter().enumerate() {
+        for (index, rank) in self.ranks.iter().enumerate().filter(|_| !self.over) {
             for (stream, fd) in rank.pipes().filter(|(stream, _)| !self.printer.is_full(*stream)) {
                 events.push(Event::Readable(index, stream));
                 fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
             }
         }
-        let next = [self.end_at, self.kill_at].into_iter().flatten().min();
-        let timeout = next.map(|at| timespec(at.saturating_duration_since(Instant::now())));
-        match poll(&mut fds, timeout.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error).context("cannot poll"),
-        }
+        let next = [self.end_at, self.kill_at, self.leave_at].into_iter().flatten().min();
+        signals::sleep_until(&mut fds, next)?;
         let ready = events.into_iter().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty());
         Ok(ready.map(|(event, _)| event).collect())
     }
@@ -134,11 +145,13 @@ impl Launch<'_> {
     fn handle(&mut self, event: Event) -> Result<()> {
         match event {
             Event::Signal => return self.take_signals(),
-            Event::Writable(target) => {
-                if !self.printer.write_some(target) {
+            Event::Target(target) => {
+                if !self.printer.advance(target) {
                     self.close(target);
                 }
             }
+            // Those before it may have written much.
+            Event::Readable(_, stream) if self.printer.is_full(stream) => {}
             Event::Readable(index, stream) => {
                 if let Some(rank) = self.ranks.get_mut(index) {
                     rank.read(stream, &mut self.buffer, &mut self.printer);
@@ -167,25 +180,33 @@ impl Launch<'_> {
         let (ended, requests): (Vec<_>, Vec<_>) =
             self.signals.take().into_iter().partition(|&signal| signal == SIGCHLD);
         requests.into_iter().for_each(|signal| self.pass_on(signal));
-        if ended.is_empty() { Ok(()) } else { self.look_at_ranks() }
+        if ended.is_empty() || self.over {
+            return Ok(());
+        }
+        let ranks: Vec<_> = self.ranks.iter().map(|rank| rank.group).collect();
+        descendants::reap_except(&ranks);
+        self.look_at_ranks()
     }
 
     /// A signal to the launcher is meant for the ranks.
     fn pass_on(&mut self, signal: i32) {
         tracing::debug!(signal = signals::name(signal), "passed on to the ranks");
-        if [SIGINT, SIGTERM, SIGHUP, SIGQUIT].contains(&signal) {
+        let request = self.requests.take(signal);
+        if request != Request::Other {
             self.interrupted = Some(signal);
         }
-        if self.over {
+        match (request, Signal::from_named_raw(signal)) {
+            (Request::Echo, _) | (_, None) => {}
             // Only unread output holds us, and nobody wants it.
-            return self.abandon_output();
-        }
-        self.stop_requests += usize::from([SIGINT, SIGTERM].contains(&signal));
-        if self.stop_requests > 1 {
-            self.printer.say(&format!("{} again: killing the ranks", signals::name(signal)));
-            self.send(Signal::KILL);
-        } else if let Some(signal) = Signal::from_named_raw(signal) {
-            self.send(signal);
+            (Request::First | Request::Again, _) if self.over => self.abandon_output(),
+            (Request::Other, Some(_)) if self.over => {}
+            (Request::Other, Some(signal)) => self.send(signal),
+            (Request::First, Some(signal)) => self.tell_to_end(signal),
+            (Request::Again, Some(_)) => {
+                self.at_once = true;
+                self.printer.say(&format!("{} again: killing the ranks", signals::name(signal)));
+                self.kill();
+            }
         }
     }
 
@@ -194,33 +215,51 @@ impl Launch<'_> {
         self.ranks.iter().for_each(|rank| rank.signal(signal));
     }
 
+    /// Lets the ranks end by themselves, for as long as the grace period.
+    fn tell_to_end(&mut self, signal: Signal) {
+        self.told = signal;
+        self.send(signal);
+        // One that is stopped would not notice.
+        self.ranks.iter().for_each(|rank| rank.signal(Signal::CONT));
+        self.end_at = None;
+        // A grace beyond what the clock can say has no end.
+        self.kill_at = self.kill_at.or_else(|| Instant::now().checked_add(self.job.grace));
+    }
+
+    fn kill(&mut self) {
+        self.kill_at = None;
+        self.send(Signal::KILL);
+        self.leave_at = Some(Instant::now() + descendants::DYING);
+    }
+
     fn look_at_ranks(&mut self) -> Result<()> {
-        let mut ended = Vec::new();
-        for (index, rank) in self.ranks.iter_mut().enumerate() {
-            if rank.has_just_ended()? {
-                rank.drain(&mut self.buffer, &mut self.printer);
-                ended.push(index);
-            }
+        let mut failures = Vec::new();
+        for index in 0..self.ranks.len() {
+            let ended = self.ranks.get_mut(index).map(Rank::has_just_ended).transpose()?;
+            let failure = if ended == Some(true) { self.failure(index) } else { None };
+            failures.extend(failure.map(|failure| (index, failure)));
         }
-        let failures =
-            ended.into_iter().filter_map(|index| self.failure(index).map(|f| (index, f)));
-        let mut failures: Vec<_> = failures.collect();
         // Of those noticed in one moment, one that crashed is the likelier cause than one that gave up.
         failures.sort_by_key(|(_, failure)| !failure.is_crash());
         for (index, failure) in failures {
-            self.failed.push(index);
-            if self.failed.len() == 1 {
-                self.tell_first(index, failure);
-                self.end_at = match self.interrupted {
-                    Some(_) => Some(Instant::now()), // all have been told
-                    None => Instant::now().checked_add(LAST_WORDS),
-                };
-            }
+            self.take_failure(index, failure);
         }
-        if !self.over && self.ranks.iter().all(|rank| rank.end.is_some()) {
+        if self.ranks.iter().all(|rank| rank.end.is_some()) {
             self.finish();
         }
         Ok(())
+    }
+
+    fn take_failure(&mut self, index: usize, failure: Failure) {
+        self.failed.push(index);
+        let (first, keep) = (self.failed.len() == 1, self.job.on_failure == OnFailure::Keep);
+        if first || keep && !failure.is_due_to(&self.sent) {
+            self.tell(index, failure);
+        }
+        // Ranks that were told to end have been told how long they may take.
+        if first && self.interrupted.is_none() && !keep {
+            self.end_at = Instant::now().checked_add(LAST_WORDS);
+        }
     }
 
     fn failure(&self, index: usize) -> Option<Failure> {
@@ -229,9 +268,10 @@ impl Launch<'_> {
         Some(Failure { rank: rank.written.rank, end })
     }
 
-    fn tell_first(&mut self, index: usize, failure: Failure) {
+    fn tell(&mut self, index: usize, failure: Failure) {
+        let Some(rank) = self.ranks.get_mut(index) else { return };
+        rank.drain(&mut self.buffer, &mut self.printer);
         self.printer.say(&format!("{failure}"));
-        let Some(rank) = self.ranks.get(index) else { return };
         let tail = &rank.written.tail;
         if tail.is_empty() || failure.is_due_to(&self.sent) {
             return;
@@ -242,13 +282,10 @@ impl Launch<'_> {
 
     fn end_others(&mut self) {
         let running = self.running();
-        if running.is_empty() {
-            return;
+        if !running.is_empty() {
+            self.printer.say(&format!("ending {}", list(&running)));
+            self.tell_to_end(Signal::TERM);
         }
-        self.printer.say(&format!("ending {}", list(&running)));
-        self.send(Signal::TERM);
-        // A grace beyond what the clock can say has no end.
-        self.kill_at = Instant::now().checked_add(self.job.grace);
     }
 
     fn running(&self) -> Vec<usize> {
@@ -257,50 +294,116 @@ impl Launch<'_> {
     }
 
     fn look_at_clock(&mut self) {
-        if self.end_at.is_some_and(|at| at <= Instant::now()) {
+        let now = Instant::now();
+        let is_past = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        if is_past(self.end_at) {
             self.end_at = None;
             self.end_others();
         }
-        if self.kill_at.is_some_and(|at| at <= Instant::now()) {
-            self.kill_at = None;
-            if self.over {
-                return self.abandon_output();
-            }
-            let (running, grace) = (self.running(), self.job.grace);
+        if is_past(self.kill_at) {
+            let (running, told) = (list(&self.running()), signals::name(self.told.as_raw()));
             self.printer
-                .say(&format!("killing {}: no end {grace:?} after SIGTERM", list(&running)));
-            self.send(Signal::KILL);
+                .say(&format!("killing {running}: no end {:?} after {told}", self.job.grace));
+            self.kill();
         }
+        if is_past(self.leave_at) {
+            self.leave_at = None;
+            if self.over { self.abandon_output() } else { self.leave() }
+        }
+    }
+
+    /// The kernel does not let go of ranks that have been killed, or does not let us kill them.
+    fn leave(&mut self) {
+        for (index, rank) in self.ranks.iter_mut().enumerate().filter(|(_, r)| r.end.is_none()) {
+            rank.end = Some(End::Signal { number: Signal::KILL.as_raw(), core: false });
+            self.failed.push(index);
+        }
+        self.finish();
     }
 
     /// All ranks have ended: what they left behind goes too, and the rest of the output is read.
     fn finish(&mut self) {
         self.over = true;
-        self.end_at = None;
+        (self.end_at, self.kill_at) = (None, None);
+        self.end_processes();
         // Output that nobody reads must not keep an interrupted job.
-        self.kill_at = self.interrupted.and_then(|_| Instant::now().checked_add(self.job.grace));
-        for rank in &mut self.ranks {
-            rank.signal(Signal::KILL);
-            rank.drain(&mut self.buffer, &mut self.printer);
-            Stream::BOTH.into_iter().for_each(|stream| rank.close(stream, &mut self.printer));
-        }
-        let others = self.other_failures();
-        if !others.is_empty() {
+        let most = if self.at_once { READERS_AT_ONCE } else { self.job.grace };
+        let most = most.clamp(READERS_AT_ONCE, READERS);
+        self.leave_at = self.interrupted.map(|_| Instant::now() + most);
+        let (others, lost) = (self.other_failures(), self.lost());
+        if self.job.on_failure == OnFailure::Keep {
+            if !lost.is_empty() && self.code() == 0 {
+                let verb = if lost.len() == 1 { "was" } else { "were" };
+                let finished = list(&self.finished());
+                self.printer.say(&format!("{} {verb} lost; {finished} finished", list(&lost)));
+            }
+        } else if !others.is_empty() {
             let others: Vec<_> =
                 others.iter().map(|f| format!("rank {} ({})", f.rank, f.end)).collect();
             self.printer.say(&format!("also failed: {}", others.join(", ")));
         }
     }
 
+    fn end_processes(&mut self) {
+        let left = descendants::end_all();
+        if !left.is_empty() {
+            let left: Vec<_> = left.into_iter().map(|pid| pid.as_raw_nonzero()).collect();
+            self.printer.say(&format!("these processes cannot be killed: {left:?}"));
+        }
+    }
+
+    /// Reads on as long as there is room, and then lets the output come to its end.
+    fn read_rest(&mut self) {
+        for rank in &mut self.ranks {
+            rank.read_rest(&mut self.buffer, &mut self.printer);
+        }
+        if self.ranks.iter().all(|rank| rank.pipes().next().is_none()) {
+            self.printer.finish();
+        }
+    }
+
+    fn failures(&self) -> impl Iterator<Item = Failure> {
+        self.failed.iter().filter_map(|&index| self.failure(index))
+    }
+
+    /// The ranks that ended well.
+    fn finished(&self) -> Vec<usize> {
+        let well = self.ranks.iter().filter(|rank| rank.end.is_some_and(End::is_success));
+        well.map(|rank| rank.written.rank).collect()
+    }
+
+    /// The ranks without which the others had to go on: the first that failed, and all that crashed.
+    fn lost(&self) -> Vec<usize> {
+        let gone = self.failures().enumerate().filter(|(at, failure)| {
+            (*at == 0 || failure.is_crash()) && !failure.is_due_to(&self.sent)
+        });
+        let mut lost: Vec<_> = gone.map(|(_, failure)| failure.rank).collect();
+        lost.sort_unstable();
+        lost
+    }
+
+    /// The exit code of the job.
+    fn code(&self) -> u8 {
+        let (first, lost) = (self.failures().next(), self.lost());
+        let survivor = self.failures().find(|failure| !lost.contains(&failure.rank));
+        let decisive = match self.job.on_failure {
+            OnFailure::Keep if !self.finished().is_empty() => survivor,
+            OnFailure::Keep => survivor.or(first),
+            OnFailure::Kill => first,
+        };
+        decisive.map_or(0, |failure| failure.end.code())
+    }
+
     /// The failures after the first that are not our own doing.
     fn other_failures(&self) -> Vec<Failure> {
-        let later = self.failed.iter().skip(1).filter_map(|&index| self.failure(index));
-        later.filter(|failure| !failure.is_due_to(&self.sent)).collect()
+        self.failures().skip(1).filter(|failure| !failure.is_due_to(&self.sent)).collect()
     }
 
     fn outcome(mut self) -> Outcome {
+        let first = self.failures().next();
         Outcome {
-            first: self.failed.first().and_then(|&index| self.failure(index)),
+            code: self.code(),
+            first,
             others: self.other_failures(),
             interrupted: self.interrupted,
             stdout: self
@@ -314,24 +417,10 @@ impl Launch<'_> {
 
 impl Drop for Launch<'_> {
     fn drop(&mut self) {
-        self.ranks.iter().for_each(|rank| rank.signal(Signal::KILL));
-        // The guard kills the groups too, hence before their numbers are given back.
-        self.guard = None;
-        self.ranks.iter_mut().for_each(Rank::reap);
-        // What the ranks had started dies in its own time, and is reaped by a stranger who may not bother.
-        let limit = Instant::now() + Duration::from_millis(100);
-        while self.ranks.iter().any(Rank::has_heirs) && Instant::now() < limit {
-            std::thread::sleep(Duration::from_millis(1));
+        // Some could not be started, or something else has gone wrong.
+        if !self.over {
+            descendants::end_all();
         }
-    }
-}
-
-fn timespec(duration: Duration) -> Timespec {
-    // Rounded up, so that the loop does not wake just before the time.
-    let duration = duration + Duration::from_millis(1);
-    Timespec {
-        tv_sec: duration.as_secs().try_into().unwrap_or(i64::MAX),
-        tv_nsec: duration.subsec_nanos().into(),
     }
 }
 

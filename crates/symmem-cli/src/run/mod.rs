@@ -6,6 +6,7 @@ mod farewell;
 mod job;
 mod launch;
 mod output;
+mod pump;
 mod rank;
 mod signals;
 pub(crate) mod spawn;
@@ -17,10 +18,10 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-pub use job::Job;
+pub use job::{GRACE, Job, OnFailure};
 pub use launch::{launch, launch_watched};
 pub use rank::End;
-pub use signals::Signals;
+pub use signals::{Request, Requests, Signals, name as signal_name};
 
 /// Starts a program as several ranks
 #[derive(clap::Args, Debug)]
@@ -46,9 +47,16 @@ pub struct Args {
     #[arg(long, value_name = "P")]
     master_port: Option<u16>,
 
-    /// How long the other ranks may take to end, after SIGTERM, when one has failed
+    /// How long ranks that are told to end may take before they are killed
+    ///
+    /// They are told when another has failed, and when the launcher gets SIGINT, SIGTERM, SIGHUP or SIGQUIT. A second
+    /// SIGINT or SIGTERM kills them at once.
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     grace: Duration,
+
+    /// What becomes of the other ranks when one fails
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = OnFailure::Kill)]
+    on_failure: OnFailure,
 
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
@@ -56,7 +64,12 @@ pub struct Args {
 }
 
 impl Args {
-    /// Runs the job; the exit code is that of the first rank that failed.
+    /// How long ranks may take to end.
+    pub fn grace(&self) -> Duration {
+        self.grace
+    }
+
+    /// Runs the job.
     pub fn run(self) -> Result<ExitCode> {
         let job = Job {
             nodes: self.nnodes.into(),
@@ -64,11 +77,12 @@ impl Args {
             master_addr: self.master_addr,
             master_port: self.master_port,
             grace: self.grace,
+            on_failure: self.on_failure,
             ..Job::new(self.command, self.ranks.into())
         };
         let outcome = launch(&job, &mut Signals::catch()?)?;
         tracing::debug!(others = ?outcome.others, interrupted = outcome.interrupted, "the job is over");
-        Ok(ExitCode::from(outcome.code()))
+        Ok(ExitCode::from(outcome.code))
     }
 }
 
@@ -88,13 +102,8 @@ pub struct Outcome {
     /// What each rank wrote to standard output, where [`Job::collect`] asked for it.
     #[allow(dead_code, reason = "for callers that read what their ranks report")]
     pub stdout: Vec<Vec<u8>>,
-}
-
-impl Outcome {
     /// The exit code for the whole job.
-    pub fn code(&self) -> u8 {
-        self.first.map_or(0, |failure| failure.end.code())
-    }
+    pub code: u8,
 }
 
 /// A rank that did not end well.

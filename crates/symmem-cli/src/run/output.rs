@@ -1,10 +1,13 @@
 //! The ranks' output: cut into lines, marked with the rank, and written without ever blocking the launcher.
 
 use std::collections::VecDeque;
-use std::io::{IsTerminal, Stderr, Stdout};
+use std::io::IsTerminal;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::io::Errno;
+use anyhow::Result;
+use rustix::event::PollFlags;
+
+use super::pump::Pump;
 
 /// Where a line came from and goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,27 +83,26 @@ impl Tail {
 /// Whole lines on their way to standard output and standard error.
 pub(super) struct Printer {
     queues: [VecDeque<u8>; 2],
+    /// Those of targets that are open.
+    pumps: [Option<Pump>; 2],
     colour: [bool; 2],
     /// Whether both streams end in the same place: then all goes through one queue, because lines
-    /// should keep their order, and a line that is half written must not meet one from the other queue.
+    /// should keep their order, and no line may begin where one from the other queue is half written.
     same: bool,
-    out: Stdout,
-    err: Stderr,
 }
 
 impl Printer {
     /// With more than this in the queue, the ranks have to wait.
     const FULL: usize = 1 << 20;
-    /// A pipe that polls as writable takes this much without blocking.
-    const CHUNK: usize = 4096;
 
-    pub(super) fn new() -> Self {
+    pub(super) fn new() -> Result<Self> {
         let (out, err) = (std::io::stdout(), std::io::stderr());
         let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         let colour = [wanted && out.is_terminal(), wanted && err.is_terminal()];
         let same =
             file(out.as_fd()).is_some_and(|file_of_out| Some(file_of_out) == file(err.as_fd()));
-        Self { queues: Default::default(), colour, same, out, err }
+        let pumps = [Some(Pump::start(out)?), Some(Pump::start(err)?)];
+        Ok(Self { queues: Default::default(), pumps, colour, same })
     }
 
     /// Queues one line of `rank`.
@@ -125,8 +127,10 @@ impl Printer {
     }
 
     fn push(&mut self, stream: Stream, parts: &[&[u8]]) {
-        let queue = &mut self.queues[self.queue(stream)];
-        parts.iter().for_each(|part| queue.extend(*part));
+        let target = self.queue(stream);
+        if self.pumps[target].is_some() {
+            parts.iter().for_each(|part| self.queues[target].extend(*part));
+        }
     }
 
     /// Whether what is written to `stream` goes to `target`.
@@ -143,41 +147,51 @@ impl Printer {
         self.queues[self.queue(stream)].len() > Self::FULL
     }
 
-    /// Whether all is written.
+    /// Whether all is written, or nobody wants it.
     pub(super) fn is_idle(&self) -> bool {
-        self.queues.iter().all(VecDeque::is_empty)
+        self.pumps.iter().all(Option::is_none)
     }
 
-    /// Where bytes have to go.
-    pub(super) fn targets(&self) -> impl Iterator<Item = (Stream, BorrowedFd<'_>)> {
-        let waiting = |stream: &Stream| !self.queues[*stream as usize].is_empty();
-        Stream::BOTH.into_iter().filter(waiting).map(|stream| (stream, self.fd(stream)))
+    /// What has to be polled before [`advance`](Self::advance).
+    pub(super) fn targets(&self) -> impl Iterator<Item = (Stream, BorrowedFd<'_>, PollFlags)> {
+        Stream::BOTH.into_iter().filter_map(|target| {
+            let waiting = !self.queues[target as usize].is_empty();
+            let (fd, flags) = self.pumps[target as usize].as_ref()?.poll(waiting);
+            Some((target, fd, flags))
+        })
     }
 
-    fn fd(&self, stream: Stream) -> BorrowedFd<'_> {
-        match stream {
-            Stream::Out => self.out.as_fd(),
-            Stream::Err => self.err.as_fd(),
+    /// Goes on with a target that has polled as ready; `false` if nobody reads it any more.
+    pub(super) fn advance(&mut self, target: Stream) -> bool {
+        let (queue, pump) = (&mut self.queues[target as usize], &mut self.pumps[target as usize]);
+        let Some(open) = pump else { return true };
+        if open.is_closed() {
+            *pump = None;
+            return true;
         }
-    }
-
-    /// Writes a little to a target that has polled as writable; `false` if nobody reads it any more.
-    pub(super) fn write_some(&mut self, target: Stream) -> bool {
-        let (bytes, _) = self.queues[target as usize].as_slices();
-        let chunk = &bytes[..bytes.len().min(Self::CHUNK)];
-        match rustix::io::write(self.fd(target), chunk) {
+        let (bytes, _) = queue.as_slices();
+        match open.write(bytes) {
+            // It is ready without a byte that waits only if it is broken.
+            Ok(_) if bytes.is_empty() => false,
             Ok(count) => {
-                self.queues[target as usize].drain(..count);
+                queue.drain(..count);
                 true
             }
-            Err(Errno::INTR | Errno::AGAIN) => true,
             Err(_) => false,
         }
     }
 
-    /// Forgets what is queued for `target`.
+    /// Nothing more will come: what is queued is written, and then all is idle.
+    pub(super) fn finish(&mut self) {
+        for (queue, pump) in self.queues.iter().zip(&mut self.pumps) {
+            pump.iter_mut().filter(|_| queue.is_empty()).for_each(Pump::close);
+        }
+    }
+
+    /// Forgets what is queued for `target`, and what will be.
     pub(super) fn abandon(&mut self, target: Stream) {
         self.queues[target as usize].clear();
+        self.pumps[target as usize] = None;
     }
 }
 

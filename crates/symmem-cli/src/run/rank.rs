@@ -2,12 +2,12 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::process::{Child, Command};
+use std::process::Command;
 
 use anyhow::{Context, Result};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
-use rustix::process::{kill_process_group, test_kill_process_group, waitid};
+use rustix::process::{getpgid, kill_process, kill_process_group, waitid};
 
 use super::output::{Lines, Printer, Stream, Tail};
 use super::{NotStarted, signals};
@@ -53,13 +53,13 @@ impl fmt::Display for End {
     }
 }
 
-/// A started rank. It is not reaped before [`reap`](Self::reap), so that the number of its process
+/// A started rank. It is reaped with all that is left of the job, so that the number of its process
 /// group cannot pass to strangers while signals are still sent to it.
 pub(super) struct Rank {
     pub(super) end: Option<End>,
     pub(super) written: Written,
-    process: Child,
-    group: Pid,
+    /// Its process, which leads a process group.
+    pub(super) group: Pid,
     pipes: [Option<Pipe>; 2],
 }
 
@@ -76,6 +76,9 @@ pub(super) struct Written {
 struct Pipe {
     fd: OwnedFd,
     lines: Lines,
+    /// How many bytes may still come after the rank's end: as many as a pipe can hold. A process elsewhere that has got
+    /// hold of the pipe must not keep us.
+    left: usize,
 }
 
 impl Rank {
@@ -89,12 +92,17 @@ impl Rank {
         let pipes = [out.map(Pipe::new).transpose()?, err.map(Pipe::new).transpose()?];
         let collected = collect.then(Vec::new);
         let written = Written { rank, tail: Tail::default(), collected, shown: 0 };
-        Ok(Self { end: None, written, process, group, pipes })
+        Ok(Self { end: None, written, group, pipes })
     }
 
-    /// Sends `signal` to the rank and all it has started.
+    /// Sends `signal` to the rank and all of its process group.
     pub(super) fn signal(&self, signal: Signal) {
-        if let Err(error) = kill_process_group(self.group, signal) {
+        let mut sent = kill_process_group(self.group, signal);
+        // It may have joined another one.
+        if getpgid(Some(self.group)) != Ok(self.group) {
+            sent = kill_process(self.group, signal);
+        }
+        if let Err(error) = sent {
             tracing::debug!(rank = self.written.rank, %error, "cannot send a signal");
         }
     }
@@ -111,18 +119,6 @@ impl Rank {
             None => End::Exit(status.exit_status().unwrap_or(1)),
         });
         Ok(self.end.is_some())
-    }
-
-    /// Waits for the process, which has ended or has been killed.
-    pub(super) fn reap(&mut self) {
-        if let Err(error) = self.process.wait() {
-            tracing::warn!(rank = self.written.rank, %error, "cannot wait for a rank");
-        }
-    }
-
-    /// Whether the process group still exists after [`reap`](Self::reap).
-    pub(super) fn has_heirs(&self) -> bool {
-        test_kill_process_group(self.group).is_ok()
     }
 
     /// The open ends of the rank's output.
@@ -151,10 +147,32 @@ impl Rank {
 
     /// Reads what the rank has written until now.
     pub(super) fn drain(&mut self, buffer: &mut [u8], to: &mut Printer) {
-        // As much as a pipe can hold: a process that goes on writing must not keep us here.
-        let most = (1_usize << 20).div_ceil(buffer.len());
         for stream in Stream::BOTH {
-            (0..most).take_while(|_| self.read(stream, buffer, to)).for_each(drop);
+            while self.has_left(stream) && self.read(stream, buffer, to) {
+                self.count(stream, buffer.len());
+            }
+        }
+    }
+
+    /// Reads what the rank has written before its end, as long as there is room for it, and closes what has been read.
+    pub(super) fn read_rest(&mut self, buffer: &mut [u8], to: &mut Printer) {
+        for stream in Stream::BOTH {
+            while self.pipes[stream as usize].is_some() && !to.is_full(stream) {
+                if !(self.has_left(stream) && self.read(stream, buffer, to)) {
+                    self.close(stream, to);
+                }
+                self.count(stream, buffer.len());
+            }
+        }
+    }
+
+    fn has_left(&self, stream: Stream) -> bool {
+        self.pipes[stream as usize].as_ref().is_some_and(|pipe| pipe.left > 0)
+    }
+
+    fn count(&mut self, stream: Stream, bytes: usize) {
+        if let Some(pipe) = &mut self.pipes[stream as usize] {
+            pipe.left = pipe.left.saturating_sub(bytes);
         }
     }
 
@@ -194,7 +212,7 @@ impl Written {
 impl Pipe {
     fn new(fd: OwnedFd) -> Result<Self> {
         rustix::io::ioctl_fionbio(&fd, true).context("cannot make a pipe non-blocking")?;
-        Ok(Self { fd, lines: Lines::default() })
+        Ok(Self { fd, lines: Lines::default(), left: 2 << 20 })
     }
 }
 
@@ -223,9 +241,8 @@ mod tests {
         while !rank.has_just_ended().unwrap() {
             std::thread::yield_now();
         }
-        let mut printer = Printer::new();
-        rank.drain(&mut [0; 16], &mut printer);
-        rank.reap();
+        let mut printer = Printer::new().unwrap();
+        rank.read_rest(&mut [0; 16], &mut printer);
         assert_eq!(rank.end, Some(End::Exit(4)));
         assert_eq!(rank.written.collected.as_deref(), Some(b"a\n\xffb".as_slice()));
         assert_eq!(rank.written.tail.lines().count(), 2);
@@ -234,6 +251,8 @@ mod tests {
             rank.written.show_fresh(&mut |rank, line| seen.push((rank, line.to_vec())))
         });
         assert_eq!(seen, [(3, b"a".to_vec())]);
-        assert!(printer.is_idle() && rank.pipes().next().is_none());
+        assert!(rank.pipes().next().is_none());
+        // Reaps it.
+        assert!(waitid(WaitId::Pid(rank.group), WaitIdOptions::EXITED).unwrap().is_some());
     }
 }

@@ -1,7 +1,6 @@
 //! What a child does between fork and exec: the only unsafe code of this program.
 #![allow(unsafe_code)] // `pre_exec`; relies on none of the S-invariants
 
-use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -10,13 +9,10 @@ use rustix::process::{
     getpid, getppid, getrlimit, set_parent_process_death_signal, setrlimit, setsid,
 };
 
-/// Lets the child lead its own process group, tell its number to the guard, and die with the calling thread.
-///
-/// The child itself tells the guard, before it can start anything, so there is no moment in which a
-/// killed launcher leaves a group that the guard does not know.
+/// Lets the child lead its own process group and die with the calling thread.
 ///
 /// `inherited` is the limit of descriptors that it should have.
-pub(super) fn bind_to_launcher(command: &mut Command, guard: OwnedFd, inherited: Rlimit) {
+pub(super) fn bind_to_launcher(command: &mut Command, inherited: Rlimit) {
     let launcher = getpid();
     let bind = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -24,13 +20,11 @@ pub(super) fn bind_to_launcher(command: &mut Command, guard: OwnedFd, inherited:
         if getppid() != Some(launcher) {
             return Err(rustix::io::Errno::SRCH.into());
         }
-        let group = getpid().as_raw_nonzero().get().to_ne_bytes();
-        rustix::io::write(&guard, &group)?;
         setrlimit(Resource::Nofile, inherited)?;
         Ok(())
     };
     command.process_group(0);
-    // SAFETY: the closure makes five system calls and touches neither the heap nor a lock.
+    // SAFETY: the closure makes three system calls and touches neither the heap nor a lock.
     unsafe { command.pre_exec(bind) };
 }
 
