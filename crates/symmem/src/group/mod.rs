@@ -239,12 +239,12 @@ impl Group {
     ) -> Result<()> {
         const OP: &str = "put_signal";
         self.check_peer(OP, to, channel)?;
-        let (health, deadline) = (&*self.0.health, deadline.into());
-        let stopped = self
-            .formed_by(deadline)?
-            .signals
-            .put(to, channel, deadline, || health.hurts(|r| r == to));
-        stopped.map_err(|stop| self.stopped(stop, OP, Some(channel), |r| r != to))
+        let deadline = deadline.into();
+        let signals = &self.formed_by(deadline)?.signals;
+        let mut waiting = Waiting::new(self, OP);
+        let lost = || waiting.is_hopeless(&|rank| rank != to);
+        let stopped = signals.put(to, channel, deadline, lost);
+        stopped.map_err(|stop| self.stopped(stop, OP, Some(channel), |rank| rank != to))
     }
 
     /// Waits for a signal from rank `from` and consumes it; then sees all that `from` had written before it.
@@ -257,32 +257,34 @@ impl Group {
     ) -> Result<()> {
         const OP: &str = "wait_signal";
         self.check_peer(OP, from, channel)?;
-        let (health, deadline) = (&*self.0.health, deadline.into());
+        let deadline = deadline.into();
         let signals = &self.formed_by(deadline)?.signals;
-        let stopped = signals.wait(from, channel, deadline, || health.hurts(|r| r == from));
-        stopped.map_err(|stop| self.stopped(stop, OP, Some(channel), |r| r != from))
+        let mut waiting = Waiting::new(self, OP);
+        let lost = || waiting.is_hopeless(&|rank| rank != from);
+        let stopped = signals.wait(from, channel, deadline, lost);
+        stopped.map_err(|stop| self.stopped(stop, OP, Some(channel), |rank| rank != from))
     }
 
     /// As `put_signal`, in a word of the caller's choice that `to` takes by [`Group::take_in`].
     pub(crate) fn put_in(&self, slot: &SharedWord, to: usize, deadline: Deadline) -> Result<()> {
-        let health = &*self.0.health;
-        self.check_whole("signal_pad.put")?;
-        let stopped = self
-            .formed_by(deadline)?
-            .signals
-            .put_in(slot, to, deadline, || health.hurts(|r| r == to));
-        stopped.map_err(|stop| self.stopped(stop, "signal_pad.put", None, |r| r != to))
+        const OP: &str = "signal_pad.put";
+        self.check_whole(OP)?;
+        let signals = &self.formed_by(deadline)?.signals;
+        let mut waiting = Waiting::new(self, OP);
+        let lost = || waiting.is_hopeless(&|rank| rank != to);
+        let stopped = signals.put_in(slot, to, deadline, lost);
+        stopped.map_err(|stop| self.stopped(stop, OP, None, |rank| rank != to))
     }
 
     /// As `wait_signal`, on a word of our own.
     pub(crate) fn take_in(&self, slot: &SharedWord, from: usize, deadline: Deadline) -> Result<()> {
-        let health = &*self.0.health;
-        self.check_whole("signal_pad.wait")?;
-        let stopped = self
-            .formed_by(deadline)?
-            .signals
-            .take_from(slot, from, deadline, || health.hurts(|r| r == from));
-        stopped.map_err(|stop| self.stopped(stop, "signal_pad.wait", None, |r| r != from))
+        const OP: &str = "signal_pad.wait";
+        self.check_whole(OP)?;
+        let signals = &self.formed_by(deadline)?.signals;
+        let mut waiting = Waiting::new(self, OP);
+        let lost = || waiting.is_hopeless(&|rank| rank != from);
+        let stopped = signals.take_from(slot, from, deadline, lost);
+        stopped.map_err(|stop| self.stopped(stop, OP, None, |rank| rank != from))
     }
 
     /// Fails with the loss that broke the group, if one did.

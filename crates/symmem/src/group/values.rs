@@ -1,6 +1,7 @@
 //! Values in words of the caller's choice: set by one rank, awaited by another, never cleared.
 
 use super::Group;
+use super::waiting::Waiting;
 use crate::error::Result;
 use crate::sync::atomic::fence;
 use crate::sync::{Deadline, Ordering, SharedWord};
@@ -26,11 +27,11 @@ impl Group {
         deadline: Deadline,
     ) -> Result<()> {
         const OP: &str = "wait_value";
-        let health = &*self.0.health;
         self.check_whole(OP)?;
         // Acquire: pairs with the release in `set_in`.
         let reached = || slot.load(Ordering::Acquire) == value;
-        let lost = || health.hurts(|r| r == from);
+        let mut waiting = Waiting::new(self, OP);
+        let lost = || waiting.is_hopeless(&|rank| rank != from);
         let stopped = self.formed_by(deadline)?.signals.wait_for(from, deadline, reached, lost);
         stopped.map_err(|stop| self.stopped(stop, OP, None, |r| r != from))
     }
