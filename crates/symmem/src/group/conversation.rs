@@ -38,11 +38,6 @@ enum Body {
         reason: String,
         lost: Option<usize>,
     },
-    /// Found that a rank of the world forms a group of this name with other members.
-    OtherMembers {
-        world_rank: usize,
-        members: Vec<usize>,
-    },
 }
 
 pub(crate) struct Conversation<'a> {
@@ -126,9 +121,6 @@ impl Conversation<'_> {
             match decode(&letter.body) {
                 Some(Body::Card(card)) => cards.push(card),
                 Some(Body::Failed { reason, lost }) => return Err(self.failed(peer, reason, lost)),
-                Some(Body::OtherMembers { world_rank, members }) => {
-                    return Err(self.other_members(world_rank, &members));
-                }
                 Some(Body::Done) | None => return Err(self.garbled(peer)),
             }
             memories.push(letter.memory);
@@ -161,9 +153,7 @@ impl Conversation<'_> {
             match decode(&letter.body) {
                 Some(Body::Done) => {}
                 Some(Body::Failed { reason, lost }) => return Err(self.failed(peer, reason, lost)),
-                Some(Body::Card(_) | Body::OtherMembers { .. }) | None => {
-                    return Err(self.garbled(peer));
-                }
+                Some(Body::Card(_)) | None => return Err(self.garbled(peer)),
             }
         }
         Ok(done)
@@ -175,21 +165,20 @@ impl Conversation<'_> {
             Error::PeerLost { rank, .. } => self.members.get(*rank).copied(),
             _ => None,
         };
-        self.tell(phase, &Body::Failed { reason: cause.to_string(), lost });
+        self.tell(phase, &encode(&Body::Failed { reason: cause.to_string(), lost }));
         Err(cause)
     }
 
     /// Tells all that we do not take part, and ends the conversation here.
     pub(super) fn decline(&self, reason: String) {
-        self.tell(Phase::Card, &Body::Failed { reason, lost: None });
+        self.tell(Phase::Card, &encode(&Body::Failed { reason, lost: None }));
         self.context.mesh.inbox().close(&self.subject);
     }
 
-    fn tell(&self, phase: Phase, body: &Body) {
-        let body = encode(body);
+    fn tell(&self, phase: Phase, body: &[u8]) {
         let deadline = Deadline::after(Duration::from_millis(50));
         for peer in self.peers() {
-            let _ = self.context.mesh.send(peer, &self.subject, phase, &body, None, deadline);
+            let _ = self.context.mesh.send(peer, &self.subject, phase, body, None, deadline);
         }
     }
 
@@ -212,7 +201,8 @@ impl Conversation<'_> {
             }
             Shortfall::Elsewhere { world_rank, members } => {
                 // Those whom the other group leaves out learn of it from us alone.
-                self.tell(phase, &Body::OtherMembers { world_rank, members: members.clone() });
+                let body = postcard::to_stdvec(&(world_rank, &members)).unwrap_or_default();
+                self.tell(Phase::Conflict, &body);
                 self.other_members(world_rank, &members)
             }
         })

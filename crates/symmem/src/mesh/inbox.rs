@@ -214,6 +214,9 @@ impl Inbox {
             if let Some((world_rank, gone)) = state.declined.get(subject).cloned() {
                 return Err(Shortfall::Lost { world_rank, gone });
             }
+            if let Some(short) = state.told_of_conflict(subject) {
+                return Err(short);
+            }
             if let Some(short) = state.conflict(subject, &missing) {
                 return Err(short);
             }
@@ -311,6 +314,14 @@ impl State {
 }
 
 impl State {
+    /// A peer has told us that another one forms a group of our group's name with other members.
+    fn told_of_conflict(&self, ours: &Subject) -> Option<Shortfall> {
+        let letters = self.letters.get(ours)?.iter();
+        let (_, told) = letters.into_iter().find(|((phase, _), _)| *phase == Phase::Conflict)?;
+        let (world_rank, members) = postcard::from_bytes(&told.body).ok()?;
+        Some(Shortfall::Elsewhere { world_rank, members })
+    }
+
     /// A peer we wait for forms a group of our group's name with other members: neither can ever be complete.
     fn conflict(&mut self, ours: &Subject, missing: &[usize]) -> Option<Shortfall> {
         let Scope::Forming { name: our_name, members: our_members } = &ours.scope else {

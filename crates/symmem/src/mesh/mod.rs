@@ -47,6 +47,8 @@ pub(crate) enum Phase {
     Outcome,
     /// A rank cannot take part in the group, of which all others are told.
     Notice,
+    /// A rank has found that another one forms a group of this name with other members: which one, and those.
+    Conflict,
 }
 
 /// Told of every peer that goes, while the inbox is locked: it must not ask the inbox back.

@@ -61,6 +61,8 @@ fn a_panic_of_a_thread_is_told_to_the_others() {
             assert!(caught.is_err());
             return 1;
         }
+        let e = world.barrier().unwrap_err();
+        assert!(e.to_string().ends_with("it panicked"), "{e}");
         lost_in(|| world.barrier())
     };
     for backend in ["process", "host"] {

@@ -94,6 +94,37 @@ fn two_deaths_at_once_are_told() {
     report(&ended);
 }
 
+/// Survivors learn of two deaths in different orders, and name the same rank all the same, in every kind of wait.
+#[test]
+fn of_two_deaths_all_survivors_name_the_same() {
+    for _ in 0..5 {
+        Ranks::new(5).dying(&[1, 3]).run(test_name!(), |world| {
+            let pair = world.subgroup(&[0, 1, 2, 3, 4]).unwrap();
+            pair.barrier().unwrap();
+            let odd = world.subgroup(&[0, 1, 2, 3, 4]).unwrap();
+            world.barrier().unwrap();
+            if [1, 3].contains(&world.rank()) {
+                std::thread::sleep(ms(20));
+                die();
+            }
+            std::thread::sleep(ms([0, 0, 15, 0, 25][world.rank()]));
+            let first = match world.rank() {
+                0 => lost_in(|| pair.barrier()),
+                2 => lost_in(|| world.alloc::<u8>(1).unwrap().rendezvous(&world)),
+                _ => lost_in(|| world.subgroup(&[0, 1, 2, 3, 4]).unwrap().ready()),
+            };
+            assert_eq!(lost_in(|| world.barrier()), first);
+            assert_eq!(lost_in(|| pair.barrier()), first);
+            assert_eq!(lost_in(|| odd.barrier()), first);
+            let group = world.shrink().unwrap();
+            let group = if group.size() == 3 { group } else { group.shrink().unwrap() };
+            let mut named = [first as u64];
+            group.all_reduce(&mut named, ReduceOp::Max).unwrap();
+            assert_eq!(named[0], first as u64, "another survivor named another rank");
+        });
+    }
+}
+
 #[test]
 fn the_last_survivor_goes_on_alone() {
     Ranks::new(2).dying(&[0]).run(test_name!(), |world| {
