@@ -40,7 +40,7 @@ const LINE: usize = 64;
 struct Session<'a, T> {
     group: &'a Group,
     parts: &'a [NonNull<T>],
-    running: Running<'a>,
+    running: Running<'a, 'a>,
 }
 
 impl<T: Element> Session<'_, T> {
@@ -154,7 +154,7 @@ impl<T: Element> Symmetric<T> {
     #[inline]
     fn stage<R>(
         &self,
-        running: &mut Running<'_>,
+        running: &mut Running<'_, '_>,
         op: &'static str,
         range: Range<usize>,
         source: bool,
@@ -184,7 +184,7 @@ impl Group {
     #[inline]
     fn staged<T, R>(
         &self,
-        running: &mut Running<'_>,
+        running: &mut Running<'_, '_>,
         bytes: usize,
         write: impl Fn(*mut u8),
         own: Option<*const T>,

@@ -51,7 +51,7 @@ impl Group {
         Ok(())
     }
 
-    fn begin_slices<T: Element>(&self, call: &Call) -> Result<Running<'_>> {
+    fn begin_slices<'c, T: Element>(&self, call: &'c Call) -> Result<Running<'_, 'c>> {
         self.reach_out();
         record::<T>(self, call.op, call.len, "slices");
         self.begin_call(call, self.deadline())
@@ -60,7 +60,7 @@ impl Group {
     /// Every rank has its share of the `len` elements at `data`, and gets those of the others.
     fn gather_shares<T: Element>(
         &self,
-        running: &mut Running<'_>,
+        running: &mut Running<'_, '_>,
         data: *mut T,
         len: usize,
     ) -> Result<()> {
@@ -84,7 +84,8 @@ impl Group {
         const NAME: &str = "all_gather";
         let len = input.len();
         check_len(self, NAME, "an output", len.saturating_mul(self.size()), out.len())?;
-        let mut running = self.begin_slices::<T>(&on_slices::<T>(NAME, len))?;
+        let call = on_slices::<T>(NAME, len);
+        let mut running = self.begin_slices::<T>(&call)?;
         for piece in pieces::<T>(len, 1) {
             let laid = Laid::one(input.as_ptr().wrapping_add(piece.start), piece.len());
             // SAFETY: a piece of `input`, which fits a staging buffer.
@@ -158,7 +159,8 @@ impl Group {
         const NAME: &str = "all_to_all";
         let block = block_len(self, NAME, input.len())?;
         check_len(self, NAME, "an output", input.len(), out.len())?;
-        let mut running = self.begin_slices::<T>(&on_slices::<T>(NAME, block))?;
+        let call = on_slices::<T>(NAME, block);
+        let mut running = self.begin_slices::<T>(&call)?;
         for piece in pieces::<T>(block, self.size()) {
             let laid = Laid::blocks(input, block, self, &piece);
             // SAFETY: a piece of each block of `input`, which all together fit a staging buffer.

@@ -39,6 +39,8 @@ pub(crate) enum Memory {
     Rendezvous(u64, usize),
 }
 
+/// The call that is a barrier and nothing else.
+pub(super) const PLAIN: &str = "barrier";
 /// The call at which ranks come together before they exchange memory.
 pub(super) const RENDEZVOUS: &str = "rendezvous";
 
@@ -55,7 +57,7 @@ impl Call {
 
     /// Whether a call that gave up can be resumed: it carries no data, so the same call again is the same in all.
     pub(super) fn is_resumable(&self) -> bool {
-        ["barrier", "share", "release", "open", "close", RENDEZVOUS].contains(&self.op)
+        [PLAIN, "share", "release", "open", "close", RENDEZVOUS].contains(&self.op)
     }
 
     #[inline]

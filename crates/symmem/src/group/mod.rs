@@ -348,7 +348,8 @@ impl Group {
         let deadline = deadline.start();
         let turn = lock_by(&self.0.rendezvous, deadline);
         let _turn = turn.map_err(|(why, after)| why.error(op, vec![self.rank()], after))?;
-        let mut running = self.begin_call(&Call::plain(RENDEZVOUS), deadline)?;
+        let call = Call::plain(RENDEZVOUS);
+        let mut running = self.begin_call(&call, deadline)?;
         running.barrier()?;
         let number = self.formed()?.sequence.count_rendezvous();
         drop(running);

@@ -81,7 +81,7 @@ impl Group {
     fn leave_all_calls(&self, formed: &Formed, deadline: Deadline) -> Result<()> {
         let signals = &formed.signals;
         if signals.out_of_step().is_none() {
-            formed.give_up(&Call::plain(OP).words());
+            formed.give_up(&Call::plain(OP));
         }
         for channel in 0..=signals.sequence() {
             let turn = signals.take_turn(channel, deadline);

@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::Group;
-use super::call::{Call, RENDEZVOUS, Words};
+use super::call::{Call, PLAIN, RENDEZVOUS, Words};
 use super::form::{Formed, RegionPads};
 use super::staging::Staging;
 use super::waiting::Waiting;
@@ -140,12 +140,13 @@ fn unpack(words: &[u32; Layout::DESCRIPTION]) -> Words {
 }
 
 /// A call of the sequence that is under way. Other threads of this rank wait for their turn until it is dropped.
-pub(crate) struct Running<'a> {
+///
+/// It has the call by reference: copying its words around would take as long as a flag takes to arrive.
+pub(crate) struct Running<'a, 'c> {
     group: &'a Group,
     formed: &'a Formed,
     turn: Turn<'a, RegionPads>,
-    op: &'static str,
-    words: Words,
+    call: &'c Call,
     word: u32,
     /// Counts from the first wait that takes long, over all waits of the call.
     deadline: Deadline,
@@ -154,7 +155,11 @@ pub(crate) struct Running<'a> {
 impl Group {
     /// Begins a call, or resumes the same one that gave up.
     #[inline]
-    pub(crate) fn begin_call(&self, call: &Call, deadline: Deadline) -> Result<Running<'_>> {
+    pub(crate) fn begin_call<'c>(
+        &self,
+        call: &'c Call,
+        deadline: Deadline,
+    ) -> Result<Running<'_, 'c>> {
         let formed = self.formed_by(deadline)?;
         self.check_whole(call.op)?;
         let signals = &formed.signals;
@@ -163,8 +168,7 @@ impl Group {
         if let Some(rank) = signals.out_of_step() {
             return Err(self.out_of_step(call.op, rank));
         }
-        let words = call.words();
-        let running = Running::new(self, formed, turn, call, words, deadline);
+        let running = Running::new(self, formed, turn, call, deadline);
         if running.turn.is_unfinished() { running.resume_or_finish() } else { Ok(running) }
     }
 
@@ -220,8 +224,8 @@ impl Group {
 impl Formed {
     /// Tells all ranks that this one has given up a call.
     #[cold]
-    pub(super) fn give_up(&self, words: &Words) {
-        self.signals.store_words(Layout::given_up(), &pack(words));
+    pub(super) fn give_up(&self, call: &Call) {
+        self.signals.store_words(Layout::given_up(), &pack(&call.words()));
         self.signals.give_up();
     }
 
@@ -247,43 +251,38 @@ impl Formed {
     }
 }
 
-impl<'a> Running<'a> {
+impl<'a, 'c> Running<'a, 'c> {
     #[inline]
     fn new(
         group: &'a Group,
         formed: &'a Formed,
         turn: Turn<'a, RegionPads>,
-        call: &Call,
-        words: Words,
+        call: &'c Call,
         deadline: Deadline,
     ) -> Self {
-        // Of all calls, a plain barrier has no kind but its operation, which is the first.
-        let word = if words[0] == 0 { BARRIER } else { formed.sequence.number(&words) };
-        Self { group, formed, turn, op: call.op, words, word, deadline }
+        let word = if call.op == PLAIN { BARRIER } else { formed.sequence.number(&call.words()) };
+        Self { group, formed, turn, call, word, deadline }
     }
 
     /// Goes on with the call that gave up if it is this one; otherwise waits for that one first, as all ranks did.
     #[cold]
     fn resume_or_finish(self) -> Result<Self> {
-        let Self { group, formed, turn, op, words, deadline, .. } = self;
-        let pending = load(&formed.sequence.pending);
-        if pending == words {
-            let ours = Call { op, ..Call::from_words(&words) };
-            return Ok(Self::new(group, formed, turn, &ours, words, deadline));
+        let pending = Call::from_words(&load(&self.formed.sequence.pending));
+        if pending == *self.call {
+            return Ok(self);
         }
-        let call = Call::from_words(&pending);
-        let mut other = Self::new(group, formed, turn, &call, pending, deadline);
+        let Self { group, formed, turn, call: ours, deadline, .. } = self;
+        let mut other = Running::new(group, formed, turn, &pending, deadline);
         let finished = other.barrier();
         if matches!(finished, Ok(()) | Err(Error::Mismatch { .. })) {
-            formed.settle(&call, finished.is_ok());
-            if finished.is_ok() && call.op == RENDEZVOUS {
+            formed.settle(&pending, finished.is_ok());
+            if finished.is_ok() && pending.op == RENDEZVOUS {
                 group.decline_rendezvous(formed.sequence.rendezvous.load(Ordering::Relaxed));
             }
         }
         finished?;
-        let Self { turn, deadline, .. } = other;
-        let ours = Call { op, ..Call::from_words(&words) };
-        Ok(Self::new(group, formed, turn, &ours, words, deadline))
+        let Running { turn, deadline, .. } = other;
+        Ok(Self::new(group, formed, turn, ours, deadline))
     }
 
     /// A barrier of the call: what each rank wrote before is seen by all after.
@@ -303,14 +302,14 @@ impl<'a> Running<'a> {
         let rank = self.group.rank();
         let (pads, layout) = self.formed.signals.pads();
         let staging = |epoch| Staging { pads, layout, rank, epoch };
-        let mut waiting = Waiting::new(self.group, self.op);
+        let mut waiting = Waiting::new(self.group, self.call.op);
         let exchanged = self.turn.exchange(
             self.word,
             &mut self.deadline,
             |arrived| waiting.is_hopeless(arrived),
             |to, epoch| {
                 if self.word == IN_FULL && to == rank {
-                    self.turn.describe(epoch, &pack(&self.words));
+                    self.turn.describe(epoch, &pack(&self.call.words()));
                 }
                 write(&staging(epoch), to);
             },
@@ -332,34 +331,35 @@ impl<'a> Running<'a> {
     #[inline]
     fn all_agreed(&mut self) {
         if self.word == IN_FULL {
-            self.formed.sequence.learn(&self.words);
-            self.word = self.formed.sequence.number(&self.words);
+            let words = self.call.words();
+            self.formed.sequence.learn(&words);
+            self.word = self.formed.sequence.number(&words);
         }
         self.word |= CONTINUED;
     }
 
     #[cold]
     fn failed(&mut self, stop: Stop) -> Error {
-        let (group, signals) = (self.group, &self.formed.signals);
-        store(&self.formed.sequence.pending, &self.words);
+        let (group, signals, op) = (self.group, &self.formed.signals, self.call.op);
+        store(&self.formed.sequence.pending, &self.call.words());
         match stop {
             Stop::Differs { rank } => {
                 let (word, epoch) = (signals.call_of(rank), signals.epoch());
                 let theirs = self.formed.sequence.call(signals, rank, word, epoch);
-                let (what, ours, theirs) = Call::from_words(&self.words).difference(&theirs);
-                Error::Mismatch { op: self.op, what, rank, ours, theirs }
+                let (what, ours, theirs) = self.call.difference(&theirs);
+                Error::Mismatch { op, what, rank, ours, theirs }
             }
             Stop::GivenUp { .. } => {
                 // Whoever gave up a call first is to blame for what others give up since.
-                if !Call::from_words(&self.words).is_resumable() && self.has_arrived() {
-                    self.formed.give_up(&self.words);
+                if !self.call.is_resumable() && self.has_arrived() {
+                    self.formed.give_up(self.call);
                 }
                 match signals.decided_out_of_step().filter(|&rank| rank != group.rank()) {
-                    Some(rank) => group.out_of_step(self.op, rank),
-                    None => group.stopped(stop, self.op, None, |_| false),
+                    Some(rank) => group.out_of_step(op, rank),
+                    None => group.stopped(stop, op, None, |_| false),
                 }
             }
-            stop => group.stopped(stop, self.op, None, |rank| signals.has_arrived(rank)),
+            stop => group.stopped(stop, op, None, |rank| signals.has_arrived(rank)),
         }
     }
 
@@ -379,7 +379,7 @@ impl<'a> Running<'a> {
             // The dead come no more: without it nobody goes on.
             Error::PeerLost { rank, .. } => !signals.has_arrived(*rank),
             _ => {
-                self.formed.give_up(&self.words);
+                self.formed.give_up(self.call);
                 signals.is_void()
             }
         }
@@ -390,7 +390,7 @@ impl<'a> Running<'a> {
     pub(crate) fn check_not_given_up(&self) -> Result<()> {
         match self.formed.signals.out_of_step() {
             None => Ok(()),
-            Some(rank) => Err(self.group.out_of_step(self.op, rank)),
+            Some(rank) => Err(self.group.out_of_step(self.call.op, rank)),
         }
     }
 }
