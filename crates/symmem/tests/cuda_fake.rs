@@ -19,6 +19,7 @@ mod cuda_fake {
     mod copy_engine;
     mod fabric;
     mod failing;
+    mod failures;
     mod launching;
     mod mailbox;
     mod memory;

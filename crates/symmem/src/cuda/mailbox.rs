@@ -10,6 +10,9 @@ use super::layout::MailboxWords;
 use crate::error::Result;
 use crate::sync::Ordering;
 
+/// What `poison` holds while the group's ranks put it back in step: kernels that wait give up.
+pub(super) const RESYNC: u32 = u32::MAX;
+
 /// What a kernel noted.
 pub(super) struct Note {
     pub(super) kind: u32,
@@ -57,8 +60,35 @@ impl Mailbox {
         Some(Note { kind, op, channel, rank, ours, theirs })
     }
 
+    /// Whether a rank was lost, a kernel noted something, or the group is being put back in step.
+    #[inline]
+    pub(super) fn is_marked(&self) -> bool {
+        let words = self.words();
+        words.state.load(Ordering::Relaxed) != 0 || words.poison.load(Ordering::Relaxed) != 0
+    }
+
+    /// 0, the lost rank and one, or [`RESYNC`].
+    pub(super) fn poison(&self) -> u32 {
+        self.words().poison.load(Ordering::Relaxed)
+    }
+
+    /// Ends all waits of this rank's kernels: that of a lost rank is for good.
+    pub(super) fn mark_lost(&self, rank: usize) {
+        self.words().poison.store(rank as u32 + 1, Ordering::Relaxed);
+    }
+
+    /// Likewise, until [`Mailbox::clear`].
+    pub(super) fn begin_resync(&self) {
+        let (from, to) = (0, RESYNC);
+        let _ =
+            self.words().poison.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Forgets everything but a lost rank.
     pub(super) fn clear(&self) {
-        self.words().state.store(0, Ordering::Release);
+        let words = self.words();
+        words.state.store(0, Ordering::Release);
+        let _ = words.poison.compare_exchange(RESYNC, 0, Ordering::Release, Ordering::Relaxed);
     }
 }
 

@@ -187,6 +187,7 @@ impl Group {
             awaited: Mutex::new(None),
             slices: Mutex::new(()),
             placements: Mutex::default(),
+            resyncs: Mutex::default(),
             attached: Mutex::default(),
         });
         let mourner: Weak<Health> = Arc::downgrade(&inner.health);

@@ -9,6 +9,7 @@ mod environment;
 mod form;
 mod health;
 mod loss;
+mod resync;
 mod shrink;
 mod values;
 mod world;
@@ -25,6 +26,8 @@ pub(crate) use call::{Call, describe, digest, op_code, op_of};
 pub(crate) use context::Context;
 pub(crate) use conversation::Conversation;
 pub(crate) use desk::{DESK, Desk};
+pub(crate) use resync::Resync;
+pub(crate) use world::{DEFAULT_TIMEOUT, setting};
 
 use crate::backend::{Backend, Device};
 use crate::dtype::Order;
@@ -72,6 +75,8 @@ struct Inner {
     slices: Mutex<()>,
     /// The rendezvous by which a device of this rank knows where the other ranks are.
     placements: Mutex<HashMap<Device, u64>>,
+    /// What later layers do when the group is put back in step.
+    resyncs: Mutex<Vec<Weak<dyn Resync>>>,
     /// What later layers keep for the group, by type and number.
     attached: Mutex<HashMap<(TypeId, u64), Arc<dyn Any + Send + Sync>>>,
 }
