@@ -82,6 +82,10 @@ struct TurningShare {
     symmem_u32 *drawn; // how many pieces this rank's blocks have drawn, 0 between kernels; or null
 };
 
+// How many stretches of vectors ranks have for themselves.
+__device__ __forceinline__ symmem_u32 stretches(const Share &share) { return share.of; }
+__device__ __forceinline__ symmem_u32 stretches(const TurningShare &) { return 1; }
+
 // What vectors are counted by. Those that are gone through in turns are at most 32 GiB, and registers are few.
 template <class S> struct Counted { typedef symmem_u64 By; };
 template <> struct Counted<TurningShare> { typedef symmem_u32 By; };

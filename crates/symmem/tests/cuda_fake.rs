@@ -28,6 +28,7 @@ mod cuda_fake {
     mod multimem;
     mod placement;
     mod pools;
+    mod ptx;
     mod replays;
     mod room;
     mod rows;

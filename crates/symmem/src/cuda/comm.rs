@@ -307,11 +307,13 @@ impl Comm {
 }
 
 impl Mourner for Comm {
-    fn gone(&self, world_rank: usize, gone: &Gone, _subject: Option<&Subject>) {
-        let rank = self.members.iter().position(|member| *member == world_rank);
-        if let Some(rank) = rank.filter(|_| !gone.left) {
-            self.mailbox.iter().for_each(|mailbox| mailbox.mark_lost(rank));
+    fn gone(&self, world_rank: usize, gone: &Gone, subject: Option<&Subject>) {
+        if subject.is_some() {
+            return; // a group that is not formed, or not with this rank
         }
+        let rank = self.members.iter().position(|member| *member == world_rank);
+        let (Some(rank), Some(mailbox)) = (rank, &self.mailbox) else { return };
+        if gone.left { mailbox.mark_left(rank) } else { mailbox.mark_lost(rank) }
     }
 }
 

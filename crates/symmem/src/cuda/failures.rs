@@ -142,6 +142,7 @@ fn error_of(group: &Group, during: &'static str, note: &Note) -> Error {
             let reason = "it could not finish an operation of the group".into();
             Error::PeerFailed { op: during, rank, reason }
         }
+        6 => Error::PeerLost { rank, during, how: "it left".into() },
         _ => {
             let why = ["", "negative", "beyond the input", "beyond the output"];
             let got = why.get(note.ours as usize).copied().unwrap_or_default();

@@ -38,6 +38,7 @@ impl Mailbox {
         let memory = gpu.call(|driver| driver.host_alloc(size_of::<MailboxWords>()))?;
         let mailbox = Self { gpu: gpu.clone(), memory };
         mailbox.words().poison.store(0, Ordering::Relaxed);
+        mailbox.words().left.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         mailbox.clear();
         Ok(mailbox)
     }
@@ -77,7 +78,14 @@ impl Mailbox {
         self.words().poison.store(rank as u32 + 1, Ordering::Relaxed);
     }
 
-    /// Likewise, until [`Mailbox::clear`].
+    /// Ends the waits of this rank's kernels for a rank that has left in order, once they find that it did not come before.
+    pub(super) fn mark_left(&self, rank: usize) {
+        if let Some(word) = self.words().left.get(rank / 32) {
+            word.fetch_or(1 << (rank % 32), Ordering::Release);
+        }
+    }
+
+    /// Ends all waits, until [`Mailbox::clear`].
     pub(super) fn begin_resync(&self) {
         let (from, to) = (0, RESYNC);
         let _ =

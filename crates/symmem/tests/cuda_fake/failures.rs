@@ -192,6 +192,42 @@ fn a_group_that_is_gone_is_not_reported() {
     });
 }
 
+/// Whether that matters is for kernels to find out: it may have come before it left.
+#[test]
+fn a_rank_that_leaves_in_order_is_no_failure_but_kernels_are_told() {
+    Ranks::new(2).run(test_name!(), |world| {
+        let driver = Fake::plain(2);
+        let mailbox: Arc<Mutex<u64>> = Arc::default();
+        let seen = mailbox.clone();
+        driver.kernel("barrier", &[GROUP], move |launched| {
+            *seen.lock().unwrap() = Group::of(launched).mailbox();
+        });
+        let gpu = Gpu::with_driver(driver, world.rank() as u32).unwrap();
+        let stream = gpu.stream().unwrap();
+        let x = gpu.alloc::<f32>(&world, 10).unwrap().rendezvous(&world).unwrap();
+        x.barrier(&stream).unwrap();
+        world.barrier().unwrap();
+        if world.rank() == 1 {
+            return;
+        }
+        let (left, begin) = (*mailbox.lock().unwrap() + 32, Instant::now());
+        while load(left) == 0 {
+            assert!(begin.elapsed() < Duration::from_secs(20), "nobody wrote it");
+            std::thread::yield_now();
+        }
+        assert_eq!(load(left), 1 << 1, "a bit for rank 1");
+        gpu.check_failures().unwrap();
+        x.read(&stream).unwrap();
+        // As a kernel that waits for it does.
+        let mailbox = left - 32;
+        for (at, value) in [(8, 6), (12, 1), (20, 1)] {
+            word(mailbox + at).store(value, Ordering::Relaxed);
+        }
+        word(mailbox + 4).store(2, Ordering::Release);
+        is_loss(x.synchronize(&stream));
+    });
+}
+
 /// The environment is read when a group first uses a device.
 #[test]
 fn the_limit_of_devices_is_the_environments() {
