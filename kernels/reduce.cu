@@ -199,7 +199,7 @@ static __device__ __noinline__ void ruin_units(char *out, symmem_u64 bytes, symm
 // units. False on all threads of the block: failed, noted, and all ranks told.
 template <class F>
 __device__ __forceinline__ bool flagged_round(const SymmemGroup &group, SymmemBlock &block, bool mine, F exchange) {
-    bool good = block.broken == 0 || symmem_told(group, block);
+    bool good = block.broken == 0 || symmem_told(group, block.broken);
     block.epoch = symmem_epoch_after(block.epoch, 1);
     if (good && threadIdx.x < group.size && threadIdx.x != group.rank) {
         symmem_arrive<SYMMEM_NEVER>(group, block, threadIdx.x);

@@ -39,7 +39,9 @@ struct SymmemMailbox {
     symmem_u32 op;      // SymmemGroup::op or SymmemHandle::op
     symmem_u32 channel; // block, or channel of the allocation's pad
     symmem_u32 rank;    // for whom it waited, or who told, or whose rows
-    symmem_u32 ours, theirs; // digests of calls; or the limit in nanoseconds, the lower half first
+    // Digests of calls; or the limit in nanoseconds, the lower half first; or, in `theirs`, for whom the one waited that told
+    // this, and one.
+    symmem_u32 ours, theirs;
     symmem_u32 left[4]; // a bit for each rank that has left the job in order, from the host
 };
 
@@ -47,7 +49,7 @@ struct SymmemMailbox {
 //
 // | bytes of a pad | what | written by |
 // |---|---|---|
-// | 0 | u32: not zero once the group has failed, failing rank + 1 | any rank |
+// | 0 | u32: not zero once the group has failed: failing rank + 1, and above the lowest byte for whom it waited, + 1 | any rank |
 // | 64 | u32: pieces of work that blocks have drawn, zero between kernels | this rank |
 // | 128 | u32[256]: epoch of each block | this rank |
 // | 4096 | u64[256][size]: epoch, and the call in the upper half, by block and source | block of the source |
@@ -225,11 +227,14 @@ SYMMEM_COLD void symmem_note(SymmemMailbox *mailbox, symmem_u32 kind, symmem_u32
     symmem_store_relaxed(&mailbox->state, 2);
 }
 
-// Orders nothing; the note that follows does. Tells all ranks that this one has failed.
-SYMMEM_COLD void symmem_tell(void *const *group_pads, symmem_u32 size, symmem_u32 rank) {
+// Orders nothing; the note that follows does. Tells all ranks that `rank`, this one, has failed, and where it waited in vain
+// for another, for whom.
+SYMMEM_COLD void symmem_tell(void *const *group_pads, symmem_u32 size, symmem_u32 rank, symmem_u32 kind,
+                             symmem_u32 waited_for) {
+    symmem_u32 blamed = kind == SYMMEM_TIMEOUT || kind == SYMMEM_LEFT ? waited_for + 1 : 0;
 #pragma unroll 1
     for (symmem_u32 peer = 0; peer < size; peer++) {
-        symmem_store_relaxed(group_pads[peer], rank + 1);
+        symmem_store_relaxed(group_pads[peer], (rank + 1) | blamed << 8);
     }
 }
 
@@ -289,14 +294,21 @@ __device__ __forceinline__ symmem_u32 *symmem_signal(const SymmemHandle &handle,
     return static_cast<symmem_u32 *>(handle.pads[at]) + (symmem_u64)handle.size * channel + source;
 }
 
+// Whom a failure is blamed on, by what `symmem_consider` said: who told, who is lost or left, or for whom it waited.
+__device__ __forceinline__ symmem_u32 symmem_blamed(symmem_u32 why, symmem_u32 waited_for) {
+    symmem_u32 kind = why & 255;
+    return kind == SYMMEM_TIMEOUT ? waited_for : (kind == SYMMEM_TOLD ? why >> 8 & 255 : why >> 8) - 1;
+}
+
 // Release: who hears of it sees all that this thread wrote. Tells all ranks what `symmem_consider` said unless they know, and
 // then notes it, so that no host hears of it before its peers' kernels can. Returns false.
 SYMMEM_COLD bool symmem_give_up(const SymmemHandle &handle, symmem_u32 why, symmem_u32 channel, symmem_u32 waited_for) {
-    symmem_u32 kind = why & 255, rank = kind == SYMMEM_TIMEOUT ? waited_for : (why >> 8) - 1;
+    symmem_u32 kind = why & 255, rank = symmem_blamed(why, waited_for);
     if (kind != SYMMEM_TOLD && kind != SYMMEM_POISONED) { // of a lost rank all hear from their own hosts
-        symmem_tell(handle.group_pads, handle.size, handle.rank);
+        symmem_tell(handle.group_pads, handle.size, handle.rank, kind, rank);
     }
-    symmem_note(handle.mailbox, kind, handle.op, channel, rank, (symmem_u32)handle.timeout, handle.timeout >> 32);
+    symmem_u32 theirs = kind == SYMMEM_TOLD ? why >> 16 : (symmem_u32)(handle.timeout >> 32);
+    symmem_note(handle.mailbox, kind, handle.op, channel, rank, (symmem_u32)handle.timeout, theirs);
     return false;
 }
 
@@ -397,22 +409,22 @@ __device__ __forceinline__ SymmemBlock symmem_begin(const SymmemGroup &group, sy
 // Returns false.
 SYMMEM_COLD bool symmem_fail(const SymmemGroup &group, symmem_u32 why, symmem_u32 rank, symmem_u32 theirs) {
     if (why != SYMMEM_TOLD && why != SYMMEM_POISONED) { // of a lost rank all hear from their own hosts
-        symmem_tell(group.pads, group.size, group.rank);
+        symmem_tell(group.pads, group.size, group.rank, why, rank);
     }
     symmem_u32 ours = why == SYMMEM_OTHER_CALL ? group.call : (symmem_u32)group.timeout;
-    theirs = why == SYMMEM_OTHER_CALL ? theirs : (symmem_u32)(group.timeout >> 32);
+    theirs = why == SYMMEM_TIMEOUT ? (symmem_u32)(group.timeout >> 32) : theirs;
     symmem_note(group.mailbox, why, group.op, blockIdx.x, rank, ours, theirs);
     return false;
 }
 
-// Orders nothing. Likewise, with what `symmem_consider` said.
+// Likewise, with what `symmem_consider` said.
 __device__ __forceinline__ bool symmem_give_up(const SymmemGroup &group, symmem_u32 why, symmem_u32 waited_for) {
-    return symmem_fail(group, why & 255, (why & 255) == SYMMEM_TIMEOUT ? waited_for : (why >> 8) - 1, 0);
+    return symmem_fail(group, why & 255, symmem_blamed(why, waited_for), why >> 16);
 }
 
-// Orders nothing. Likewise, where the pad said so from the beginning.
-__device__ __forceinline__ bool symmem_told(const SymmemGroup &group, const SymmemBlock &block) {
-    return symmem_fail(group, SYMMEM_TOLD, block.broken - 1, 0);
+// Likewise, where the first word of the pad said so.
+__device__ __forceinline__ bool symmem_told(const SymmemGroup &group, symmem_u32 broken) {
+    return symmem_give_up(group, SYMMEM_TOLD | broken << 8, 0);
 }
 
 // Release as ORDER says: tells block `blockIdx.x` of `peer` that this block has reached the epoch.
@@ -451,7 +463,7 @@ __device__ __forceinline__ bool symmem_is_whole(const SymmemGroup &group) {
         symmem_fence(SYMMEM_SCOPE_SYSTEM);
     }
     symmem_u32 broken = symmem_load_relaxed(symmem_own_pad(group));
-    return broken == 0 || symmem_fail(group, SYMMEM_TOLD, broken - 1, 0);
+    return broken == 0 || symmem_told(group, broken);
 }
 
 // How blocks meet.
@@ -470,7 +482,7 @@ template <int HOW> __device__ inline bool symmem_sync_blocks(const SymmemGroup &
         __syncthreads();
     }
     block.epoch = symmem_epoch_after(block.epoch, 1);
-    bool good = block.broken == 0 || symmem_told(group, block);
+    bool good = block.broken == 0 || symmem_told(group, block.broken);
     for (symmem_u32 peer = threadIdx.x; good && peer < group.size; peer += blockDim.x) {
         if (peer != group.rank) {
             symmem_arrive<(HOW & SYMMEM_RELEASE) ? SYMMEM_ALWAYS : SYMMEM_ACROSS>(group, block, peer);

@@ -68,6 +68,8 @@ pub(super) struct Comm {
     pub(super) replaced: AtomicBool,
     /// Of waits in groups that have no limit of their own.
     pub(super) default_limit: Duration,
+    /// This rank's signal pads of memory that the group uses: where, and how many words.
+    pub(super) signal_pads: Mutex<Vec<(Weak<Mapping>, u64, usize)>>,
     /// Not the handle, which would keep the group, which keeps this.
     _pads: Option<(Arc<Block>, Arc<Mapping>)>,
 }
@@ -145,6 +147,7 @@ impl Comm {
             told: AtomicBool::new(false),
             replaced: AtomicBool::new(false),
             default_limit,
+            signal_pads: Mutex::default(),
             _pads: handle.map(Handle::keep),
         });
         if let Some(handle) = handle {
@@ -288,15 +291,18 @@ impl Comm {
         self.state().order.is_idle()
     }
 
-    /// Makes this rank's pad what it was in the beginning.
-    pub(super) fn clear_pad(&self) -> Result<()> {
-        if self.apart.is_some() {
+    /// Makes this rank's pad what it was in the beginning, and those of memory likewise: addresses and words.
+    pub(super) fn clear_pads(&self, others: &[(Arc<Mapping>, u64, usize)]) -> Result<()> {
+        if self.is_apart() {
             return Ok(());
         }
         let (service, words) = (self.gpu.service()?, pad_bytes(self.members.len()) / 4);
+        let others = others.iter().map(|(_, address, words)| (*address, *words));
         self.gpu.call(|driver| {
-            // SAFETY: S3: our own pad, on which nobody meets until all ranks have done this.
-            unsafe { driver.memset32(self.own_pad(), 0, words, service.raw()) }?;
+            for (address, words) in others.chain([(self.own_pad(), words)]) {
+                // SAFETY: S3: our own pads, on which nobody meets until all ranks have done this; S1: mapped until then.
+                unsafe { driver.memset32(address, 0, words, service.raw()) }?;
+            }
             driver.stream_synchronize(service.raw())
         })
     }

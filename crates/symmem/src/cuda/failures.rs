@@ -11,6 +11,7 @@ use super::gpu::Gpu;
 use super::mailbox::{Mailbox, Note, RESYNC};
 use crate::error::{Error, Result};
 use crate::group::{DEFAULT_TIMEOUT, Group, Resync, describe, op_of, setting};
+use crate::symmetric::Handle;
 use crate::sync::{Deadline, Ordering, yield_now};
 
 /// How long kernels wait in groups that have no limit of their own: a peer may write a checkpoint for many minutes, and one
@@ -82,9 +83,30 @@ impl Comm {
         if self.has_failed() { self.failure(group, op) } else { Ok(()) }
     }
 
-    /// Likewise, for callers that do not have the group.
+    /// Likewise, for callers that do not have the group, which is named.
     pub(super) fn check_alone(&self, op: &'static str) -> Result<()> {
-        self.group.upgrade().map_or(Ok(()), |group| self.check(&group, op))
+        let Some(group) = self.group.upgrade() else { return Ok(()) };
+        self.check(&group, op).map_err(|e| match e {
+            Error::PeerLost { rank, during, how } => {
+                let how = format!("{how} (of the group {:?})", group.name());
+                Error::PeerLost { rank, during, how }
+            }
+            Error::PeerFailed { op, rank, reason } => {
+                let reason = format!("{reason} (of the group {:?})", group.name());
+                Error::PeerFailed { op, rank, reason }
+            }
+            other => other,
+        })
+    }
+
+    /// Remembers the signal pad of memory that the group uses here, which is made new with the group's own.
+    pub(super) fn watch_pad(&self, handle: &Handle) {
+        let own = handle.signal_pad_ptrs().get(handle.rank()).copied();
+        let Some(address) = own.filter(|_| !self.is_apart()) else { return };
+        let (mapping, words) = (Arc::downgrade(&handle.keep().1), handle.signal_pad_size() / 4);
+        let mut pads = self.signal_pads.lock().unwrap_or_else(PoisonError::into_inner);
+        pads.retain(|(known, ..)| known.strong_count() > 0 && !known.ptr_eq(&mapping));
+        pads.push((mapping, address as u64, words));
     }
 
     #[cold]
@@ -110,9 +132,12 @@ impl Comm {
         }
     }
 
-    /// Makes this rank's pad and mailbox what they were in the beginning.
+    /// Makes this rank's pads and mailbox what they were in the beginning.
     fn renew(&self) -> Result<()> {
-        self.clear_pad()?;
+        let pads = self.signal_pads.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let living =
+            pads.iter().filter_map(|(mapping, at, words)| Some((mapping.upgrade()?, *at, *words)));
+        self.clear_pads(&living.collect::<Vec<_>>())?;
         self.mailbox.iter().for_each(Mailbox::clear);
         self.told.store(false, Ordering::Relaxed);
         self.replaced.store(false, Ordering::Relaxed);
@@ -139,7 +164,10 @@ fn error_of(group: &Group, during: &'static str, note: &Note) -> Error {
             theirs: describe(note.theirs, note.ours),
         },
         4 => {
-            let reason = "it could not finish an operation of the group".into();
+            let reason = match note.theirs.checked_sub(1) {
+                Some(awaited) => format!("it waited in vain for rank {awaited}"),
+                None => "it could not finish an operation of the group".to_owned(),
+            };
             Error::PeerFailed { op: during, rank, reason }
         }
         6 => Error::PeerLost { rank, during, how: "it left".into() },

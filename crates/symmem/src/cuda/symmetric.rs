@@ -93,6 +93,7 @@ impl<T: Element> Buffer<T> {
         }
         source.mapped(&handle)?;
         handle.set_witness(&comm);
+        comm.watch_pad(&handle);
         Ok(Symmetric::new(self.gpu.clone(), comm, handle, self.len))
     }
 

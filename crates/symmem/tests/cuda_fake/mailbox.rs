@@ -150,6 +150,16 @@ fn a_kernel_that_is_told_by_a_peer_names_it() {
 }
 
 #[test]
+fn a_kernel_that_is_told_says_for_whom_the_other_waited() {
+    fail_and_resync([4, 0, 0, 1, 0, 3], |e| match e {
+        Error::PeerFailed { rank: 1, reason, .. } => {
+            assert!(reason.starts_with("it waited in vain for rank 2"), "{reason}");
+        }
+        other => panic!("{other:?}"),
+    });
+}
+
+#[test]
 fn a_kernel_that_finds_rows_that_do_not_fit_is_a_usage_error() {
     fail_and_resync([5, 7, 0, 1, 2, 0], |e| {
         assert!(matches!(e, Error::Usage { op: "all_to_all_v", .. }), "{e:?}");

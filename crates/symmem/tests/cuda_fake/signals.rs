@@ -294,7 +294,10 @@ fn a_wait_in_vain_is_the_error_of_every_call_until_the_group_is_back_in_step() {
                 assert!(matches!(e, Error::Timeout { op: "wait_signal", .. }), "{e}");
             }
             assert_eq!(driver.launches().len(), launched);
+            let pad = x.handle().signal_pad_ptrs()[world.rank()] as u64;
+            word(pad + 4).store(1, Ordering::Relaxed); // a signal that came too late
             world.resync().unwrap();
+            assert_eq!(load(pad + 4), 0, "pads are as new");
             x.memset32(world.rank(), 0, 1, 1, stream).unwrap();
             world.barrier().unwrap();
         }
