@@ -36,7 +36,7 @@ __device__ __forceinline__ void count_others(const SymmemHandle &handle, symmem_
 }
 
 // Message passing and store buffering over the flags of the group, in every round from each block to all of its number: what
-// they wrote is there after a meeting with RELEASE, and not overwritten before a meeting without it.
+// they wrote is there after they synchronise with RELEASE, and not overwritten before they synchronise again without it.
 KERNEL litmus_blocks(CONSTANT SymmemHandle handle, symmem_u32 scope, symmem_u32 rounds, symmem_u32 *wrong) {
     SymmemGroup group = {handle.rank, handle.size, scope, handle.op, 7, 0, handle.timeout, handle.mailbox, {}};
     for (symmem_u32 rank = 0; rank < handle.size; rank++) {

@@ -27,8 +27,8 @@ extern "C" __constant__ symmem_u32 symmem_layout[] = {
 
 // ---- signals ----------------------------------------------------------------------------------------------------------
 
-// Release and acquire: all ranks' blocks meet, and what was in their streams before is visible to what comes after. On one
-// device its beginning and its end do that.
+// Release and acquire: waits for all ranks' blocks; what was in their streams before is visible to what comes after. On one
+// device its beginning and its end order memory.
 KERNEL barrier(CONSTANT SymmemGroup group) {
     SymmemBlock block = symmem_begin(group, 1);
     symmem_sync_blocks<SYMMEM_FIRST | SYMMEM_LAST>(group, block);

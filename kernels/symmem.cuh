@@ -159,9 +159,7 @@ __device__ __forceinline__ void symmem_store64(void *word, symmem_u64 value, sym
 __device__ __forceinline__ symmem_u32 symmem_swap_relaxed(void *word, symmem_u32 from, symmem_u32 to) {
     symmem_u32 old;
     asm volatile("atom.relaxed.sys.global.cas.b32 %0, [%1], %2, %3;"
-                 : "=r"(old)
-                 : "l"(word), "r"(from), "r"(to)
-                 : "memory");
+                 : "=r"(old) : "l"(word), "r"(from), "r"(to) : "memory");
     return old;
 }
 
@@ -170,14 +168,10 @@ __device__ __forceinline__ symmem_u32 symmem_swap_acquire(void *word, symmem_u32
     symmem_u32 old;
     if (scope == SYMMEM_SCOPE_DEVICE) {
         asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], %2, %3;"
-                     : "=r"(old)
-                     : "l"(word), "r"(from), "r"(to)
-                     : "memory");
+                     : "=r"(old) : "l"(word), "r"(from), "r"(to) : "memory");
     } else {
         asm volatile("atom.acquire.sys.global.cas.b32 %0, [%1], %2, %3;"
-                     : "=r"(old)
-                     : "l"(word), "r"(from), "r"(to)
-                     : "memory");
+                     : "=r"(old) : "l"(word), "r"(from), "r"(to) : "memory");
     }
     return old;
 }
@@ -228,13 +222,16 @@ SYMMEM_COLD void symmem_note(SymmemMailbox *mailbox, symmem_u32 kind, symmem_u32
 }
 
 // Orders nothing; the note that follows does. Tells all ranks that `rank`, this one, has failed, and where it waited in vain
-// for another, for whom.
+// for another, for whom. Of a lost rank all hear from their own hosts: only this rank's later kernels are told, so that none of
+// them waits again.
 SYMMEM_COLD void symmem_tell(void *const *group_pads, symmem_u32 size, symmem_u32 rank, symmem_u32 kind,
                              symmem_u32 waited_for) {
     symmem_u32 blamed = kind == SYMMEM_TIMEOUT || kind == SYMMEM_LEFT ? waited_for + 1 : 0;
 #pragma unroll 1
     for (symmem_u32 peer = 0; peer < size; peer++) {
-        symmem_store_relaxed(group_pads[peer], (rank + 1) | blamed << 8);
+        if (kind != SYMMEM_POISONED || peer == rank) {
+            symmem_store_relaxed(group_pads[peer], (rank + 1) | blamed << 8);
+        }
     }
 }
 
@@ -304,7 +301,7 @@ __device__ __forceinline__ symmem_u32 symmem_blamed(symmem_u32 why, symmem_u32 w
 // then notes it, so that no host hears of it before its peers' kernels can. Returns false.
 SYMMEM_COLD bool symmem_give_up(const SymmemHandle &handle, symmem_u32 why, symmem_u32 channel, symmem_u32 waited_for) {
     symmem_u32 kind = why & 255, rank = symmem_blamed(why, waited_for);
-    if (kind != SYMMEM_TOLD && kind != SYMMEM_POISONED) { // of a lost rank all hear from their own hosts
+    if (kind != SYMMEM_TOLD) {
         symmem_tell(handle.group_pads, handle.size, handle.rank, kind, rank);
     }
     symmem_u32 theirs = kind == SYMMEM_TOLD ? why >> 16 : (symmem_u32)(handle.timeout >> 32);
@@ -408,7 +405,7 @@ __device__ __forceinline__ SymmemBlock symmem_begin(const SymmemGroup &group, sy
 // Release, as `symmem_give_up` of a handle. Tells all ranks and notes a failure; those that were told are not told again.
 // Returns false.
 SYMMEM_COLD bool symmem_fail(const SymmemGroup &group, symmem_u32 why, symmem_u32 rank, symmem_u32 theirs) {
-    if (why != SYMMEM_TOLD && why != SYMMEM_POISONED) { // of a lost rank all hear from their own hosts
+    if (why != SYMMEM_TOLD) {
         symmem_tell(group.pads, group.size, group.rank, why, rank);
     }
     symmem_u32 ours = why == SYMMEM_OTHER_CALL ? group.call : (symmem_u32)group.timeout;
@@ -471,7 +468,7 @@ __device__ __forceinline__ bool symmem_is_whole(const SymmemGroup &group) {
 #define SYMMEM_FIRST 2   // before anything that peers' blocks must not overtake
 #define SYMMEM_LAST 4    // before the end of the kernel, which is an acquire for what follows it on the device
 
-// Block `blockIdx.x` of all ranks meets. By all threads of the block. Between devices it is release and acquire, always. On
+// Waits for block `blockIdx.x` of all ranks. By all threads of the block. Between devices it is release and acquire, always. On
 // one device it is acquire unless it is the LAST, and release with RELEASE: docs/memory-model.md says why that is enough.
 //
 // With RELEASE, what any of these blocks wrote is visible to all of them. Without, only what earlier kernels on the

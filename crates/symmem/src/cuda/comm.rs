@@ -16,7 +16,7 @@ use super::failures::default_limit;
 use super::gpu::{Gpu, StreamId};
 use super::graph::note_use;
 use super::layout::{GroupParameter, MAX_BLOCKS, MAX_RANKS, Pointers, pad_bytes};
-use super::mailbox::Mailbox;
+use super::mailbox::{Mailbox, RESYNC};
 use super::order::Order;
 use super::placement::{
     Placed, check_apart, crowd, has_multicast, most_on_one, smallest_cache, smallest_if_unlike,
@@ -264,6 +264,10 @@ impl Comm {
         self.mailbox.as_ref().is_some_and(Mailbox::is_marked)
     }
 
+    pub(super) fn has_lost_a_rank(&self) -> bool {
+        self.mailbox.as_ref().is_some_and(|mailbox| !matches!(mailbox.poison(), 0 | RESYNC))
+    }
+
     pub(super) fn was_told(&self) -> bool {
         self.told.load(Ordering::Relaxed)
     }
@@ -300,7 +304,7 @@ impl Comm {
         let others = others.iter().map(|(_, address, words)| (*address, *words));
         self.gpu.call(|driver| {
             for (address, words) in others.chain([(self.own_pad(), words)]) {
-                // SAFETY: S3: our own pads, on which nobody meets until all ranks have done this; S1: mapped until then.
+                // SAFETY: S3: our own pads, which nobody uses until all ranks have done this; S1: mapped until then.
                 unsafe { driver.memset32(address, 0, words, service.raw()) }?;
             }
             driver.stream_synchronize(service.raw())

@@ -56,7 +56,8 @@ impl Gpu {
     /// Groups of this rank that have failed are replaced by `group`, which is new on this device.
     pub(super) fn replace_failed(&self, group: &Group) {
         let is_known = |comm: &Comm| {
-            comm.was_told() || (group.is_of_survivors() && comm.is_of_world(group.context()))
+            let lost = comm.is_of_world(group.context()) && comm.has_lost_a_rank();
+            comm.was_told() || (group.is_of_survivors() && lost)
         };
         let failed = self.failures().of(|comm| comm.has_failed() && is_known(comm));
         failed.iter().for_each(|comm| comm.replace());

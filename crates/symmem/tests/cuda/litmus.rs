@@ -24,13 +24,16 @@ fn launch(kernel: &Kernel, stream: &Stream, list: &[Parameter<'_>]) -> Result<()
     unsafe { kernel.launch([BLOCKS, 1, 1], [THREADS, 1, 1], stream, list) }
 }
 
+/// Processes that take turns on the device, without MPS, need milliseconds to wait for each other.
+fn is_quick() -> bool {
+    std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").is_some()
+}
+
 /// Runs a kernel that goes through many rounds by itself, at system and at device scope.
 fn rounds(world: &World, gpu: &Gpu, stream: &Stream, name: &str) {
     let kernel = gpu.module(PTX).unwrap().kernel(name).unwrap();
     let (x, wrong) = memory(world, gpu);
-    // Processes that take turns on the device need milliseconds for a round.
-    let rounds: u32 =
-        if std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").is_some() { 20_000 } else { 50 };
+    let rounds: u32 = if is_quick() { 20_000 } else { 50 };
     for scope in [0_u32, 1] {
         let (handle, at) = (x.device_handle(), wrong.address());
         let list = [(&handle).into(), (&scope).into(), (&rounds).into(), (&at).into()];
@@ -71,7 +74,7 @@ fn nothing_overtakes_a_barrier_in_a_stream() {
         (1..100).try_for_each(round).unwrap();
         x.synchronize(stream).unwrap();
         let graph = stream.capture(|| (100..150).try_for_each(round)).unwrap();
-        for _ in 0..20 {
+        for _ in 0..if is_quick() { 100 } else { 3 } {
             // SAFETY: the memory lives, and all ranks launch theirs.
             unsafe { graph.launch(stream) }.unwrap();
         }
