@@ -72,7 +72,7 @@ KERNEL multimem_all_reduce(CONSTANT SymmemGroup group, CONSTANT SymmemPointers p
             return;
         }
     }
-    ruin(places.part(group.rank, 0), cut.head, cut.vectors, bytes, Number::BYTES, group.size, group.size);
+    ruin_own(group, parts, first, length, group.size, (symmem_u64)multicast ^ (symmem_u64)parts.at[0]);
 }
 
 // As `reduce_pull`: one-shot all-reduce, reduce-scatter and reduce.
@@ -97,7 +97,8 @@ KERNEL multimem_reduce_pull(CONSTANT SymmemGroup group, CONSTANT SymmemPointers 
         }
     }
     if (active != 0) {
-        ruin(out, cut.head, cut.vectors, bytes, Number::BYTES, 1, 1);
+        symmem_u64 apart = (symmem_u64)multicast ^ (symmem_u64)parts.at[0];
+        ruin_out(group, parts, out, first, rows, columns, pitch, apart);
     }
 }
 
@@ -125,10 +126,12 @@ KERNEL multimem_reduce_tiles(CONSTANT SymmemGroup group, CONSTANT SymmemPointers
     }
 }
 
-// By threads of the grid: which block would have stored what is not known here.
-__device__ __forceinline__ void ruin_all(char *to, symmem_u64 bytes) {
-    Cut cut(to, 0, bytes);
-    ruin(to, cut.head, cut.vectors, bytes, 1, 1, 1);
+// All ranks' `bytes` in this rank's part, by threads of the grid: which block would have stored what is not known here.
+static __device__ __noinline__ void ruin_all(const SymmemGroup &group, const SymmemPointers &parts, symmem_u64 first,
+                                             symmem_u64 bytes) {
+    char *to = static_cast<char *>(parts.at[group.rank]) + first;
+    Cut cut(to, 0, bytes * group.size);
+    ruin(to, cut.head, cut.vectors, cut.bytes, 1, 1, 1);
 }
 
 // Into all parts, by rank, from byte `first` on: the `bytes` at `in`, which this rank stores with all.
@@ -139,9 +142,8 @@ KERNEL multimem_all_gather(CONSTANT SymmemGroup group, CONSTANT SymmemPointers p
     char *all = multicast + begin;
     symmem_u64 apart = (symmem_u64)all ^ (symmem_u64)in;
     Cut cut(in, apart, bytes);
-    char *own = static_cast<char *>(parts.at[group.rank]) + first;
     if (!symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
-        return ruin_all(own, bytes * group.size);
+        return ruin_all(group, parts, first, bytes);
     }
     const symmem_u64 stride = threads_of_grid();
     symmem_u64 v = thread_of_grid();
@@ -158,6 +160,6 @@ KERNEL multimem_all_gather(CONSTANT SymmemGroup group, CONSTANT SymmemPointers p
         copy_bytes(to + cut.tail(), in + cut.tail(), bytes - cut.tail(), thread_of_grid(), stride, false);
     }
     if (!symmem_sync_blocks<SYMMEM_LAST | SYMMEM_RELEASE>(group, block)) {
-        ruin_all(own, bytes * group.size);
+        ruin_all(group, parts, first, bytes);
     }
 }

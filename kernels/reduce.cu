@@ -199,7 +199,7 @@ static __device__ __noinline__ void ruin_units(char *out, symmem_u64 bytes, symm
 // units. False on all threads of the block: failed, noted, and all ranks told.
 template <class F>
 __device__ __forceinline__ bool flagged_round(const SymmemGroup &group, SymmemBlock &block, bool mine, F exchange) {
-    bool good = block.broken == 0 || symmem_told(group, block.broken);
+    bool good = symmem_untold(group, block.broken, threadIdx.x == 0);
     block.epoch = symmem_epoch_after(block.epoch, 1);
     if (good && threadIdx.x < group.size && threadIdx.x != group.rank) {
         symmem_arrive<SYMMEM_NEVER>(group, block, threadIdx.x);
@@ -300,7 +300,7 @@ __device__ __forceinline__ void two_shot(const SymmemGroup &group, const SymmemP
         }
     }
     // What peers' blocks of the same number would have stored here, or have not.
-    ruin(places.part(group.rank, 0), cut.head, cut.vectors, bytes, Number::BYTES, stretches(share), group.size);
+    ruin_own(group, parts, first, length, stretches(share), 0);
 }
 
 // In place: elements `first..first + length` of all parts become their reduction. Each rank reduces its share of the
@@ -340,7 +340,7 @@ KERNEL(512, 2) reduce_pull(CONSTANT SymmemGroup group, CONSTANT SymmemPointers p
         }
     }
     if (active != 0) {
-        ruin(out, cut.head, cut.vectors, bytes, Number::BYTES, 1, 1);
+        ruin_out(group, parts, out, first, rows, columns, pitch, 0);
     }
 }
 

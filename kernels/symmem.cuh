@@ -221,18 +221,14 @@ SYMMEM_COLD void symmem_note(SymmemMailbox *mailbox, symmem_u32 kind, symmem_u32
     symmem_store_relaxed(&mailbox->state, 2);
 }
 
-// Orders nothing; the note that follows does. Tells all ranks that `rank`, this one, has failed, and where it waited in vain
-// for another, for whom. Of a lost rank all hear from their own hosts: only this rank's later kernels are told, so that none of
-// them waits again.
-SYMMEM_COLD void symmem_tell(void *const *group_pads, symmem_u32 size, symmem_u32 rank, symmem_u32 kind,
-                             symmem_u32 waited_for) {
-    symmem_u32 blamed = kind == SYMMEM_TIMEOUT || kind == SYMMEM_LEFT ? waited_for + 1 : 0;
+// Release: tells all ranks, this one included, whose later kernels return at once. Whoever sees what this rank writes
+// afterwards finds the word as well. `word` is as the pad has it.
+SYMMEM_COLD void symmem_tell(void *const *group_pads, symmem_u32 size, symmem_u32 word) {
 #pragma unroll 1
     for (symmem_u32 peer = 0; peer < size; peer++) {
-        if (kind != SYMMEM_POISONED || peer == rank) {
-            symmem_store_relaxed(group_pads[peer], (rank + 1) | blamed << 8);
-        }
+        symmem_store_relaxed(group_pads[peer], word);
     }
+    symmem_fence(SYMMEM_SCOPE_SYSTEM);
 }
 
 // Orders nothing. The reason to give up waiting for `rank`, and above the lowest byte who told or left; or 0.
@@ -297,14 +293,19 @@ __device__ __forceinline__ symmem_u32 symmem_blamed(symmem_u32 why, symmem_u32 w
     return kind == SYMMEM_TIMEOUT ? waited_for : (kind == SYMMEM_TOLD ? why >> 8 & 255 : why >> 8) - 1;
 }
 
-// Release: who hears of it sees all that this thread wrote. Tells all ranks what `symmem_consider` said unless they know, and
-// then notes it, so that no host hears of it before its peers' kernels can. Returns false.
+// What `rank` tells all others: itself, and on whom it blames the failure, if on one. What it was told it passes on, because
+// the one that told has perhaps not reached all yet.
+__device__ __forceinline__ symmem_u32 symmem_word(symmem_u32 rank, symmem_u32 kind, symmem_u32 blamed, symmem_u32 theirs) {
+    bool blames = kind == SYMMEM_TIMEOUT || kind == SYMMEM_LEFT || kind == SYMMEM_OTHER_CALL;
+    return kind == SYMMEM_TOLD ? (blamed + 1) | theirs << 8 : (rank + 1) | (blames ? (blamed + 1) << 8 : 0);
+}
+
+// Release. Tells all ranks what `symmem_consider` said, and then notes it, so that no host hears of it before its peers'
+// kernels can. Returns false.
 SYMMEM_COLD bool symmem_give_up(const SymmemHandle &handle, symmem_u32 why, symmem_u32 channel, symmem_u32 waited_for) {
     symmem_u32 kind = why & 255, rank = symmem_blamed(why, waited_for);
-    if (kind != SYMMEM_TOLD) {
-        symmem_tell(handle.group_pads, handle.size, handle.rank, kind, rank);
-    }
     symmem_u32 theirs = kind == SYMMEM_TOLD ? why >> 16 : (symmem_u32)(handle.timeout >> 32);
+    symmem_tell(handle.group_pads, handle.size, symmem_word(handle.rank, kind, rank, theirs));
     symmem_note(handle.mailbox, kind, handle.op, channel, rank, (symmem_u32)handle.timeout, theirs);
     return false;
 }
@@ -402,12 +403,9 @@ __device__ __forceinline__ SymmemBlock symmem_begin(const SymmemGroup &group, sy
     return block;
 }
 
-// Release, as `symmem_give_up` of a handle. Tells all ranks and notes a failure; those that were told are not told again.
-// Returns false.
+// Release, as `symmem_give_up` of a handle. Tells all ranks and notes a failure. Returns false.
 SYMMEM_COLD bool symmem_fail(const SymmemGroup &group, symmem_u32 why, symmem_u32 rank, symmem_u32 theirs) {
-    if (why != SYMMEM_TOLD) {
-        symmem_tell(group.pads, group.size, group.rank, why, rank);
-    }
+    symmem_tell(group.pads, group.size, symmem_word(group.rank, why, rank, theirs));
     symmem_u32 ours = why == SYMMEM_OTHER_CALL ? group.call : (symmem_u32)group.timeout;
     theirs = why == SYMMEM_TIMEOUT ? (symmem_u32)(group.timeout >> 32) : theirs;
     symmem_note(group.mailbox, why, group.op, blockIdx.x, rank, ours, theirs);
@@ -415,13 +413,13 @@ SYMMEM_COLD bool symmem_fail(const SymmemGroup &group, symmem_u32 why, symmem_u3
 }
 
 // Likewise, with what `symmem_consider` said.
-__device__ __forceinline__ bool symmem_give_up(const SymmemGroup &group, symmem_u32 why, symmem_u32 waited_for) {
+SYMMEM_COLD bool symmem_give_up(const SymmemGroup &group, symmem_u32 why, symmem_u32 waited_for) {
     return symmem_fail(group, why & 255, symmem_blamed(why, waited_for), why >> 16);
 }
 
-// Likewise, where the first word of the pad said so.
-__device__ __forceinline__ bool symmem_told(const SymmemGroup &group, symmem_u32 broken) {
-    return symmem_give_up(group, SYMMEM_TOLD | broken << 8, 0);
+// Likewise by one thread, where the first word of the pad said so. True: it did not.
+__device__ __forceinline__ bool symmem_untold(const SymmemGroup &group, symmem_u32 broken, bool by_this) {
+    return broken == 0 || (by_this && symmem_give_up(group, SYMMEM_TOLD | broken << 8, 0));
 }
 
 // Release as ORDER says: tells block `blockIdx.x` of `peer` that this block has reached the epoch.
@@ -459,8 +457,7 @@ __device__ __forceinline__ bool symmem_is_whole(const SymmemGroup &group) {
     if (group.scope != SYMMEM_SCOPE_DEVICE) {
         symmem_fence(SYMMEM_SCOPE_SYSTEM);
     }
-    symmem_u32 broken = symmem_load_relaxed(symmem_own_pad(group));
-    return broken == 0 || symmem_told(group, broken);
+    return symmem_untold(group, symmem_load_relaxed(symmem_own_pad(group)), true);
 }
 
 // How blocks meet.
@@ -479,7 +476,7 @@ template <int HOW> __device__ inline bool symmem_sync_blocks(const SymmemGroup &
         __syncthreads();
     }
     block.epoch = symmem_epoch_after(block.epoch, 1);
-    bool good = block.broken == 0 || symmem_told(group, block.broken);
+    bool good = symmem_untold(group, block.broken, threadIdx.x == 0);
     for (symmem_u32 peer = threadIdx.x; good && peer < group.size; peer += blockDim.x) {
         if (peer != group.rank) {
             symmem_arrive<(HOW & SYMMEM_RELEASE) ? SYMMEM_ALWAYS : SYMMEM_ACROSS>(group, block, peer);
