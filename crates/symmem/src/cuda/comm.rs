@@ -16,7 +16,7 @@ use super::failures::default_limit;
 use super::gpu::{Gpu, StreamId};
 use super::graph::note_use;
 use super::layout::{GroupParameter, MAX_BLOCKS, MAX_RANKS, Pointers, pad_bytes};
-use super::mailbox::{Mailbox, RESYNC};
+use super::mailbox::{Mailbox, Note, RESYNC, TOLD};
 use super::order::Order;
 use super::placement::{
     Placed, check_apart, crowd, has_multicast, most_on_one, smallest_cache, smallest_if_unlike,
@@ -293,6 +293,22 @@ impl Comm {
     /// Whether none of this rank's kernels is under way.
     pub(super) fn is_idle(&self) -> Result<bool> {
         self.state().order.is_idle()
+    }
+
+    /// As a kernel that gives up: all ranks' kernels are told that this one does not take part in `op`.
+    pub(super) fn give_up(&self, op: &'static str) -> Result<()> {
+        let (rank, op) = (self.parameter.rank, op_code(op));
+        let note = Note { kind: TOLD, op, channel: 0, rank, ours: 0, theirs: 0 };
+        self.mailbox.iter().for_each(|mailbox| mailbox.note(&note));
+        let pads = self.parameter.pads.0.iter().copied().filter(|pad| *pad != 0);
+        let service = self.gpu.service()?;
+        self.gpu.call(|driver| {
+            for pad in pads {
+                // SAFETY: S3: the first word of a pad, which any rank may set at any time; S1: mapped as long as this.
+                unsafe { driver.memset32(pad, rank + 1, 1, service.raw()) }?;
+            }
+            driver.stream_synchronize(service.raw())
+        })
     }
 
     /// Makes this rank's pad what it was in the beginning, and those of memory likewise: addresses and words.

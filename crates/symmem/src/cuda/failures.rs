@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::comm::Comm;
 use super::gpu::Gpu;
-use super::mailbox::{Mailbox, Note, RESYNC};
+use super::mailbox::{Mailbox, Note, RESYNC, TOLD};
 use crate::error::{Error, Result};
 use crate::group::{DEFAULT_TIMEOUT, Group, Resync, describe, op_of, setting};
 use crate::symmetric::Handle;
@@ -164,7 +164,7 @@ fn error_of(group: &Group, during: &'static str, note: &Note) -> Error {
             ours: describe(note.ours, note.ours),
             theirs: describe(note.theirs, note.ours),
         },
-        4 => {
+        TOLD => {
             let reason = match note.theirs.checked_sub(1) {
                 Some(awaited) => format!("it waited in vain for rank {awaited}"),
                 None => "it could not finish an operation of the group".to_owned(),

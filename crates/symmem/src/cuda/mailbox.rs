@@ -13,6 +13,9 @@ use crate::sync::Ordering;
 /// What `poison` holds while the group's ranks put it back in step: kernels that wait give up.
 pub(super) const RESYNC: u32 = u32::MAX;
 
+/// The kind of a note that a peer has given up.
+pub(super) const TOLD: u32 = 4;
+
 /// What a kernel noted.
 pub(super) struct Note {
     pub(super) kind: u32,
@@ -90,6 +93,27 @@ impl Mailbox {
         let (from, to) = (0, RESYNC);
         let _ =
             self.words().poison.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Notes something as a kernel does, unless something is noted.
+    pub(super) fn note(&self, note: &Note) {
+        let words = self.words();
+        let (order, failed) = (Ordering::Acquire, Ordering::Relaxed);
+        if words.state.compare_exchange(0, 1, order, failed).is_err() {
+            return;
+        }
+        let Note { kind, op, channel, rank, ours, theirs } = *note;
+        for (word, value) in [
+            (&words.kind, kind),
+            (&words.op, op),
+            (&words.channel, channel),
+            (&words.rank, rank),
+            (&words.ours, ours),
+            (&words.theirs, theirs),
+        ] {
+            word.store(value, Ordering::Relaxed);
+        }
+        words.state.store(2, Ordering::Release);
     }
 
     /// Forgets everything but a lost rank.

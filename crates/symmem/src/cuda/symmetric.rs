@@ -311,6 +311,14 @@ impl<T: Element> Symmetric<T> {
         data
     }
 
+    /// For a caller that refuses a collective which its peers make: their kernels, which would wait, give up with
+    /// [`Error::PeerFailed`], which names this rank. All ranks then call [`Group::resync`]. Not while a graph is captured.
+    pub fn refuse(&self, op: &'static str) -> Result<()> {
+        self.group().check_free(op, &self.gpu)?;
+        self.comm.check_together(self.group(), op)?;
+        self.comm.give_up(op)
+    }
+
     /// Waits until all in `stream` is done, and says whether anything of this group failed, or of another on the device.
     pub fn synchronize(&self, stream: &Stream) -> Result<()> {
         let done = stream.synchronize();

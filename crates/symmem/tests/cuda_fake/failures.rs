@@ -192,6 +192,40 @@ fn a_group_that_is_gone_is_not_reported() {
     });
 }
 
+/// Only the root knows how long its output is.
+#[test]
+fn what_the_root_refuses_reaches_all_ranks() {
+    let drivers = super::drivers(3);
+    for driver in &drivers {
+        driver.kernel("barrier", &[GROUP], |_| ());
+    }
+    ranks(&drivers, |world, driver, gpu, stream| {
+        let mut x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
+        x.barrier(stream).unwrap();
+        let group = Group::of(&driver.launches().pop().unwrap());
+        let told = || load(group.pad(world.rank()));
+        let mut short = gpu.alloc::<f32>(world, 9).unwrap();
+        for gathers in [false, true] {
+            let made = if gathers {
+                x.gather(1, short.view_mut(), stream)
+            } else {
+                x.reduce(ReduceOp::Sum, 1, short.view_mut(), stream)
+            };
+            assert_eq!(made.is_err(), world.rank() == 1, "only the root looks at its output");
+            world.barrier().unwrap();
+            assert_eq!(told(), 2, "by rank 1");
+            if world.rank() == 1 {
+                assert!(matches!(made, Err(Error::Usage { rank: Some(1), .. })));
+                let e = stream.synchronize().unwrap_err();
+                assert!(matches!(e, Error::PeerFailed { rank: 1, .. }), "{e}");
+            }
+            world.resync().unwrap();
+            assert_eq!(told(), 0);
+            x.read(stream).unwrap();
+        }
+    });
+}
+
 /// Whether that matters is for kernels to find out: it may have come before it left.
 #[test]
 fn a_rank_that_leaves_in_order_is_no_failure_but_kernels_are_told() {
