@@ -27,10 +27,11 @@ extern "C" __constant__ symmem_u32 symmem_layout[] = {
 
 // ---- signals ----------------------------------------------------------------------------------------------------------
 
-// All ranks' blocks meet; what they wrote before is visible after.
+// Release and acquire: waits for all ranks' blocks; what was in their streams before is visible to what comes after. On one
+// device its beginning and its end order memory.
 KERNEL barrier(CONSTANT SymmemGroup group) {
     SymmemBlock block = symmem_begin(group, 1);
-    symmem_sync_blocks<SYMMEM_FIRST | SYMMEM_LAST>(group, block); // it writes nothing itself, and the kernels before it have ended
+    symmem_sync_blocks<SYMMEM_FIRST | SYMMEM_LAST>(group, block);
 }
 
 KERNEL put_signal(CONSTANT SymmemHandle handle, symmem_u32 to, symmem_u32 channel) {
@@ -57,7 +58,7 @@ KERNEL barrier_on_channel(CONSTANT SymmemHandle handle, symmem_u32 channel) {
 KERNEL put_value(CONSTANT SymmemHandle handle, symmem_u32 to, symmem_u32 word, symmem_u64 value) {
     symmem_after_earlier();
     if (threadIdx.x == 0 && blockIdx.x == 0) {
-        symmem_store64<true>(static_cast<symmem_u64 *>(handle.pads[to]) + word, value, handle.scope);
+        symmem_store64<SYMMEM_ALWAYS>(static_cast<symmem_u64 *>(handle.pads[to]) + word, value, handle.scope);
     }
 }
 
@@ -71,11 +72,11 @@ KERNEL wait_value(CONSTANT SymmemHandle handle, symmem_u32 from, symmem_u32 word
     const symmem_u64 *at = static_cast<const symmem_u64 *>(handle.pads[handle.rank]) + word;
     SymmemPatience patience;
     for (;;) {
-        symmem_u64 now = symmem_load64<true>(at, handle.scope);
+        symmem_u64 now = symmem_load64<SYMMEM_ALWAYS>(at, handle.scope);
         if (now == value || (least != 0 && now > value)) {
             return;
         }
-        if (symmem_u32 why = patience.spent(handle.timeout, handle.mailbox, handle.group_pads[handle.rank])) {
+        if (symmem_u32 why = patience.spent(handle.timeout, handle.mailbox, handle.group_pads[handle.rank], from)) {
             symmem_give_up(handle, why, word, from);
             return;
         }
@@ -90,8 +91,11 @@ __device__ __forceinline__ void between_meetings(const SymmemGroup &group, symme
     SymmemBlock block = symmem_begin(group, 2);
     if (symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
         Worker().each(copies, copy);
-        symmem_sync_blocks<SYMMEM_LAST>(group, block);
+        if (symmem_sync_blocks<SYMMEM_LAST>(group, block)) {
+            return;
+        }
     }
+    Worker().each(copies, copy, true);
 }
 
 // Each rank begins with its own part, so that they do not all read from one.
@@ -107,26 +111,26 @@ __device__ __forceinline__ const char *part(const SymmemPointers &parts, symmem_
 // `out` becomes all ranks' `bytes`, by rank.
 KERNEL all_gather(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *out, symmem_u64 first,
                   symmem_u64 bytes) {
-    between_meetings(group, group.size, [&](symmem_u64 copy, symmem_u64 thread, symmem_u64 threads) {
+    between_meetings(group, group.size, [&](symmem_u64 copy, symmem_u64 thread, symmem_u64 threads, bool ruins) {
         symmem_u32 peer = peer_of(group, copy);
-        copy_bytes(out + peer * bytes, part(parts, peer, first), bytes, thread, threads);
+        copy_bytes(out + peer * bytes, part(parts, peer, first), bytes, thread, threads, ruins);
     });
 }
 
 // `out` becomes the root's `bytes`. In place where `out` is this rank's part; the root's is left alone.
 KERNEL broadcast(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *out, symmem_u64 first,
                  symmem_u64 bytes, symmem_u32 root) {
-    between_meetings(group, 1, [&](symmem_u64, symmem_u64 thread, symmem_u64 threads) {
-        copy_bytes(out, part(parts, root, first), bytes, thread, threads);
+    between_meetings(group, 1, [&](symmem_u64, symmem_u64 thread, symmem_u64 threads, bool ruins) {
+        copy_bytes(out, part(parts, root, first), bytes, thread, threads, ruins);
     });
 }
 
 // Each part is a block of `bytes` for each rank; `out` becomes the blocks for this one, by rank.
 KERNEL all_to_all(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *out, symmem_u64 first,
                   symmem_u64 bytes) {
-    between_meetings(group, group.size, [&](symmem_u64 copy, symmem_u64 thread, symmem_u64 threads) {
+    between_meetings(group, group.size, [&](symmem_u64 copy, symmem_u64 thread, symmem_u64 threads, bool ruins) {
         symmem_u32 peer = peer_of(group, copy);
-        copy_bytes(out + peer * bytes, part(parts, peer, first + group.rank * bytes), bytes, thread, threads);
+        copy_bytes(out + peer * bytes, part(parts, peer, first + group.rank * bytes), bytes, thread, threads, ruins);
     });
 }
 
@@ -134,16 +138,16 @@ KERNEL all_to_all(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, cha
 KERNEL gather(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *out, symmem_u64 first,
               symmem_u64 bytes, symmem_u32 root) {
     symmem_u32 copies = group.rank == root ? group.size : 0;
-    between_meetings(group, copies, [&](symmem_u64 copy, symmem_u64 thread, symmem_u64 threads) {
+    between_meetings(group, copies, [&](symmem_u64 copy, symmem_u64 thread, symmem_u64 threads, bool ruins) {
         symmem_u32 peer = peer_of(group, copy);
-        copy_bytes(out + peer * bytes, part(parts, peer, first), bytes, thread, threads);
+        copy_bytes(out + peer * bytes, part(parts, peer, first), bytes, thread, threads, ruins);
     });
 }
 
 // The root's part is a block of `bytes` for each rank; `out` becomes that for this one.
 KERNEL scatter(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *out, symmem_u64 first,
                symmem_u64 bytes, symmem_u32 root) {
-    between_meetings(group, 1, [&](symmem_u64, symmem_u64 thread, symmem_u64 threads) {
-        copy_bytes(out, part(parts, root, first + group.rank * bytes), bytes, thread, threads);
+    between_meetings(group, 1, [&](symmem_u64, symmem_u64 thread, symmem_u64 threads, bool ruins) {
+        copy_bytes(out, part(parts, root, first + group.rank * bytes), bytes, thread, threads, ruins);
     });
 }

@@ -63,14 +63,16 @@ KERNEL multimem_all_reduce(CONSTANT SymmemGroup group, CONSTANT SymmemPointers p
     char *all = multicast + places.first + cut.head;
     symmem_u64 share = (cut.vectors + group.size - 1) / group.size;
     symmem_u64 from = least(share * group.rank, cut.vectors), to = least(from + share, cut.vectors);
-    if (!symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
-        return;
+    if (symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
+        each_sum(
+            from, to, [&](symmem_u64 v) { return all + 16 * v; },
+            [&](symmem_u64 v, const symmem_u32(&words)[4]) { multimem_store(all + 16 * v, words); });
+        reduce_loose(places, cut, group.rank, group.size, SUM);
+        if (symmem_sync_blocks<SYMMEM_LAST | SYMMEM_RELEASE>(group, block)) {
+            return;
+        }
     }
-    each_sum(
-        from, to, [&](symmem_u64 v) { return all + 16 * v; },
-        [&](symmem_u64 v, const symmem_u32(&words)[4]) { multimem_store(all + 16 * v, words); });
-    reduce_loose(places, cut, group.rank, group.size, SUM);
-    symmem_sync_blocks<SYMMEM_LAST | SYMMEM_RELEASE>(group, block);
+    ruin_own(group, parts, first, length, group.size, (symmem_u64)multicast ^ (symmem_u64)parts.at[0]);
 }
 
 // As `reduce_pull`: one-shot all-reduce, reduce-scatter and reduce.
@@ -82,17 +84,22 @@ KERNEL multimem_reduce_pull(CONSTANT SymmemGroup group, CONSTANT SymmemPointers 
     Stretch stretch = {rows > 1 ? row : bytes, rows > 1 ? pitch * Number::BYTES : bytes};
     Places<false> places = {parts, group.size, first * Number::BYTES, stretch, out};
     Cut cut(places.part(0, 0), places.apart() | ((symmem_u64)multicast ^ (symmem_u64)parts.at[0]), bytes);
-    if (!symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
-        return;
+    if (symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
+        if (active != 0) {
+            each_sum(
+                0, cut.vectors,
+                [&](symmem_u64 v) { return multicast + places.first + stretch.at(cut.head + 16 * v); },
+                [&](symmem_u64 v, const symmem_u32(&words)[4]) { store_vector(out + cut.head + 16 * v, words); });
+            reduce_loose(places, cut, 0, 1, SUM);
+        }
+        if (symmem_sync_blocks<SYMMEM_LAST>(group, block)) {
+            return;
+        }
     }
     if (active != 0) {
-        each_sum(
-            0, cut.vectors,
-            [&](symmem_u64 v) { return multicast + places.first + stretch.at(cut.head + 16 * v); },
-            [&](symmem_u64 v, const symmem_u32(&words)[4]) { store_vector(out + cut.head + 16 * v, words); });
-        reduce_loose(places, cut, 0, 1, SUM);
+        symmem_u64 apart = (symmem_u64)multicast ^ (symmem_u64)parts.at[0];
+        ruin_out(group, parts, out, first, rows, columns, pitch, apart);
     }
-    symmem_sync_blocks<SYMMEM_LAST>(group, block);
 }
 
 // As `reduce_tiles`, sums.
@@ -100,7 +107,7 @@ KERNEL multimem_reduce_tiles(CONSTANT SymmemGroup group, CONSTANT SymmemPointers
                              CONSTANT Tiles tiles) {
     SymmemBlock block = symmem_begin(group, 2);
     if (!symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
-        return;
+        return ruin_tiles(tiles, parts, group.size, (symmem_u64)multicast);
     }
     for (symmem_u32 number = 0; number < tiles.count; number++) {
         TileBytes tile(tiles, number);
@@ -114,7 +121,17 @@ KERNEL multimem_reduce_tiles(CONSTANT SymmemGroup group, CONSTANT SymmemPointers
             store_vector(to, words);
         });
     }
-    symmem_sync_blocks<SYMMEM_LAST>(group, block);
+    if (!symmem_sync_blocks<SYMMEM_LAST>(group, block)) {
+        ruin_tiles(tiles, parts, group.size, (symmem_u64)multicast);
+    }
+}
+
+// All ranks' `bytes` in this rank's part, by threads of the grid: which block would have stored what is not known here.
+static __device__ __noinline__ void ruin_all(const SymmemGroup &group, const SymmemPointers &parts, symmem_u64 first,
+                                             symmem_u64 bytes) {
+    char *to = static_cast<char *>(parts.at[group.rank]) + first;
+    Cut cut(to, 0, bytes * group.size);
+    ruin(to, cut.head, cut.vectors, cut.bytes, 1, 1, 1);
 }
 
 // Into all parts, by rank, from byte `first` on: the `bytes` at `in`, which this rank stores with all.
@@ -126,7 +143,7 @@ KERNEL multimem_all_gather(CONSTANT SymmemGroup group, CONSTANT SymmemPointers p
     symmem_u64 apart = (symmem_u64)all ^ (symmem_u64)in;
     Cut cut(in, apart, bytes);
     if (!symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
-        return;
+        return ruin_all(group, parts, first, bytes);
     }
     const symmem_u64 stride = threads_of_grid();
     symmem_u64 v = thread_of_grid();
@@ -139,8 +156,10 @@ KERNEL multimem_all_gather(CONSTANT SymmemGroup group, CONSTANT SymmemPointers p
     // The rest goes to each rank by itself: the switch takes no single bytes.
     for (symmem_u32 rank = 0; rank < group.size; rank++) {
         char *to = static_cast<char *>(parts.at[rank]) + begin;
-        copy_bytes(to, in, cut.head, thread_of_grid(), stride);
-        copy_bytes(to + cut.tail(), in + cut.tail(), bytes - cut.tail(), thread_of_grid(), stride);
+        copy_bytes(to, in, cut.head, thread_of_grid(), stride, false);
+        copy_bytes(to + cut.tail(), in + cut.tail(), bytes - cut.tail(), thread_of_grid(), stride, false);
     }
-    symmem_sync_blocks<SYMMEM_LAST | SYMMEM_RELEASE>(group, block);
+    if (!symmem_sync_blocks<SYMMEM_LAST | SYMMEM_RELEASE>(group, block)) {
+        ruin_all(group, parts, first, bytes);
+    }
 }

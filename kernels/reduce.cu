@@ -78,7 +78,7 @@ __device__ __forceinline__ bool receive_units(symmem_u32 (&units)[N][2], const c
         if (missing == 0xffffffff) {
             return true;
         }
-        if (symmem_u32 why = patience.spent(group.timeout, group.mailbox, pad)) {
+        if (symmem_u32 why = patience.spent(group.timeout, group.mailbox, pad, missing)) {
             return symmem_give_up(group, why, missing);
         }
     }
@@ -182,19 +182,32 @@ struct Rounds {
     }
 };
 
+// This thread's units of `out` from a round on, which could not be finished.
+static __device__ __noinline__ void ruin_units(char *out, symmem_u64 bytes, symmem_u32 round) {
+    const symmem_u32 ones[2] = {~0u, ~0u};
+    const Rounds rounds(bytes);
+#pragma unroll 1
+    for (; round < rounds.count; round++) {
+        symmem_u64 at = rounds.at(round);
+        if (at < bytes) {
+            store_unit(out + at, ones, bytes - at);
+        }
+    }
+}
+
 // The same block of all ranks meets; in the meantime `exchange(epoch)` by threads with `mine`, which waits for all ranks'
 // units. False on all threads of the block: failed, noted, and all ranks told.
 template <class F>
 __device__ __forceinline__ bool flagged_round(const SymmemGroup &group, SymmemBlock &block, bool mine, F exchange) {
-    bool good = block.broken == 0 || symmem_told(group, block);
+    bool good = symmem_untold(group, block.broken, threadIdx.x == 0);
     block.epoch = symmem_epoch_after(block.epoch, 1);
     if (good && threadIdx.x < group.size && threadIdx.x != group.rank) {
-        symmem_arrive<false>(group, block, threadIdx.x);
+        symmem_arrive<SYMMEM_NEVER>(group, block, threadIdx.x);
     }
     if (good && mine) {
         good = exchange(block.epoch);
     } else if (good && threadIdx.x < group.size && threadIdx.x != group.rank) {
-        good = symmem_await<false>(group, block, threadIdx.x); // data carries its flags
+        good = symmem_await<SYMMEM_NEVER>(group, block, threadIdx.x); // data carries its flags
     }
     return __syncthreads_and(good);
 }
@@ -240,7 +253,7 @@ KERNEL(256, 4) all_reduce_flagged(CONSTANT SymmemGroup group, const char *in, ch
             return take_unit(unit, group, epoch, (Op)op);
         };
         if (!flagged_round(group, block, at < bytes, exchange)) {
-            return;
+            return ruin_units(out, bytes, round);
         }
         if (at < bytes) {
             store_unit(out + at, unit, bytes - at);
@@ -262,7 +275,7 @@ KERNEL(256, 4) reduce_scatter_flagged(CONSTANT SymmemGroup group, const char *in
             return take_unit(unit, group, epoch, (Op)op);
         };
         if (!flagged_round(group, block, at < bytes, reduce)) {
-            return;
+            return ruin_units(out, bytes, round);
         }
         if (at < bytes) {
             store_unit(out + at, unit, bytes - at);
@@ -279,12 +292,15 @@ __device__ __forceinline__ void two_shot(const SymmemGroup &group, const SymmemP
     Places<true> places = {parts, group.size, first * Number::BYTES, {bytes, bytes}, nullptr};
     Cut cut(places.part(0, 0), places.apart(), bytes);
     SymmemBlock block = symmem_begin(group, 2);
-    if (!symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
-        return;
+    if (symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
+        reduce_vectors(places, cut, share, op);
+        reduce_loose(places, cut, group.rank, group.size, op);
+        if (symmem_sync_blocks<SYMMEM_LAST | SYMMEM_RELEASE>(group, block)) {
+            return;
+        }
     }
-    reduce_vectors(places, cut, share, op);
-    reduce_loose(places, cut, group.rank, group.size, op);
-    symmem_sync_blocks<SYMMEM_LAST | SYMMEM_RELEASE>(group, block);
+    // What peers' blocks of the same number would have stored here, or have not.
+    ruin_own(group, parts, first, length, stretches(share), 0);
 }
 
 // In place: elements `first..first + length` of all parts become their reduction. Each rank reduces its share of the
@@ -314,14 +330,18 @@ KERNEL(512, 2) reduce_pull(CONSTANT SymmemGroup group, CONSTANT SymmemPointers p
     Places<false> places = {parts, group.size, first * Number::BYTES, stretch, out};
     Cut cut(places.part(0, 0), places.apart(), bytes);
     SymmemBlock block = symmem_begin(group, 2);
-    if (!symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
-        return;
+    if (symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
+        if (active != 0) {
+            reduce_vectors(places, cut, Share{0, 1}, (Op)op);
+            reduce_loose(places, cut, 0, 1, (Op)op);
+        }
+        if (symmem_sync_blocks<SYMMEM_LAST>(group, block)) {
+            return;
+        }
     }
     if (active != 0) {
-        reduce_vectors(places, cut, Share{0, 1}, (Op)op);
-        reduce_loose(places, cut, 0, 1, (Op)op);
+        ruin_out(group, parts, out, first, rows, columns, pitch, 0);
     }
-    symmem_sync_blocks<SYMMEM_LAST>(group, block);
 }
 
 // In place, one-shot: every rank reduces everything, and stores what its threads hold in registers once the same block
@@ -335,7 +355,7 @@ KERNEL(512, 2) all_reduce_one_shot_in_place(CONSTANT SymmemGroup group, CONSTANT
     const symmem_u64 loose = cut.loose() / Number::BYTES, units = loose + cut.vectors;
     SymmemBlock block = symmem_begin(group, 1 + (symmem_u32)((units + threads_of_grid() - 1) / threads_of_grid()));
     if (!symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
-        return;
+        return ruin(own, cut.head, cut.vectors, bytes, Number::BYTES, 1, 1);
     }
     for (symmem_u64 base = 0; base < units; base += threads_of_grid()) {
         symmem_u64 unit = base + thread_of_grid();
@@ -348,7 +368,7 @@ KERNEL(512, 2) all_reduce_one_shot_in_place(CONSTANT SymmemGroup group, CONSTANT
             reduce_vector(vector, parts, group.size, begin + at, (Op)op);
         }
         if (!symmem_sync_blocks<0>(group, block)) {
-            return;
+            return ruin(own, cut.head, cut.vectors, bytes, Number::BYTES, 1, 1);
         }
         if (unit < loose) {
             store_bits<Number::BYTES>(own + at, element);

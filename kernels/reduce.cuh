@@ -82,6 +82,31 @@ struct TurningShare {
     symmem_u32 *drawn; // how many pieces this rank's blocks have drawn, 0 between kernels; or null
 };
 
+// What an in-place reduction leaves that could not finish, in this rank's own part: see `ruin`. `apart`: further bits in which
+// addresses differ. Everything is found anew, so that nothing has to be kept for it.
+static __device__ __noinline__ void ruin_own(const SymmemGroup &group, const SymmemPointers &parts, symmem_u64 first,
+                                             symmem_u64 length, symmem_u32 shares, symmem_u64 apart) {
+    const symmem_u64 bytes = length * Number::BYTES;
+    Places<true> places = {parts, group.size, first * Number::BYTES, {bytes, bytes}, nullptr};
+    Cut cut(places.part(0, 0), places.apart() | apart, bytes);
+    ruin(places.part(group.rank, 0), cut.head, cut.vectors, bytes, Number::BYTES, shares, group.size);
+}
+
+// Likewise an output in no part, of rows as `reduce_pull` has them.
+static __device__ __noinline__ void ruin_out(const SymmemGroup &group, const SymmemPointers &parts, char *out,
+                                             symmem_u64 first, symmem_u64 rows, symmem_u64 columns, symmem_u64 pitch,
+                                             symmem_u64 apart) {
+    const symmem_u64 row = columns * Number::BYTES, bytes = rows * row;
+    Stretch stretch = {rows > 1 ? row : bytes, rows > 1 ? pitch * Number::BYTES : bytes};
+    Places<false> places = {parts, group.size, first * Number::BYTES, stretch, out};
+    Cut cut(places.part(0, 0), places.apart() | apart, bytes);
+    ruin(out, cut.head, cut.vectors, bytes, Number::BYTES, 1, 1);
+}
+
+// How many stretches of vectors ranks have for themselves.
+__device__ __forceinline__ symmem_u32 stretches(const Share &share) { return share.of; }
+__device__ __forceinline__ symmem_u32 stretches(const TurningShare &) { return 1; }
+
 // What vectors are counted by. Those that are gone through in turns are at most 32 GiB, and registers are few.
 template <class S> struct Counted { typedef symmem_u64 By; };
 template <> struct Counted<TurningShare> { typedef symmem_u32 By; };

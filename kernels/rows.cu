@@ -6,7 +6,7 @@
 #define CONSTANT const __grid_constant__
 
 // A verdict other than 0 is where the numbers are wrong; all ranks come to the same, because each looks at all.
-enum Verdict : symmem_u32 { FITS, NEGATIVE, BEYOND_INPUT, BEYOND_OUTPUT };
+enum Verdict : symmem_u32 { FITS, NEGATIVE, BEYOND_INPUT, BEYOND_OUTPUT, FAILED };
 
 // More rows than any memory has: sums of such numbers do not wrap.
 const symmem_u64 TOO_MANY = 1ull << 48;
@@ -135,7 +135,7 @@ KERNEL all_to_all_v_plan(CONSTANT SymmemGroup group, CONSTANT SymmemPointers spl
     Planner planner = {group, plan, experts, table, in_rows, out_rows, align, &wrong};
     if (threadIdx.x == 0) {
         wrong = 0;
-        *plan.verdict = BEYOND_INPUT; // until found otherwise
+        *plan.verdict = FAILED; // until found otherwise
     }
     SymmemBlock block = symmem_begin(group, 1);
     if (!symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
@@ -173,23 +173,34 @@ KERNEL all_to_all_v_plan(CONSTANT SymmemGroup group, CONSTANT SymmemPointers spl
 }
 
 // After `all_to_all_v_plan` on the same stream, with the same words. `received` becomes the number of rows and then the
-// first row of each piece, as the plan has them.
+// first row of each piece, as the plan has them. Where ranks did not come to a plan, `out`, of `out_rows` rows, is ruined.
 KERNEL all_to_all_v(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *out, long long *received,
-                    symmem_u64 *words, symmem_u32 experts, symmem_u32 offsets, symmem_u64 row_bytes) {
+                    symmem_u64 *words, symmem_u32 experts, symmem_u32 offsets, symmem_u64 row_bytes,
+                    symmem_u64 out_rows) {
     Plan plan(words, group.size, experts);
     SymmemBlock block = symmem_begin(group, 1);
-    if (*plan.verdict == FITS && block.broken == 0) {
-        Worker().each(plan.pieces, [&](symmem_u64 piece, symmem_u64 thread, symmem_u64 threads) {
-            symmem_u64 source = offsets != 0 ? piece / experts : piece % group.size;
-            const char *from = static_cast<const char *>(parts.at[source]) + plan.from[piece] * row_bytes;
-            copy_bytes(out + plan.to[piece] * row_bytes, from, plan.rows[piece] * row_bytes, thread, threads);
-        });
+    auto fetch = [&](symmem_u64 piece, symmem_u64 thread, symmem_u64 threads, bool ruins) {
+        symmem_u64 source = offsets != 0 ? piece / experts : piece % group.size;
+        const char *from = static_cast<const char *>(parts.at[source]) + plan.from[piece] * row_bytes;
+        copy_bytes(out + plan.to[piece] * row_bytes, from, plan.rows[piece] * row_bytes, thread, threads, ruins);
+    };
+    const symmem_u64 verdict = *plan.verdict;
+    if (verdict == FITS && block.broken == 0) {
+        Worker().each(plan.pieces, fetch);
         for (symmem_u64 piece = thread_of_grid(); piece < plan.pieces; piece += threads_of_grid()) {
             received[piece] = (long long)plan.rows[piece];
             received[plan.pieces + piece] = (long long)plan.to[piece];
         }
     }
-    symmem_sync_blocks<SYMMEM_LAST>(group, block);
+    if (symmem_sync_blocks<SYMMEM_LAST>(group, block)) {
+        return;
+    }
+    if (verdict == FITS) {
+        Worker().each(plan.pieces, fetch, true);
+    } else if (verdict == FAILED) {
+        Cut cut(out, 0, out_rows * row_bytes);
+        ruin(out, cut.head, cut.vectors, cut.bytes, 1, 1, 1);
+    }
 }
 
 // ---- one dimension for another ----------------------------------------------------------------------------------------
@@ -199,15 +210,18 @@ KERNEL all_to_all_v(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, c
 KERNEL all_to_all_nd(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *out, symmem_u64 first,
                      symmem_u64 rows, symmem_u64 bytes, symmem_u64 pitch, symmem_u64 of_rank, symmem_u64 out_pitch) {
     SymmemBlock block = symmem_begin(group, 2);
-    if (!symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
-        return;
-    }
-    Worker().each(rows * group.size, [&](symmem_u64 copy, symmem_u64 thread, symmem_u64 threads) {
+    auto fetch = [&](symmem_u64 copy, symmem_u64 thread, symmem_u64 threads, bool ruins) {
         // Each rank begins with its own part, so that they do not all read from one.
         symmem_u64 number = copy / rows, row = copy - number * rows;
         symmem_u64 peer = (group.rank + number) % group.size;
         const char *from = static_cast<const char *>(parts.at[peer]) + first + row * pitch;
-        copy_bytes(out + peer * of_rank + row * out_pitch, from, bytes, thread, threads);
-    });
-    symmem_sync_blocks<SYMMEM_LAST>(group, block);
+        copy_bytes(out + peer * of_rank + row * out_pitch, from, bytes, thread, threads, ruins);
+    };
+    if (symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
+        Worker().each(rows * group.size, fetch);
+        if (symmem_sync_blocks<SYMMEM_LAST>(group, block)) {
+            return;
+        }
+    }
+    Worker().each(rows * group.size, fetch, true);
 }

@@ -23,6 +23,7 @@ typedef unsigned long long symmem_u64;
 #define SYMMEM_OTHER_CALL 3
 #define SYMMEM_TOLD 4
 #define SYMMEM_DOES_NOT_FIT 5
+#define SYMMEM_LEFT 6
 
 // Pinned host memory, one for each rank and group. The first failure is kept.
 //
@@ -38,14 +39,17 @@ struct SymmemMailbox {
     symmem_u32 op;      // SymmemGroup::op or SymmemHandle::op
     symmem_u32 channel; // block, or channel of the allocation's pad
     symmem_u32 rank;    // for whom it waited, or who told, or whose rows
+    // Digests of calls; or the limit in nanoseconds, the lower half first; or, in `theirs`, for whom the one waited that told
+    // this, and one.
     symmem_u32 ours, theirs;
+    symmem_u32 left[4]; // a bit for each rank that has left the job in order, from the host
 };
 
 // A group's own pads, on which blocks of built-in kernels meet. Passed by value.
 //
 // | bytes of a pad | what | written by |
 // |---|---|---|
-// | 0 | u32: not zero once the group has failed, failing rank + 1 | any rank |
+// | 0 | u32: not zero once the group has failed: failing rank + 1, and above the lowest byte for whom it waited, + 1 | any rank |
 // | 64 | u32: pieces of work that blocks have drawn, zero between kernels | this rank |
 // | 128 | u32[256]: epoch of each block | this rank |
 // | 4096 | u64[256][size]: epoch, and the call in the upper half, by block and source | block of the source |
@@ -89,10 +93,11 @@ struct SymmemPointers {
 #define SYMMEM_OFFSET(type, field) __builtin_offsetof(type, field)
 #endif
 #define SYMMEM_AT(type, field, bytes) static_assert(SYMMEM_OFFSET(type, field) == bytes, "layout of " #type)
-static_assert(sizeof(SymmemMailbox) == 32, "layout");
+static_assert(sizeof(SymmemMailbox) == 48, "layout");
 SYMMEM_AT(SymmemMailbox, state, 4);
 SYMMEM_AT(SymmemMailbox, rank, 20);
 SYMMEM_AT(SymmemMailbox, theirs, 28);
+SYMMEM_AT(SymmemMailbox, left, 32);
 static_assert(sizeof(SymmemGroup) == 616, "layout");
 SYMMEM_AT(SymmemGroup, call, 16);
 SYMMEM_AT(SymmemGroup, timeout, 24);
@@ -121,9 +126,15 @@ __device__ __forceinline__ void symmem_store_relaxed(void *word, symmem_u32 valu
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
 
-template <bool ACQUIRE> __device__ __forceinline__ symmem_u64 symmem_load64(const void *word, symmem_u32 scope) {
+// How the words by which blocks of different ranks synchronise order what is around them.
+#define SYMMEM_NEVER 0  // not at all
+#define SYMMEM_ACROSS 1 // where ranks are on different devices: on one, the beginnings and ends of kernels do
+#define SYMMEM_ALWAYS 2
+
+// Acquire, at device or system scope, as ORDER says.
+template <int ORDER> __device__ __forceinline__ symmem_u64 symmem_load64(const void *word, symmem_u32 scope) {
     symmem_u64 value;
-    if (!ACQUIRE) {
+    if (ORDER == SYMMEM_NEVER || (ORDER == SYMMEM_ACROSS && scope == SYMMEM_SCOPE_DEVICE)) {
         asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     } else if (scope == SYMMEM_SCOPE_DEVICE) {
         asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
@@ -133,9 +144,10 @@ template <bool ACQUIRE> __device__ __forceinline__ symmem_u64 symmem_load64(cons
     return value;
 }
 
-template <bool RELEASE>
+// Release, likewise.
+template <int ORDER>
 __device__ __forceinline__ void symmem_store64(void *word, symmem_u64 value, symmem_u32 scope) {
-    if (!RELEASE) {
+    if (ORDER == SYMMEM_NEVER || (ORDER == SYMMEM_ACROSS && scope == SYMMEM_SCOPE_DEVICE)) {
         asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
     } else if (scope == SYMMEM_SCOPE_DEVICE) {
         asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
@@ -147,9 +159,7 @@ __device__ __forceinline__ void symmem_store64(void *word, symmem_u64 value, sym
 __device__ __forceinline__ symmem_u32 symmem_swap_relaxed(void *word, symmem_u32 from, symmem_u32 to) {
     symmem_u32 old;
     asm volatile("atom.relaxed.sys.global.cas.b32 %0, [%1], %2, %3;"
-                 : "=r"(old)
-                 : "l"(word), "r"(from), "r"(to)
-                 : "memory");
+                 : "=r"(old) : "l"(word), "r"(from), "r"(to) : "memory");
     return old;
 }
 
@@ -158,14 +168,10 @@ __device__ __forceinline__ symmem_u32 symmem_swap_acquire(void *word, symmem_u32
     symmem_u32 old;
     if (scope == SYMMEM_SCOPE_DEVICE) {
         asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], %2, %3;"
-                     : "=r"(old)
-                     : "l"(word), "r"(from), "r"(to)
-                     : "memory");
+                     : "=r"(old) : "l"(word), "r"(from), "r"(to) : "memory");
     } else {
         asm volatile("atom.acquire.sys.global.cas.b32 %0, [%1], %2, %3;"
-                     : "=r"(old)
-                     : "l"(word), "r"(from), "r"(to)
-                     : "memory");
+                     : "=r"(old) : "l"(word), "r"(from), "r"(to) : "memory");
     }
     return old;
 }
@@ -198,7 +204,8 @@ __device__ __forceinline__ void symmem_after_earlier() {
 // What happens only on failure is not inlined: it would take registers from what happens always.
 #define SYMMEM_COLD static __device__ __noinline__
 
-// Release: the host that reads state 2 sees all fields. Writes a failure into the mailbox unless one lies there.
+// Release: the host that reads state 2 sees all fields, and peers what this thread told them. Writes a failure into the mailbox
+// unless one lies there.
 SYMMEM_COLD void symmem_note(SymmemMailbox *mailbox, symmem_u32 kind, symmem_u32 op, symmem_u32 channel,
                              symmem_u32 rank, symmem_u32 ours, symmem_u32 theirs) {
     if (mailbox == nullptr || symmem_swap_relaxed(&mailbox->state, 0, 1) != 0) {
@@ -214,17 +221,19 @@ SYMMEM_COLD void symmem_note(SymmemMailbox *mailbox, symmem_u32 kind, symmem_u32
     symmem_store_relaxed(&mailbox->state, 2);
 }
 
-// Orders nothing. Tells all ranks that this one has failed.
-SYMMEM_COLD void symmem_tell(void *const *group_pads, symmem_u32 size, symmem_u32 rank) {
+// Release: tells all ranks, this one included, whose later kernels return at once. Whoever sees what this rank writes
+// afterwards finds the word as well. `word` is as the pad has it.
+SYMMEM_COLD void symmem_tell(void *const *group_pads, symmem_u32 size, symmem_u32 word) {
 #pragma unroll 1
     for (symmem_u32 peer = 0; peer < size; peer++) {
-        symmem_store_relaxed(group_pads[peer], rank + 1);
+        symmem_store_relaxed(group_pads[peer], word);
     }
+    symmem_fence(SYMMEM_SCOPE_SYSTEM);
 }
 
-// Orders nothing. The reason to give up, and above the lowest byte who told; or 0.
+// Orders nothing. The reason to give up waiting for `rank`, and above the lowest byte who told or left; or 0.
 SYMMEM_COLD symmem_u32 symmem_consider(symmem_u64 since, symmem_u64 timeout, SymmemMailbox *mailbox,
-                                       const void *broken) {
+                                       const void *broken, symmem_u32 rank) {
     symmem_u32 told_by;
     if ((told_by = symmem_load_relaxed(broken)) != 0) {
         return SYMMEM_TOLD | told_by << 8;
@@ -232,22 +241,32 @@ SYMMEM_COLD symmem_u32 symmem_consider(symmem_u64 since, symmem_u64 timeout, Sym
     if (mailbox != nullptr && (told_by = symmem_load_relaxed(&mailbox->poison)) != 0) {
         return SYMMEM_POISONED | told_by << 8;
     }
+    if (mailbox != nullptr && (symmem_load_relaxed(&mailbox->left[rank / 32]) >> rank % 32 & 1) != 0) {
+        return SYMMEM_LEFT | (rank + 1) << 8;
+    }
     return timeout != 0 && symmem_now() - since >= timeout ? SYMMEM_TIMEOUT : 0;
 }
 
 // One wait. The clock starts after the first 16384 looks: until then a look costs a load and an addition.
 struct SymmemPatience {
-    symmem_u32 looks = 0;
+    symmem_u32 looks = 0; // the highest bit: the rank that is waited for has left
     symmem_u64 since = 0;
 
-    // Orders nothing. As `symmem_consider`, now and then.
-    __device__ __forceinline__ symmem_u32 spent(symmem_u64 timeout, SymmemMailbox *mailbox, const void *broken) {
+    // Orders nothing. As `symmem_consider`, now and then. What a rank does before it leaves is there before its host says
+    // so: the caller looks once more before it hears of that.
+    __device__ __forceinline__ symmem_u32 spent(symmem_u64 timeout, SymmemMailbox *mailbox, const void *broken,
+                                                symmem_u32 rank) {
         looks += 1;
         if (looks < (1u << 14) || (looks & 255) != 0) {
             return 0;
         }
         since = since == 0 ? symmem_now() : since;
-        return symmem_consider(since, timeout, mailbox, broken);
+        symmem_u32 why = symmem_consider(since, timeout, mailbox, broken, rank);
+        if ((why & 255) == SYMMEM_LEFT && (int)looks >= 0) {
+            looks |= 1u << 31;
+            return 0;
+        }
+        return why;
     }
 };
 
@@ -268,13 +287,26 @@ __device__ __forceinline__ symmem_u32 *symmem_signal(const SymmemHandle &handle,
     return static_cast<symmem_u32 *>(handle.pads[at]) + (symmem_u64)handle.size * channel + source;
 }
 
-// Orders nothing. Notes what `symmem_consider` said, and tells all ranks unless they know. Returns false.
+// Whom a failure is blamed on, by what `symmem_consider` said: who told, who is lost or left, or for whom it waited.
+__device__ __forceinline__ symmem_u32 symmem_blamed(symmem_u32 why, symmem_u32 waited_for) {
+    symmem_u32 kind = why & 255;
+    return kind == SYMMEM_TIMEOUT ? waited_for : (kind == SYMMEM_TOLD ? why >> 8 & 255 : why >> 8) - 1;
+}
+
+// What `rank` tells all others: itself, and on whom it blames the failure, if on one. What it was told it passes on, because
+// the one that told has perhaps not reached all yet.
+__device__ __forceinline__ symmem_u32 symmem_word(symmem_u32 rank, symmem_u32 kind, symmem_u32 blamed, symmem_u32 theirs) {
+    bool blames = kind == SYMMEM_TIMEOUT || kind == SYMMEM_LEFT || kind == SYMMEM_OTHER_CALL;
+    return kind == SYMMEM_TOLD ? (blamed + 1) | theirs << 8 : (rank + 1) | (blames ? (blamed + 1) << 8 : 0);
+}
+
+// Release. Tells all ranks what `symmem_consider` said, and then notes it, so that no host hears of it before its peers'
+// kernels can. Returns false.
 SYMMEM_COLD bool symmem_give_up(const SymmemHandle &handle, symmem_u32 why, symmem_u32 channel, symmem_u32 waited_for) {
-    symmem_u32 kind = why & 255, rank = kind == SYMMEM_TIMEOUT ? waited_for : (why >> 8) - 1;
-    symmem_note(handle.mailbox, kind, handle.op, channel, rank, 0, 0);
-    if (kind == SYMMEM_TIMEOUT) { // of a lost rank all hear from their own hosts
-        symmem_tell(handle.group_pads, handle.size, handle.rank);
-    }
+    symmem_u32 kind = why & 255, rank = symmem_blamed(why, waited_for);
+    symmem_u32 theirs = kind == SYMMEM_TOLD ? why >> 16 : (symmem_u32)(handle.timeout >> 32);
+    symmem_tell(handle.group_pads, handle.size, symmem_word(handle.rank, kind, rank, theirs));
+    symmem_note(handle.mailbox, kind, handle.op, channel, rank, (symmem_u32)handle.timeout, theirs);
     return false;
 }
 
@@ -285,7 +317,7 @@ __device__ inline bool symmem_put_signal(const SymmemHandle &handle, symmem_u32 
     symmem_fence(handle.scope);
     SymmemPatience patience;
     while (symmem_swap_relaxed(word, 0, 1) != 0) {
-        if (symmem_u32 why = patience.spent(handle.timeout, handle.mailbox, handle.group_pads[handle.rank])) {
+        if (symmem_u32 why = patience.spent(handle.timeout, handle.mailbox, handle.group_pads[handle.rank], to)) {
             return symmem_give_up(handle, why, channel, to);
         }
     }
@@ -298,7 +330,7 @@ __device__ inline bool symmem_wait_signal(const SymmemHandle &handle, symmem_u32
     symmem_u32 *word = symmem_signal(handle, handle.rank, from, channel);
     SymmemPatience patience;
     while (symmem_swap_acquire(word, 1, 0, handle.scope) != 1) {
-        if (symmem_u32 why = patience.spent(handle.timeout, handle.mailbox, handle.group_pads[handle.rank])) {
+        if (symmem_u32 why = patience.spent(handle.timeout, handle.mailbox, handle.group_pads[handle.rank], from)) {
             return symmem_give_up(handle, why, channel, from);
         }
     }
@@ -352,60 +384,59 @@ __device__ __forceinline__ symmem_u32 symmem_epoch_after(symmem_u32 epoch, symme
 
 // By all threads of a block, before anything else of this section, with the number of times that it will meet others if
 // all goes well. Acquire of what earlier kernels of the stream wrote, also where this one was launched before they had
-// ended.
+// ended: it touches no memory before that, the epoch included, which the kernel before it has written.
 //
-// The next kernel is let go at once, and reads the epoch before this one has ended: so it is written now, to be there by
-// then. Not before this one may begin, so that never more than two kernels of a stream are on the device.
+// Then the next kernel is let go at once: not before this one may begin, so that never more than two kernels of a stream are
+// on the device.
 __device__ __forceinline__ SymmemBlock symmem_begin(const SymmemGroup &group, symmem_u32 meetings) {
+    symmem_after_earlier();
     char *pad = symmem_own_pad(group), *epoch = pad + 128 + 4 * blockIdx.x;
     SymmemBlock block = {symmem_load_relaxed(epoch), symmem_load_relaxed(pad)};
     __syncthreads(); // all have read it
-    symmem_after_earlier();
     // By a thread of another warp than those that tell the peers, where there is one: this takes as long.
     if (threadIdx.x == blockDim.x - 1) {
-        symmem_store_relaxed(epoch, symmem_epoch_after(block.epoch, meetings));
 #if __CUDA_ARCH__ >= 900
-        symmem_fence(SYMMEM_SCOPE_DEVICE);
         asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+        symmem_store_relaxed(epoch, symmem_epoch_after(block.epoch, meetings));
     }
     return block;
 }
 
-// Orders nothing. Notes a failure and tells all ranks; those that were told are not told again. Returns false.
+// Release, as `symmem_give_up` of a handle. Tells all ranks and notes a failure. Returns false.
 SYMMEM_COLD bool symmem_fail(const SymmemGroup &group, symmem_u32 why, symmem_u32 rank, symmem_u32 theirs) {
-    symmem_note(group.mailbox, why, group.op, blockIdx.x, rank, why == SYMMEM_OTHER_CALL ? group.call : 0, theirs);
-    if (why != SYMMEM_TOLD && why != SYMMEM_POISONED) { // of a lost rank all hear from their own hosts
-        symmem_tell(group.pads, group.size, group.rank);
-    }
+    symmem_tell(group.pads, group.size, symmem_word(group.rank, why, rank, theirs));
+    symmem_u32 ours = why == SYMMEM_OTHER_CALL ? group.call : (symmem_u32)group.timeout;
+    theirs = why == SYMMEM_TIMEOUT ? (symmem_u32)(group.timeout >> 32) : theirs;
+    symmem_note(group.mailbox, why, group.op, blockIdx.x, rank, ours, theirs);
     return false;
 }
 
-// Orders nothing. Likewise, with what `symmem_consider` said.
-__device__ __forceinline__ bool symmem_give_up(const SymmemGroup &group, symmem_u32 why, symmem_u32 waited_for) {
-    return symmem_fail(group, why & 255, (why & 255) == SYMMEM_TIMEOUT ? waited_for : (why >> 8) - 1, 0);
+// Likewise, with what `symmem_consider` said.
+SYMMEM_COLD bool symmem_give_up(const SymmemGroup &group, symmem_u32 why, symmem_u32 waited_for) {
+    return symmem_fail(group, why & 255, symmem_blamed(why, waited_for), why >> 16);
 }
 
-// Orders nothing. Likewise, where the pad said so from the beginning.
-__device__ __forceinline__ bool symmem_told(const SymmemGroup &group, const SymmemBlock &block) {
-    return symmem_fail(group, SYMMEM_TOLD, block.broken - 1, 0);
+// Likewise by one thread, where the first word of the pad said so. True: it did not.
+__device__ __forceinline__ bool symmem_untold(const SymmemGroup &group, symmem_u32 broken, bool by_this) {
+    return broken == 0 || (by_this && symmem_give_up(group, SYMMEM_TOLD | broken << 8, 0));
 }
 
-// With RELEASE, release: tells block `blockIdx.x` of `peer` that this block has reached the epoch. Else orders nothing.
-template <bool RELEASE>
+// Release as ORDER says: tells block `blockIdx.x` of `peer` that this block has reached the epoch.
+template <int ORDER>
 __device__ __forceinline__ void symmem_arrive(const SymmemGroup &group, const SymmemBlock &block, symmem_u32 peer) {
     void *flag = static_cast<char *>(group.pads[peer]) + symmem_flag_at(group, group.rank);
-    symmem_store64<RELEASE>(flag, block.epoch | (symmem_u64)group.call << 32, group.scope);
+    symmem_store64<ORDER>(flag, block.epoch | (symmem_u64)group.call << 32, group.scope);
 }
 
-// With ACQUIRE, acquire: waits until block `blockIdx.x` of `peer` has reached the epoch in the same call. False: failed,
+// Acquire as ORDER says: waits until block `blockIdx.x` of `peer` has reached the epoch in the same call. False: failed,
 // noted, told.
-template <bool ACQUIRE>
+template <int ORDER>
 __device__ inline bool symmem_await(const SymmemGroup &group, const SymmemBlock &block, symmem_u32 peer) {
     char *pad = symmem_own_pad(group);
     SymmemPatience patience;
     for (;;) {
-        symmem_u64 flag = symmem_load64<ACQUIRE>(pad + symmem_flag_at(group, peer), group.scope);
+        symmem_u64 flag = symmem_load64<ORDER>(pad + symmem_flag_at(group, peer), group.scope);
         symmem_u32 ahead = (symmem_u32)flag - block.epoch;
         symmem_u32 theirs = (symmem_u32)(flag >> 32);
         if (ahead == 0 && theirs != group.call) {
@@ -414,19 +445,28 @@ __device__ inline bool symmem_await(const SymmemGroup &group, const SymmemBlock 
         if ((int)ahead >= 0) {
             return true;
         }
-        if (symmem_u32 why = patience.spent(group.timeout, group.mailbox, pad)) {
+        if (symmem_u32 why = patience.spent(group.timeout, group.mailbox, pad, peer)) {
             return symmem_give_up(group, why, peer);
         }
     }
 }
 
+// After the block has read what peers' memory holds: whether no rank has given up since, which may have changed it.
+// Acquire: what it has read was there before.
+__device__ __forceinline__ bool symmem_is_whole(const SymmemGroup &group) {
+    if (group.scope != SYMMEM_SCOPE_DEVICE) {
+        symmem_fence(SYMMEM_SCOPE_SYSTEM);
+    }
+    return symmem_untold(group, symmem_load_relaxed(symmem_own_pad(group)), true);
+}
+
 // How blocks meet.
 #define SYMMEM_RELEASE 1 // what they wrote in this kernel is for the others
 #define SYMMEM_FIRST 2   // before anything that peers' blocks must not overtake
-#define SYMMEM_LAST 4    // before the end of the kernel, which is an acquire for what follows it
+#define SYMMEM_LAST 4    // before the end of the kernel, which is an acquire for what follows it on the device
 
-// Acquire unless it is the LAST, and release with RELEASE: block `blockIdx.x` of all ranks meets. By all threads of the
-// block.
+// Waits for block `blockIdx.x` of all ranks. By all threads of the block. Between devices it is release and acquire, always. On
+// one device it is acquire unless it is the LAST, and release with RELEASE: docs/memory-model.md says why that is enough.
 //
 // With RELEASE, what any of these blocks wrote is visible to all of them. Without, only what earlier kernels on the
 // ranks' streams wrote, whose end is a release; and nobody leaves before all have read what they were to read. False on
@@ -436,14 +476,18 @@ template <int HOW> __device__ inline bool symmem_sync_blocks(const SymmemGroup &
         __syncthreads();
     }
     block.epoch = symmem_epoch_after(block.epoch, 1);
-    bool good = block.broken == 0 || symmem_told(group, block);
+    bool good = symmem_untold(group, block.broken, threadIdx.x == 0);
     for (symmem_u32 peer = threadIdx.x; good && peer < group.size; peer += blockDim.x) {
         if (peer != group.rank) {
-            symmem_arrive<(HOW & SYMMEM_RELEASE) != 0>(group, block, peer);
+            symmem_arrive<(HOW & SYMMEM_RELEASE) ? SYMMEM_ALWAYS : SYMMEM_ACROSS>(group, block, peer);
         }
     }
     for (symmem_u32 peer = threadIdx.x; good && peer < group.size; peer += blockDim.x) {
-        good = peer == group.rank || symmem_await<!(HOW & SYMMEM_LAST)>(group, block, peer);
+        if (peer != group.rank) {
+            good = symmem_await<(HOW & SYMMEM_LAST) ? SYMMEM_ACROSS : SYMMEM_ALWAYS>(group, block, peer);
+        } else if ((HOW & SYMMEM_LAST) && !(HOW & SYMMEM_FIRST)) {
+            good = symmem_is_whole(group);
+        }
     }
     return __syncthreads_and(good);
 }

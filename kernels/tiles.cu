@@ -10,7 +10,7 @@
 KERNEL reduce_tiles(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, CONSTANT Tiles tiles, symmem_u32 op) {
     SymmemBlock block = symmem_begin(group, 2);
     if (!symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
-        return;
+        return ruin_tiles(tiles, parts, group.size, 0);
     }
     for (symmem_u32 number = 0; number < tiles.count; number++) {
         TileBytes tile(tiles, number);
@@ -28,5 +28,7 @@ KERNEL reduce_tiles(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, C
             store_vector(to, words);
         });
     }
-    symmem_sync_blocks<SYMMEM_LAST>(group, block);
+    if (!symmem_sync_blocks<SYMMEM_LAST>(group, block)) {
+        ruin_tiles(tiles, parts, group.size, 0);
+    }
 }

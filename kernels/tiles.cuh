@@ -56,3 +56,18 @@ static __device__ __noinline__ void reduce_pieces(const TileBytes &tile, const S
         store_bits<Number::BYTES>(to, reduced_element(parts, size, from, op));
     });
 }
+
+// All of this rank's outputs, whose kernel could not finish: see `ruin`. `other` as of `is_even`.
+static __device__ __noinline__ void ruin_tiles(const Tiles &tiles, const SymmemPointers &parts, symmem_u32 size,
+                                               symmem_u64 other) {
+    const symmem_u32 ones[4] = {~0u, ~0u, ~0u, ~0u};
+#pragma unroll 1
+    for (symmem_u32 number = 0; number < tiles.count; number++) {
+        TileBytes tile(tiles, number);
+        if (tile.is_even(parts, size, other)) {
+            each_piece(tile, 16, [&](symmem_u64, char *to) { store_vector(to, ones); });
+        } else {
+            each_piece(tile, Number::BYTES, [](symmem_u64, char *to) { store_bits<Number::BYTES>(to, ~0ull); });
+        }
+    }
+}

@@ -64,3 +64,38 @@ struct Cut {
     // Where the loose byte number `i` lies.
     __device__ __forceinline__ symmem_u64 loose_at(symmem_u64 i) const { return i < head ? i : i + 16 * vectors; }
 };
+
+// ---- what a kernel leaves that could not finish ------------------------------------------------------------------------
+
+// Bytes of ones, by this thread: NaN in every floating-point type. Whoever reads an output without having asked whether its
+// kernel failed shall not find what was there before.
+//
+// `unit` bytes are an element. Vectors are those of a cut: this thread's of each of `shares` parts of them, and of `loose`
+// parts of the other elements, as `Share` and `reduce_loose` deal them out. What other blocks have finished stays.
+static __device__ __noinline__ void ruin(char *to, symmem_u64 head, symmem_u64 vectors, symmem_u64 bytes,
+                                         symmem_u32 unit, symmem_u32 shares, symmem_u32 loose) {
+    const symmem_u32 ones[4] = {~0u, ~0u, ~0u, ~0u};
+    symmem_u64 of_each = shares == 1 ? vectors : ((vectors + shares - 1) / shares + 31) / 32 * 32;
+#pragma unroll 1
+    for (symmem_u64 first = 0; first < vectors; first += of_each) {
+        symmem_u64 count = least(of_each, vectors - first);
+#pragma unroll 1
+        for (symmem_u64 i = thread_of_grid(); i < count; i += threads_of_grid()) {
+            store_vector(to + head + 16 * (first + i), ones);
+        }
+    }
+    symmem_u64 elements = (bytes - 16 * vectors) / unit, per_share = (elements + loose - 1) / loose;
+#pragma unroll 1
+    for (symmem_u64 first = 0; first < elements; first += per_share) {
+        symmem_u64 count = least(per_share, elements - first);
+#pragma unroll 1
+        for (symmem_u64 i = thread_of_grid(); i < count; i += threads_of_grid()) {
+            symmem_u64 at = (first + i) * unit;
+            at = at < head ? at : at + 16 * vectors;
+#pragma unroll 1
+            for (symmem_u32 byte = 0; byte < unit; byte++) {
+                store_bits<1>(to + at + byte, 0xff);
+            }
+        }
+    }
+}

@@ -100,11 +100,12 @@ if [ -n "$do_tests" ]; then
   # Without MPS, which ends the work of all its clients when one dies in the middle of a kernel.
   step "a rank that dies" 30 "$here/cuda-tests" --ignored --test-threads 1 dies
   step "a rank killed in its kernel" 60 "$here/cuda-tests" --ignored --test-threads 1 killed_in_its_kernel
+  step "a rank gone between replays" 90 "$here/cuda-tests" --ignored --test-threads 1 between_replays
 fi
 if start_mps; then
   [ -z "$do_tests" ] || shared "NCCL, 2 ranks" 60 "$here/nccl-tests" --ignored --test-threads 1 as_two_hosts
   for ranks in ${do_tests:+1 2 4 8}; do
-    SYMMEM_GPU_RANKS=$ranks tests "tests, $ranks ranks" 100 --skip dies --skip killed_in_its_kernel
+    SYMMEM_GPU_RANKS=$ranks tests "tests, $ranks ranks" 100 --skip dies --skip killed_in_its_kernel --skip between_replays
     [ "$ranks" -lt 8 ] || continue
     SYMMEM_GPU_RANKS=$ranks shared "NVSHMEM, $ranks ranks" 60 "$here/nvshmem-tests" --ignored --test-threads 1
     SYMMEM_GPU_RANKS=$ranks shared "memory of NCCL, $ranks ranks" 60 "$here/nccl-memory-tests" --ignored --test-threads 1
@@ -114,7 +115,7 @@ if start_mps; then
   done
 else
   [ -z "$do_tests" ] ||
-    SYMMEM_GPU_RANKS=1,2 tests "tests without MPS" 150 --skip dies --skip killed_in_its_kernel
+    SYMMEM_GPU_RANKS=1,2 tests "tests without MPS" 150 --skip dies --skip killed_in_its_kernel --skip between_replays
   note bench 0 "skipped: without MPS processes take turns of milliseconds"
 fi
 stop_mps

@@ -71,7 +71,8 @@ fn jobs() -> Vec<Job> {
         oldest: 90,
     });
     let newer_move = Job { oldest: 90, ..plain("move_90", "move.cu") };
-    let moves = [plain("move", "move.cu"), plain("rows", "rows.cu"), newer_move];
+    let litmus = plain("litmus", "litmus.cu");
+    let moves = [plain("move", "move.cu"), plain("rows", "rows.cu"), newer_move, litmus];
     moves.into_iter().chain(reduce).chain(newer).chain(tiles).chain(multimem).collect()
 }
 

@@ -19,6 +19,7 @@ mod cuda_fake {
     mod copy_engine;
     mod fabric;
     mod failing;
+    mod failures;
     mod launching;
     mod mailbox;
     mod memory;
@@ -27,6 +28,7 @@ mod cuda_fake {
     mod multimem;
     mod placement;
     mod pools;
+    mod ptx;
     mod replays;
     mod room;
     mod rows;

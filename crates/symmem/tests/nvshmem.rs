@@ -216,7 +216,8 @@ fn signals_in_vain_are_timeouts_on_the_heap_too() {
             // The first to give up tells the others.
             let told = matches!(&e, Error::Timeout { op: which, .. } if *which == op);
             assert!(told || matches!(e, Error::PeerFailed { .. }), "{e}");
-            x.barrier(stream).unwrap(); // puts the group in order
+            group.resync().unwrap();
+            x.barrier(stream).unwrap();
             x.synchronize(stream).unwrap();
         };
         x.wait_signal(next, 0, stream).unwrap();

@@ -14,7 +14,7 @@ use super::stream::{Place, Stream};
 use super::symmetric::{Symmetric, ViewMut};
 use crate::collectives::Algorithm;
 use crate::dtype::{DType, Element, ReduceOp};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::group::digest;
 
 /// Threads of a block that moves little, or much.
@@ -196,7 +196,7 @@ impl<T: Element> Symmetric<T> {
         self.group().check_rank(NAME, root)?;
         let (len, is_root) = (self.len(), self.group().rank() == root);
         if is_root {
-            self.check_out(NAME, len, out.len)?;
+            self.check_roots_out(NAME, len, out.len)?;
         }
         self.pull(NAME, op, out, (0, 1, len, len), is_root, stream)
     }
@@ -228,7 +228,7 @@ impl<T: Element> Symmetric<T> {
         const NAME: &str = "gather";
         self.group().check_rank(NAME, root)?;
         if self.group().rank() == root {
-            self.check_out(NAME, self.len() * self.group().size(), out.len)?;
+            self.check_roots_out(NAME, self.len() * self.group().size(), out.len)?;
         }
         self.moved(NAME, out.address, self.len(), Some(root), stream)
     }
@@ -422,6 +422,24 @@ impl<T: Element> Symmetric<T> {
 
     pub(super) fn check_out(&self, name: &'static str, expected: usize, got: usize) -> Result<()> {
         crate::collectives::check_len(self.group(), name, "an output", expected, got)
+    }
+
+    /// Likewise on the root alone: the others do not look at theirs, and would wait for it.
+    pub(super) fn check_roots_out(
+        &self,
+        name: &'static str,
+        expected: usize,
+        got: usize,
+    ) -> Result<()> {
+        self.check_out(name, expected, got).map_err(|e| self.refused(name, e))
+    }
+
+    /// Tells the other ranks of an error that they do not find by themselves.
+    pub(super) fn refused(&self, name: &'static str, error: Error) -> Error {
+        if let Err(e) = self.refuse(name) {
+            tracing::warn!("the other ranks wait for {name} in vain: {e}");
+        }
+        error
     }
 
     pub(super) fn check_operator(&self, name: &'static str, op: ReduceOp) -> Result<()> {

@@ -1,20 +1,22 @@
 //! What a group has on a device: pads on which kernels of all ranks meet, the mailbox in which they note what went wrong, and
 //! the order of what the group does there.
 //!
-//! A kernel that gives up notes why, tells all ranks, and returns; all later ones return at once. The host hands the error
-//! out once, on every rank; the call after that puts the pads in order together with the other ranks, and goes on.
+//! A kernel that gives up tells all ranks, notes why, and returns; all later ones return at once. On the host every call of
+//! the group is then that error, until all ranks have put the group back in step: see `failures`.
 #![allow(unsafe_code)] // S3 (addresses within the pads), S4
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::fabric;
-use super::gpu::Gpu;
+use super::failures::default_limit;
+use super::gpu::{Gpu, StreamId};
+use super::graph::note_use;
 use super::layout::{GroupParameter, MAX_BLOCKS, MAX_RANKS, Pointers, pad_bytes};
-use super::mailbox::Mailbox;
+use super::mailbox::{Mailbox, Note, RESYNC, TOLD};
 use super::order::Order;
 use super::placement::{
     Placed, check_apart, crowd, has_multicast, most_on_one, smallest_cache, smallest_if_unlike,
@@ -25,7 +27,7 @@ use crate::backend::Device;
 use crate::block::{Block, Mapping, Witness};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::group::{Group, describe, op_code, op_of};
+use crate::group::{Context, Group, WeakGroup, op_code};
 use crate::mesh::{Gone, Mourner, Subject};
 use crate::symmetric::Handle;
 use crate::sync::Ordering;
@@ -36,7 +38,11 @@ pub(super) const OP: &str = "rendezvous";
 
 /// A group on a device.
 pub(super) struct Comm {
-    gpu: Gpu,
+    me: Weak<Self>,
+    pub(super) gpu: Gpu,
+    /// Which keeps this.
+    pub(super) group: WeakGroup,
+    context: Weak<Context>,
     /// The most ranks of the group on one device: the same on all ranks.
     pub(super) neighbours: usize,
     /// The most ranks, of whatever group, that may have kernels on one device at once: likewise, for grids must be alike.
@@ -53,11 +59,17 @@ pub(super) struct Comm {
     apart: Option<usize>,
     parameter: GroupParameter,
     /// Always there, until this goes.
-    mailbox: Option<Mailbox>,
+    pub(super) mailbox: Option<Mailbox>,
     members: Vec<usize>,
     state: Mutex<State>,
-    /// A failure was handed out; the pads are not in order. Changed under the lock of `state`, and read without.
-    failed: AtomicBool,
+    /// A failure was handed out since the group was last in step.
+    pub(super) told: AtomicBool,
+    /// The caller has formed another group in its place: its failure is of no interest but to its own calls.
+    pub(super) replaced: AtomicBool,
+    /// Of waits in groups that have no limit of their own.
+    pub(super) default_limit: Duration,
+    /// This rank's signal pads of memory that the group uses: where, and how many words.
+    pub(super) signal_pads: Mutex<Vec<(Weak<Mapping>, u64, usize)>>,
     /// Not the handle, which would keep the group, which keeps this.
     _pads: Option<(Arc<Block>, Arc<Mapping>)>,
 }
@@ -93,7 +105,8 @@ impl Comm {
         }
         group.check_free(OP, gpu)?;
         // Whatever can fail on one rank alone comes before all agree to go on.
-        let (places, Own { block, mailbox, events }) = meet(group, gpu, Own::new(group, gpu))?;
+        let (places, own) = meet(group, gpu, Own::new(group, gpu))?;
+        let Own { block, mailbox, events, default_limit } = own;
         let (neighbours, crowd) = (most_on_one(&places), crowd(&places));
         let able: Vec<bool> = places.iter().map(|place| place.has_fabric).collect();
         let mapped = match apart {
@@ -112,8 +125,11 @@ impl Comm {
             mailbox: mailbox.memory.device,
             pads: Pointers::new(&handle.map(Handle::buffer_ptrs).unwrap_or_default()),
         };
-        let comm = Arc::new(Self {
+        let comm = Arc::new_cyclic(|me| Self {
+            me: me.clone(),
             gpu: gpu.clone(),
+            group: group.weak(),
+            context: Arc::downgrade(group.context()),
             neighbours,
             crowd,
             cache: smallest_cache(&places),
@@ -128,14 +144,20 @@ impl Comm {
                 order: Order::new(gpu, events),
                 replays: Replays::default(),
             }),
-            failed: AtomicBool::new(false),
+            told: AtomicBool::new(false),
+            replaced: AtomicBool::new(false),
+            default_limit,
+            signal_pads: Mutex::default(),
             _pads: handle.map(Handle::keep),
         });
         if let Some(handle) = handle {
             group.set_placement(Device::Cuda(gpu.number()), handle.number());
         }
-        let mourner: std::sync::Weak<Self> = Arc::downgrade(&comm);
+        let (mourner, hook): (Weak<Self>, Weak<Self>) = (comm.me.clone(), comm.me.clone());
         group.context().mesh.watch(mourner);
+        group.on_resync(hook);
+        gpu.replace_failed(group);
+        gpu.failures().watch(&comm);
         Ok(comm)
     }
 
@@ -182,9 +204,11 @@ impl Comm {
         self.check_together(group, op)?;
         self.check_stream(group, op, stream)?;
         let mut state = self.state();
-        self.check_in(&state, group, op, stream)?;
+        group.check_whole(op)?;
+        self.check(group, op)?;
+        note_use(&self.me);
         let place = state.order.after_last(group, op, stream)?;
-        let timeout = nanoseconds(group);
+        let timeout = self.limit(group);
         let group = GroupParameter { op: op_code(op), call, timeout, ..self.parameter };
         // Several processes' graphs a device takes up one after the other.
         let may = place.capture.is_none() && self.crowd <= 2;
@@ -200,7 +224,6 @@ impl Comm {
 
     /// Has `work` put something into `stream` that meets none of the group's kernels, and is not ordered with them.
     ///
-    /// It is no collective, so it cannot put the group in order after a failure, and is refused until one has.
     pub(super) fn beside(
         &self,
         group: &Group,
@@ -209,14 +232,10 @@ impl Comm {
         work: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         self.check_stream(group, op, stream)?;
-        let state = self.state();
         group.check_whole(op)?;
-        if self.has_failed() {
-            let expected = "a group in order, as its next collective makes it".to_owned();
-            return Err(group.usage(op, expected, "one that has failed".to_owned()));
-        }
-        self.take_failure(group, op)?;
-        drop(state);
+        self.check(group, op)?;
+        note_use(&self.me);
+        self.state().order.is_used(stream.id());
         work()
     }
 
@@ -239,87 +258,73 @@ impl Comm {
         Err(group.usage(op, expected, format!("one of {:?}", stream.gpu())))
     }
 
-    /// The error of a kernel that failed, if one did since the last call.
-    pub(super) fn check(&self, group: &Group, op: &'static str) -> Result<()> {
-        let _state = self.state();
-        if self.has_failed() { Ok(()) } else { self.take_failure(group, op) }
+    /// Whether something of the group failed on this device since it was last in step, or a rank of it was lost.
+    #[inline]
+    pub(super) fn has_failed(&self) -> bool {
+        self.mailbox.as_ref().is_some_and(Mailbox::is_marked)
     }
 
-    fn check_in(
-        &self,
-        state: &State,
-        group: &Group,
-        op: &'static str,
-        stream: &Stream,
-    ) -> Result<()> {
-        group.check_whole(op)?;
-        if self.has_failed() {
-            return self.recover(state, group, stream);
-        }
-        self.take_failure(group, op)
+    pub(super) fn has_lost_a_rank(&self) -> bool {
+        self.mailbox.as_ref().is_some_and(|mailbox| !matches!(mailbox.poison(), 0 | RESYNC))
     }
 
-    fn has_failed(&self) -> bool {
-        self.failed.load(Ordering::Relaxed)
+    pub(super) fn was_told(&self) -> bool {
+        self.told.load(Ordering::Relaxed)
     }
 
-    fn take_failure(&self, group: &Group, op: &'static str) -> Result<()> {
-        let Some(note) = self.mailbox.as_ref().and_then(Mailbox::read) else { return Ok(()) };
-        self.failed.store(true, Ordering::Relaxed);
-        group.check_whole(op)?; // a lost rank is the cause of whatever else happened
-        let during = op_of(note.op).unwrap_or(op);
-        let rank = note.rank as usize;
-        Err(match note.kind {
-            1 => Error::Timeout {
-                op: during,
-                channel: Some(note.channel as usize),
-                waiting_for: vec![rank],
-                after: Duration::from_nanos(nanoseconds(group)),
-                doing: Vec::new(),
-            },
-            2 => Error::PeerLost { rank, during, how: "its group is poisoned".into() },
-            3 => Error::Mismatch {
-                op: during,
-                what: "operation",
-                rank,
-                ours: describe(note.ours, note.ours),
-                theirs: describe(note.theirs, note.ours),
-            },
-            4 => {
-                let reason = "it could not finish an operation of the group".into();
-                Error::PeerFailed { op: during, rank, reason }
+    pub(super) fn is_replaced(&self) -> bool {
+        self.replaced.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn replace(&self) {
+        self.replaced.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it is of this rank of this world.
+    pub(super) fn is_of_world(&self, context: &Arc<Context>) -> bool {
+        std::ptr::eq(self.context.as_ptr(), Arc::as_ptr(context))
+    }
+
+    /// Kernels of the group go into this stream.
+    pub(super) fn is_used_in(&self, stream: StreamId) {
+        self.state().order.is_used(stream);
+    }
+
+    /// Whether none of this rank's kernels is under way.
+    pub(super) fn is_idle(&self) -> Result<bool> {
+        self.state().order.is_idle()
+    }
+
+    /// As a kernel that gives up: all ranks' kernels are told that this one does not take part in `op`.
+    pub(super) fn give_up(&self, op: &'static str) -> Result<()> {
+        let (rank, op) = (self.parameter.rank, op_code(op));
+        let note = Note { kind: TOLD, op, channel: 0, rank, ours: 0, theirs: 0 };
+        self.mailbox.iter().for_each(|mailbox| mailbox.note(&note));
+        let pads = self.parameter.pads.0.iter().copied().filter(|pad| *pad != 0);
+        let service = self.gpu.service()?;
+        self.gpu.call(|driver| {
+            for pad in pads {
+                // SAFETY: S3: the first word of a pad, which any rank may set at any time; S1: mapped as long as this.
+                unsafe { driver.memset32(pad, rank + 1, 1, service.raw()) }?;
             }
-            _ => {
-                let why = ["", "negative", "beyond the input", "beyond the output"];
-                let got = why.get(note.ours as usize).copied().unwrap_or_default();
-                group.usage(during, "rows that fit".into(), format!("rows of rank {rank} {got}"))
-            }
+            driver.stream_synchronize(service.raw())
         })
     }
 
-    /// Puts the pads in order, with all ranks: they are as new.
-    fn recover(&self, state: &State, group: &Group, stream: &Stream) -> Result<()> {
-        const OP: &str = "recover";
-        group.check_free(OP, &self.gpu)?;
-        let left = state.order.wait_for_all(stream);
-        exchange(group, OP, (), |_| left)?;
-        let done = self.renew_pad();
-        // Nobody meets on the pads before all of them are in order.
-        exchange(group, OP, (), |_| done)?;
-        self.failed.store(false, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Makes this rank's pad and mailbox what they were in the beginning.
-    fn renew_pad(&self) -> Result<()> {
+    /// Makes this rank's pad what it was in the beginning, and those of memory likewise: addresses and words.
+    pub(super) fn clear_pads(&self, others: &[(Arc<Mapping>, u64, usize)]) -> Result<()> {
+        if self.is_apart() {
+            return Ok(());
+        }
         let (service, words) = (self.gpu.service()?, pad_bytes(self.members.len()) / 4);
+        let others = others.iter().map(|(_, address, words)| (*address, *words));
         self.gpu.call(|driver| {
-            // SAFETY: S3: our own pad, on which nobody meets until all ranks have done this.
-            unsafe { driver.memset32(self.own_pad(), 0, words, service.raw()) }?;
+            for (address, words) in others.chain([(self.own_pad(), words)]) {
+                // SAFETY: S3: our own pads, which nobody uses until all ranks have done this; S1: mapped until then.
+                unsafe { driver.memset32(address, 0, words, service.raw()) }?;
+            }
             driver.stream_synchronize(service.raw())
-        })?;
-        self.mailbox.iter().for_each(Mailbox::clear);
-        Ok(())
+        })
     }
 
     fn own_pad(&self) -> u64 {
@@ -328,20 +333,20 @@ impl Comm {
 }
 
 impl Mourner for Comm {
-    fn gone(&self, world_rank: usize, gone: &Gone, _subject: Option<&Subject>) {
-        let rank = self.members.iter().position(|member| *member == world_rank);
-        if let Some(rank) = rank.filter(|_| !gone.left) {
-            let words = self.mailbox.iter().map(Mailbox::words);
-            words.for_each(|words| words.poison.store(rank as u32 + 1, Ordering::Relaxed));
+    fn gone(&self, world_rank: usize, gone: &Gone, subject: Option<&Subject>) {
+        if subject.is_some() {
+            return; // a group that is not formed, or not with this rank
         }
+        let rank = self.members.iter().position(|member| *member == world_rank);
+        let (Some(rank), Some(mailbox)) = (rank, &self.mailbox) else { return };
+        if gone.left { mailbox.mark_left(rank) } else { mailbox.mark_lost(rank) }
     }
 }
 
 impl Witness for Comm {
-    /// Not after a kernel gave up: its peers' may be late, and still at it. All are done when the pads are in order again.
+    /// Not after a kernel gave up: its peers' may be late, and still at it. All are done when the group is in step again.
     fn is_quiet(&self) -> bool {
-        let noted = self.mailbox.as_ref().is_some_and(|mailbox| mailbox.read().is_some());
-        !noted && !self.has_failed()
+        !self.has_failed()
     }
 }
 
@@ -359,13 +364,14 @@ struct Own {
     block: Arc<Block>,
     mailbox: Mailbox,
     events: [Event; 2],
+    default_limit: Duration,
 }
 
 impl Own {
     fn new(group: &Group, gpu: &Gpu) -> Result<Self> {
         let block = group.block_of::<u8>(Arc::new(gpu.clone()), pad_bytes(group.size()))?;
         let events = [Event::new(gpu)?, Event::new(gpu)?];
-        Ok(Self { block, mailbox: Mailbox::new(gpu)?, events })
+        Ok(Self { block, mailbox: Mailbox::new(gpu)?, events, default_limit: default_limit()? })
     }
 }
 
@@ -411,10 +417,4 @@ pub(crate) fn exchange<T: Serialize + DeserializeOwned, R>(
             part(all?)
         })
     })
-}
-
-/// The group's limit for a wait; 0 for ever.
-pub(super) fn nanoseconds(group: &Group) -> u64 {
-    let limit = group.deadline().remaining().unwrap_or(Duration::ZERO);
-    u64::try_from(limit.as_nanos()).unwrap_or(0)
 }

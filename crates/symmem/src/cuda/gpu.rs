@@ -9,6 +9,7 @@ use symmem_sys::cuda::{
 };
 
 use super::failed;
+use super::failures::Failures;
 use super::graph::is_capturing;
 use super::kernels::Kernels;
 use super::room::Room;
@@ -35,6 +36,7 @@ struct Inner {
     fabric: OnceLock<bool>,
     kernels: Kernels,
     room: Room,
+    failures: Failures,
     retired: Mutex<Retired>,
 }
 
@@ -148,6 +150,7 @@ impl Gpu {
             fabric: OnceLock::new(),
             kernels,
             room: Room::new(),
+            failures: Failures::default(),
             retired: Mutex::default(),
         });
         Ok(Self(inner, Source::Driver))
@@ -202,6 +205,10 @@ impl Gpu {
 
     pub(super) fn room(&self) -> &Room {
         &self.0.room
+    }
+
+    pub(super) fn failures(&self) -> &Failures {
+        &self.0.failures
     }
 
     pub(super) fn driver(&self) -> &dyn Driver {
@@ -308,6 +315,26 @@ impl Gpu {
                 }
                 (None, None) => driver.stream_query(stream.raw),
             })
+        })
+    }
+
+    /// Whether all is done in these streams, in those that are gone, and in those of somebody else. What is captured does not
+    /// run.
+    pub(super) fn are_idle(&self, streams: &[Stream]) -> Result<bool> {
+        let retired = self.retired();
+        let ends = retired.ends.iter().chain(retired.things.iter().flat_map(|(_, ends)| ends));
+        let mut streams = streams.iter().chain(&retired.foreign);
+        self.call(|driver| {
+            let is_idle = |stream: &Stream| {
+                Ok(driver.stream_capture(*stream)? != Capture::None
+                    || driver.stream_query(*stream)?)
+            };
+            for end in ends {
+                if !driver.event_query(*end)? {
+                    return Ok(false);
+                }
+            }
+            streams.try_fold(true, |idle, stream| Ok(idle && is_idle(stream)?))
         })
     }
 

@@ -1,21 +1,37 @@
 //! Work that is noted once and done many times.
 #![allow(unsafe_code)] // S4
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::sync::Weak;
 
 use symmem_sys::cuda::{self as sys, GraphExec};
 
+use super::comm::Comm;
 use super::stream::Stream;
 use crate::error::Result;
 
 thread_local! {
     /// How many captures this thread is in the middle of.
     static CAPTURES: Cell<usize> = const { Cell::new(0) };
+    /// The groups whose calls it has made since the first of them began.
+    static USED: RefCell<Vec<Weak<Comm>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Whether this thread is within [`Stream::capture`]: the driver ends a capture if its thread waits or allocates.
 pub(super) fn is_capturing() -> bool {
     CAPTURES.get() > 0
+}
+
+/// Notes, within a capture, a group whose kernels will run when the graph does.
+#[inline]
+pub(super) fn note_use(comm: &Weak<Comm>) {
+    if is_capturing() {
+        USED.with_borrow_mut(|used| {
+            if !used.iter().any(|known| known.ptr_eq(comm)) {
+                used.push(comm.clone());
+            }
+        });
+    }
 }
 
 /// Counts a capture, until it goes.
@@ -31,6 +47,9 @@ impl Capturing {
 impl Drop for Capturing {
     fn drop(&mut self) {
         CAPTURES.set(CAPTURES.get() - 1);
+        if CAPTURES.get() == 0 {
+            USED.take();
+        }
     }
 }
 
@@ -39,6 +58,8 @@ impl Drop for Capturing {
 pub struct Graph {
     exec: GraphExec,
     gpu: super::Gpu,
+    /// The groups whose calls it repeats.
+    groups: Vec<Weak<Comm>>,
 }
 
 impl Stream {
@@ -49,6 +70,7 @@ impl Stream {
         gpu.call(|driver| driver.capture_begin(self.raw()))?;
         let capturing = Capturing::new();
         let worked = work();
+        let groups = USED.with_borrow(Vec::clone);
         drop(capturing);
         let graph = gpu.call(|driver| driver.capture_end(self.raw()));
         let graph = match worked {
@@ -61,7 +83,7 @@ impl Stream {
         };
         let exec = gpu.call(|driver| driver.graph_instantiate(graph));
         destroy(gpu, graph);
-        Ok(Graph { exec: exec?, gpu: gpu.clone() })
+        Ok(Graph { exec: exec?, gpu: gpu.clone(), groups })
     }
 }
 
@@ -74,11 +96,27 @@ fn destroy(gpu: &super::Gpu, graph: sys::Graph) {
 }
 
 impl Graph {
-    /// Does all of it once, in `stream`.
+    /// Does all of it once, in `stream`. Where a group has failed whose calls it repeats, or any other on the device, that is
+    /// the error, and nothing is launched.
     ///
     /// # Safety
     /// Everything that the captured work touches is still there, and all ranks whose kernels it waits for launch theirs.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
+        const OP: &str = "launch";
+        for comm in self.groups.iter().filter_map(Weak::upgrade) {
+            comm.check_alone(OP)?;
+            comm.is_used_in(stream.id());
+        }
+        self.gpu.check_failures_in(OP)?;
+        // SAFETY: as the caller promises.
+        unsafe { self.replay(stream) }
+    }
+
+    /// Likewise, for a caller that has looked whether something failed.
+    ///
+    /// # Safety
+    /// See [`Graph::launch`].
+    pub(super) unsafe fn replay(&self, stream: &Stream) -> Result<()> {
         self.gpu.room().forget((stream.id(), None)); // of its kernels nothing is known here
         self.gpu.call(|driver| {
             // SAFETY: as the caller promises.

@@ -62,6 +62,7 @@ pub struct DeviceHandle {
 /// |---|---|---|
 /// | `poison` | the host | 0: fine; n+1: rank n is lost, and waits end |
 /// | `state` | kernels 0 → 1 → 2 (release), the host 2 → 0 | 0 empty, 1 being written, 2 written |
+/// | `left` | the host | a bit for each rank that has left in order: waits for it end |
 /// | others | the kernel that moved `state` to 1 | read by the host when `state` is 2 |
 #[repr(C)]
 pub(super) struct MailboxWords {
@@ -73,6 +74,7 @@ pub(super) struct MailboxWords {
     pub(super) rank: SharedWord,
     pub(super) ours: SharedWord,
     pub(super) theirs: SharedWord,
+    pub(super) left: [SharedWord; 4],
 }
 
 /// Bytes of the pad of a rank in a group of `size`.

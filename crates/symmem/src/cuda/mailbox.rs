@@ -10,6 +10,12 @@ use super::layout::MailboxWords;
 use crate::error::Result;
 use crate::sync::Ordering;
 
+/// What `poison` holds while the group's ranks put it back in step: kernels that wait give up.
+pub(super) const RESYNC: u32 = u32::MAX;
+
+/// The kind of a note that a peer has given up.
+pub(super) const TOLD: u32 = 4;
+
 /// What a kernel noted.
 pub(super) struct Note {
     pub(super) kind: u32,
@@ -35,6 +41,7 @@ impl Mailbox {
         let memory = gpu.call(|driver| driver.host_alloc(size_of::<MailboxWords>()))?;
         let mailbox = Self { gpu: gpu.clone(), memory };
         mailbox.words().poison.store(0, Ordering::Relaxed);
+        mailbox.words().left.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         mailbox.clear();
         Ok(mailbox)
     }
@@ -57,8 +64,63 @@ impl Mailbox {
         Some(Note { kind, op, channel, rank, ours, theirs })
     }
 
+    /// Whether a rank was lost, a kernel noted something, or the group is being put back in step.
+    #[inline]
+    pub(super) fn is_marked(&self) -> bool {
+        let words = self.words();
+        words.state.load(Ordering::Relaxed) != 0 || words.poison.load(Ordering::Relaxed) != 0
+    }
+
+    /// 0, the lost rank and one, or [`RESYNC`].
+    pub(super) fn poison(&self) -> u32 {
+        self.words().poison.load(Ordering::Relaxed)
+    }
+
+    /// Ends all waits of this rank's kernels: that of a lost rank is for good.
+    pub(super) fn mark_lost(&self, rank: usize) {
+        self.words().poison.store(rank as u32 + 1, Ordering::Relaxed);
+    }
+
+    /// Ends the waits of this rank's kernels for a rank that has left in order, once they find that it did not come before.
+    pub(super) fn mark_left(&self, rank: usize) {
+        if let Some(word) = self.words().left.get(rank / 32) {
+            word.fetch_or(1 << (rank % 32), Ordering::Release);
+        }
+    }
+
+    /// Ends all waits, until [`Mailbox::clear`].
+    pub(super) fn begin_resync(&self) {
+        let (from, to) = (0, RESYNC);
+        let _ =
+            self.words().poison.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Notes something as a kernel does, unless something is noted.
+    pub(super) fn note(&self, note: &Note) {
+        let words = self.words();
+        let (order, failed) = (Ordering::Acquire, Ordering::Relaxed);
+        if words.state.compare_exchange(0, 1, order, failed).is_err() {
+            return;
+        }
+        let Note { kind, op, channel, rank, ours, theirs } = *note;
+        for (word, value) in [
+            (&words.kind, kind),
+            (&words.op, op),
+            (&words.channel, channel),
+            (&words.rank, rank),
+            (&words.ours, ours),
+            (&words.theirs, theirs),
+        ] {
+            word.store(value, Ordering::Relaxed);
+        }
+        words.state.store(2, Ordering::Release);
+    }
+
+    /// Forgets everything but a lost rank.
     pub(super) fn clear(&self) {
-        self.words().state.store(0, Ordering::Release);
+        let words = self.words();
+        words.state.store(0, Ordering::Release);
+        let _ = words.poison.compare_exchange(RESYNC, 0, Ordering::Release, Ordering::Relaxed);
     }
 }
 

@@ -1,13 +1,14 @@
 //! Symmetric memory of NVIDIA devices, through the driver.
 //!
 //! Everything works in the device's primary context, which all libraries of a process share, and on the caller's streams.
-//! Nothing is synchronised but what is given back. Kernels never trap: what goes wrong in one is an [`Error`] at the
-//! next call on the group.
+//! Nothing is synchronised but what is given back. Kernels never trap: what goes wrong in one is an [`Error`] of every later
+//! call on the group, and of whatever takes results off the device, until all ranks call [`Group::resync`](crate::Group::resync).
 
 mod collectives;
 mod comm;
 mod copies;
 mod fabric;
+mod failures;
 mod gpu;
 mod graph;
 mod kernels;

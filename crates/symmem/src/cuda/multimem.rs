@@ -59,7 +59,7 @@ impl<T: Element> Symmetric<T> {
                 self.group().check_rank(NAME, root)?;
                 let (len, is_root) = (self.len(), self.group().rank() == root);
                 if is_root {
-                    self.check_out(NAME, len, out.len)?;
+                    self.check_roots_out(NAME, len, out.len)?;
                 }
                 self.multimem_pull(NAME, op, out, (0, 1, len, len), is_root, stream)
             }

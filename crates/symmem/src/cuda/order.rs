@@ -11,6 +11,8 @@ pub(super) struct Order {
     /// Of what runs, and of what captures have noted: what was noted last may never run, and is not behind what runs.
     ran: Trace,
     noted: Trace,
+    /// Where kernels of the group have been put, graphs of them included.
+    used: Vec<StreamId>,
 }
 
 /// The last kernel of a group.
@@ -25,12 +27,12 @@ struct Trace {
 impl Order {
     pub(super) fn new(gpu: &Gpu, events: [Event; 2]) -> Self {
         let [ran, noted] = events.map(|event| Trace { last: None, event, recorded: false });
-        Self { gpu: gpu.clone(), ran, noted }
+        Self { gpu: gpu.clone(), ran, noted, used: Vec::new() }
     }
 
     /// The device, and the last kernel of those that go to such a place.
     fn trace(&mut self, place: Place<'_>) -> (&Gpu, &mut Trace) {
-        let Self { gpu, ran, noted } = self;
+        let Self { gpu, ran, noted, .. } = self;
         (gpu, if place.capture.is_none() { ran } else { noted })
     }
 
@@ -61,6 +63,7 @@ impl Order {
             }
         }
         own.last = Some(now);
+        self.is_used(now.0);
         Ok(place)
     }
 
@@ -104,18 +107,24 @@ impl Order {
         trace.recorded = marked.inspect_err(|e| tracing::warn!("{e}")).is_ok();
     }
 
-    /// Waits until none of this rank's kernels is under way. Graphs are launched, as far as can be known, where they were
-    /// noted, or where the next call goes.
-    pub(super) fn wait_for_all(&self, next: &Stream) -> Result<()> {
-        let stream = |trace: &Trace| trace.last.map(|(stream, _)| stream);
-        let streams = [stream(&self.ran), stream(&self.noted), Some(next.id())];
-        for stream in streams.into_iter().flatten() {
-            if self.gpu.knows(stream) {
-                self.gpu.call(|driver| driver.stream_synchronize(stream.raw))?;
-            } else {
-                self.gpu.for_gone(|driver, end| driver.event_synchronize(end))?;
-            }
+    /// Notes that something of the group is in this stream.
+    #[inline]
+    pub(super) fn is_used(&mut self, stream: StreamId) {
+        if self.used.last() != Some(&stream) {
+            self.use_another(stream);
         }
-        Ok(())
+    }
+
+    fn use_another(&mut self, stream: StreamId) {
+        self.used.retain(|known| *known != stream && self.gpu.knows(*known));
+        self.used.push(stream);
+    }
+
+    /// Whether none of this rank's kernels is under way: in the streams that it was used in, in those that are gone, and in
+    /// those of somebody else, who may have launched a graph there.
+    pub(super) fn is_idle(&self) -> Result<bool> {
+        let used = self.used.iter().filter(|stream| self.gpu.knows(**stream));
+        let streams: Vec<_> = used.map(|stream| stream.raw).collect();
+        self.gpu.are_idle(&streams)
     }
 }

@@ -82,7 +82,7 @@ impl Replays {
         }
         match times {
             // SAFETY: the caller promises it of the kernel, which is all that there is in it.
-            Times::Noted(graph) => unsafe { graph.launch(place.stream) },
+            Times::Noted(graph) => unsafe { graph.replay(place.stream) },
             Times::Counted(_) | Times::Plain => launch(place),
         }
     }

@@ -198,6 +198,7 @@ impl Launch {
             self.experts,
             self.offsets,
             self.row_bytes,
+            self.out_rows,
         ];
         // SAFETY: the kernel's parameters in order; it moves what the plan found to lie within the parts and `out`.
         unsafe { x.launch(fetch, blocks, turn.place, list) }

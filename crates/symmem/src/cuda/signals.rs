@@ -1,13 +1,15 @@
 //! What one rank does alone in a stream: signals through an allocation's own pad, and puts, gets and fills of any rank's part.
 //!
 //! Nothing here is collective or ordered with the group's kernels in other streams. What fails in a stream is told as for
-//! collectives: at the next call on the group, or by `read` and `synchronize`.
+//! collectives: by every later call on the group, and by whatever takes results off the device.
 #![allow(unsafe_code)] // S1, S3: ranks, channels and ranges are checked here; S4
 
 use std::ffi::c_void;
+use std::time::Duration;
 
 use super::comm::out_of_reach;
 use super::kernels::parameters;
+use super::layout::DeviceHandle;
 use super::stream::Stream;
 use super::symmetric::{Symmetric, View, ViewMut};
 use crate::collectives::{fill_range, write_place};
@@ -39,23 +41,55 @@ impl<T: Element> Symmetric<T> {
     ///
     /// The stream waits while the last signal there is not taken. A rank may signal itself.
     pub fn put_signal(&self, to: usize, channel: usize, stream: &Stream) -> Result<()> {
-        self.signal("put_signal", to, channel, stream)
+        self.put_signal_within(to, channel, Duration::ZERO, stream)
+    }
+
+    /// As [`Symmetric::put_signal`], waiting for no longer than `limit`; 0 is the group's.
+    pub fn put_signal_within(
+        &self,
+        to: usize,
+        channel: usize,
+        limit: Duration,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.signal("put_signal", to, channel, limit, stream)
     }
 
     /// Acquire: has `stream` wait until rank `from` has set its word of `channel` in our pad, and clears it.
     pub fn wait_signal(&self, from: usize, channel: usize, stream: &Stream) -> Result<()> {
-        self.signal("wait_signal", from, channel, stream)
+        self.wait_signal_within(from, channel, Duration::ZERO, stream)
+    }
+
+    /// As [`Symmetric::wait_signal`], waiting for no longer than `limit`; 0 is the group's.
+    pub fn wait_signal_within(
+        &self,
+        from: usize,
+        channel: usize,
+        limit: Duration,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.signal("wait_signal", from, channel, limit, stream)
     }
 
     /// Release and acquire: signals to all ranks and from all ranks on `channel` of this memory's pad, in `stream`.
     ///
     /// After a failure it is not known which of the channel's words are set.
     pub fn barrier_on_channel(&self, channel: usize, stream: &Stream) -> Result<()> {
+        self.barrier_on_channel_within(channel, Duration::ZERO, stream)
+    }
+
+    /// As [`Symmetric::barrier_on_channel`], waiting for no longer than `limit`; 0 is the group's.
+    pub fn barrier_on_channel_within(
+        &self,
+        channel: usize,
+        limit: Duration,
+        stream: &Stream,
+    ) -> Result<()> {
         const NAME: &str = "barrier_on_channel";
         self.comm.check_together(self.group(), NAME)?;
         let mut channel = self.check_channel(NAME, channel)?;
         self.comm.beside(self.group(), NAME, stream, || {
-            let mut handle = self.device_handle_about(op_code(NAME));
+            let mut handle = self.handle_within(op_code(NAME), limit);
             let threads = handle.size.next_multiple_of(32);
             let list = parameters![handle, channel];
             // SAFETY: the kernel's parameters in order; it touches the words of a channel that all pads have.
@@ -170,16 +204,26 @@ impl<T: Element> Symmetric<T> {
         name: &'static str,
         peer: usize,
         channel: usize,
+        limit: Duration,
         stream: &Stream,
     ) -> Result<()> {
         self.check_reach(name, peer)?;
         let (mut peer, mut channel) = (peer as u32, self.check_channel(name, channel)?);
         self.comm.beside(self.group(), name, stream, || {
-            let mut handle = self.device_handle_about(op_code(name));
+            let mut handle = self.handle_within(op_code(name), limit);
             let list = parameters![handle, peer, channel];
             // SAFETY: the kernel's parameters in order; it touches one word, of a rank and a channel that there are.
             unsafe { self.launch_one(name, 32, stream, list) }
         })
+    }
+
+    /// What a kernel gets that waits for no longer than `limit`; 0 is the group's.
+    fn handle_within(&self, op: u32, limit: Duration) -> DeviceHandle {
+        let handle = self.device_handle_about(op);
+        if limit.is_zero() {
+            return handle;
+        }
+        DeviceHandle { timeout: u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX), ..handle }
     }
 
     /// Puts one block of the kernel `name` into `stream`.

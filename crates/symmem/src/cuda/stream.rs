@@ -60,17 +60,20 @@ impl Stream {
         self.id
     }
 
-    /// Waits until everything in it is done.
+    /// Waits until everything in it is done. Where a group on the device has failed, that is the error: see
+    /// [`Gpu::check_failures`].
     pub fn synchronize(&self) -> Result<()> {
-        self.check_runs("synchronize")?;
+        const OP: &str = "synchronize";
+        self.check_runs(OP)?;
         self.gpu.call(|driver| driver.stream_synchronize(self.raw()))?;
         self.gpu.collect();
-        Ok(())
+        self.gpu.check_failures_in(OP)
     }
 
-    /// Whether everything in it is done.
+    /// Whether everything in it is done; or the error of a group on the device, as [`Stream::synchronize`] gives it.
     pub fn is_idle(&self) -> Result<bool> {
-        self.gpu.call(|driver| driver.stream_query(self.raw()))
+        let is_idle = self.gpu.call(|driver| driver.stream_query(self.raw()))?;
+        self.gpu.check_failures_in("is_idle").map(|()| is_idle)
     }
 
     /// Refuses to wait where work is only noted, before the driver does so by ending the capture.

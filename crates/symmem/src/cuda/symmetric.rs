@@ -7,7 +7,7 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use super::comm::{Comm, nanoseconds};
+use super::comm::Comm;
 use super::gpu::Gpu;
 use super::layout::{DeviceHandle, Pointers};
 use super::stream::Stream;
@@ -93,6 +93,7 @@ impl<T: Element> Buffer<T> {
         }
         source.mapped(&handle)?;
         handle.set_witness(&comm);
+        comm.watch_pad(&handle);
         Ok(Symmetric::new(self.gpu.clone(), comm, handle, self.len))
     }
 
@@ -256,7 +257,7 @@ impl<T: Element> Symmetric<T> {
             channels: self.channels(),
             op,
             reserved: 0,
-            timeout: nanoseconds(group),
+            timeout: self.comm.limit(group),
             mailbox: self.comm.mailbox_address(),
             buffers: self.parts,
             pads: self.pads,
@@ -297,22 +298,32 @@ impl<T: Element> Symmetric<T> {
         Ok(self.scratch.as_ref().map_or(0, |scratch| scratch.view().address))
     }
 
-    /// Copies `data` to this rank's elements, and waits for it.
+    /// Copies `data` to this rank's elements, and waits for it; or the error of what failed before it.
     pub fn write(&mut self, data: &[T], stream: &Stream) -> Result<()> {
+        self.comm.check(self.group(), "write")?;
         upload(&self.gpu, self.own_mut(), data, stream)
     }
 
     /// This rank's elements, once all in `stream` is done; or the error of what failed in it.
     pub fn read(&self, stream: &Stream) -> Result<Vec<T>> {
-        let data = download(&self.gpu, self.view(), stream)?;
+        let data = download(&self.gpu, self.view(), stream);
         self.comm.check(self.group(), "read")?;
-        Ok(data)
+        data
     }
 
-    /// Waits until all in `stream` is done, and says whether anything of this group failed in it.
+    /// For a caller that refuses a collective which its peers make: their kernels, which would wait, give up with
+    /// [`Error::PeerFailed`], which names this rank. All ranks then call [`Group::resync`]. Not while a graph is captured.
+    pub fn refuse(&self, op: &'static str) -> Result<()> {
+        self.group().check_free(op, &self.gpu)?;
+        self.comm.check_together(self.group(), op)?;
+        self.comm.give_up(op)
+    }
+
+    /// Waits until all in `stream` is done, and says whether anything of this group failed, or of another on the device.
     pub fn synchronize(&self, stream: &Stream) -> Result<()> {
-        stream.synchronize()?;
-        self.comm.check(self.group(), "synchronize")
+        let done = stream.synchronize();
+        self.comm.check(self.group(), "synchronize")?;
+        done
     }
 }
 
@@ -329,7 +340,8 @@ pub(super) fn upload<T: Element>(
         // SAFETY: S3: as long as each other; `data` lives until the stream is empty.
         unsafe { driver.copy_to_device(to.address, from, bytes, stream.raw()) }?;
         driver.stream_synchronize(stream.raw())
-    })
+    })?;
+    gpu.check_failures_in("write")
 }
 
 fn download<T: Element>(gpu: &Gpu, from: View<'_, T>, stream: &Stream) -> Result<Vec<T>> {
@@ -341,6 +353,7 @@ fn download<T: Element>(gpu: &Gpu, from: View<'_, T>, stream: &Stream) -> Result
         unsafe { driver.copy_to_host(to, from.address, bytes, stream.raw()) }?;
         driver.stream_synchronize(stream.raw())
     })?;
+    gpu.check_failures_in("read")?;
     // SAFETY: so many elements have been written, and `Element`s have no invalid bits.
     unsafe { data.set_len(from.len) };
     Ok(data)

@@ -140,7 +140,8 @@ impl<T: Element> Symmetric<T> {
             let room = tile.extent(pitch).filter(|_| pitch >= tile.columns);
             if room.is_none_or(|room| room > out.view.len) {
                 let expected = format!("an output with room for {} rows {pitch} apart", tile.rows);
-                return Err(self.group().usage(name, expected, out.view.len.to_string()));
+                let e = self.group().usage(name, expected, out.view.len.to_string());
+                return Err(self.refused(name, e));
             }
             wanted.out_pitch = out.pitch.unwrap_or(0) as u64;
             wanted.push(&tile, out.view.address);
@@ -207,10 +208,11 @@ impl<T: Element> Symmetric<T> {
             let expected = format!("at most {MAX_TILES} blocks for each rank");
             return Err(group.usage(NAME, expected, most.to_string()));
         }
-        check_len(group, NAME, "outputs", tiles.len(), outs.len())?;
+        check_len(group, NAME, "outputs", tiles.len(), outs.len())
+            .map_err(|e| self.refused(NAME, e))?;
         let mut wanted = Tiles { pitch: pitch as u64, ..Tiles::default() };
         for (tile, out) in tiles.iter().zip(outs.iter()) {
-            self.check_out(NAME, tile.rows * tile.columns, out.len)?;
+            self.check_roots_out(NAME, tile.rows * tile.columns, out.len)?;
             wanted.push(tile, out.address);
         }
         let shape = [rows, columns, pitch, dim].into_iter();

@@ -44,6 +44,11 @@ impl Group {
         Ok(made)
     }
 
+    /// Whether survivors of a broken group made it by [`Group::shrink`].
+    pub(crate) fn is_of_survivors(&self) -> bool {
+        self.0.plan.root.is_some()
+    }
+
     /// The number of the rendezvous that placed the ranks, for this rank on `device`; the same on all ranks then.
     pub(crate) fn placement(&self, device: Device) -> Option<u64> {
         self.placements().get(&device).copied()

@@ -30,6 +30,7 @@ pub(crate) use conversation::Conversation;
 pub(crate) use resync::Resync;
 pub(crate) use sequence::{Running, Ticket};
 pub(crate) use staging::{STAGE, Staging};
+pub(crate) use world::{DEFAULT_TIMEOUT, setting};
 
 use crate::backend::{Backend, Device};
 use crate::dtype::Order;

@@ -16,7 +16,7 @@ use crate::mesh::{Bootstrap, Mesh, connect};
 use crate::store::{MemoryStore, SharedStore, TcpServer, TcpStore};
 use crate::sync::Deadline;
 
-const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
+pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// All ranks of a job: a [`Group`] like any other, to which it dereferences.
 #[derive(Clone, Debug)]
@@ -259,7 +259,7 @@ impl Drop for Unstarted {
 }
 
 /// A number from the environment.
-fn setting<T: std::str::FromStr + PartialOrd + Default>(
+pub(crate) fn setting<T: std::str::FromStr + PartialOrd + Default>(
     name: &str,
     unit: &str,
 ) -> Result<Option<T>> {

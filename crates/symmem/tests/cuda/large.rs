@@ -90,6 +90,7 @@ fn a_rank_that_does_not_come_to_much_is_a_timeout_and_the_next_call_works() {
                 }
                 world.barrier().unwrap();
             }
+            group.resync().unwrap();
         }
         x.write(&vec![1.0; len], stream).unwrap();
         world.barrier().unwrap();

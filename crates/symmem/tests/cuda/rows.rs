@@ -145,7 +145,7 @@ fn rows_that_do_not_fit_are_refused_by_every_rank_of_a_device() {
             let text = e.to_string();
             let named = |rank: &usize| text.contains(&format!("rows of rank {rank} "));
             assert!(why.iter().any(named), "{rows} rows: {text}");
-            world.barrier().unwrap();
+            world.resync().unwrap();
         }
         assert_eq!(out.read(stream).unwrap(), vec![9.0; 2 * n], "nothing is written");
         assert_eq!(received.read(stream).unwrap(), vec![UNTOUCHED; 2 * n]);

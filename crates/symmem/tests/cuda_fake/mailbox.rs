@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use symmem::Error;
-use symmem::cuda::Gpu;
-use symmem_sys::cuda::code;
+use symmem::cuda::{Gpu, Stream};
 use symmem_sys::cuda::fake::Fake;
+use symmem_sys::cuda::{Devices, Streams, code};
 use symmem_testing::{Ranks, die, test_name};
 
 use super::{GROUP, Group, drivers, load, ranks, word};
@@ -75,22 +75,40 @@ fn check_in_order(group: &Group) {
     }
 }
 
-fn fail_and_recover(note: Note, check: impl Fn(Error) + Sync) {
+fn fail_and_resync(note: Note, check: impl Fn(Error) + Sync) {
     let drivers = drivers(2);
     let notes = noting(&drivers);
-    ranks(&drivers, |world, _, gpu, stream| {
-        let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
-        for by_synchronize in [false, true] {
+    ranks(&drivers, |world, driver, gpu, stream| {
+        let mut x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
+        let y = gpu.alloc::<f32>(world, 10).unwrap();
+        let graph = stream.capture(|| x.barrier(stream)).unwrap();
+        for round in 0..2 {
             world.barrier().unwrap();
             *notes[world.rank()].lock().unwrap() = Some(note);
-            x.barrier(stream).unwrap();
+            // SAFETY: the memory is there, and both ranks launch theirs.
+            let launch = || unsafe { graph.launch(stream) };
+            if round == 0 { x.barrier(stream) } else { launch() }.unwrap();
             world.barrier().unwrap();
-            let told = if by_synchronize { x.synchronize(stream) } else { x.barrier(stream) };
-            check(told.unwrap_err());
-            x.synchronize(stream).unwrap(); // told once
-            world.barrier().unwrap();
+            let launched = driver.launches().len();
+            for _ in 0..3 {
+                check(launch().unwrap_err());
+                check(x.barrier(stream).unwrap_err());
+                check(x.put_signal(0, 0, stream).unwrap_err());
+                check(x.synchronize(stream).unwrap_err());
+                check(x.read(stream).unwrap_err());
+                check(x.write(&[0.0; 10], stream).unwrap_err());
+                check(y.read(stream).unwrap_err());
+                check(stream.synchronize().unwrap_err());
+                check(stream.is_idle().unwrap_err());
+                check(gpu.check_failures().unwrap_err());
+            }
+            assert_eq!(driver.launches().len(), launched, "nothing is launched after a failure");
+            world.resync().unwrap();
+            gpu.check_failures().unwrap();
+            launch().unwrap();
             x.barrier(stream).unwrap();
             x.synchronize(stream).unwrap();
+            y.read(stream).unwrap();
         }
         world.barrier().unwrap();
     });
@@ -98,9 +116,10 @@ fn fail_and_recover(note: Note, check: impl Fn(Error) + Sync) {
 
 #[test]
 fn a_kernel_that_waits_in_vain_is_a_timeout() {
-    fail_and_recover([1, 1, 9, 1, 0, 0], |e| match e {
-        Error::Timeout { op: "all_reduce", channel: Some(9), waiting_for, .. } => {
-            assert_eq!(waiting_for, [1]);
+    // The limit that it waited for, in nanoseconds.
+    fail_and_resync([1, 1, 9, 1, 7, 2], |e| match e {
+        Error::Timeout { op: "all_reduce", channel: Some(9), waiting_for, after, .. } => {
+            assert_eq!((waiting_for, after), (vec![1], Duration::from_nanos((2 << 32) + 7)));
         }
         other => panic!("{other:?}"),
     });
@@ -108,7 +127,7 @@ fn a_kernel_that_waits_in_vain_is_a_timeout() {
 
 #[test]
 fn a_kernel_of_a_poisoned_group_names_the_lost_rank() {
-    fail_and_recover([2, 4, 0, 1, 0, 0], |e| {
+    fail_and_resync([2, 4, 0, 1, 0, 0], |e| {
         assert!(matches!(e, Error::PeerLost { rank: 1, during: "all_gather", .. }), "{e:?}");
     });
 }
@@ -116,7 +135,7 @@ fn a_kernel_of_a_poisoned_group_names_the_lost_rank() {
 #[test]
 fn a_kernel_that_meets_another_call_is_a_mismatch() {
     let (broadcast, all_reduce) = (5 << 25 | 1 << 21 | 0xabc, 1 << 25 | 3 << 21 | 0xdef);
-    fail_and_recover([3, 5, 0, 1, broadcast, all_reduce], |e| {
+    fail_and_resync([3, 5, 0, 1, broadcast, all_reduce], |e| {
         assert!(matches!(e, Error::Mismatch { op: "broadcast", rank: 1, .. }), "{e:?}");
         let how = "here broadcast of f32, on rank 1 all_reduce of bf16";
         assert!(e.to_string().ends_with(how), "{e}");
@@ -125,14 +144,24 @@ fn a_kernel_that_meets_another_call_is_a_mismatch() {
 
 #[test]
 fn a_kernel_that_is_told_by_a_peer_names_it() {
-    fail_and_recover([4, 0, 0, 1, 0, 0], |e| {
+    fail_and_resync([4, 0, 0, 1, 0, 0], |e| {
         assert!(matches!(e, Error::PeerFailed { op: "barrier", rank: 1, .. }), "{e:?}");
     });
 }
 
 #[test]
+fn a_kernel_that_is_told_says_for_whom_the_other_waited() {
+    fail_and_resync([4, 0, 0, 1, 0, 3], |e| match e {
+        Error::PeerFailed { rank: 1, reason, .. } => {
+            assert!(reason.starts_with("it waited in vain for rank 2"), "{reason}");
+        }
+        other => panic!("{other:?}"),
+    });
+}
+
+#[test]
 fn a_kernel_that_finds_rows_that_do_not_fit_is_a_usage_error() {
-    fail_and_recover([5, 7, 0, 1, 2, 0], |e| {
+    fail_and_resync([5, 7, 0, 1, 2, 0], |e| {
         assert!(matches!(e, Error::Usage { op: "all_to_all_v", .. }), "{e:?}");
         assert!(e.to_string().contains("rows of rank 1 beyond the input"), "{e}");
     });
@@ -140,8 +169,8 @@ fn a_kernel_that_finds_rows_that_do_not_fit_is_a_usage_error() {
 
 #[test]
 fn a_kernel_of_the_callers_own_is_told_as_such() {
-    fail_and_recover([4, u32::MAX, 0, 0, 0, 0], |e| {
-        assert!(matches!(e, Error::PeerFailed { op: "barrier" | "synchronize", .. }), "{e:?}");
+    fail_and_resync([4, u32::MAX, 0, 0, 0, 0], |e| {
+        assert!(matches!(e, Error::PeerFailed { rank: 0, .. }), "{e:?}");
     });
 }
 
@@ -157,20 +186,19 @@ fn the_error_survives_a_stream_that_goes() {
         drop(other);
         world.barrier().unwrap();
         x.barrier(stream).unwrap_err();
-        world.barrier().unwrap();
+        world.resync().unwrap();
         x.barrier(stream).unwrap();
         world.barrier().unwrap();
     });
 }
 
 #[test]
-fn a_recovery_that_fails_on_one_rank_fails_on_all_and_can_be_tried_again() {
+fn a_resync_that_fails_on_one_rank_is_tried_again_there_while_the_others_wait() {
     for (call, nth) in [
-        ("cuStreamSynchronize", 1),
-        ("cuStreamSynchronize", 2),
+        ("cuStreamQuery", 1),
         ("cuStreamCreate", 1),
         ("cuMemsetD32Async", 1),
-        ("cuStreamSynchronize", 3),
+        ("cuStreamSynchronize", 1),
     ] {
         let drivers = drivers(2);
         let notes = noting(&drivers);
@@ -182,40 +210,48 @@ fn a_recovery_that_fails_on_one_rank_fails_on_all_and_can_be_tried_again() {
             x.barrier(stream).unwrap_err();
             if world.rank() == 1 {
                 driver.fail(call, nth, code::UNKNOWN);
+                let e = world.resync().unwrap_err();
+                assert!(e.to_string().contains(call), "{call} {nth}: {e}");
             }
-            let e = x.barrier(stream).unwrap_err();
-            assert!(e.to_string().contains(call), "{call} {nth}: {e}");
+            world.resync().unwrap();
             x.barrier(stream).unwrap();
+            x.synchronize(stream).unwrap();
             world.barrier().unwrap();
         });
     }
 }
 
-/// Graphs may still have kernels where they were noted, and where the caller is.
+/// Graphs may still have kernels where they were launched, and somebody else's streams may hold any of them.
 #[test]
-fn a_recovery_waits_for_what_graphs_may_do() {
-    let drivers = drivers(1);
-    let notes = noting(&drivers);
-    ranks(&drivers, |world, driver, gpu, a| {
-        let [b, c] = [gpu.stream().unwrap(), gpu.stream().unwrap()];
+fn a_resync_waits_for_all_streams_of_the_group_and_for_no_other() {
+    ranks(&drivers(1), |world, driver, gpu, a| {
+        let [b, c, unused] = [(); 3].map(|()| gpu.stream().unwrap());
+        let device = driver.device(0).unwrap();
+        driver.context_push(driver.context_retain(device).unwrap()).unwrap();
+        let foreign = driver.stream_create().unwrap();
+        driver.context_pop().unwrap();
         let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(world).unwrap();
-        drop(b.capture(|| x.barrier(&b)).unwrap());
-        *notes[0].lock().unwrap() = Some([4, 0, 0, 0, 0, 0]);
+        let graph = b.capture(|| x.barrier(&b)).unwrap();
         x.barrier(a).unwrap();
-        x.barrier(&c).unwrap_err();
-        let before = driver.calls("cuStreamSynchronize");
-        x.barrier(&c).unwrap();
-        assert_eq!(
-            driver.calls("cuStreamSynchronize") - before,
-            4,
-            "a, b, c, and that of the pads"
-        );
+        // SAFETY: the memory is there, and no other rank takes part.
+        unsafe { graph.launch(&c) }.unwrap();
+        // SAFETY: a stream of this device, which lives for longer.
+        let known = unsafe { Stream::from_raw(gpu, foreign.raw()) };
+        let before = driver.calls("cuStreamQuery");
+        world.resync().unwrap();
+        let queries = driver.calls("cuStreamQuery") - before;
+        assert_eq!(queries, 5, "a, b, c, the foreign one, and what clears the pads when it goes");
+        drop((known, unused));
+        // SAFETY: the test's own, and not used again.
+        unsafe { driver.stream_destroy(foreign) }.unwrap();
+        // SAFETY: likewise.
+        unsafe { driver.context_release(device) }.unwrap();
     });
 }
 
 /// It waits for the device.
 #[test]
-fn a_group_is_not_put_in_order_within_a_capture() {
+fn a_group_is_not_put_back_in_step_within_a_capture() {
     let drivers = drivers(2);
     let notes = noting(&drivers);
     ranks(&drivers, |world, _, gpu, stream| {
@@ -223,13 +259,14 @@ fn a_group_is_not_put_in_order_within_a_capture() {
         *notes[world.rank()].lock().unwrap() = Some([4, 0, 0, 0, 0, 0]);
         x.barrier(stream).unwrap();
         world.barrier().unwrap();
-        x.barrier(stream).unwrap_err();
         let graph = stream.capture(|| {
-            let e = x.barrier(stream).unwrap_err();
-            assert!(matches!(e, Error::Usage { op: "recover", .. }), "{e}");
+            let e = world.resync().unwrap_err();
+            let refused = matches!(e, Error::Usage { op: "resync", .. } | Error::PeerFailed { .. });
+            assert!(refused && e.to_string().contains("capturing a graph"), "{e}");
             Ok(())
         });
         graph.unwrap();
+        world.resync().unwrap();
         x.barrier(stream).unwrap();
         x.synchronize(stream).unwrap();
         world.barrier().unwrap();

@@ -203,6 +203,8 @@ fn rows_that_do_not_fit_are_a_usage_error_of_their_call() {
         let e = m.x.synchronize(stream).unwrap_err();
         assert!(matches!(e, Error::Usage { op: "all_to_all_v_2d", .. }), "{e:?}");
         assert!(e.to_string().contains("rows of rank 1 beyond the output"), "{e}");
+        m.x.barrier(stream).unwrap_err();
+        world.resync().unwrap();
         m.x.barrier(stream).unwrap();
         m.x.synchronize(stream).unwrap();
     });

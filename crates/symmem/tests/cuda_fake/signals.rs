@@ -270,7 +270,7 @@ fn give_up(launched: &Launched) {
 }
 
 #[test]
-fn a_wait_in_vain_is_told_once_and_signals_work_again_after_the_next_collective() {
+fn a_wait_in_vain_is_the_error_of_every_call_until_the_group_is_back_in_step() {
     let drivers = drivers(2);
     for driver in &drivers {
         driver.kernel("wait_signal", &declared(MOVE, "wait_signal"), give_up);
@@ -288,17 +288,53 @@ fn a_wait_in_vain_is_told_once_and_signals_work_again_after_the_next_collective(
                 }
                 other => panic!("{other:?}"),
             }
-            x.synchronize(stream).unwrap(); // told once
             let launched = driver.launches().len();
             for refused in [x.put_signal(0, 0, stream), x.memset32(0, 0, 1, 1, stream)] {
-                let e = refused.unwrap_err().to_string();
-                assert!(e.contains("a group in order, as its next collective makes it"), "{e}");
+                let e = refused.unwrap_err();
+                assert!(matches!(e, Error::Timeout { op: "wait_signal", .. }), "{e}");
             }
             assert_eq!(driver.launches().len(), launched);
-            x.barrier(stream).unwrap();
+            let pad = x.handle().signal_pad_ptrs()[world.rank()] as u64;
+            word(pad + 4).store(1, Ordering::Relaxed); // a signal that came too late
+            world.resync().unwrap();
+            assert_eq!(load(pad + 4), 0, "pads are as new");
             x.memset32(world.rank(), 0, 1, 1, stream).unwrap();
             world.barrier().unwrap();
         }
+    });
+}
+
+/// Those of the group are its own, or the environment's for devices; a call may have another.
+#[test]
+fn a_call_waits_for_its_own_limit_or_the_groups() {
+    let drivers = drivers(1);
+    for driver in &drivers {
+        for kernel in ["put_signal", "wait_signal", "barrier_on_channel"] {
+            driver.kernel(kernel, &declared(MOVE, kernel), |_| ());
+        }
+    }
+    ranks(&drivers, |world, driver, gpu, stream| {
+        let x = gpu.alloc::<u32>(world, 4).unwrap().rendezvous(world).unwrap();
+        let waited = || {
+            let launched = driver.launches().pop().unwrap();
+            let at = |at: usize| launched.parameters[0][at];
+            u64::from_ne_bytes(std::array::from_fn(|i| at(24 + i)))
+        };
+        let limit = Duration::from_millis(1500);
+        x.put_signal_within(0, 0, limit, stream).unwrap();
+        assert_eq!(waited(), 1_500_000_000);
+        x.wait_signal_within(0, 0, limit, stream).unwrap();
+        assert_eq!(waited(), 1_500_000_000);
+        x.barrier_on_channel_within(0, limit, stream).unwrap();
+        assert_eq!(waited(), 1_500_000_000);
+        x.put_signal(0, 0, stream).unwrap();
+        assert_eq!(waited(), 1_800_000_000_000, "what devices have by default");
+        world.set_timeout(Duration::from_secs(7));
+        x.put_signal_within(0, 0, Duration::ZERO, stream).unwrap();
+        assert_eq!(waited(), 7_000_000_000);
+        world.set_timeout(Duration::ZERO);
+        x.put_signal(0, 0, stream).unwrap();
+        assert_eq!(waited(), 0);
     });
 }
 

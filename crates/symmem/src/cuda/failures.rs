@@ -1,0 +1,207 @@
+//! What has failed on a device, and who is told.
+//!
+//! A failure stays in the group's mailbox until all ranks put the group back in step, so that every call after it is an
+//! error. Whatever takes results off the device or starts captured work looks at the mailboxes of all groups there.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use super::comm::Comm;
+use super::gpu::Gpu;
+use super::mailbox::{Mailbox, Note, RESYNC, TOLD};
+use crate::error::{Error, Result};
+use crate::group::{DEFAULT_TIMEOUT, Group, Resync, describe, op_of, setting};
+use crate::symmetric::Handle;
+use crate::sync::{Deadline, Ordering, yield_now};
+
+/// How long kernels wait in groups that have no limit of their own: a peer may write a checkpoint for many minutes, and one
+/// that dies is noticed at once whatever the limit is.
+const LIMIT: Duration = Duration::from_secs(30 * 60);
+const VARIABLE: &str = "SYMMEM_DEVICE_TIMEOUT";
+
+/// The groups that use a device.
+#[derive(Default)]
+pub(super) struct Failures(Mutex<Vec<Weak<Comm>>>);
+
+impl Failures {
+    pub(super) fn watch(&self, comm: &Arc<Comm>) {
+        let mut comms = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        comms.retain(|comm| comm.strong_count() > 0);
+        comms.push(Arc::downgrade(comm));
+    }
+
+    /// The groups that still live and of which `is_wanted` is true.
+    fn of(&self, is_wanted: impl Fn(&Comm) -> bool) -> Vec<Arc<Comm>> {
+        let comms = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        comms.iter().filter_map(Weak::upgrade).filter(|comm| is_wanted(comm)).collect()
+    }
+}
+
+impl Gpu {
+    /// The failure of any group on this device, if one has failed: the same one for every call until [`Group::resync`] has put
+    /// that group back in step, or another has taken its place. Takes no call of the driver.
+    ///
+    /// A group that has failed and that the caller knows about is replaced by the next group that the caller forms on the
+    /// device, or by [`Group::shrink`]. From then on only calls on the old group, and graphs with such calls, report it.
+    pub fn check_failures(&self) -> Result<()> {
+        self.check_failures_in("check_failures")
+    }
+
+    /// Likewise, for the operation `op`.
+    pub(super) fn check_failures_in(&self, op: &'static str) -> Result<()> {
+        let failed = self.failures().of(|comm| comm.has_failed() && !comm.is_replaced());
+        failed.iter().try_for_each(|comm| comm.check_alone(op))
+    }
+
+    /// Groups of this rank that have failed are replaced by `group`, which is new on this device.
+    pub(super) fn replace_failed(&self, group: &Group) {
+        let is_known = |comm: &Comm| {
+            let lost = comm.is_of_world(group.context()) && comm.has_lost_a_rank();
+            comm.was_told() || (group.is_of_survivors() && lost)
+        };
+        let failed = self.failures().of(|comm| comm.has_failed() && is_known(comm));
+        failed.iter().for_each(|comm| comm.replace());
+    }
+}
+
+/// How long kernels wait in groups without a limit of their own, as the environment says; 0 for ever.
+pub(super) fn default_limit() -> Result<Duration> {
+    let seconds = setting::<f64>(VARIABLE, "seconds")?;
+    Ok(seconds.map_or(LIMIT, |s| Duration::try_from_secs_f64(s).unwrap_or(Duration::MAX)))
+}
+
+impl Comm {
+    /// How long the group's kernels wait, in nanoseconds; 0 for ever.
+    pub(super) fn limit(&self, group: &Group) -> u64 {
+        let own = group.deadline().remaining().unwrap_or(Duration::ZERO);
+        let limit = if own == DEFAULT_TIMEOUT { self.default_limit } else { own };
+        u64::try_from(limit.as_nanos()).unwrap_or(0)
+    }
+
+    /// The failure of the group on this device, if it has failed: the same for every call.
+    #[inline]
+    pub(super) fn check(&self, group: &Group, op: &'static str) -> Result<()> {
+        if self.has_failed() { self.failure(group, op) } else { Ok(()) }
+    }
+
+    /// Likewise, for callers that do not have the group, which is named.
+    pub(super) fn check_alone(&self, op: &'static str) -> Result<()> {
+        let Some(group) = self.group.upgrade() else { return Ok(()) };
+        self.check(&group, op).map_err(|e| match e {
+            Error::PeerLost { rank, during, how } => {
+                let how = format!("{how} (of the group {:?})", group.name());
+                Error::PeerLost { rank, during, how }
+            }
+            Error::PeerFailed { op, rank, reason } => {
+                let reason = format!("{reason} (of the group {:?})", group.name());
+                Error::PeerFailed { op, rank, reason }
+            }
+            other => other,
+        })
+    }
+
+    /// Remembers the signal pad of memory that the group uses here, which is made new with the group's own.
+    pub(super) fn watch_pad(&self, handle: &Handle) {
+        let own = handle.signal_pad_ptrs().get(handle.rank()).copied();
+        let Some(address) = own.filter(|_| !self.is_apart()) else { return };
+        let (mapping, words) = (Arc::downgrade(&handle.keep().1), handle.signal_pad_size() / 4);
+        let mut pads = self.signal_pads.lock().unwrap_or_else(PoisonError::into_inner);
+        pads.retain(|(known, ..)| known.strong_count() > 0 && !known.ptr_eq(&mapping));
+        pads.push((mapping, address as u64, words));
+    }
+
+    #[cold]
+    fn failure(&self, group: &Group, op: &'static str) -> Result<()> {
+        let Some(mailbox) = &self.mailbox else { return Ok(()) };
+        let (note, poison) = (mailbox.read(), mailbox.poison());
+        if note.is_none() && poison == 0 {
+            return Ok(()); // a kernel is about to say why; it has not ended yet
+        }
+        self.told.store(true, Ordering::Relaxed);
+        let during = note.as_ref().and_then(|note| op_of(note.op)).unwrap_or(op);
+        group.check_whole(during)?; // a lost rank is the cause of whatever else happened
+        match note {
+            _ if poison == RESYNC => {
+                let expected = "a group in step".to_owned();
+                Err(group.usage(op, expected, "one whose ranks are not done with resync".into()))
+            }
+            Some(note) => Err(error_of(group, during, &note)),
+            None => {
+                let (rank, how) = (poison as usize - 1, "its group is poisoned".to_owned());
+                Err(Error::PeerLost { rank, during, how })
+            }
+        }
+    }
+
+    /// Makes this rank's pads and mailbox what they were in the beginning.
+    fn renew(&self) -> Result<()> {
+        let pads = self.signal_pads.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let living =
+            pads.iter().filter_map(|(mapping, at, words)| Some((mapping.upgrade()?, *at, *words)));
+        self.clear_pads(&living.collect::<Vec<_>>())?;
+        self.mailbox.iter().for_each(Mailbox::clear);
+        self.told.store(false, Ordering::Relaxed);
+        self.replaced.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// The error of what a kernel noted.
+fn error_of(group: &Group, during: &'static str, note: &Note) -> Error {
+    let rank = note.rank as usize;
+    match note.kind {
+        1 => Error::Timeout {
+            op: during,
+            channel: Some(note.channel as usize),
+            waiting_for: vec![rank],
+            after: Duration::from_nanos(u64::from(note.ours) | u64::from(note.theirs) << 32),
+            doing: Vec::new(),
+        },
+        2 => Error::PeerLost { rank, during, how: "its group is poisoned".into() },
+        3 => Error::Mismatch {
+            op: during,
+            what: "operation",
+            rank,
+            ours: describe(note.ours, note.ours),
+            theirs: describe(note.theirs, note.ours),
+        },
+        TOLD => {
+            let reason = match note.theirs.checked_sub(1) {
+                Some(awaited) => format!("it waited in vain for rank {awaited}"),
+                None => "it could not finish an operation of the group".to_owned(),
+            };
+            Error::PeerFailed { op: during, rank, reason }
+        }
+        6 => Error::PeerLost { rank, during, how: "it left".into() },
+        _ => {
+            let why = ["", "negative", "beyond the input", "beyond the output"];
+            let got = why.get(note.ours as usize).copied().unwrap_or_default();
+            group.usage(during, "rows that fit".into(), format!("rows of rank {rank} {got}"))
+        }
+    }
+}
+
+impl Resync for Comm {
+    /// Kernels that wait for peers give up, and the streams that the group was used in run empty.
+    fn quiesce(&self, deadline: Deadline) -> Result<()> {
+        const OP: &str = "resync";
+        let Some(group) = self.group.upgrade() else { return Ok(()) };
+        group.check_free(OP, &self.gpu)?;
+        self.mailbox.iter().for_each(Mailbox::begin_resync);
+        let deadline = deadline.start();
+        while !self.is_idle()? {
+            if deadline.expired() {
+                let (channel, waiting_for) = (None, vec![group.rank()]);
+                let after = deadline.elapsed();
+                let doing = Vec::new();
+                return Err(Error::Timeout { op: OP, channel, waiting_for, after, doing });
+            }
+            yield_now();
+        }
+        Ok(())
+    }
+
+    fn reset(&self) -> Result<()> {
+        self.renew()
+    }
+}
