@@ -1,7 +1,7 @@
 //! Leftovers of other jobs, and strangers that speak to sockets which are not theirs.
 
 use std::io::Write;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -48,7 +48,7 @@ fn what_crashed_jobs_left_behind_is_removed() {
     let leave = |dir: &Path| {
         for number in 0..3 {
             let private = dir.join(format!("symmem-{number:032x}"));
-            std::fs::create_dir(&private).unwrap();
+            std::fs::DirBuilder::new().mode(0o700).create(&private).unwrap();
             if number > 0 {
                 leave_socket(&private.join("s"), HOUR);
             }
@@ -60,31 +60,83 @@ fn what_crashed_jobs_left_behind_is_removed() {
 
 #[test]
 fn what_crashed_jobs_left_in_a_shared_directory_is_removed() {
-    let leave = |dir: &Path| {
-        (0..10).for_each(|i| leave_socket(&dir.join(format!("symmem-{i}")), HOUR));
-    };
-    let ranks = Ranks::new(3).env("SYMMEM_SOCKET_DIR", "{dir}").prepare(leave);
+    let ranks = Ranks::new(3).env("SYMMEM_SOCKET_DIR", "{dir}").prepare(|dir| {
+        for number in 0..10 {
+            let private = dir.join(format!("symmem-{number:032x}"));
+            std::fs::DirBuilder::new().mode(0o700).create(&private).unwrap();
+            leave_socket(&private.join("s"), HOUR);
+            make_old(&private, HOUR);
+        }
+    });
     ranks.run(test_name!(), works);
 }
 
-/// What is young may be about to be used, and what is not ours is not ours.
+/// What is young may be about to be used, and what is not provably ours is not ours.
 #[test]
 fn other_files_are_left_alone() {
+    const NAMES: [&str; 5] = [
+        "symmem-young",
+        "other",
+        "symmem-notes",
+        "symmem-old",
+        "symmem-0123456789abcdef0123456789abcdef",
+    ];
     let leave = |dir: &Path| {
-        leave_socket(&dir.join("symmem-young"), Duration::ZERO);
-        for name in ["other", "symmem-notes"] {
+        leave_socket(&dir.join(NAMES[0]), Duration::ZERO);
+        for name in [NAMES[1], NAMES[2], NAMES[4]] {
             std::fs::write(dir.join(name), "").unwrap();
             make_old(&dir.join(name), HOUR);
         }
+        leave_socket(&dir.join(NAMES[3]), HOUR);
     };
     let look = |job: &mut Job| {
         std::thread::sleep(ms(500));
-        for name in ["symmem-young", "other", "symmem-notes"] {
+        for name in NAMES {
             std::fs::remove_file(job.dir.join(name)).unwrap();
         }
     };
     let ranks = Ranks::new(2).env("SYMMEM_SOCKET_DIR", "{dir}").prepare(leave).meanwhile(look);
     ranks.run(test_name!(), works);
+}
+
+/// A client of the store that says where ranks are, to which they then connect; they delete nothing there.
+#[test]
+fn a_forged_address_leads_to_no_file() {
+    let forge = |job: &mut Job| {
+        let deadline = symmem::Deadline::within(Duration::from_secs(20));
+        let store = symmem::store::TcpStore::connect(&job.store, deadline).unwrap();
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+        let victim = job.dir.join("victim");
+        std::fs::write(&victim, "mine").unwrap();
+        let link = job.dir.join(format!("symmem-{:032x}", 5));
+        std::os::unix::fs::symlink(&job.dir, &link).unwrap();
+        // Rank 1 does not come; this is what a postcard of its address is.
+        let text = |s: &str| [&[s.len() as u8][..], s.as_bytes()].concat();
+        let mut n = 0;
+        for path in [victim.clone(), link.join("victim"), link.join("s"), "/etc/passwd".into()] {
+            n += 1;
+            let address = [vec![0], text(&boot), text(path.to_str().unwrap())].concat();
+            store.set(&format!("symmem/world//{n}/address/1"), &address).unwrap();
+        }
+        while store.num_keys().unwrap() < 4 + 1 + 2 * 4 {
+            std::thread::sleep(ms(20));
+        }
+        std::thread::sleep(ms(1500));
+        assert_eq!(std::fs::read(&victim).unwrap(), b"mine");
+        std::fs::remove_file(link).unwrap();
+        std::fs::remove_file(victim).unwrap();
+    };
+    Ranks::new(2).env("SYMMEM_TIMEOUT", 5).meanwhile(forge).start(test_name!(), || {
+        if std::env::var("RANK").unwrap() == "1" {
+            return;
+        }
+        for _ in 0..4 {
+            std::thread::sleep(ms(100));
+            let e = World::from_env().unwrap_err().to_string();
+            println!("{e}");
+            assert!(e.contains("rank 1"), "{e}");
+        }
+    });
 }
 
 fn sockets_below(dir: &Path) -> Vec<PathBuf> {
