@@ -154,9 +154,9 @@ impl Session {
         self.decoder.held() + output + self.wait_cost
     }
 
-    /// What would be free, at most, without it.
-    pub(super) fn claim(&self) -> usize {
-        self.cost() + self.output.unsent
+    /// How much it keeps of values that the table may have no more.
+    pub(super) fn shared(&self) -> usize {
+        self.output.unsent.saturating_sub(self.output.own)
     }
 
     fn carry_out(&mut self, query: Query, table: &mut Table) -> Result<(), Refusal> {

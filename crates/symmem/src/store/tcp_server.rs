@@ -39,7 +39,7 @@ const MAX_CLIENTS: usize = 8192;
 const BUSY: usize = CLIENTS_LEN / 2;
 const SHORT: usize = 64 << 10;
 /// How long the one with the longest query may keep the others from sending theirs.
-const STALL: Duration = Duration::from_secs(5);
+const STALL: Duration = Duration::from_secs(2);
 /// How often at most clients that are dropped are told of.
 const WARN_EVERY: Duration = Duration::from_secs(1);
 
@@ -325,7 +325,7 @@ impl Service {
         while self.cost + self.table.unlisted() > CLIENTS_LEN {
             // Whichever is more: what clients hold themselves, or values that are only in their answers.
             let own = self.cost > self.table.unlisted();
-            let held = |client: &Client| if own { client.cost } else { client.session.claim() };
+            let held = |client: &Client| if own { client.cost } else { client.session.shared() };
             let most = self.clients.iter().max_by_key(|(_, client)| held(client));
             let Some((id, _)) = most else { return };
             self.dismiss(*id, End::Evicted("less memory held by clients"));

@@ -162,7 +162,7 @@ fn a_dropped_server_leaves_no_thread_and_no_port() {
 /// A directory of this user that nobody else may enter, or that all may write to.
 fn directory(mode: u32) -> std::path::PathBuf {
     use std::os::unix::fs::PermissionsExt;
-    let name = std::thread::current().name().unwrap_or("main").replace("::", "-");
+    let name = thread::current().name().unwrap_or("main").replace("::", "-");
     let path = std::env::temp_dir().join(format!("{name:.40}-{mode:o}-{}", std::process::id()));
     std::fs::create_dir(&path).unwrap();
     std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
@@ -227,7 +227,7 @@ fn a_unix_server_that_accepts_nobody_is_given_up_at_the_deadline() {
     rustix::net::listen(&listener, 0).unwrap();
     let _queued: Vec<_> = (0..2)
         .map(|_| {
-            std::thread::spawn({
+            thread::spawn({
                 let path = path.clone();
                 move || std::os::unix::net::UnixStream::connect(path)
             })
