@@ -129,8 +129,6 @@ impl Joining {
     fn greet(&mut self, deadline: Deadline) -> Result<(), Verdict> {
         for peer in std::mem::take(&mut self.ungreeted) {
             let Some(path) = self.paths.get(peer).and_then(Option::as_ref) else { continue };
-            let hint = "in another container? let SYMMEM_SOCKET_DIR name a shared directory";
-            let at = path.display();
             match endpoint::connect(path) {
                 Ok(socket) if !socket::peer_is_same_user(&socket) => {
                     return Err(self.lost(peer, "it runs under another user"));
@@ -142,20 +140,31 @@ impl Joining {
                     self.greeted.push((peer, socket));
                 }
                 Err(Errno::AGAIN | Errno::INTR) => self.ungreeted.push(peer),
-                Err(e) if is_our_own(e) => {
-                    return Err(self.lost(self.rank, &format!("socket: {e}")));
-                }
-                Err(Errno::NOENT) => {
-                    return Err(self.lost(peer, &format!("no socket at {at} ({hint})")));
-                }
-                Err(Errno::PERM | Errno::LOOP | Errno::NOTDIR) => {
-                    let how = format!("{at}, its address in the store, is no socket of this user");
-                    return Err(self.lost(peer, &how));
-                }
-                Err(e) => return Err(self.lost(peer, &format!("connecting to {at}: {e}"))),
+                Err(e) => return Err(self.unreachable(peer, e)),
             }
         }
         Ok(())
+    }
+
+    /// What follows from not reaching the socket of `peer`.
+    fn unreachable(&self, peer: usize, e: Errno) -> Verdict {
+        if is_our_own(e) {
+            return self.lost(self.rank, &format!("socket: {e}"));
+        }
+        let path = self.paths.get(peer).and_then(Option::as_ref);
+        let at = path.map(|path| path.display().to_string()).unwrap_or_default();
+        let how = match e {
+            Errno::CONNREFUSED => "its socket is closed".to_owned(),
+            Errno::NOENT => {
+                let hint = "in another container? let SYMMEM_SOCKET_DIR name a shared directory";
+                format!("no socket at {at} ({hint})")
+            }
+            Errno::PERM | Errno::LOOP | Errno::NOTDIR => {
+                format!("{at}, its address in the store, is no socket of this user")
+            }
+            e => format!("connecting to {at}: {e}"),
+        };
+        self.lost(peer, &how)
     }
 
     /// Sleeps until something arrives, or it is time to probe.
@@ -236,8 +245,11 @@ impl Joining {
         self.probe_from = start + PROBED_AT_ONCE;
         for &peer in waited.iter().cycle().skip(start).take(waited.len().min(PROBED_AT_ONCE)) {
             let Some(path) = self.paths.get(peer).and_then(Option::as_ref) else { continue };
-            if let Err(Errno::CONNREFUSED | Errno::NOENT) = endpoint::connect(path) {
-                return Err(self.lost(peer, "its socket is closed"));
+            match endpoint::connect(path) {
+                Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
+                // To ask is not worth giving up for.
+                Err(e) if is_our_own(e) => {}
+                Err(e) => return Err(self.unreachable(peer, e)),
             }
         }
         Ok(())

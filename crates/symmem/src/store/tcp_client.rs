@@ -130,8 +130,11 @@ impl TcpStore {
     /// The caller's deadline, and when the call is over at the latest.
     fn deadlines(&self, deadline: Deadline) -> (Deadline, Deadline) {
         let deadline = deadline.start();
-        // Not that of `until`: who gives a deadline means it.
-        (deadline, last_moment(deadline))
+        let last = last_moment(deadline);
+        // A server that is slow once is no reason to give up while there is time: see `until`.
+        let longer =
+            self.last.remaining().is_some_and(|all| last.remaining().is_some_and(|l| l < all));
+        (deadline, if longer { self.last } else { last })
     }
 
     /// Sends `message`, whose answer is read by `answer`.
