@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::limits::{MESSAGE_LEN, at_most};
-use super::local_peer::{Peer, Sockets};
+use super::local_peer::Peer;
 use super::stream::{Address, Stream};
 use super::timed_out;
 use super::wire::{Kind, MAGIC, Message, STOP_WAITING, WAIT_CANCELED};
@@ -57,7 +57,7 @@ impl Connection {
         let mut connection = Self { stream, with: with.to_owned(), input: vec![], used: 0, pings };
         connection.confirm("connect", Message::new(Kind::Validate).word(MAGIC), until)?;
         // After its answer, because only then somebody has certainly taken the connection.
-        match connection.stream.other_end(&Sockets::read()) {
+        match connection.stream.server() {
             Peer::User(uid) if !private::is_trusted(uid) => {
                 let expected = format!("a server of user {}", private::user());
                 Err(connection.protocol(expected, format!("one of user {uid}")))

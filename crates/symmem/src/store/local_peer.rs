@@ -1,5 +1,6 @@
 //! The user at the other end of a TCP connection within this machine, from the kernel's tables of sockets.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 /// Sockets that a process still holds; all others belong to nobody.
@@ -16,39 +17,52 @@ pub(super) enum Peer {
     Remote,
 }
 
-/// The TCP sockets of this machine, or network namespace, at one moment.
-pub(super) struct Sockets(Vec<String>);
+/// The TCP sockets of this machine, or network namespace, at one moment: those at one port, by their addresses.
+pub(super) struct Sockets(HashMap<(SocketAddr, SocketAddr), Row>);
+
+/// What the kernel says of a socket.
+struct Row {
+    is_established: bool,
+    uid: u32,
+}
 
 impl Sockets {
-    pub(super) fn read() -> Self {
+    /// Those at `port`, at either end.
+    pub(super) fn at(port: u16) -> Self {
         let table = |name: &str| std::fs::read_to_string(format!("/proc/self/net/{name}")).ok();
-        Self(["tcp", "tcp6"].into_iter().filter_map(table).collect())
+        Self::parse(["tcp", "tcp6"].into_iter().filter_map(table), port)
+    }
+
+    fn parse(tables: impl Iterator<Item = String>, port: u16) -> Self {
+        let port = format!(":{port:04X} ");
+        let mut rows = HashMap::new();
+        for table in tables {
+            let lines = table.lines().skip(1).filter(|line| line.contains(&port));
+            rows.extend(lines.filter_map(row));
+        }
+        Self(rows)
     }
 
     /// The other end of the connection that is `local` here and `peer` there.
     pub(super) fn other_end(&self, local: SocketAddr, peer: SocketAddr) -> Peer {
         let (local, peer) = (canonical(local), canonical(peer));
-        if let Some((state, uid)) = self.find(peer, local) {
-            return if state == ESTABLISHED { Peer::User(uid) } else { Peer::Nobody };
-        }
-        // Where our own end is not listed, the tables say nothing.
-        if is_of_this_machine(peer.ip()) && self.find(local, peer).is_some() {
-            Peer::Nobody
-        } else {
-            Peer::Remote
+        match self.0.get(&(peer, local)) {
+            Some(Row { is_established: true, uid }) => Peer::User(*uid),
+            Some(_) => Peer::Nobody,
+            // Where our own end is not listed, the tables say nothing.
+            None if !self.0.contains_key(&(local, peer)) => Peer::Remote,
+            None if is_of_this_machine(peer.ip()) => Peer::Nobody,
+            None => Peer::Remote,
         }
     }
+}
 
-    /// State and user of the socket with these addresses.
-    fn find(&self, local: SocketAddr, remote: SocketAddr) -> Option<(&str, u32)> {
-        let lines = self.0.iter().flat_map(|table| table.lines().skip(1));
-        lines.map(str::split_ascii_whitespace).find_map(|mut words| {
-            let (here, there) = (words.nth(1)?, words.next()?);
-            let is_it = address(here)? == local && address(there)? == remote;
-            let state = is_it.then(|| words.next())??;
-            Some((state, words.nth(3)?.parse().ok()?))
-        })
-    }
+/// The addresses of a line of a table, the local one first, and what it says of them.
+fn row(line: &str) -> Option<((SocketAddr, SocketAddr), Row)> {
+    let mut words = line.split_ascii_whitespace().skip(1);
+    let (here, there, state) = (words.next()?, words.next()?, words.next()?);
+    let uid = words.nth(3)?.parse().ok()?;
+    Some(((address(here)?, address(there)?), Row { is_established: state == ESTABLISHED, uid }))
 }
 
 /// An IPv4 address also where it was written as one of IPv6.
@@ -99,12 +113,12 @@ mod tests {
             let Ok(client) = TcpStream::connect((connects, port)) else { continue };
             let (server, peer) = listener.accept().unwrap();
             let me = Peer::User(crate::private::user());
-            let sockets = Sockets::read();
+            let sockets = Sockets::at(port);
             assert_eq!(sockets.other_end(server.local_addr().unwrap(), peer), me, "{listens}");
             let (local, peer) = (client.local_addr().unwrap(), client.peer_addr().unwrap());
             assert_eq!(sockets.other_end(local, peer), me, "{listens}");
             drop(client);
-            let ended = Sockets::read();
+            let ended = Sockets::at(port);
             let (local, peer) = (server.local_addr().unwrap(), server.peer_addr().unwrap());
             assert_eq!(ended.other_end(local, peer), Peer::Nobody, "{listens}");
         }
@@ -113,19 +127,21 @@ mod tests {
     #[test]
     fn an_address_elsewhere_is_remote_and_a_machine_without_tables_knows_nobody() {
         let local = "127.0.0.1:1".parse().unwrap();
-        assert_eq!(Sockets::read().other_end(local, "192.0.2.1:5".parse().unwrap()), Peer::Remote);
+        assert_eq!(Sockets::at(1).other_end(local, "192.0.2.1:5".parse().unwrap()), Peer::Remote);
         let here = "127.0.0.1:2".parse().unwrap();
-        assert_eq!(Sockets(vec![]).other_end(local, here), Peer::Remote);
+        let none = Sockets(HashMap::new());
+        assert_eq!(none.other_end(local, here), Peer::Remote);
     }
 
     #[test]
     #[cfg(target_endian = "little")]
     fn the_kernels_tables_are_understood() {
         let row = "  7: 0100007F:1F90 0100007F:C350 01 00000000:00000000 00:00000000 00000000  1000        0 4242 1";
-        let sockets = Sockets(vec![format!("header\n{row}\n")]);
+        let parse = |row: &str| Sockets::parse([format!("header\n{row}\n")].into_iter(), 8080);
+        let sockets = parse(row);
         let (there, here) = ("127.0.0.1:8080".parse().unwrap(), "127.0.0.1:50000".parse().unwrap());
         assert_eq!(sockets.other_end(here, there), Peer::User(1000));
-        let closing = Sockets(vec![format!("header\n{}\n", row.replace(" 01 ", " 06 "))]);
+        let closing = parse(&row.replace(" 01 ", " 06 "));
         assert_eq!(closing.other_end(here, there), Peer::Nobody);
         let mapped = address("0000000000000000FFFF00000100007F:1F90");
         assert_eq!(mapped, Some(there));

@@ -134,11 +134,26 @@ impl Stream {
         }
     }
 
-    /// The user at the other end, where it is on this machine. `sockets` must be newer than the connection.
-    pub(super) fn other_end(&self, sockets: &Sockets) -> Peer {
+    /// The user of the server at the other end, where it is on this machine.
+    pub(super) fn server(&self) -> Peer {
+        let port = match self {
+            Self::Tcp(stream) => stream.peer_addr().map_or(0, |server| server.port()),
+            Self::Unix(_) => return self.client(&None),
+        };
+        self.client(&Some(Sockets::at(port)))
+    }
+
+    /// Closes it so that nothing of it stays behind, not even with the system.
+    pub(super) fn abort(self) {
+        let _ = sockopt::set_socket_linger(&self, Some(Duration::ZERO));
+    }
+
+    /// The user of the client at the other end, where it is on this machine. `sockets`, for TCP, are those at our port, and
+    /// newer than the connection.
+    pub(super) fn client(&self, sockets: &Option<Sockets>) -> Peer {
         match self {
-            Self::Tcp(stream) => match (stream.local_addr(), stream.peer_addr()) {
-                (Ok(local), Ok(peer)) => sockets.other_end(local, peer),
+            Self::Tcp(stream) => match (stream.local_addr(), stream.peer_addr(), sockets) {
+                (Ok(local), Ok(peer), Some(sockets)) => sockets.other_end(local, peer),
                 _ => Peer::Nobody, // it has ended
             },
             Self::Unix(stream) => private::peer_user(stream).map_or(Peer::Nobody, Peer::User),

@@ -66,7 +66,7 @@ impl TcpServer {
         let (listener, address) = bound.map_err(Error::system(named("bind")))?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let stop = Arc::new(eventfd(0, flags).map_err(Error::system(named("eventfd")))?);
-        let service = Service::new(listener, Arc::clone(&stop));
+        let service = Service::new(listener, &address, Arc::clone(&stop));
         let thread = thread::Builder::new()
             .name("symmem-store".to_owned())
             .spawn(move || service.run())
@@ -102,6 +102,8 @@ impl Drop for TcpServer {
 /// What the thread owns.
 struct Service {
     listener: Listener,
+    /// Where it listens, unless at a Unix socket.
+    port: Option<u16>,
     stop: Arc<OwnedFd>,
     table: Table,
     clients: HashMap<Waiter, Client>,
@@ -142,9 +144,14 @@ struct Ready {
 }
 
 impl Service {
-    fn new(listener: Listener, stop: Arc<OwnedFd>) -> Self {
+    fn new(listener: Listener, address: &Address, stop: Arc<OwnedFd>) -> Self {
+        let port = match address {
+            Address::Tcp(address) => Some(address.port()),
+            Address::Unix(_) => None,
+        };
         Self {
             listener,
+            port,
             stop,
             table: Table::with_limit(TABLE_LEN),
             clients: HashMap::new(),
@@ -228,12 +235,13 @@ impl Service {
         if arrived.is_empty() {
             return;
         }
-        let sockets = Sockets::read();
+        let sockets = self.port.map(Sockets::at);
         for (stream, peer) in arrived {
-            match stream.other_end(&sockets) {
+            match stream.client(&sockets) {
                 Peer::Remote => self.admit(stream, peer),
                 Peer::User(uid) if private::is_trusted(uid) => self.admit(stream, peer),
                 Peer::User(uid) => {
+                    stream.abort();
                     self.warn(&format!("a client of user {}", private::user()), &format!("{uid}"));
                 }
                 Peer::Nobody => {} // it has gone again
@@ -341,8 +349,11 @@ impl Service {
 
     fn dismiss(&mut self, id: Waiter, end: End) {
         self.table.cancel(id);
-        let Some(Client { peer, cost, .. }) = self.clients.remove(&id) else { return };
+        let Some(Client { stream, peer, cost, .. }) = self.clients.remove(&id) else { return };
         self.cost -= cost;
+        if let End::Evicted(_) | End::Refused(_) = end {
+            stream.abort();
+        }
         let peer = peer.map_or("a local client".to_owned(), |peer| peer.to_string());
         match end {
             End::Closed => tracing::debug!(%peer, "a store client left"),
