@@ -2,7 +2,7 @@
 //! is made from, and why they gave up. With a secret of the job, nobody else can write any of it.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -71,6 +71,19 @@ pub(super) enum Ended {
 impl From<Error> for Ended {
     fn from(error: Error) -> Self {
         Self::Error(error)
+    }
+}
+
+/// What has not been found in the store, by its place among the keys.
+struct Awaited {
+    keys: Vec<usize>,
+    /// When the store said so.
+    seen: Option<Instant>,
+}
+
+impl Awaited {
+    fn is_recent(&self) -> bool {
+        self.seen.is_some_and(|seen| seen.elapsed() < 10 * SLICE) && !self.keys.is_empty()
     }
 }
 
@@ -155,11 +168,16 @@ impl Records {
         let keys: Vec<String> = (0..self.size).map(|r| self.key(&address_name(r))).collect();
         let token = self.key("token");
         let all: Vec<&str> = keys.iter().chain([&token]).map(String::as_str).collect();
+        let mut awaited = Awaited { keys: (0..=self.size).collect(), seen: None };
         let values = loop {
             let slice = self.deadline.nap(SLICE);
             match self.store.multi_get(&all, Deadline::after(slice)) {
                 Ok(values) => break values,
-                Err(Error::Timeout { .. }) => self.look_around(&all)?,
+                Err(Error::Timeout { .. }) => self.look_around(&all, &mut awaited)?,
+                // A store that answered a moment ago is not why the others have not come.
+                Err(Error::Unavailable { .. }) if awaited.is_recent() => {
+                    return Err(self.missed(&awaited));
+                }
                 Err(other) => return Err(other.into()),
             }
         };
@@ -175,28 +193,35 @@ impl Records {
     }
 
     /// Goes on if there is time, and nobody has given up.
-    fn look_around(&self, keys: &[&str]) -> Result<(), Ended> {
+    fn look_around(&self, keys: &[&str], awaited: &mut Awaited) -> Result<(), Ended> {
         if let Some(verdict) = self.verdict()? {
             return Err(Ended::Verdict(verdict));
         }
-        if !self.deadline.expired() {
-            return Ok(());
+        // Each time, so that at the end little has to be asked. Once one cannot be asked, the others cannot.
+        let mut silent = false;
+        awaited.keys.retain(|at| {
+            let there = keys.get(*at).filter(|_| !silent).map(|key| self.store.check(&[key]));
+            silent |= matches!(there, Some(Err(_)));
+            !matches!(there, Some(Ok(true)))
+        });
+        if !silent {
+            awaited.seen = Some(Instant::now());
         }
+        if awaited.keys.is_empty() || !self.deadline.expired() {
+            return Ok(()); // all came in the last moment, or there is time
+        }
+        Err(self.missed(awaited))
+    }
+
+    /// The verdict at the deadline.
+    fn missed(&self, awaited: &Awaited) -> Ended {
         // The token, behind the addresses, is rank 0's task.
-        let owner = |at: usize| if at < self.size { at } else { 0 };
-        let mut missing = Vec::new();
-        for (at, key) in keys.iter().enumerate() {
-            // A rank whose address is not known to be there has not answered.
-            if owner(at) != self.rank && !self.store.check(&[key]).unwrap_or(false) {
-                missing.push(owner(at));
-            }
-        }
-        missing.dedup();
-        if missing.is_empty() {
-            return Ok(()); // they came in the last moment, and what is there is there
-        }
+        let owner = |at: &usize| if *at < self.size { *at } else { 0 };
+        let mut blamed: Vec<usize> = awaited.keys.iter().map(owner).collect();
+        blamed.sort_unstable();
+        blamed.dedup();
         let how = format!("no answer after {:.1?}", self.deadline.elapsed());
-        Err(Ended::Verdict(Verdict { by: self.rank, blamed: missing, how, timed_out: true }))
+        Ended::Verdict(Verdict { by: self.rank, blamed, how, timed_out: true })
     }
 
     fn verdict(&self) -> Result<Option<Verdict>> {
