@@ -192,3 +192,107 @@ fn garbage_does_not_keep_ranks_from_connecting() {
         symmem_testing::assert_nothing_is_held();
     });
 }
+
+const SECRET: &str = "a secret of the job";
+
+#[test]
+fn ranks_with_a_secret_join_worlds_one_after_the_other() {
+    Ranks::new(3).env("SYMMEM_SECRET", SECRET).start(test_name!(), || {
+        for _ in 0..3 {
+            works(World::from_env().unwrap());
+        }
+        symmem_testing::assert_nothing_is_held();
+    });
+}
+
+#[test]
+fn a_secret_may_be_in_a_file_that_nobody_else_can_read() {
+    let write = |dir: &Path| {
+        use std::os::unix::fs::OpenOptionsExt;
+        for (name, mode) in [("private", 0o600), ("public", 0o644)] {
+            let mut options = std::fs::OpenOptions::new();
+            let file = options.write(true).create_new(true).mode(mode).open(dir.join(name));
+            file.unwrap().write_all(SECRET.as_bytes()).unwrap();
+        }
+    };
+    let tidy = |job: &mut Job| {
+        std::thread::sleep(ms(3000));
+        for name in ["private", "public"] {
+            std::fs::remove_file(job.dir.join(name)).unwrap();
+        }
+    };
+    let ranks = Ranks::new(2).env("SYMMEM_SECRET_FILE", "{dir}/private");
+    ranks.prepare(write).meanwhile(tidy).start(test_name!(), || {
+        works(World::from_env().unwrap());
+        let path = std::env::var("SYMMEM_SECRET_FILE").unwrap().replace("private", "public");
+        // SAFETY: this process has no other thread that reads the environment.
+        unsafe { std::env::set_var("SYMMEM_SECRET_FILE", path) };
+        let e = World::from_env().unwrap_err().to_string();
+        assert!(e.contains("mode 0600"), "{e}");
+    });
+}
+
+/// Every value that ranks with a secret read, replaced by one that others can make.
+#[test]
+fn what_others_write_is_noticed_by_ranks_with_a_secret() {
+    for key in ["worlds//0", "world//1/token", "world//1/address/1", "world//1/verdict"] {
+        let forge = |job: &mut Job| {
+            let deadline = symmem::Deadline::within(Duration::from_secs(20));
+            let store = symmem::store::TcpStore::connect(&job.store, deadline).unwrap();
+            for _ in 0..60 {
+                store.set(&format!("symmem/{key}"), &[1; 40]).unwrap();
+                std::thread::sleep(ms(20));
+            }
+        };
+        let ranks = Ranks::new(2).env("SYMMEM_SECRET", SECRET).env("SYMMEM_TIMEOUT", 5);
+        ranks.meanwhile(forge).start(test_name!(), || {
+            if std::env::var("RANK").unwrap() == "1" {
+                return;
+            }
+            std::thread::sleep(ms(200));
+            let e = World::from_env().unwrap_err().to_string();
+            println!("{e}");
+            // Rank 1 is missing as well, which is told first where the forged value is read last.
+            assert!(e.contains("the seal of this job") || e.contains("rank 1"), "{e}");
+        });
+    }
+}
+
+#[test]
+fn ranks_with_different_secrets_are_told_so() {
+    Ranks::new(2).env("SYMMEM_TIMEOUT", 5).start(test_name!(), || {
+        let secret = format!("{SECRET} {}", std::env::var("RANK").unwrap());
+        // SAFETY: this process has no other thread that reads the environment.
+        unsafe { std::env::set_var("SYMMEM_SECRET", secret) };
+        let e = World::from_env().unwrap_err().to_string();
+        assert!(e.contains("ranks have different secrets"), "{e}");
+    });
+}
+
+/// Two jobs of one user whose stores were made to agree on everything by somebody else.
+#[test]
+fn a_rank_of_another_job_of_the_same_user_is_not_taken_for_one_of_ours() {
+    let other = symmem::store::TcpServer::bind("127.0.0.1:0").unwrap();
+    let address = other.local_addr().unwrap().to_string();
+    let port = other.local_addr().unwrap().port();
+    let mix = |job: &mut Job| {
+        let deadline = symmem::Deadline::within(Duration::from_secs(20));
+        let connect = |address: &str| symmem::store::TcpStore::connect(address, deadline).unwrap();
+        let stores = [connect(&job.store), connect(&address)];
+        // Rank 0 is in the one job, rank 1 in the other.
+        let key = |rank| format!("symmem/world//1/address/{rank}");
+        let found = [0, 1].map(|rank| stores[rank].get(&key(rank), deadline).unwrap());
+        stores.iter().for_each(|store| store.set("symmem/world//1/token", &[7]).unwrap());
+        [0, 1].iter().for_each(|&rank| stores[1 - rank].set(&key(rank), &found[rank]).unwrap());
+    };
+    let ranks = Ranks::new(2).env("SYMMEM_TIMEOUT", 4).env("OTHER", port);
+    ranks.meanwhile(mix).start(test_name!(), || {
+        if std::env::var("RANK").unwrap() == "1" {
+            let port = std::env::var("OTHER").unwrap();
+            // SAFETY: this process has no other thread that reads the environment.
+            unsafe { std::env::set_var("MASTER_PORT", port) };
+        }
+        let e = World::from_env().map(drop).unwrap_err().to_string();
+        assert!(e.contains("rank") && !e.contains("no answer"), "{e}");
+    });
+}
