@@ -40,6 +40,7 @@ const TASKS: &[Task] = &[
     Task { name: "tidy", options: "", about: "sizes, layers, unsafe list, leftovers, links, parity table", run: tidy::tidy },
     Task { name: "loom", options: "", about: "explores the memory orderings of the signal protocol", run: suites::loom },
     Task { name: "soak", options: "[--rounds N]", about: "kills ranks over and over (default 1000 rounds)", run: suites::soak },
+    Task { name: "hostile", options: "[--seconds N]", about: "attacks running jobs as another user (default 10 seconds a test; needs root)", run: suites::hostile },
     Task { name: "tsan", options: "", about: "looks for data races with the thread sanitizer (nightly)", run: nightly::tsan },
     Task { name: "kernels", options: "[--check]", about: "makes kernels/ptx; --check: compares it, and assembles it for each architecture", run: kernels::kernels },
     Task { name: "gpu", options: "[--bundle DIR]", about: "builds what wants a CUDA device into target/gpu (or DIR), and runs it where there is one", run: gpu::gpu },

@@ -48,6 +48,17 @@ pub(crate) fn soak(mut arguments: Arguments) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
+/// Another user of the machine against running jobs.
+pub(crate) fn hostile(mut arguments: Arguments) -> Result<Outcome> {
+    let seconds: u64 = arguments.take("--seconds")?.unwrap_or(10);
+    arguments.finish()?;
+    // Its tests load the machine as much as they can: one at a time.
+    let mut command = cargo(["test", "-p", "symmem", "--release", "--test", "hostile"]);
+    command.args(["--", "--nocapture", "--test-threads=1"]);
+    run(command.env("SYMMEM_HOSTILE_SECONDS", seconds.to_string()))?;
+    Ok(Outcome::Done)
+}
+
 /// The reason to skip where the library has no such test program.
 pub(crate) fn missing_test(name: &str) -> Option<Outcome> {
     let path = format!("crates/symmem/tests/{name}.rs");

@@ -32,6 +32,7 @@ mod interrupt;
 pub mod machine;
 mod mesh;
 pub mod nccl;
+mod private;
 pub mod region;
 mod signal;
 mod sources;

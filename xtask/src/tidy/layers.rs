@@ -8,7 +8,7 @@ use crate::tidy::rust::{Source, is_word, line_of, use_paths};
 /// The modules of `symmem`, each may use those before it. Some are still to come.
 #[rustfmt::skip]
 const LAYERS: &[&str] = &[
-    "error", "interrupt", "sync", "machine", "dtype", "store", "region", "signal", "backend", "block", "mesh", "group", "symmetric",
+    "error", "private", "interrupt", "sync", "machine", "dtype", "store", "region", "signal", "backend", "block", "mesh", "group", "symmetric",
     "collectives", "cuda", "nccl", "sources", "fused", "record",
 ];
 const LIBRARY: &str = "crates/symmem/src/";

@@ -40,6 +40,8 @@ pub struct Job {
     pub grace: Duration,
     /// What becomes of the other ranks when one fails.
     pub on_failure: OnFailure,
+    /// With which ranks seal what they write to the store; `None` if the user has given one, or several nodes need the same.
+    pub secret: Option<String>,
     /// Whether standard output is collected for [`Outcome::stdout`](super::Outcome::stdout) instead of shown.
     pub collect: bool,
 }
@@ -56,6 +58,7 @@ impl Job {
             master_port: None,
             grace: GRACE,
             on_failure: OnFailure::Kill,
+            secret: own_secret(),
             collect: false,
         }
     }
@@ -78,6 +81,9 @@ impl Job {
             command.env("PYTHONUNBUFFERED", "1");
         }
         command.envs(self.variables(local, store));
+        if let Some(secret) = self.secret.as_ref().filter(|_| self.nodes == 1) {
+            command.env("SYMMEM_SECRET", secret);
+        }
         Ok(command)
     }
 
@@ -124,6 +130,18 @@ impl Job {
         let server = (self.node == 0).then(bind_all).transpose()?;
         Ok((StoreAddress { host, port }, server))
     }
+}
+
+/// A random secret, unless the user has given one.
+fn own_secret() -> Option<String> {
+    let given = ["SYMMEM_SECRET", "SYMMEM_SECRET_FILE"].map(std::env::var_os);
+    if given.iter().flatten().any(|value| !value.is_empty()) {
+        return None;
+    }
+    let mut bytes = [0; 16];
+    // Without it the store is as open as one that has no secret.
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).ok()?;
+    Some(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Where the ranks find the store.

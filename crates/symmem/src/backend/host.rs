@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustix::fs::{self, FallocateFlags, MemfdFlags, SealFlags};
 
-use super::{Allocation, Backend, Device, Exported};
+use super::{Allocation, Backend, Device, Exported, cgroup};
 use crate::error::{Error, Result};
 use crate::region::Region;
 
@@ -124,16 +124,20 @@ fn check_foreign(fd: BorrowedFd<'_>, bytes: usize) -> Result<usize> {
     })
 }
 
-/// Refuses what the machine cannot hold: without this the kernel would end some process instead.
+/// Refuses what the machine, or a limit of this process's control groups, cannot hold: without this the kernel would end
+/// some process instead.
 pub(super) fn check_available(bytes: usize) -> Result<()> {
-    let Some(available) = available_memory() else { return Ok(()) };
-    if bytes <= available {
-        return Ok(());
+    let machine = available_memory().map(|left| (left, "on this machine".to_owned()));
+    let group = cgroup::room().map(|(left, group)| {
+        (left, format!("within the memory limit of the control group {}", group.display()))
+    });
+    match machine.into_iter().chain(group).min() {
+        Some((available, place)) if bytes > available => Err(Error::Unavailable {
+            what: format!("{} MiB of host memory", bytes >> 20),
+            why: format!("{} MiB are available {place}", available >> 20),
+        }),
+        _ => Ok(()),
     }
-    Err(Error::Unavailable {
-        what: format!("{} MiB of host memory", bytes >> 20),
-        why: format!("{} MiB are available on this machine", available >> 20),
-    })
 }
 
 fn available_memory() -> Option<usize> {

@@ -3,6 +3,7 @@
 //! A backend allocates memory and turns it into something that can travel to a peer; the peer's backend
 //! turns that into a mapping. Who needs which memory, and that all agree, is the group's business.
 
+mod cgroup;
 mod host;
 mod process;
 

@@ -1,6 +1,7 @@
 //! What the environment says about this rank: torchrun's variables, or those of an MPI or Slurm launcher.
 
 use crate::error::{Error, Result};
+use crate::private;
 
 /// This rank's place in its job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,16 +122,19 @@ impl Family {
     }
 }
 
-/// A socket that all children of our parent, the launcher's process on this machine, know without being told.
-fn siblings_store() -> String {
+/// A socket that all children of our parent, the launcher's process on this machine, know without being told, in a directory
+/// that no other user may enter.
+fn siblings_store() -> Result<String> {
     let parent = std::os::unix::process::parent_id();
     // Process ids come round again; together with the time of its start one is unique.
     let stat = std::fs::read_to_string(format!("/proc/{parent}/stat")).unwrap_or_default();
     let start =
         stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(19)).unwrap_or("0");
-    let user = rustix::process::geteuid().as_raw();
-    let dir = std::env::temp_dir();
-    format!("unix:{}/symmem-store-{user}-{parent}-{start}", dir.display())
+    let directory = private::own_directory().map_err(|e| Error::Unavailable {
+        what: "a store for the ranks of this launcher".into(),
+        why: format!("{e}; set XDG_RUNTIME_DIR or TMPDIR, or MASTER_ADDR and MASTER_PORT"),
+    })?;
+    Ok(format!("unix:{}/store-{parent}-{start}", directory.path().display()))
 }
 
 fn store_address(size: usize, family: &Family, var: Lookup<'_>) -> Result<Option<String>> {
@@ -150,7 +154,7 @@ fn store_address(size: usize, family: &Family, var: Lookup<'_>) -> Result<Option
             }))
         }
         _ if size == 1 => Ok(None),
-        (None, _) if family.all_are_here(var) => Ok(Some(siblings_store())),
+        (None, _) if family.all_are_here(var) => siblings_store().map(Some),
         (address, _) => Err(usage(
             format!(
                 "MASTER_ADDR and MASTER_PORT, where the {size} ranks of {} find each other",
@@ -265,7 +269,11 @@ mod tests {
     fn ranks_of_one_launcher_on_one_machine_need_no_address() {
         let vars = [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "2")];
         let store = place(&vars).unwrap().store.unwrap();
-        assert!(store.starts_with("unix:/") && store.contains("symmem-store-"), "{store}");
+        let path = std::path::Path::new(store.strip_prefix("unix:").unwrap());
+        assert!(path.is_absolute(), "{store}");
+        let directory = std::fs::symlink_metadata(path.parent().unwrap()).unwrap();
+        use std::os::unix::fs::MetadataExt;
+        assert_eq!((directory.mode() & 0o7777, directory.uid()), (0o700, private::user()));
         let spread = [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "1")];
         assert!(error(&spread).contains("no MASTER_ADDR"));
     }

@@ -286,7 +286,7 @@ fn join_store(
 ) -> Result<(SharedStore, Option<TcpServer>)> {
     let mut server = None;
     if place.rank == 0 && !place.store_is_hosted {
-        match TcpServer::bind(address) {
+        match TcpServer::bind_by(address, deadline) {
             // Later worlds of the job find the store where they expect it; a socket file must not outlive its world.
             Ok(bound) if bound.local_addr().is_some() => {
                 HOSTED.lock().unwrap_or_else(PoisonError::into_inner).push(bound);
@@ -298,5 +298,9 @@ fn join_store(
             Err(e) => return Err(e),
         }
     }
-    Ok((Arc::new(TcpStore::connect(address, deadline)?), server))
+    let host = if place.store_is_hosted { "" } else { " (rank 0 is its host)" };
+    let store = TcpStore::connect_as(address, format!("store at {address}{host}"), deadline)?;
+    // What waits without a deadline of its own waits no longer than anything else in this world.
+    let limit = deadline.remaining().map(|left| left.saturating_add(deadline.elapsed()));
+    Ok((Arc::new(store.with_limit(limit.unwrap_or(Duration::ZERO))), server))
 }

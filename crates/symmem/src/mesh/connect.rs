@@ -1,26 +1,30 @@
 //! Connecting the mesh: every rank listens, publishes where in the store, connects to the ranks below
 //! it and accepts those above. Each end proves the job's token and its user. No step waits without a deadline.
+//!
+//! What is found in the store is not trusted: an address leads to a socket in a private directory of this user, or nowhere.
 
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use serde::{Deserialize, Serialize};
 
 use super::endpoint::{self, Endpoint};
+use super::records::{Address, Ended, Published, Records, Verdict};
 use super::socket::{self, Packet, Received};
 use super::{Gone, Mesh};
 use crate::error::{Error, Result};
-use crate::store::{PrefixStore, SharedStore, Store};
+use crate::store::SharedStore;
 use crate::sync::Deadline;
 
-const OP: &str = "connect";
+pub(super) const OP: &str = "connect";
 /// How often a rank that does not come is asked whether it still lives.
 const PROBE: Duration = Duration::from_millis(40);
 /// How many are asked at a time, so that large worlds are not busy with asking.
 const PROBED_AT_ONCE: usize = 16;
+/// How soon a rank whose queue of connections was full is tried again.
+const RETRY: Duration = Duration::from_millis(2);
 
 /// What a rank needs to find the others.
 pub(crate) struct Bootstrap {
@@ -32,42 +36,33 @@ pub(crate) struct Bootstrap {
     pub(crate) deadline: Deadline,
 }
 
-/// What a rank publishes of itself.
-#[derive(Serialize, Deserialize)]
-struct Address {
-    host: String,
-    path: PathBuf,
-}
-
-/// Or why it cannot be reached.
-type Published = Result<Address, String>;
-
-/// Why the job could not be connected; the first verdict, found in the store, is everyone's.
-#[derive(Serialize, Deserialize)]
-struct Verdict {
-    blamed: Vec<usize>,
-    how: String,
-    timed_out: bool,
-}
-
 /// Connects this rank with all others of its machine. Collective over the world.
 pub(crate) fn connect(bootstrap: &Bootstrap) -> Result<Mesh> {
     let deadline = bootstrap.deadline.start();
-    let store = own_world(bootstrap)?;
-    let token = agree_on_token(bootstrap.rank, &store, deadline)?;
+    let records = Records::open(bootstrap, deadline)?;
     let host = host_id();
     let opened = Endpoint::open(bootstrap.socket_dir.as_deref());
     let address = |e: &Endpoint| Address { host: host.clone(), path: e.path().to_owned() };
     let published: Published = opened.as_ref().map(address).map_err(Error::to_string);
-    store.set(&address_key(bootstrap.rank), &encode(&published))?;
+    records.publish(&published)?;
     let endpoint = opened?;
-    let addresses = addresses(bootstrap, &store, deadline)?;
+    let (token, addresses) = match records.gather() {
+        Ok(gathered) => gathered,
+        Err(Ended::Error(error)) => return Err(error),
+        // Before our socket is closed, for which nobody shall blame us.
+        Err(Ended::Verdict(verdict)) => {
+            return Err(records.settle(verdict).error(bootstrap.rank, deadline));
+        }
+    };
     let local = |a: &Address| a.host == host;
+    let paths: Vec<_> = addresses.into_iter().map(|a| local(&a).then_some(a.path)).collect();
+    let is_local = |peer: &usize| paths.get(*peer).is_some_and(Option::is_some);
     let mut joining = Joining {
         rank: bootstrap.rank,
         token,
         endpoint,
-        paths: addresses.into_iter().map(|a| local(&a).then_some(a.path)).collect(),
+        ungreeted: (0..bootstrap.rank).filter(is_local).collect(),
+        paths,
         connected: (0..bootstrap.size).map(|_| None).collect(),
         greeted: Vec::new(),
         strangers: Vec::new(),
@@ -76,64 +71,12 @@ pub(crate) fn connect(bootstrap: &Bootstrap) -> Result<Mesh> {
     };
     match joining.run(deadline) {
         Ok(()) => Mesh::sockets(bootstrap.rank, joining.connected),
-        Err(verdict) => Err(joining.give_up(verdict, &store, deadline)),
-    }
-}
-
-/// The n-th world of a job on one rank is the n-th on all: each has its own keys.
-fn own_world(bootstrap: &Bootstrap) -> Result<PrefixStore> {
-    // A job that torchrun starts again finds the keys of its former life, which may have ended unevenly.
-    let life = std::env::var("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
-    let n = bootstrap.store.add(&format!("symmem/worlds/{life}/{}", bootstrap.rank), 1)?;
-    Ok(PrefixStore::new(format!("symmem/world/{life}/{n}"), bootstrap.store.clone()))
-}
-
-fn address_key(rank: usize) -> String {
-    format!("address/{rank}")
-}
-
-fn agree_on_token(rank: usize, store: &PrefixStore, deadline: Deadline) -> Result<u128> {
-    if rank == 0 {
-        store.set("token", &endpoint::random()?.to_le_bytes())?;
-    }
-    let bytes = store.get("token", deadline).map_err(|e| waiting_for(e, vec![0]))?;
-    bytes.try_into().map(u128::from_le_bytes).map_err(|bytes: Vec<u8>| Error::Protocol {
-        with: "the store".into(),
-        expected: "a job token of 16 bytes".into(),
-        got: format!("{} bytes", bytes.len()),
-    })
-}
-
-/// Every rank's address, in rank order; at the deadline, says who did not publish one.
-fn addresses(
-    bootstrap: &Bootstrap,
-    store: &PrefixStore,
-    deadline: Deadline,
-) -> Result<Vec<Address>> {
-    let keys: Vec<String> = (0..bootstrap.size).map(address_key).collect();
-    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-    let values = store.multi_get(&keys, deadline).map_err(|e| {
-        let absent = |key: &&str| !store.check(&[key]).unwrap_or(true);
-        let missing = keys.iter().enumerate().filter(|(_, key)| absent(key)).map(|(r, _)| r);
-        waiting_for(e, missing.collect())
-    })?;
-    let reachable = |(rank, value): (usize, &Vec<u8>)| {
-        decode::<Published>(value, "a rank's address")?.map_err(|reason| Error::PeerFailed {
-            op: OP,
-            rank,
-            reason,
-        })
-    };
-    values.iter().enumerate().map(reachable).collect()
-}
-
-/// Names the ranks that a wait for the store was really about.
-fn waiting_for(error: Error, ranks: Vec<usize>) -> Error {
-    match error {
-        Error::Timeout { after, .. } => {
-            Error::Timeout { op: OP, channel: None, waiting_for: ranks, after, doing: Vec::new() }
+        Err(verdict) => {
+            // Tells everyone why, before our closed connections do; takes the first verdict as ours.
+            let verdict = records.settle(verdict);
+            joining.say_goodbye(&verdict);
+            Err(verdict.error(bootstrap.rank, deadline))
         }
-        other => other,
     }
 }
 
@@ -144,6 +87,8 @@ struct Joining {
     /// Where the ranks of this machine listen.
     paths: Vec<Option<PathBuf>>,
     connected: Vec<Option<OwnedFd>>,
+    /// Ranks below us that we have not connected to.
+    ungreeted: Vec<usize>,
     /// Ranks below us that have our hello.
     greeted: Vec<(usize, OwnedFd)>,
     /// Whoever has connected to us without a word yet.
@@ -154,20 +99,15 @@ struct Joining {
 
 impl Joining {
     fn run(&mut self, deadline: Deadline) -> Result<(), Verdict> {
-        for peer in 0..self.rank {
-            if let Some(path) = self.paths.get(peer).cloned().flatten() {
-                let socket = self.greet(peer, &path, deadline)?;
-                self.greeted.push((peer, socket));
-            }
-        }
         loop {
+            self.greet(deadline)?;
             let missing = self.missing();
             if missing.is_empty() {
                 return Ok(());
             }
             if deadline.expired() {
                 let how = format!("no answer after {:.1?}", deadline.elapsed());
-                return Err(Verdict { blamed: missing, how, timed_out: true });
+                return Err(Verdict { by: self.rank, blamed: missing, how, timed_out: true });
             }
             self.wait(deadline);
             self.accept()?;
@@ -185,35 +125,46 @@ impl Joining {
             .collect()
     }
 
-    fn greet(&self, peer: usize, path: &Path, deadline: Deadline) -> Result<OwnedFd, Verdict> {
-        let blame = |how: String| Verdict { blamed: vec![peer], how, timed_out: false };
-        loop {
+    /// Connects to the ranks below us. One whose queue is full is tried again later: meanwhile others are heard.
+    fn greet(&mut self, deadline: Deadline) -> Result<(), Verdict> {
+        for peer in std::mem::take(&mut self.ungreeted) {
+            let Some(path) = self.paths.get(peer).and_then(Option::as_ref) else { continue };
             match endpoint::connect(path) {
+                Ok(socket) if !socket::peer_is_same_user(&socket) => {
+                    return Err(self.lost(peer, "it runs under another user"));
+                }
                 Ok(socket) => {
-                    if !socket::peer_is_same_user(&socket) {
-                        return Err(blame("it runs under another user".into()));
-                    }
                     let hello = Packet::Hello { token: self.token, rank: self.rank };
                     let sent = socket::send(&socket, &hello, None, deadline);
-                    return sent.map(|()| socket).map_err(|e| blame(e.to_string()));
+                    sent.map_err(|e| self.lost(peer, &e.to_string()))?;
+                    self.greeted.push((peer, socket));
                 }
-                // Its queue of connections is full: it has not come to accepting yet.
-                Err(Errno::AGAIN | Errno::INTR) if !deadline.expired() => {
-                    std::thread::sleep(deadline.nap(Duration::from_millis(2)));
-                }
-                Err(Errno::AGAIN | Errno::INTR) => {
-                    let how = format!("no answer after {:.1?}", deadline.elapsed());
-                    return Err(Verdict { timed_out: true, ..blame(how) });
-                }
-                Err(e) if is_our_own(e) => return Err(lost(self.rank, &format!("socket: {e}"))),
-                Err(Errno::NOENT) => {
-                    let hint =
-                        "in another container? let SYMMEM_SOCKET_DIR name a shared directory";
-                    return Err(blame(format!("no socket at {} ({hint})", path.display())));
-                }
-                Err(e) => return Err(blame(format!("connecting to {}: {e}", path.display()))),
+                Err(Errno::AGAIN | Errno::INTR) => self.ungreeted.push(peer),
+                Err(e) => return Err(self.unreachable(peer, e)),
             }
         }
+        Ok(())
+    }
+
+    /// What follows from not reaching the socket of `peer`.
+    fn unreachable(&self, peer: usize, e: Errno) -> Verdict {
+        if is_our_own(e) {
+            return self.lost(self.rank, &format!("socket: {e}"));
+        }
+        let path = self.paths.get(peer).and_then(Option::as_ref);
+        let at = path.map(|path| path.display().to_string()).unwrap_or_default();
+        let how = match e {
+            Errno::CONNREFUSED => "its socket is closed".to_owned(),
+            Errno::NOENT => {
+                let hint = "in another container? let SYMMEM_SOCKET_DIR name a shared directory";
+                format!("no socket at {at} ({hint})")
+            }
+            Errno::PERM | Errno::LOOP | Errno::NOTDIR => {
+                format!("{at}, its address in the store, is no socket of this user")
+            }
+            e => format!("connecting to {at}: {e}"),
+        };
+        self.lost(peer, &how)
     }
 
     /// Sleeps until something arrives, or it is time to probe.
@@ -222,6 +173,7 @@ impl Joining {
         let waiting = self.greeted.iter().map(|(_, fd)| fd).chain(&self.strangers);
         fds.extend(waiting.map(|fd| PollFd::new(fd, PollFlags::IN)));
         let nap = deadline.nap(self.next_probe.saturating_duration_since(Instant::now()));
+        let nap = if self.ungreeted.is_empty() { nap } else { nap.min(RETRY) };
         let _ = poll(&mut fds, Some(&socket::timespec(nap)));
     }
 
@@ -230,7 +182,9 @@ impl Joining {
             match self.endpoint.accept() {
                 Ok(socket) if socket::peer_is_same_user(&socket) => self.strangers.push(socket),
                 Ok(_) => tracing::warn!("refused a connection from another user"),
-                Err(e) if is_our_own(e) => return Err(lost(self.rank, &format!("accept: {e}"))),
+                Err(e) if is_our_own(e) => {
+                    return Err(self.lost(self.rank, &format!("accept: {e}")));
+                }
                 Err(_) => return Ok(()), // nobody, or nobody any more
             }
         }
@@ -268,9 +222,12 @@ impl Joining {
                 {
                     self.connected[peer] = Some(socket);
                 }
-                Received::End => return Err(lost(peer, "its connection closed")),
+                Received::Packet(Packet::Bye(Gone { how, because_of, .. }), _) => {
+                    return Err(self.lost(because_of.unwrap_or(peer), &how));
+                }
+                Received::End => return Err(self.lost(peer, "its connection closed")),
                 Received::Packet(..) | Received::Garbage(_) => {
-                    return Err(lost(peer, "it does not know the job's token"));
+                    return Err(self.lost(peer, "it does not know the job's token"));
                 }
             }
         }
@@ -288,42 +245,28 @@ impl Joining {
         self.probe_from = start + PROBED_AT_ONCE;
         for &peer in waited.iter().cycle().skip(start).take(waited.len().min(PROBED_AT_ONCE)) {
             let Some(path) = self.paths.get(peer).and_then(Option::as_ref) else { continue };
-            if let Err(Errno::CONNREFUSED | Errno::NOENT) = endpoint::connect(path) {
-                return Err(lost(peer, "its socket is closed"));
+            match endpoint::connect(path) {
+                Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
+                // To ask is not worth giving up for.
+                Err(e) if is_our_own(e) => {}
+                Err(e) => return Err(self.unreachable(peer, e)),
             }
         }
         Ok(())
     }
 
-    /// Tells everyone why, before our closed connections do; takes the first verdict as ours.
-    fn give_up(&self, verdict: Verdict, store: &PrefixStore, deadline: Deadline) -> Error {
-        let first = store.compare_set("verdict", &[], &encode(&verdict));
-        let verdict = first.and_then(|v| decode(&v, "a verdict")).unwrap_or(verdict);
+    fn lost(&self, peer: usize, how: &str) -> Verdict {
+        Verdict { by: self.rank, blamed: vec![peer], how: how.to_owned(), timed_out: false }
+    }
+
+    /// Those who have all their connections, by their own account, know of no verdict.
+    fn say_goodbye(&self, verdict: &Verdict) {
         let how = format!("it gave up connecting: {}", verdict.how);
         let because_of = verdict.blamed.first().copied();
         let gone = Gone { left: true, how, because_of };
-        // Those who have all their connections, by their own account, know of no verdict.
         let greeted = self.greeted.iter().map(|(_, socket)| socket);
         let peers = self.connected.iter().flatten().chain(greeted);
         peers.for_each(|socket| socket::say_goodbye(socket, &gone));
-        // The dead cannot tidy up after themselves.
-        self.paths.iter().flatten().for_each(|path| endpoint::remove_if_dead(path));
-        match verdict.blamed.as_slice() {
-            [rank] if *rank == self.rank && !verdict.timed_out => Error::Unavailable {
-                what: "a connection to the other ranks".into(),
-                why: verdict.how,
-            },
-            [rank, ..] if !verdict.timed_out => {
-                Error::PeerLost { rank: *rank, during: OP, how: verdict.how }
-            }
-            _ => Error::Timeout {
-                op: OP,
-                channel: None,
-                waiting_for: verdict.blamed,
-                after: deadline.elapsed(),
-                doing: Vec::new(),
-            },
-        }
     }
 }
 
@@ -332,24 +275,7 @@ fn is_our_own(e: Errno) -> bool {
     matches!(e, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)
 }
 
-fn lost(peer: usize, how: &str) -> Verdict {
-    Verdict { blamed: vec![peer], how: how.to_owned(), timed_out: false }
-}
-
 /// Tells machines apart: host names repeat, boot ids do not. A connection still has to succeed.
 fn host_id() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
-}
-
-fn encode<T: Serialize>(value: &T) -> Vec<u8> {
-    // Fails only for types that cannot be serialised at all.
-    postcard::to_stdvec(value).unwrap_or_default()
-}
-
-fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8], what: &str) -> Result<T> {
-    postcard::from_bytes(bytes).map_err(|e| Error::Protocol {
-        with: "the store".into(),
-        expected: what.into(),
-        got: format!("{} bytes: {e}", bytes.len()),
-    })
 }

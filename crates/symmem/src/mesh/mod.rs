@@ -7,6 +7,7 @@
 mod connect;
 pub(crate) mod endpoint;
 mod inbox;
+mod records;
 mod socket;
 mod watcher;
 

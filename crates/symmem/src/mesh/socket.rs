@@ -1,5 +1,5 @@
 //! Packets over Unix sockets: framing, descriptors beside them, and who is at the other end.
-#![allow(unsafe_code)] // two socket options that rustix has no sound call for
+#![allow(unsafe_code)] // one socket option that rustix has no call for
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::{Gone, Phase, Subject};
 use crate::backend::Exported;
 use crate::error::{Error, Result};
+use crate::private;
 use crate::sync::Deadline;
 
 /// The largest packet. Sockets keep packet boundaries, so one read is one packet.
@@ -165,21 +166,7 @@ pub(super) fn receive(socket: &OwnedFd) -> Received {
 
 /// Whether the other end runs under our own user.
 pub(super) fn peer_is_same_user(socket: &OwnedFd) -> bool {
-    // Not rustix's call: across pid namespaces the kernel reports pid 0, which its type cannot hold.
-    let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    let fd = socket.as_raw_fd();
-    // SAFETY: `cred` is a plain struct of the length given, and the descriptor is open.
-    let answer = unsafe {
-        libc::getsockopt(
-            fd,
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut cred).cast(),
-            &raw mut len,
-        )
-    };
-    answer == 0 && cred.uid == rustix::process::geteuid().as_raw()
+    private::peer_user(socket) == Some(private::user())
 }
 
 /// A descriptor that becomes readable when the process at the other end has ended, where the kernel gives one.

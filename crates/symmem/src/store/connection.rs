@@ -9,18 +9,20 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::limits::{MESSAGE_LEN, at_most};
+use super::local_peer::Peer;
 use super::stream::{Address, Stream};
+use super::timed_out;
 use super::wire::{Kind, MAGIC, Message, STOP_WAITING, WAIT_CANCELED};
-use super::{CALL_LIMIT, timed_out};
 use crate::error::{Error, Result};
+use crate::private;
 use crate::sync::Deadline;
-
-/// How long the server may take for an answer that is due at once, even if the caller's deadline has passed:
-/// otherwise a short deadline would cost a connection each time.
-pub(super) const GRACE: Duration = Duration::from_secs(5);
 
 /// The most time for one attempt to connect.
 const OPEN_LIMIT: Duration = Duration::from_secs(20);
+
+/// The most that a call may last beyond its deadline, and how much that is of short ones (a twelfth, and this).
+const OVERTIME: Duration = Duration::from_secs(5);
+const SHORT_OVERTIME: Duration = Duration::from_millis(90);
 
 /// The pieces in which input is read.
 const CHUNK: usize = 64 << 10;
@@ -49,12 +51,27 @@ impl Connection {
         // No address of a host with several may use up the time for the others; zero would mean for ever.
         let limit = until.nap(OPEN_LIMIT).max(Duration::from_millis(1));
         let until = Deadline::after(limit);
-        let stream = Stream::connect(peer, limit).map_err(connect())?;
+        let stream = Stream::connect(peer, until).map_err(connect())?;
         // Any start will do; one of our own makes a trace of the wire easier to read.
         let pings = std::process::id() << 16;
         let mut connection = Self { stream, with: with.to_owned(), input: vec![], used: 0, pings };
         connection.confirm("connect", Message::new(Kind::Validate).word(MAGIC), until)?;
-        Ok(connection)
+        // After its answer, because only then somebody has certainly taken the connection.
+        match connection.stream.server() {
+            Peer::User(uid) if !private::is_trusted(uid) => {
+                let expected = format!("a server of user {}", private::user());
+                Err(connection.protocol(expected, format!("one of user {uid}")))
+            }
+            Peer::Nobody => Err(connection.end()),
+            Peer::User(_) | Peer::Remote => Ok(connection),
+        }
+    }
+
+    /// Whether the server has not ended the connection since it was last used.
+    pub(super) fn is_open(&mut self) -> bool {
+        let waits =
+            |e: &std::io::Error| matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted);
+        self.stream.read(&mut [0]).is_err_and(|e| waits(&e))
     }
 
     /// Sends queries that have no answer, and waits until the server has carried them out.
@@ -94,24 +111,24 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits for keys; afterwards, also after the deadline, the connection is in step.
+    /// Waits for keys until `deadline`; afterwards, also then, the connection is in step, or this fails by `last`.
     pub(super) fn wait(
         &mut self,
         op: &'static str,
         keys: &[&str],
         deadline: Deadline,
+        last: Deadline,
     ) -> Result<Waited> {
-        self.send(op, &Message::new(Kind::Wait).keys(keys), at_once(deadline, CALL_LIMIT))?;
+        self.send(op, &Message::new(Kind::Wait).keys(keys), last)?;
         match self.receive(op, deadline) {
             Ok([STOP_WAITING]) => Ok(Waited::Appeared),
             Ok([other]) => Err(self.protocol("the end of a wait", other.to_string())),
-            Err(Error::Timeout { .. }) => self.cancel_wait(op),
+            Err(Error::Timeout { .. } | Error::Interrupted { .. }) => self.cancel_wait(op, last),
             Err(error) => Err(error),
         }
     }
 
-    fn cancel_wait(&mut self, op: &'static str) -> Result<Waited> {
-        let until = Deadline::after(GRACE);
+    fn cancel_wait(&mut self, op: &'static str, until: Deadline) -> Result<Waited> {
         self.send(op, &Message::new(Kind::CancelWait), until)?;
         let [first] = self.receive(op, until)?;
         if first == WAIT_CANCELED {
@@ -212,7 +229,7 @@ impl Connection {
         if until.expired() {
             return Err(timed_out(op, until));
         }
-        let limit = Timespec::try_from(until.nap(Duration::from_millis(100))).ok();
+        let limit = Timespec::try_from(until.nap(Duration::from_millis(50))).ok();
         match poll(&mut [PollFd::new(&self.stream, flags)], limit.as_ref()) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(Error::system(format!("poll on {}", self.with))(error)),
@@ -224,8 +241,11 @@ impl Connection {
     }
 }
 
-/// The deadline of an answer that does not depend on other ranks: the caller's, but no shorter than `GRACE`
-/// and, before all, no longer than `limit`.
-pub(super) fn at_once(deadline: Deadline, limit: Duration) -> Deadline {
-    Deadline::after(deadline.remaining().map_or(limit, |left| left.max(GRACE).min(limit)))
+/// When a call that may take until `deadline` is over at the latest, the deadline being fresh. The difference is for what
+/// is due at once: without it, a short deadline would cost a connection each time.
+pub(super) fn last_moment(deadline: Deadline) -> Deadline {
+    let Some(left) = deadline.remaining() else { return Deadline::NEVER };
+    let overtime = left.saturating_add(deadline.elapsed()) / 12;
+    let overtime = overtime.saturating_add(SHORT_OVERTIME).min(OVERTIME);
+    Deadline::after(left.saturating_add(overtime))
 }

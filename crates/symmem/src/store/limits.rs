@@ -15,8 +15,22 @@ pub const MAX_KEYS: usize = 128 << 10;
 
 pub(super) const WIRE_KEY_LEN: usize = 8 << 10;
 
-/// The longest query, answer and (for `append`, which can exceed the value of one call) stored value.
-pub(super) const MESSAGE_LEN: usize = 64 << 20;
+/// The longest query and (for `append`, which can exceed the value of one call) stored value: room for the two values of
+/// one `compare_set`.
+pub(super) const MESSAGE_LEN: usize = 17 << 20;
+
+/// The longest answer. It costs the server nothing but what is small in it: large values are sent from where they lie.
+pub(super) const ANSWER_LEN: usize = 64 << 20;
+
+/// What all keys and values of a server may take together.
+pub(super) const TABLE_LEN: usize = 20 << 20;
+
+/// What all clients of a server may hold together: input that is no query yet, output that they do not read, and values
+/// that only such output still needs.
+pub(super) const CLIENTS_LEN: usize = 18 << 20;
+
+/// What an entry, or a key in a query, takes apart from its bytes; rather too much than too little.
+pub(super) const OVERHEAD: usize = 128;
 
 /// Why a query is not carried out.
 #[derive(Debug, PartialEq, Eq)]

@@ -1,12 +1,16 @@
 //! The store of ranks that are threads of one process.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use super::limits::{check_entries, check_entry, check_key, check_keys, check_value};
+use super::limits::{Refusal, check_entries, check_entry, check_key, check_keys, check_value};
 use super::table::{Table, Waiter};
 use super::{Store, timed_out};
 use crate::error::Result;
 use crate::sync::Deadline;
+
+/// How long a wait sleeps before it asks again whether it shall end.
+const NAP: Duration = Duration::from_millis(50);
 
 /// A store in this process's memory. Share it between ranks as a [`SharedStore`](super::SharedStore).
 #[derive(Default)]
@@ -56,17 +60,19 @@ impl MemoryStore {
             return Some(state);
         }
         while state.table.is_waiting(waiter) {
-            state = match deadline.remaining() {
-                None => self.appeared.wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some(left) if left.is_zero() => {
-                    state.table.cancel(waiter);
-                    return None;
-                }
-                Some(left) => {
-                    let woken = self.appeared.wait_timeout(state, left);
-                    woken.unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
+            if deadline.remaining() == Some(Duration::ZERO) {
+                state.table.cancel(waiter);
+                return None;
+            }
+            let woken = self.appeared.wait_timeout(state, deadline.nap(NAP));
+            drop(woken.unwrap_or_else(PoisonError::into_inner));
+            // Whoever is asked whether the wait shall end may use this store.
+            let ended = deadline.expired();
+            state = self.lock();
+            if ended && state.table.is_waiting(waiter) {
+                state.table.cancel(waiter);
+                return None;
+            }
         }
         Some(state)
     }
@@ -90,8 +96,7 @@ impl MemoryStore {
 impl Store for MemoryStore {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         check_entry("set", key, value)?;
-        self.change(|table| table.set(key.into(), value.to_vec()));
-        Ok(())
+        self.change(|table| table.set(key.into(), value.to_vec())).map_err(|r| r.usage("set"))
     }
 
     fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
@@ -114,7 +119,11 @@ impl Store for MemoryStore {
     fn compare_set(&self, key: &str, expected: &[u8], new: &[u8]) -> Result<Vec<u8>> {
         check_entry("compare_set", key, new)?;
         check_value("compare_set", expected)?;
-        Ok(self.change(|table| table.compare_set(key.into(), expected.to_vec(), new.to_vec())))
+        let swap = |table: &mut Table| {
+            let held = table.compare_set(key.into(), expected.to_vec(), new.to_vec())?;
+            Ok(held.bytes().to_vec())
+        };
+        self.change(swap).map_err(|r: Refusal| r.usage("compare_set"))
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool> {
@@ -139,11 +148,9 @@ impl Store for MemoryStore {
     fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<()> {
         check_entries("multi_set", entries)?;
         self.change(|table| {
-            for (key, value) in entries {
-                table.set((*key).into(), value.to_vec());
-            }
-        });
-        Ok(())
+            entries.iter().try_for_each(|(key, value)| table.set((*key).into(), value.to_vec()))
+        })
+        .map_err(|r| r.usage("multi_set"))
     }
 
     fn num_keys(&self) -> Result<i64> {

@@ -6,8 +6,10 @@
 
 mod connection;
 mod limits;
+mod local_peer;
 mod memory;
 mod prefix;
+mod seal;
 mod session;
 mod stream;
 mod table;
@@ -18,11 +20,12 @@ mod wire;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::sync::Deadline;
+use crate::sync::{Deadline, Expiry};
 
 pub use limits::{MAX_KEY_LEN, MAX_KEYS, MAX_VALUE_LEN};
 pub use memory::MemoryStore;
 pub use prefix::PrefixStore;
+pub(crate) use seal::Seal;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub use session::fuzzing;
@@ -63,12 +66,24 @@ pub trait Store: Send + Sync {
 
     /// How many keys there are.
     fn num_keys(&self) -> Result<i64>;
+
+    /// The same store, whose calls all end soon after `deadline`, also those that are given none; `None` where no such call
+    /// can last.
+    fn until(&self, deadline: Deadline) -> Option<SharedStore> {
+        let _ = deadline;
+        None
+    }
+
+    /// What errors call it, and who hosts it if that is known.
+    fn describe(&self) -> String {
+        "the store".to_owned()
+    }
 }
 
 /// A store shared by several owners.
 pub type SharedStore = Arc<dyn Store>;
 
 fn timed_out(op: &'static str, deadline: Deadline) -> Error {
-    let (after, doing) = (deadline.elapsed(), Vec::new());
-    Error::Timeout { op, channel: None, waiting_for: vec![], after, doing }
+    let why = deadline.expiry().unwrap_or(Expiry::Deadline);
+    why.error(op, Vec::new(), deadline.elapsed())
 }

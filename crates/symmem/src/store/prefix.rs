@@ -77,4 +77,13 @@ impl Store for PrefixStore {
     fn num_keys(&self) -> Result<i64> {
         self.store.num_keys()
     }
+
+    fn until(&self, deadline: Deadline) -> Option<SharedStore> {
+        let store = self.store.until(deadline)?;
+        Some(std::sync::Arc::new(Self { prefix: self.prefix.clone(), store }))
+    }
+
+    fn describe(&self) -> String {
+        self.store.describe()
+    }
 }

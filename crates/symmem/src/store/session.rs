@@ -1,28 +1,106 @@
 //! One client of the server: bytes in, the table asked, bytes out. Knows no socket.
 
-use super::limits::{MESSAGE_LEN, Refusal, at_most};
-use super::table::{Table, Waiter};
-use super::wire::{
-    Decoder, MAGIC, NOT_READY, Query, READY, STOP_WAITING, WAIT_CANCELED, put_value,
-};
+use std::collections::VecDeque;
 
-/// While this much output lies unsent, no further query of the client is answered. One answer is at most
-/// `MESSAGE_LEN`, so the two together bound what a client that does not read can cost.
+use super::limits::{ANSWER_LEN, OVERHEAD, Refusal, at_most};
+use super::table::{Table, Value, Waiter};
+use super::wire::{Decoder, MAGIC, NOT_READY, Query, READY, STOP_WAITING, WAIT_CANCELED, put_len};
+
+/// While this much output lies unsent, no further query of the client is answered.
 const OUTPUT_PAUSE: usize = 256 << 10;
+
+/// Values from this length on are sent from where they lie.
+const SHARED: usize = 4 << 10;
 
 pub(super) struct Session {
     /// The client's name in the table.
     id: Waiter,
     decoder: Decoder,
     validated: bool,
-    output: Vec<u8>,
-    /// How much of `output` has been sent.
+    output: Output,
+    /// What the table keeps for the client's wait.
+    wait_cost: usize,
+}
+
+/// What is to be sent, in order. Large values are shared with the table, so that a client that asks for much and reads
+/// nothing costs no more than one that asks for little.
+#[derive(Default)]
+struct Output {
+    pieces: VecDeque<Piece>,
+    /// How much of the first piece has been sent.
     sent: usize,
+    /// The bytes of all pieces that are unsent, and of those that nobody else has.
+    unsent: usize,
+    own: usize,
+}
+
+enum Piece {
+    Own(Vec<u8>),
+    Shared(Value),
+}
+
+impl Piece {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Own(bytes) => bytes,
+            Self::Shared(value) => value.bytes(),
+        }
+    }
+}
+
+impl Output {
+    fn put(&mut self, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return; // an empty piece would look like the end of the output
+        }
+        self.unsent += bytes.len();
+        self.own += bytes.len();
+        match self.pieces.back_mut() {
+            Some(Piece::Own(last)) if last.len() < OUTPUT_PAUSE => last.extend_from_slice(bytes),
+            _ => self.pieces.push_back(Piece::Own(bytes.to_vec())),
+        }
+    }
+
+    /// A length and that many bytes; none for a key that does not exist.
+    fn put_value(&mut self, value: Option<Value>) {
+        let len = value.as_ref().map_or(0, |value| value.bytes().len());
+        let mut prefix = Vec::with_capacity(size_of::<u64>());
+        put_len(&mut prefix, len);
+        self.put(&prefix);
+        match value {
+            Some(value) if len >= SHARED => {
+                self.unsent += len;
+                self.pieces.push_back(Piece::Shared(value));
+            }
+            Some(value) => self.put(value.bytes()),
+            None => {}
+        }
+    }
+
+    fn next(&self) -> &[u8] {
+        let first = self.pieces.front().map(Piece::bytes).unwrap_or_default();
+        first.get(self.sent..).unwrap_or_default()
+    }
+
+    fn mark_sent(&mut self, len: usize) {
+        self.sent += len;
+        self.unsent = self.unsent.saturating_sub(len);
+        while self.pieces.front().is_some_and(|piece| self.sent >= piece.bytes().len()) {
+            if let Some(Piece::Own(bytes)) = self.pieces.pop_front() {
+                self.own -= bytes.len();
+            }
+            self.sent = 0;
+        }
+        if self.pieces.is_empty() {
+            self.pieces.shrink_to(4);
+        }
+    }
 }
 
 impl Session {
     pub(super) fn new(id: Waiter) -> Self {
-        Self { id, decoder: Decoder::default(), validated: false, output: vec![], sent: 0 }
+        let (decoder, output) = (Decoder::default(), Output::default());
+        Self { id, decoder, validated: false, output, wait_cost: 0 }
     }
 
     pub(super) fn feed(&mut self, bytes: &[u8]) {
@@ -44,24 +122,41 @@ impl Session {
 
     /// Whether the client has to read before it is heard again.
     pub(super) fn is_paused(&self) -> bool {
-        self.unsent().len() >= OUTPUT_PAUSE
+        self.output.unsent >= OUTPUT_PAUSE
+    }
+
+    /// Whether it has shown that it is a client at all.
+    pub(super) fn is_validated(&self) -> bool {
+        self.validated
+    }
+
+    pub(super) fn is_waiting(&self) -> bool {
+        self.wait_cost > 0
     }
 
     pub(super) fn stop_waiting(&mut self) {
-        self.output.push(STOP_WAITING);
+        self.wait_cost = 0;
+        self.output.put(&[STOP_WAITING]);
     }
 
+    /// The next bytes to send; not all, if there are many.
     pub(super) fn unsent(&self) -> &[u8] {
-        self.output.get(self.sent..).unwrap_or_default()
+        self.output.next()
     }
 
     pub(super) fn mark_sent(&mut self, len: usize) {
-        self.sent += len;
-        if self.unsent().is_empty() {
-            self.output.clear();
-            self.output.shrink_to(OUTPUT_PAUSE);
-            self.sent = 0;
-        }
+        self.output.mark_sent(len);
+    }
+
+    /// What the client costs, apart from values that the table has too.
+    pub(super) fn cost(&self) -> usize {
+        let output = self.output.own + self.output.pieces.len() * OVERHEAD;
+        self.decoder.held() + output + self.wait_cost
+    }
+
+    /// How much it keeps of values that the table may have no more.
+    pub(super) fn shared(&self) -> usize {
+        self.output.unsent.saturating_sub(self.output.own)
     }
 
     fn carry_out(&mut self, query: Query, table: &mut Table) -> Result<(), Refusal> {
@@ -72,33 +167,34 @@ impl Session {
         match query {
             // PyTorch's own clients validate once; a second time does no harm.
             Query::Validate(_) => return self.validate(&query),
-            Query::Set { key, value } => table.set(key, value),
+            Query::Set { key, value } => table.set(key, value)?,
             Query::CompareSet { key, expected, new } => {
-                put_value(out, &table.compare_set(key, expected, new));
+                out.put_value(Some(table.compare_set(key, expected, new)?));
             }
             // An absent key reads as empty, as from torch's libuv server: clients wait for it first.
-            Query::Get(key) => put_value(out, table.get(&key).unwrap_or_default()),
+            Query::Get(key) => out.put_value(table.value(&key)),
             Query::Add { key, amount } => {
-                out.extend_from_slice(&table.add(key, amount)?.to_ne_bytes());
+                out.put(&table.add(key, amount)?.to_ne_bytes());
             }
             Query::Check(keys) => {
-                out.push(if table.contains_all(&keys) { READY } else { NOT_READY });
+                out.put(&[if table.contains_all(&keys) { READY } else { NOT_READY }]);
             }
             Query::Wait(keys) => return self.wait(&keys, table),
-            Query::NumKeys => out.extend_from_slice(&(table.len() as u64).to_ne_bytes()),
+            Query::NumKeys => out.put(&(table.len() as u64).to_ne_bytes()),
             Query::Delete(key) => {
-                out.extend_from_slice(&i64::from(table.delete(&key)).to_ne_bytes());
+                out.put(&i64::from(table.delete(&key)).to_ne_bytes());
             }
             Query::Append { key, value } => table.append(key, &value)?,
             Query::MultiGet(keys) => return self.multi_get(&keys, table),
             Query::MultiSet(entries) => {
-                entries.into_iter().for_each(|(key, value)| table.set(key, value));
+                entries.into_iter().try_for_each(|(key, value)| table.set(key, value))?;
             }
             Query::CancelWait => {
                 table.cancel(self.id);
-                out.push(WAIT_CANCELED);
+                self.wait_cost = 0;
+                out.put(&[WAIT_CANCELED]);
             }
-            Query::Ping(word) => out.extend_from_slice(&word.to_ne_bytes()),
+            Query::Ping(word) => out.put(&word.to_ne_bytes()),
         }
         Ok(())
     }
@@ -121,6 +217,9 @@ impl Session {
         }
         if table.wait(self.id, keys) {
             self.stop_waiting();
+        } else {
+            // Each is kept twice, in a set each time.
+            self.wait_cost = keys.iter().map(|key| 2 * (key.len() + OVERHEAD)).sum();
         }
         Ok(())
     }
@@ -128,8 +227,8 @@ impl Session {
     fn multi_get(&mut self, keys: &[Vec<u8>], table: &Table) -> Result<(), Refusal> {
         let values = || keys.iter().map(|key| table.get(key).unwrap_or_default());
         let len: usize = values().map(|value| value.len() + size_of::<u64>()).sum();
-        at_most(MESSAGE_LEN, len as u64, "an answer length")?;
-        values().for_each(|value| put_value(&mut self.output, value));
+        at_most(ANSWER_LEN, len as u64, "an answer length")?;
+        keys.iter().for_each(|key| self.output.put_value(table.value(key)));
         Ok(())
     }
 }
@@ -163,8 +262,7 @@ pub mod fuzzing {
                 for woken in table.take_woken() {
                     if woken == 1 { client.stop_waiting() } else { bystander.stop_waiting() }
                 }
-                output.extend_from_slice(client.unsent());
-                client.mark_sent(client.unsent().len());
+                drain(&mut client, &mut output);
                 match verdict {
                     Ok(true) => break,
                     Ok(false) => {}
@@ -176,7 +274,14 @@ pub mod fuzzing {
             }
         }
         table.cancel(1);
-        output.extend_from_slice(bystander.unsent());
+        drain(&mut bystander, &mut output);
         (output, table.len(), fine)
+    }
+
+    fn drain(session: &mut Session, output: &mut Vec<u8>) {
+        while !session.unsent().is_empty() {
+            output.extend_from_slice(session.unsent());
+            session.mark_sent(session.unsent().len());
+        }
     }
 }

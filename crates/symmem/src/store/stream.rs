@@ -1,5 +1,6 @@
 //! What the store's wire format travels over: TCP, or a Unix socket for ranks that share a directory and no network.
 
+use std::ffi::OsStr;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -7,12 +8,20 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::net::sockopt;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+
+use super::local_peer::{Peer, Sockets};
+use crate::private::{self, Directory, SocketFile};
+use crate::sync::Deadline;
 
 /// What an address of a Unix socket begins with.
 const UNIX: &str = "unix:";
-/// How many clients may knock at once before they are let in.
+/// How many clients may be waiting to be accepted.
 const BACKLOG: i32 = 4096;
+/// How long to sleep before looking again whether a connection stands, or whether the caller still wants it.
+const NAP: Duration = Duration::from_millis(50);
 
 /// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,10 +32,29 @@ pub(super) enum Address {
 
 impl Address {
     /// All that `text` stands for: `host:port`, or `unix:` and a path.
-    pub(super) fn resolve(text: &str) -> io::Result<Vec<Self>> {
+    pub(super) fn resolve(text: &str, until: Deadline) -> io::Result<Vec<Self>> {
         match text.strip_prefix(UNIX) {
             Some(path) => Ok(vec![Self::Unix(path.into())]),
-            None => Ok(text.to_socket_addrs()?.map(Self::Tcp).collect()),
+            None => Ok(look_up(text, until)?.into_iter().map(Self::Tcp).collect()),
+        }
+    }
+}
+
+/// The addresses of a host. A name server may take longer than the caller has, so a thread of its own asks it.
+fn look_up(text: &str, until: Deadline) -> io::Result<Vec<SocketAddr>> {
+    if let Ok(address) = text.parse() {
+        return Ok(vec![address]);
+    }
+    let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+    let name = text.to_owned();
+    std::thread::Builder::new().name("symmem-look-up".into()).spawn(move || {
+        let _ = sender.send(name.to_socket_addrs().map(Iterator::collect));
+    })?;
+    loop {
+        match receiver.recv_timeout(until.nap(NAP)) {
+            Ok(addresses) => return addresses,
+            Err(std::sync::mpsc::RecvTimeoutError::Timeout) if !until.expired() => {}
+            Err(_) => return Err(ErrorKind::TimedOut.into()),
         }
     }
 }
@@ -42,53 +70,54 @@ impl std::fmt::Display for Address {
 
 pub(super) enum Listener {
     Tcp(TcpListener),
-    Unix(UnixListener),
+    Unix { listener: UnixListener, _file: SocketFile },
 }
 
 impl Listener {
     /// Listens without blocking.
-    pub(super) fn bind(text: &str) -> io::Result<(Self, Address)> {
-        let listener = match text.strip_prefix(UNIX) {
-            Some(path) => Self::Unix(bind_unix(Path::new(path))?),
-            None => Self::Tcp(TcpListener::bind(text)?),
-        };
+    pub(super) fn bind(text: &str, until: Deadline) -> io::Result<(Self, Address)> {
+        if let Some(path) = text.strip_prefix(UNIX) {
+            let (listener, _file) = bind_unix(Path::new(path))?;
+            return Ok((Self::Unix { listener, _file }, Address::Unix(path.into())));
+        }
+        let listener = TcpListener::bind(look_up(text, until)?.as_slice())?;
         // Again, because std's queue is too short for all ranks of a job at once.
         rustix::net::listen(&listener, BACKLOG)?;
-        rustix::io::ioctl_fionbio(&listener, true)?;
-        let address = match &listener {
-            Self::Tcp(listener) => Address::Tcp(listener.local_addr()?),
-            Self::Unix(_) => Address::Unix(text.trim_start_matches(UNIX).into()),
-        };
-        Ok((listener, address))
+        listener.set_nonblocking(true)?;
+        let address = Address::Tcp(listener.local_addr()?);
+        Ok((Self::Tcp(listener), address))
     }
 
-    pub(super) fn accept(&self) -> io::Result<(Stream, String)> {
+    /// The next client, whoever it is, and what errors call it.
+    pub(super) fn accept(&self) -> io::Result<(Stream, Option<SocketAddr>)> {
         let (stream, peer) = match self {
             Self::Tcp(listener) => {
                 let (stream, peer) = listener.accept()?;
                 stream.set_nodelay(true)?;
-                (Stream::Tcp(stream), peer.to_string())
+                (Stream::Tcp(stream), Some(peer))
             }
-            Self::Unix(listener) => (Stream::Unix(listener.accept()?.0), "a local client".into()),
+            Self::Unix { listener, .. } => (Stream::Unix(listener.accept()?.0), None),
         };
         rustix::io::ioctl_fionbio(&stream, true)?;
         Ok((stream, peer))
     }
 }
 
-/// A socket file that nobody listens at is left from a crash, and makes room.
-fn bind_unix(path: &Path) -> io::Result<UnixListener> {
-    match UnixListener::bind(path) {
-        Err(e) if e.kind() == ErrorKind::AddrInUse && is_deserted(path) => {
-            std::fs::remove_file(path)?;
-            UnixListener::bind(path)
+/// A socket that nobody serves is left from a crash. It makes room if it is provably ours; everything else stays.
+fn bind_unix(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
+    let name: &OsStr = path.file_name().ok_or(ErrorKind::InvalidInput)?;
+    // Clients connect by the whole path.
+    rustix::net::SocketAddrUnix::new(path)?;
+    let parent = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    let directory = Directory::open(parent.unwrap_or(Path::new(".")))?;
+    let bound = match directory.listen(name, SocketType::STREAM) {
+        Err(Errno::ADDRINUSE) if directory.remove_stale_socket(name, SocketType::STREAM, true) => {
+            directory.listen(name, SocketType::STREAM)
         }
         bound => bound,
-    }
-}
-
-fn is_deserted(path: &Path) -> bool {
-    UnixStream::connect(path).is_err_and(|e| e.kind() == ErrorKind::ConnectionRefused)
+    };
+    let (socket, file) = bound?;
+    Ok((socket.into(), file))
 }
 
 pub(super) enum Stream {
@@ -98,22 +127,78 @@ pub(super) enum Stream {
 
 impl Stream {
     /// Connects, and goes on without blocking.
-    pub(super) fn connect(address: &Address, limit: Duration) -> io::Result<Self> {
-        let stream = match address {
-            Address::Tcp(peer) => {
-                let stream = TcpStream::connect_timeout(peer, limit)?;
-                if stream.local_addr()? == *peer {
-                    // The kernel may pick the server's own port for us, and so connect us to ourselves.
-                    return Err(ErrorKind::ConnectionRefused.into());
-                }
-                stream.set_nodelay(true)?;
-                keep_alive(&stream)?;
-                Self::Tcp(stream)
-            }
-            Address::Unix(path) => Self::Unix(UnixStream::connect(path)?),
+    pub(super) fn connect(address: &Address, until: Deadline) -> io::Result<Self> {
+        match address {
+            Address::Tcp(peer) => connect_tcp(*peer, until).map(Self::Tcp),
+            Address::Unix(path) => connect_unix(path, until).map(Self::Unix),
+        }
+    }
+
+    /// The user of the server at the other end, where it is on this machine.
+    pub(super) fn server(&self) -> Peer {
+        let port = match self {
+            Self::Tcp(stream) => stream.peer_addr().map_or(0, |server| server.port()),
+            Self::Unix(_) => return self.client(&None),
         };
-        rustix::io::ioctl_fionbio(&stream, true)?;
-        Ok(stream)
+        self.client(&Some(Sockets::at(port)))
+    }
+
+    /// Closes it so that nothing of it stays behind, not even with the system.
+    pub(super) fn abort(self) {
+        let _ = sockopt::set_socket_linger(&self, Some(Duration::ZERO));
+    }
+
+    /// The user of the client at the other end, where it is on this machine. `sockets`, for TCP, are those at our port, and
+    /// newer than the connection.
+    pub(super) fn client(&self, sockets: &Option<Sockets>) -> Peer {
+        match self {
+            Self::Tcp(stream) => match (stream.local_addr(), stream.peer_addr(), sockets) {
+                (Ok(local), Ok(peer), Some(sockets)) => sockets.other_end(local, peer),
+                _ => Peer::Nobody, // it has ended
+            },
+            Self::Unix(stream) => private::peer_user(stream).map_or(Peer::Nobody, Peer::User),
+        }
+    }
+}
+
+fn connect_tcp(peer: SocketAddr, until: Deadline) -> io::Result<TcpStream> {
+    let family = if peer.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    match rustix::net::connect(&socket, &peer) {
+        Ok(()) => {}
+        Err(Errno::INPROGRESS) => {
+            let limit = Timespec::try_from(until.nap(NAP)).ok();
+            while poll(&mut [PollFd::new(&socket, PollFlags::OUT)], limit.as_ref()) != Ok(1) {
+                if until.expired() {
+                    return Err(ErrorKind::TimedOut.into());
+                }
+            }
+            sockopt::socket_error(&socket)??;
+        }
+        Err(e) => return Err(e.into()),
+    }
+    let stream = TcpStream::from(socket);
+    if stream.local_addr()? == peer {
+        // The kernel may pick the server's own port for us, and so connect us to ourselves.
+        return Err(ErrorKind::ConnectionRefused.into());
+    }
+    stream.set_nodelay(true)?;
+    keep_alive(&stream)?;
+    Ok(stream)
+}
+
+fn connect_unix(path: &Path, until: Deadline) -> io::Result<UnixStream> {
+    loop {
+        match private::connect(path, SocketType::STREAM) {
+            Ok(socket) => return Ok(socket.into()),
+            // Its queue is full: the server has not come to accepting yet.
+            Err(Errno::AGAIN | Errno::INTR) if !until.expired() => {
+                std::thread::sleep(until.nap(Duration::from_millis(2)));
+            }
+            Err(Errno::AGAIN | Errno::INTR) => return Err(ErrorKind::TimedOut.into()),
+            Err(e) => return Err(e.into()),
+        }
     }
 }
 
@@ -160,7 +245,7 @@ impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Tcp(listener) => listener.as_fd(),
-            Self::Unix(listener) => listener.as_fd(),
+            Self::Unix { listener, .. } => listener.as_fd(),
         }
     }
 }

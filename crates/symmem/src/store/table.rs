@@ -3,15 +3,51 @@
 //! `MemoryStore` and the TCP server both hold a `Table`. It knows neither threads nor sockets.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
-use super::limits::{MESSAGE_LEN, Refusal, at_most};
+use super::limits::{MESSAGE_LEN, OVERHEAD, Refusal, at_most};
+use crate::sync::Ordering;
+use crate::sync::atomic::AtomicUsize;
 
 /// Whoever waits: a connection of the server, or one waiting call.
 pub(super) type Waiter = u64;
 
-#[derive(Default)]
+/// A value: in the table, and in answers that are under way.
+#[derive(Clone)]
+pub(super) struct Value(Arc<Stored>);
+
+struct Stored {
+    bytes: Vec<u8>,
+    /// The bytes of all values that there are, in the table or not.
+    alive: Arc<AtomicUsize>,
+}
+
+impl Value {
+    fn new(mut bytes: Vec<u8>, alive: &Arc<AtomicUsize>) -> Self {
+        bytes.shrink_to_fit();
+        alive.fetch_add(bytes.len(), Ordering::Relaxed);
+        Self(Arc::new(Stored { bytes, alive: Arc::clone(alive) }))
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.0.bytes
+    }
+}
+
+impl Drop for Stored {
+    fn drop(&mut self) {
+        self.alive.fetch_sub(self.bytes.len(), Ordering::Relaxed);
+    }
+}
+
 pub(super) struct Table {
-    entries: HashMap<Vec<u8>, Vec<u8>>,
+    entries: HashMap<Vec<u8>, Value>,
+    /// What the entries take, and may take.
+    size: usize,
+    limit: usize,
+    /// The bytes of the values among the entries, and of all that there are.
+    listed: usize,
+    alive: Arc<AtomicUsize>,
     /// By key that does not exist yet: who waits for it.
     awaited: HashMap<Vec<u8>, HashSet<Waiter>>,
     /// By waiter: the keys that have not appeared since it began to wait. Never an empty set.
@@ -20,25 +56,66 @@ pub(super) struct Table {
     woken: Vec<Waiter>,
 }
 
+impl Default for Table {
+    fn default() -> Self {
+        Self::with_limit(usize::MAX)
+    }
+}
+
 impl Table {
-    pub(super) fn set(&mut self, key: Vec<u8>, value: Vec<u8>) {
+    /// A table that refuses to grow beyond `limit` bytes.
+    pub(super) fn with_limit(limit: usize) -> Self {
+        Self {
+            entries: HashMap::new(),
+            size: 0,
+            limit,
+            listed: 0,
+            alive: Arc::default(),
+            awaited: HashMap::new(),
+            missing: HashMap::new(),
+            woken: Vec::new(),
+        }
+    }
+
+    pub(super) fn set(&mut self, key: Vec<u8>, value: Vec<u8>) -> Result<(), Refusal> {
+        let old = self.entries.get(&key).map(|old| old.bytes().len());
+        let added = value.len() + if old.is_none() { key.len() + OVERHEAD } else { 0 };
+        let size = (self.size - old.unwrap_or(0)).saturating_add(added);
+        if size > self.limit && size > self.size {
+            let expected = format!("a store of at most {} bytes in all", self.limit);
+            return Err(Refusal::new(expected, format!("{size} bytes with the new value")));
+        }
+        self.size = size;
+        self.listed = self.listed - old.unwrap_or(0) + value.len();
         self.wake(&key);
+        let value = Value::new(value, &self.alive);
         self.entries.insert(key, value);
+        Ok(())
     }
 
     pub(super) fn get(&self, key: &[u8]) -> Option<&[u8]> {
-        self.entries.get(key).map(Vec::as_slice)
+        self.entries.get(key).map(Value::bytes)
+    }
+
+    /// The value itself, which stays as it is whatever happens to the key.
+    pub(super) fn value(&self, key: &[u8]) -> Option<Value> {
+        self.entries.get(key).cloned()
+    }
+
+    /// The bytes of values that are in the table no more, and still in answers.
+    pub(super) fn unlisted(&self) -> usize {
+        self.alive.load(Ordering::Relaxed).saturating_sub(self.listed)
     }
 
     pub(super) fn add(&mut self, key: Vec<u8>, amount: i64) -> Result<i64, Refusal> {
-        let old = match self.entries.get(&key) {
+        let old = match self.get(&key) {
             Some(value) => number(value)?,
             None => 0,
         };
         let sum = old
             .checked_add(amount)
             .ok_or_else(|| Refusal::new("a sum in 64 bits", format!("{old} + {amount}")))?;
-        self.set(key, sum.to_string().into_bytes());
+        self.set(key, sum.to_string().into_bytes())?;
         Ok(sum)
     }
 
@@ -47,28 +124,42 @@ impl Table {
     }
 
     /// What the key holds afterwards; `expected`, as PyTorch answers, where it does not exist and should.
-    pub(super) fn compare_set(&mut self, key: Vec<u8>, expected: Vec<u8>, new: Vec<u8>) -> Vec<u8> {
-        match self.entries.get(&key) {
-            Some(current) if *current != expected => current.clone(),
-            None if !expected.is_empty() => expected,
-            Some(_) | None => {
-                self.set(key, new.clone());
-                new
-            }
+    pub(super) fn compare_set(
+        &mut self,
+        key: Vec<u8>,
+        expected: Vec<u8>,
+        new: Vec<u8>,
+    ) -> Result<Value, Refusal> {
+        match self.value(&key) {
+            Some(current) if current.bytes() != expected => return Ok(current),
+            None if !expected.is_empty() => return Ok(Value::new(expected, &self.alive)),
+            Some(_) | None => self.set(key.clone(), new)?,
         }
+        Ok(self.value(&key).unwrap_or_else(|| Value::new(Vec::new(), &self.alive)))
     }
 
     pub(super) fn delete(&mut self, key: &[u8]) -> bool {
-        self.entries.remove(key).is_some()
+        let Some(old) = self.entries.remove(key) else { return false };
+        self.listed -= old.bytes().len();
+        self.size -= old.bytes().len() + key.len() + OVERHEAD;
+        true
     }
 
     pub(super) fn append(&mut self, key: Vec<u8>, value: &[u8]) -> Result<(), Refusal> {
-        self.wake(&key);
-        let stored = self.entries.entry(key).or_default();
-        let len = stored.len() as u64 + value.len() as u64;
-        at_most(MESSAGE_LEN, len, "a total length")?;
-        stored.extend_from_slice(value);
-        Ok(())
+        let old = self.get(&key).unwrap_or_default();
+        at_most(MESSAGE_LEN, old.len() as u64 + value.len() as u64, "a total length")?;
+        let fits = self.size.saturating_add(value.len()) <= self.limit;
+        let stored = self.entries.get_mut(&key).and_then(|value| Arc::get_mut(&mut value.0));
+        if let Some(stored) = stored.filter(|_| fits) {
+            stored.bytes.extend_from_slice(value);
+            stored.alive.fetch_add(value.len(), Ordering::Relaxed);
+            self.size += value.len();
+            self.listed += value.len();
+            return Ok(());
+        }
+        // The key is new, or an answer has the value as it was.
+        let whole = [self.get(&key).unwrap_or_default(), value].concat();
+        self.set(key, whole)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -150,10 +241,10 @@ mod tests {
     fn a_waiter_wakes_once_each_key_has_existed_even_if_not_at_once() {
         let mut t = Table::default();
         assert!(!t.wait(7, &["a", "b", "a"]));
-        t.set(k("a"), vec![]);
+        t.set(k("a"), vec![]).unwrap();
         t.delete(b"a");
         assert!(t.take_woken().is_empty());
-        t.set(k("b"), vec![]);
+        t.set(k("b"), vec![]).unwrap();
         assert_eq!(t.take_woken(), [7]);
         assert!(!t.is_waiting(7));
     }
@@ -164,10 +255,10 @@ mod tests {
         for waiter in 0..4 {
             assert!(!t.wait(waiter, &[waiter.to_string()]));
         }
-        t.set(k("0"), vec![]);
+        t.set(k("0"), vec![]).unwrap();
         t.add(k("1"), 1).unwrap();
         t.append(k("2"), b"x").unwrap();
-        t.compare_set(k("3"), vec![], k("new"));
+        t.compare_set(k("3"), vec![], k("new")).ok().unwrap();
         assert_eq!(t.take_woken(), [0, 1, 2, 3]);
     }
 
@@ -178,8 +269,8 @@ mod tests {
         assert!(!t.wait(2, &["a"]));
         t.cancel(1);
         t.cancel(1);
-        t.set(k("a"), vec![]);
-        t.set(k("b"), vec![]);
+        t.set(k("a"), vec![]).unwrap();
+        t.set(k("b"), vec![]).unwrap();
         assert_eq!(t.take_woken(), [2]);
         assert!(t.awaited.is_empty() && t.missing.is_empty());
     }
@@ -195,8 +286,39 @@ mod tests {
     #[test]
     fn an_append_beyond_the_limit_is_refused() {
         let mut t = Table::default();
-        t.set(k("a"), vec![0; MESSAGE_LEN]);
+        t.set(k("a"), vec![0; MESSAGE_LEN]).unwrap();
         assert!(t.append(k("a"), b"x").is_err());
         assert_eq!(t.get(b"a").map(<[u8]>::len), Some(MESSAGE_LEN));
+    }
+
+    #[test]
+    fn a_full_table_refuses_what_would_make_it_larger_and_nothing_else() {
+        let mut t = Table::with_limit(2 * OVERHEAD + 1000);
+        t.set(k("a"), vec![0; 600]).unwrap();
+        t.set(k("b"), vec![0; 300]).unwrap();
+        let full = t.set(k("c"), vec![]).unwrap_err();
+        assert!(full.expected.contains("in all"), "{full:?}");
+        assert!(t.append(k("b"), &[0; 200]).is_err() && t.set(k("a"), vec![0; 700]).is_err());
+        assert_eq!(
+            (t.len(), t.get(b"a").unwrap().len(), t.get(b"b").unwrap().len()),
+            (2, 600, 300)
+        );
+        t.set(k("a"), vec![1; 600]).unwrap();
+        assert!(t.delete(b"b"));
+        t.set(k("c"), vec![0; 390]).unwrap();
+        assert!(t.delete(b"a") && t.delete(b"c") && !t.delete(b"c"));
+        assert_eq!((t.size, t.listed, t.unlisted()), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_value_in_an_answer_stays_as_it_is_and_is_counted_once_it_is_replaced() {
+        let mut t = Table::default();
+        t.set(k("a"), vec![1; 100]).unwrap();
+        let answer = t.value(b"a").unwrap();
+        assert_eq!(t.unlisted(), 0);
+        t.append(k("a"), &[2; 5]).unwrap();
+        assert_eq!((answer.bytes(), t.unlisted()), (&[1; 100][..], 100));
+        drop(answer);
+        assert_eq!(t.unlisted(), 0);
     }
 }

@@ -4,14 +4,14 @@
 //! takes an idle connection or opens one, and puts it back when the answer is complete. Because a call may
 //! go another way than the one before it, `set` and its like return only once the server has carried them out.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::connection::{Connection, Waited, at_once};
+use super::connection::{Connection, Waited, last_moment};
 use super::limits::{check_entries, check_entry, check_key, check_keys, check_value};
 use super::stream::Address;
 use super::wire::{Kind, Message, NOT_READY, READY};
-use super::{Store, timed_out};
+use super::{SharedStore, Store, timed_out};
 use crate::error::{Error, Result};
 use crate::sync::Deadline;
 
@@ -26,23 +26,36 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(5), Duration::from_mi
 
 /// A store on a server, shared with all its other clients, torch's `TCPStore` among them.
 pub struct TcpStore {
-    address: String,
-    peer: Address,
+    server: Arc<Server>,
+    /// How long a call without a deadline may take, and when all are over.
     limit: Duration,
+    last: Deadline,
+}
+
+struct Server {
+    address: String,
+    /// What errors call it.
+    name: String,
+    peer: Address,
     idle: Mutex<Vec<Connection>>,
 }
 
 impl TcpStore {
     /// Connects to the server at `addr` (`host:port`, or `unix:` and a path), trying again until it is there or the deadline passes.
     pub fn connect(addr: &str, deadline: Deadline) -> Result<Self> {
+        Self::connect_as(addr, format!("store at {addr}"), deadline)
+    }
+
+    /// As [`connect`](Self::connect), to a server that errors call `with`.
+    pub(crate) fn connect_as(addr: &str, with: String, deadline: Deadline) -> Result<Self> {
         let deadline = deadline.start();
-        let with = name(addr);
         let mut nap = RETRY.0;
         loop {
             let why = match reach(addr, &with, deadline) {
                 Ok((peer, connection)) => {
-                    let idle = Mutex::new(vec![connection]);
-                    return Ok(Self { address: addr.to_owned(), peer, limit: CALL_LIMIT, idle });
+                    let (address, idle) = (addr.to_owned(), Mutex::new(vec![connection]));
+                    let server = Arc::new(Server { address, name: with, peer, idle });
+                    return Ok(Self { server, limit: CALL_LIMIT, last: Deadline::NEVER });
                 }
                 Err(error) if may_pass(&error) => error.to_string(),
                 Err(error) => return Err(error),
@@ -64,41 +77,64 @@ impl TcpStore {
 
     /// The server's address, as given to [`connect`](Self::connect).
     pub fn address(&self) -> &str {
-        &self.address
+        &self.server.address
     }
 
     /// The pool may be used after a panic elsewhere: what lies in it is whole.
     fn idle(&self) -> MutexGuard<'_, Vec<Connection>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+        self.server.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs one exchange on a connection that no other thread uses.
+    /// Runs one exchange, which is over by `last`, on a connection that no other thread uses.
     fn exchange<T>(
         &self,
-        deadline: Deadline,
+        op: &'static str,
+        last: Deadline,
         exchange: impl FnOnce(&mut Connection) -> Result<T>,
     ) -> Result<T> {
-        let idle = self.idle().pop();
-        let mut connection = match idle {
-            Some(connection) => connection,
-            None => {
-                let until = at_once(deadline, self.limit);
-                Connection::open(&self.peer, &name(&self.address), until)?
-            }
-        };
-        let result = exchange(&mut connection);
-        let mut idle = self.idle();
-        match &result {
-            Ok(_) if connection.is_in_step() => {
-                if idle.len() < MAX_IDLE {
-                    idle.push(connection);
+        let Server { name, peer, .. } = &*self.server;
+        // The server may have let go of one that was silent for long.
+        let idle = std::iter::from_fn(|| self.idle().pop())
+            .find_map(|mut idle| if idle.is_open() { Some(idle) } else { None });
+        let result = idle.map_or_else(|| Connection::open(peer, name, last), Ok);
+        let result = result.and_then(|mut connection| {
+            let result = exchange(&mut connection);
+            let mut idle = self.idle();
+            match &result {
+                Ok(_) if connection.is_in_step() => {
+                    if idle.len() < MAX_IDLE {
+                        idle.push(connection);
+                    }
                 }
+                // The others have most likely ended too. If not, they cost little to replace.
+                Err(Error::Protocol { .. } | Error::System { .. }) => idle.clear(),
+                Ok(_) | Err(_) => {}
             }
-            // The others have most likely ended too. If not, they cost little to replace.
-            Err(Error::Protocol { .. } | Error::System { .. }) => idle.clear(),
-            Ok(_) | Err(_) => {}
-        }
-        result
+            result
+        });
+        result.map_err(|error| match error {
+            // Not that something has not happened yet: nobody says so.
+            Error::Timeout { after, .. } if last.remaining() == Some(Duration::ZERO) => {
+                let why = format!("no answer to {op} within {after:.1?}");
+                Error::Unavailable { what: name.clone(), why }
+            }
+            other => other,
+        })
+    }
+
+    /// When a call that is given no deadline is over.
+    fn limit(&self) -> Deadline {
+        Deadline::after(self.last.nap(self.limit))
+    }
+
+    /// The caller's deadline, and when the call is over at the latest.
+    fn deadlines(&self, deadline: Deadline) -> (Deadline, Deadline) {
+        let deadline = deadline.start();
+        let last = last_moment(deadline);
+        // A server that is slow once is no reason to give up while there is time: see `until`.
+        let longer =
+            self.last.remaining().is_some_and(|all| last.remaining().is_some_and(|l| l < all));
+        (deadline, if longer { self.last } else { last })
     }
 
     /// Sends `message`, whose answer is read by `answer`.
@@ -108,8 +144,8 @@ impl TcpStore {
         message: &Message,
         answer: impl FnOnce(&mut Connection, Deadline) -> Result<T>,
     ) -> Result<T> {
-        let until = Deadline::after(self.limit);
-        self.exchange(until, |connection| {
+        let until = self.limit();
+        self.exchange(op, until, |connection| {
             connection.send(op, message, until)?;
             answer(connection, until)
         })
@@ -117,8 +153,8 @@ impl TcpStore {
 
     /// Sends `message`, which has no answer.
     fn tell(&self, op: &'static str, message: Message) -> Result<()> {
-        let until = Deadline::after(self.limit);
-        self.exchange(until, |connection| connection.confirm(op, message, until))
+        let until = self.limit();
+        self.exchange(op, until, |connection| connection.confirm(op, message, until))
     }
 
     fn ask_number(&self, op: &'static str, message: &Message) -> Result<i64> {
@@ -136,13 +172,14 @@ impl TcpStore {
         query: &Message,
     ) -> Result<Vec<Vec<u8>>> {
         check_keys(op, keys)?;
-        let deadline = deadline.start();
+        let (deadline, last) = self.deadlines(deadline);
         loop {
-            let values = self.exchange(deadline, |connection| {
-                if connection.wait(op, keys, deadline)? == Waited::Expired {
+            let values = self.exchange(op, last, |connection| {
+                if connection.wait(op, keys, deadline, last)? == Waited::Expired {
                     return Ok(None);
                 }
-                let until = at_once(deadline, self.limit);
+                // Without a deadline only the wait may last: an answer that is due may not.
+                let until = deadline.remaining().map_or_else(|| self.limit(), |_| last);
                 connection.send(op, query, until)?;
                 let values = keys.iter().map(|_| connection.receive_value(op, until));
                 values.collect::<Result<Vec<_>>>().map(Some)
@@ -185,8 +222,9 @@ impl Store for TcpStore {
 
     fn wait(&self, keys: &[&str], deadline: Deadline) -> Result<()> {
         check_keys("wait", keys)?;
-        let deadline = deadline.start();
-        match self.exchange(deadline, |connection| connection.wait("wait", keys, deadline))? {
+        let (deadline, last) = self.deadlines(deadline);
+        let wait = |connection: &mut Connection| connection.wait("wait", keys, deadline, last);
+        match self.exchange("wait", last, wait)? {
             Waited::Appeared => Ok(()),
             Waited::Expired => Err(timed_out("wait", deadline)),
         }
@@ -235,15 +273,20 @@ impl Store for TcpStore {
     fn num_keys(&self) -> Result<i64> {
         self.ask_number("num_keys", &Message::new(Kind::NumKeys))
     }
-}
 
-fn name(addr: &str) -> String {
-    format!("store at {addr}")
+    fn until(&self, deadline: Deadline) -> Option<SharedStore> {
+        let (_, last) = self.deadlines(deadline);
+        Some(Arc::new(Self { server: Arc::clone(&self.server), limit: self.limit, last }))
+    }
+
+    fn describe(&self) -> String {
+        self.server.name.clone()
+    }
 }
 
 /// One attempt at each of the addresses that `addr` stands for.
 fn reach(addr: &str, with: &str, deadline: Deadline) -> Result<(Address, Connection)> {
-    let peers = Address::resolve(addr).map_err(|error| match error.kind() {
+    let peers = Address::resolve(addr, deadline).map_err(|error| match error.kind() {
         std::io::ErrorKind::InvalidInput => Error::Usage {
             op: "connect",
             rank: None,

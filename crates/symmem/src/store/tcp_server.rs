@@ -1,11 +1,13 @@
-//! The store's server: one thread, one `poll` loop, any number of clients.
+//! The store's server: one thread, one `poll` loop, a limited number of clients.
 //!
 //! Nothing a client sends, or fails to read, keeps the others waiting: sockets never block, input is judged
-//! before it is kept, and a client that breaks the protocol is dropped with a warning.
+//! before it is kept, and a client that breaks the protocol is dropped with a warning. Clients on this machine must be of
+//! the server's own user. What all clients may cost together is limited in memory and in descriptors; where the limit is
+//! reached, those go first who have not shown that they are clients, or hold the most.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -13,15 +15,33 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 
-use super::limits::Refusal;
+use super::CALL_LIMIT;
+use super::limits::{CLIENTS_LEN, Refusal, TABLE_LEN};
+use super::local_peer::{Peer, Sockets};
 use super::session::Session;
 use super::stream::{Address, Listener, Stream};
 use super::table::{Table, Waiter};
 use crate::error::{Error, Result};
+use crate::private;
+use crate::sync::Deadline;
 
 /// How long no client is let in after the system had no room for one.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How many are let in at a time, before those who are here get their turn.
+const ACCEPTED_AT_ONCE: usize = 64;
+/// How long a client may take to show that it is one. PyTorch's do so at once, and may then be silent for hours.
+const VALIDATION: Duration = Duration::from_secs(10);
+/// The most connections, unless the process may have fewer.
+const MAX_CLIENTS: usize = 8192;
+/// While clients hold this much together, only the one with the longest query is read from, and those with short ones.
+const BUSY: usize = CLIENTS_LEN / 2;
+const SHORT: usize = 64 << 10;
+/// How long the one with the longest query may keep the others from sending theirs.
+const STALL: Duration = Duration::from_secs(2);
+/// How often at most clients that are dropped are told of.
+const WARN_EVERY: Duration = Duration::from_secs(1);
 
 /// A running server. Dropping it ends its thread and closes every connection.
 pub struct TcpServer {
@@ -36,11 +56,17 @@ impl TcpServer {
     /// Starts a server on `addr`, such as `0.0.0.0:29500`, `[::]:0` or `localhost:0`; port 0 means any.
     /// `unix:` and a path is a Unix socket, for ranks that share a directory and no network.
     pub fn bind(addr: &str) -> Result<Self> {
+        Self::bind_by(addr, Deadline::after(CALL_LIMIT))
+    }
+
+    /// As [`bind`](Self::bind), where the look-up of a name may take until `deadline`.
+    pub(crate) fn bind_by(addr: &str, deadline: Deadline) -> Result<Self> {
         let named = |call: &str| format!("{call} of the store server on {addr}");
-        let (listener, address) = Listener::bind(addr).map_err(Error::system(named("bind")))?;
+        let bound = Listener::bind(addr, deadline);
+        let (listener, address) = bound.map_err(Error::system(named("bind")))?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let stop = Arc::new(eventfd(0, flags).map_err(Error::system(named("eventfd")))?);
-        let service = Service::new(listener, Arc::clone(&stop));
+        let service = Service::new(listener, &address, Arc::clone(&stop));
         let thread = thread::Builder::new()
             .name("symmem-store".to_owned())
             .spawn(move || service.run())
@@ -70,27 +96,35 @@ impl Drop for TcpServer {
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::warn!(address = %self.address, "the store server's thread panicked");
         }
-        if let Address::Unix(path) = &self.address {
-            let _ = std::fs::remove_file(path);
-        }
     }
 }
 
 /// What the thread owns.
 struct Service {
     listener: Listener,
+    /// Where it listens, unless at a Unix socket.
+    port: Option<u16>,
     stop: Arc<OwnedFd>,
     table: Table,
     clients: HashMap<Waiter, Client>,
     /// How many clients there have been: their names.
     accepted: Waiter,
     accept_after: Option<Instant>,
+    /// What the clients cost together.
+    cost: usize,
+    warned: Option<Instant>,
+    /// How many have been dropped without a warning since the last one.
+    untold: usize,
 }
 
 struct Client {
     stream: Stream,
-    peer: String,
+    /// Where it is, unless at a Unix socket.
+    peer: Option<SocketAddr>,
     session: Session,
+    /// When it was heard last.
+    active: Instant,
+    cost: usize,
 }
 
 /// Why a client is let go.
@@ -98,6 +132,8 @@ enum End {
     Closed,
     Broken(io::Error),
     Refused(Refusal),
+    /// To make room for others.
+    Evicted(&'static str),
 }
 
 /// What `poll` has found.
@@ -108,9 +144,23 @@ struct Ready {
 }
 
 impl Service {
-    fn new(listener: Listener, stop: Arc<OwnedFd>) -> Self {
-        let (table, clients) = (Table::default(), HashMap::new());
-        Self { listener, stop, table, clients, accepted: 0, accept_after: None }
+    fn new(listener: Listener, address: &Address, stop: Arc<OwnedFd>) -> Self {
+        let port = match address {
+            Address::Tcp(address) => Some(address.port()),
+            Address::Unix(_) => None,
+        };
+        Self {
+            listener,
+            port,
+            stop,
+            table: Table::with_limit(TABLE_LEN),
+            clients: HashMap::new(),
+            accepted: 0,
+            accept_after: None,
+            cost: 0,
+            warned: None,
+            untold: 0,
+        }
     }
 
     fn run(mut self) {
@@ -130,6 +180,7 @@ impl Service {
             for id in ready.clients {
                 self.serve(id, &mut buffer);
             }
+            self.expire();
             if ready.accept {
                 self.accept();
             }
@@ -144,11 +195,16 @@ impl Service {
         let mut fds = Vec::with_capacity(self.clients.len() + 2);
         fds.push(PollFd::new(&*self.stop, PollFlags::IN));
         fds.push(PollFd::new(&self.listener, accepting));
+        let longest = self.longest();
         for (id, client) in &self.clients {
+            let may_send = longest.is_none_or(|longest| *id == longest || client.cost < SHORT);
             ids.push(*id);
-            fds.push(PollFd::new(&client.stream, client.interest()));
+            fds.push(PollFd::new(&client.stream, client.interest(may_send)));
         }
-        let limit = pause.and_then(|left| Timespec::try_from(left).ok());
+        let unvalidated = self.clients.values().any(|client| !client.session.is_validated());
+        let expiry = (unvalidated || longest.is_some()).then_some(VALIDATION / 10);
+        let limit = [pause, expiry].into_iter().flatten().min();
+        let limit = limit.and_then(|left| Timespec::try_from(left).ok());
         poll(&mut fds, limit.as_ref())?;
         let mut events = fds.iter().map(|fd| !fd.revents().is_empty());
         let stop = events.next().unwrap_or_default();
@@ -157,37 +213,114 @@ impl Service {
         Ok(Ready { stop, accept, clients: clients.map(|(id, _)| id).collect() })
     }
 
+    /// Lets in those who wait, as far as they are of our user.
     fn accept(&mut self) {
         self.accept_after = None;
-        loop {
+        let mut arrived = Vec::new();
+        while arrived.len() < ACCEPTED_AT_ONCE {
             match self.listener.accept() {
-                Ok((stream, peer)) => self.admit(stream, peer),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Ok(client) => arrived.push(client),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error)
                     if matches!(
                         error.kind(),
                         ErrorKind::Interrupted | ErrorKind::ConnectionAborted
                     ) => {}
                 Err(error) => {
-                    tracing::warn!(%error, "the store server cannot accept a client");
-                    self.accept_after = Instant::now().checked_add(ACCEPT_PAUSE);
-                    return;
+                    self.cannot_accept(&error);
+                    break;
                 }
+            }
+        }
+        if arrived.is_empty() {
+            return;
+        }
+        let sockets = self.port.map(Sockets::at);
+        for (stream, peer) in arrived {
+            match stream.client(&sockets) {
+                Peer::Remote => self.admit(stream, peer),
+                Peer::User(uid) if private::is_trusted(uid) => self.admit(stream, peer),
+                Peer::User(uid) => {
+                    stream.abort();
+                    self.warn(&format!("a client of user {}", private::user()), &format!("{uid}"));
+                }
+                Peer::Nobody => {} // it has gone again
             }
         }
     }
 
-    fn admit(&mut self, stream: Stream, peer: String) {
+    fn cannot_accept(&mut self, error: &io::Error) {
+        self.warn("a free descriptor for a client", &error.to_string());
+        self.accept_after = Instant::now().checked_add(ACCEPT_PAUSE);
+        // Whoever is silent with us may be why. Few clients are not: then the process needs its descriptors itself.
+        let hoard = self.clients.len() > 256;
+        let idle = self.least_deserving().filter(|id| {
+            hoard || self.clients.get(id).is_some_and(|client| !client.session.is_validated())
+        });
+        if let Some(id) = idle {
+            self.dismiss(id, End::Evicted("free descriptors"));
+        }
+    }
+
+    fn admit(&mut self, stream: Stream, peer: Option<SocketAddr>) {
+        let allowed = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 4 * 3;
+        let most = usize::try_from(allowed).unwrap_or(MAX_CLIENTS).clamp(16, MAX_CLIENTS);
+        while self.clients.len() >= most {
+            let Some(id) = self.least_deserving() else { break };
+            self.dismiss(id, End::Evicted("fewer connections"));
+        }
         self.accepted += 1;
         let session = Session::new(self.accepted);
-        self.clients.insert(self.accepted, Client { stream, peer, session });
+        let client = Client { stream, peer, session, active: Instant::now(), cost: 0 };
+        self.clients.insert(self.accepted, client);
+    }
+
+    /// Who has not shown in the longest time that it is a client; or else, of the host with the most connections, the one
+    /// that is silent the longest, rather not in a wait.
+    fn least_deserving(&self) -> Option<Waiter> {
+        let clients = || self.clients.iter();
+        let strangers = clients().filter(|(_, client)| !client.session.is_validated());
+        if let Some((id, _)) = strangers.min_by_key(|(_, client)| client.active) {
+            return Some(*id);
+        }
+        let mut hosts: HashMap<Option<IpAddr>, usize> = HashMap::new();
+        clients().for_each(|(_, client)| *hosts.entry(client.host()).or_default() += 1);
+        let busiest = hosts.into_iter().max_by_key(|(_, count)| *count)?.0;
+        let of_host = clients().filter(|(_, client)| client.host() == busiest);
+        let idle = of_host.min_by_key(|(_, client)| (client.session.is_waiting(), client.active));
+        idle.map(|(id, _)| *id)
+    }
+
+    /// The client that holds the most, where all together hold so much that the others have to wait.
+    fn longest(&self) -> Option<Waiter> {
+        let longest = || self.clients.iter().max_by_key(|(_, client)| client.cost);
+        (self.cost + self.table.unlisted() > BUSY).then(longest)?.map(|(id, _)| *id)
+    }
+
+    /// Lets go of those who have not shown in time that they are clients, and of one who holds up the others.
+    fn expire(&mut self) {
+        let late = |client: &Client| {
+            !client.session.is_validated() && client.active.elapsed() > VALIDATION
+        };
+        let late: Vec<Waiter> =
+            self.clients.iter().filter(|(_, client)| late(client)).map(|(id, _)| *id).collect();
+        late.into_iter().for_each(|id| self.dismiss(id, End::Evicted("a first query in time")));
+        let stalled =
+            |id: &Waiter| self.clients.get(id).is_some_and(|c| c.active.elapsed() > STALL);
+        if let Some(id) = self.longest().filter(stalled) {
+            self.dismiss(id, End::Evicted("the rest of a long query, or that answers are read"));
+        }
     }
 
     fn serve(&mut self, id: Waiter, buffer: &mut [u8]) {
         let Some(client) = self.clients.get_mut(&id) else { return };
+        if client.session.is_validated() {
+            client.active = Instant::now();
+        }
         if let Err(end) = client.turn(&mut self.table, buffer) {
             self.dismiss(id, end);
         }
+        self.count(id);
         // Also after a dismissal: what the client had set before counts.
         for woken in self.table.take_woken() {
             let Some(client) = self.clients.get_mut(&woken) else { continue };
@@ -195,26 +328,61 @@ impl Service {
             if let Err(end) = client.flush() {
                 self.dismiss(woken, end);
             }
+            self.count(woken);
         }
+        while self.cost + self.table.unlisted() > CLIENTS_LEN {
+            // Whichever is more: what clients hold themselves, or values that are only in their answers.
+            let own = self.cost > self.table.unlisted();
+            let held = |client: &Client| if own { client.cost } else { client.session.shared() };
+            let most = self.clients.iter().max_by_key(|(_, client)| held(client));
+            let Some((id, _)) = most else { return };
+            self.dismiss(*id, End::Evicted("less memory held by clients"));
+        }
+    }
+
+    fn count(&mut self, id: Waiter) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        let cost = client.session.cost();
+        self.cost = self.cost - client.cost + cost;
+        client.cost = cost;
     }
 
     fn dismiss(&mut self, id: Waiter, end: End) {
         self.table.cancel(id);
-        let Some(Client { peer, .. }) = self.clients.remove(&id) else { return };
+        let Some(Client { stream, peer, cost, .. }) = self.clients.remove(&id) else { return };
+        self.cost -= cost;
+        if let End::Evicted(_) | End::Refused(_) = end {
+            stream.abort();
+        }
+        let peer = peer.map_or("a local client".to_owned(), |peer| peer.to_string());
         match end {
             End::Closed => tracing::debug!(%peer, "a store client left"),
             End::Broken(error) => tracing::debug!(%peer, %error, "a store client was lost"),
-            End::Refused(Refusal { expected, got }) => {
-                tracing::warn!(%peer, expected, got, "the store server drops a client");
-            }
+            End::Refused(Refusal { expected, got }) => self.warn(&expected, &got),
+            End::Evicted(expected) => self.warn(expected, &peer),
         }
+    }
+
+    /// Says why a client is dropped, but not as often as clients wish.
+    fn warn(&mut self, expected: &str, got: &str) {
+        if self.warned.is_some_and(|last| last.elapsed() < WARN_EVERY) {
+            self.untold += 1;
+            return;
+        }
+        let others = std::mem::take(&mut self.untold);
+        tracing::warn!(expected, got, others, "the store server drops a client");
+        self.warned = Some(Instant::now());
     }
 }
 
 impl Client {
-    fn interest(&self) -> PollFlags {
+    fn host(&self) -> Option<IpAddr> {
+        self.peer.map(|peer| peer.ip().to_canonical())
+    }
+
+    fn interest(&self, may_send: bool) -> PollFlags {
         let mut flags = PollFlags::empty();
-        flags.set(PollFlags::IN, !self.session.is_paused());
+        flags.set(PollFlags::IN, may_send && !self.session.is_paused());
         flags.set(PollFlags::OUT, !self.session.unsent().is_empty());
         flags
     }

@@ -12,7 +12,9 @@
 //! | `Wait`; `CancelWait` | `STOP_WAITING` once all keys exist; `WAIT_CANCELED` |
 //! | `Ping` | the same word |
 
-use super::limits::{MAX_KEYS, MAX_VALUE_LEN, MESSAGE_LEN, Refusal, WIRE_KEY_LEN, at_most};
+use super::limits::{
+    MAX_KEYS, MAX_VALUE_LEN, MESSAGE_LEN, OVERHEAD, Refusal, WIRE_KEY_LEN, at_most,
+};
 
 /// What `Validate` carries.
 pub(super) const MAGIC: u32 = 0x3C85_F7CE;
@@ -24,6 +26,9 @@ pub(super) const NOT_READY: u8 = 1;
 /// Answers to `Wait` and `CancelWait`.
 pub(super) const STOP_WAITING: u8 = 0;
 pub(super) const WAIT_CANCELED: u8 = 1;
+
+/// Values from this length on are not copied.
+const LARGE: usize = 64 << 10;
 
 /// The kinds of query; each one's number is its first byte. PyTorch's later ones are not spoken here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,7 +163,7 @@ impl Message {
     }
 }
 
-fn put_len(out: &mut Vec<u8>, len: usize) {
+pub(super) fn put_len(out: &mut Vec<u8>, len: usize) {
     out.extend_from_slice(&(len as u64).to_ne_bytes());
 }
 
@@ -275,16 +280,32 @@ impl Decoder {
         let len = at_most(most, u64::from_ne_bytes(len), what)?;
         at_most(MESSAGE_LEN, (*size + len) as u64, "a query length")?;
         let start = self.used + size_of::<u64>();
-        let Some(bytes) = self.input.get(start..start + len) else { return Ok(None) };
-        let bytes = bytes.to_vec();
-        self.used = start + len;
+        let end = start + len;
+        if self.input.len() < end {
+            return Ok(None);
+        }
         *size += len;
+        if len < LARGE {
+            self.used = end;
+            return Ok(Some(self.input.get(start..end).unwrap_or_default().to_vec()));
+        }
+        // In place: there is no need to have it twice.
+        let rest = self.input.split_off(end);
+        let mut bytes = std::mem::replace(&mut self.input, rest);
+        bytes.drain(..start);
+        self.used = 0;
         Ok(Some(bytes))
+    }
+
+    /// What is kept here for a query that is not complete.
+    pub(super) fn held(&self) -> usize {
+        let fields = |p: &Partial| p.size + (p.keys.len() + p.values.len()) * OVERHEAD;
+        self.input.len() + self.partial.as_ref().map_or(0, fields)
     }
 
     /// One large value must not keep its memory for as long as the connection lives.
     fn give_back_memory(&mut self) {
-        if self.used == self.input.len() && self.input.capacity() > 256 << 10 {
+        if self.used == self.input.len() && self.input.capacity() > LARGE {
             self.input = Vec::new();
             self.used = 0;
         }

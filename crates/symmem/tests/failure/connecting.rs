@@ -157,3 +157,98 @@ fn the_world_goes_on_without_rank_0_that_hosted_the_store() {
         x.share().unwrap().release().unwrap();
     });
 }
+
+/// What joining ended with, in few words: the variant and the ranks that it names.
+fn told(result: Result<World, Error>) -> String {
+    match result {
+        Ok(_) => "joined".into(),
+        Err(Error::Timeout { waiting_for, .. }) => format!("waited for {waiting_for:?}"),
+        Err(Error::PeerLost { rank, how, .. }) => format!("lost {rank}: {how}"),
+        Err(other) => format!("{other}"),
+    }
+}
+
+/// A rank gives up at its own deadline, and so its socket is closed when the slow one comes: nobody may call it lost.
+#[test]
+fn a_rank_that_gave_up_because_of_another_is_not_blamed() {
+    for slow in 0..3 {
+        // The slow one is later than one deadline and within the other.
+        let ranks = Ranks::new(3).env("SLOW", slow);
+        ranks.start(test_name!(), || {
+            let slow: usize = std::env::var("SLOW").unwrap().parse().unwrap();
+            let (hasty, patient) = ((slow + 1) % 3, (slow + 2) % 3);
+            let timeout = if rank() == hasty { ms(1000) } else { ms(20_000) };
+            if rank() == slow {
+                std::thread::sleep(ms(2000));
+            }
+            let begin = Instant::now();
+            let options = symmem::WorldOptions { timeout: Some(timeout), ..Default::default() };
+            let told = told(options.from_env());
+            println!("rank {} after {:?}: {told}", rank(), begin.elapsed());
+            assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
+            if rank() == slow {
+                let expected = format!("rank {hasty} gave up on this one");
+                assert!(told.contains(&expected), "{told}");
+            } else {
+                assert_eq!(told, format!("waited for [{slow}]"), "rank {} of {patient}", rank());
+            }
+        });
+    }
+}
+
+/// Stopped again and again while it connects, and yet alive: the others wait for it.
+#[test]
+fn a_rank_that_is_slow_is_not_lost() {
+    let mut random = Random::unseeded();
+    for _ in 0..6 {
+        let (victim, delay) = (random.below(3), random.below(10_000) as u64);
+        let ranks = Ranks::new(3).env("DELAY", delay).env("VICTIM", victim);
+        ranks.env("SYMMEM_TIMEOUT", 30).start(test_name!(), || {
+            let set = |name| std::env::var(name).unwrap().parse::<u64>().unwrap();
+            if rank() == set("VICTIM") as usize {
+                std::thread::spawn(move || {
+                    std::thread::sleep(std::time::Duration::from_micros(set("DELAY")));
+                    stop_until(ms(300));
+                    std::thread::sleep(ms(1));
+                    stop_until(ms(300));
+                });
+            }
+            World::from_env().unwrap().barrier().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_timeout_always_names_somebody() {
+    for delay in [0, 200, 900, 980, 1000, 1020, 1100] {
+        let ranks = Ranks::new(3).env("SYMMEM_TIMEOUT", 1).env("DELAY", delay);
+        ranks.start(test_name!(), || {
+            if rank() == 2 {
+                std::thread::sleep(ms(std::env::var("DELAY").unwrap().parse().unwrap()));
+            }
+            if let Err(e) = World::from_env().and_then(|world| world.barrier()) {
+                println!("{e}");
+                assert!(e.to_string().contains("rank"), "{e}");
+                match e {
+                    Error::Timeout { waiting_for, .. } => assert!(!waiting_for.is_empty()),
+                    Error::PeerLost { rank: lost, .. } => assert_ne!(lost, rank()),
+                    _ => {}
+                }
+            }
+        });
+    }
+}
+
+/// A store that takes connections and says nothing: the error says that it is the store, and in time.
+#[test]
+fn a_store_that_does_not_answer_is_named_at_the_deadline() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    Ranks::new(2).env("SYMMEM_TIMEOUT", 2).env("MASTER_PORT", port).start(test_name!(), || {
+        let begin = Instant::now();
+        let e = World::from_env().unwrap_err();
+        assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
+        let address = format!("store at 127.0.0.1:{}", std::env::var("MASTER_PORT").unwrap());
+        assert!(e.to_string().contains(&address), "{e}");
+    });
+}

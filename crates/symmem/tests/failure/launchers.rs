@@ -51,6 +51,35 @@ launched_by! {
     slurm_starts_ranks: "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID";
 }
 
+/// Its directory stays, for the next job of the user.
+#[test]
+fn ranks_that_are_told_of_no_store_use_one_that_only_their_user_can_reach() {
+    let look = |job: &mut symmem_testing::Job| {
+        use std::os::unix::fs::PermissionsExt;
+        let user = rustix::process::geteuid().as_raw();
+        let dir = job.dir.join(format!("symmem-{user}"));
+        while !dir.exists() {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        assert_eq!(std::fs::metadata(dir).unwrap().permissions().mode() & 0o777, 0o700);
+    };
+    let ranks = Ranks::new(3).env("MASTER_ADDR", "").env("MASTER_PORT", "").may_leave_files();
+    ranks.rank_0_hosts_the_store().meanwhile(look).start(test_name!(), || {
+        as_launched_by("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID");
+        // SAFETY: this process has no other thread that reads the environment.
+        unsafe { std::env::set_var("MPI_LOCALNRANKS", "3") };
+        works(&World::from_env().unwrap());
+        let dir = std::env::var("TMPDIR").unwrap();
+        let user = rustix::process::geteuid().as_raw();
+        let own = std::path::Path::new(&dir).join(format!("symmem-{user}"));
+        // Somebody else's directory in its place.
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        std::fs::set_permissions(&own, open).unwrap();
+        let e = World::from_env().unwrap_err().to_string();
+        assert!(e.contains("mode 0700"), "{e}");
+    });
+}
+
 #[test]
 fn worlds_follow_one_another_over_one_store() {
     Ranks::new(3).start(test_name!(), || {

@@ -159,9 +159,20 @@ fn a_dropped_server_leaves_no_thread_and_no_port() {
     }
 }
 
+/// A directory of this user that nobody else may enter, or that all may write to.
+fn directory(mode: u32) -> std::path::PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let name = thread::current().name().unwrap_or("main").replace("::", "-");
+    let path = std::env::temp_dir().join(format!("{name:.40}-{mode:o}-{}", std::process::id()));
+    std::fs::create_dir(&path).unwrap();
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+    path
+}
+
 #[test]
 fn a_unix_socket_left_by_a_crash_makes_room_and_one_in_use_does_not() {
-    let path = std::env::temp_dir().join(format!("store-{}.sock", std::process::id()));
+    let dir = directory(0o700);
+    let path = dir.join("store");
     let address = format!("unix:{}", path.display());
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     assert!(path.exists(), "a crash leaves the file");
@@ -172,4 +183,76 @@ fn a_unix_socket_left_by_a_crash_makes_room_and_one_in_use_does_not() {
     TcpStore::connect(&address, LONG).unwrap().set("key", b"value").unwrap();
     drop(server);
     assert!(!path.exists(), "a server takes its file along");
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn a_server_takes_the_place_of_no_file_and_removes_none() {
+    for mode in [0o700, 0o777] {
+        let dir = directory(mode);
+        std::fs::write(dir.join("file"), "mine").unwrap();
+        std::os::unix::fs::symlink(dir.join("file"), dir.join("link")).unwrap();
+        std::os::unix::fs::symlink(dir.join("nowhere"), dir.join("dangling")).unwrap();
+        std::fs::create_dir(dir.join("folder")).unwrap();
+        for name in ["file", "link", "dangling", "folder"] {
+            let address = format!("unix:{}", dir.join(name).display());
+            let error = TcpServer::bind(&address).err().unwrap();
+            assert!(matches!(error, Error::System { .. }), "{name}: {error}");
+            assert!(std::fs::symlink_metadata(dir.join(name)).is_ok(), "{name} is gone");
+        }
+        assert_eq!(std::fs::read(dir.join("file")).unwrap(), b"mine");
+        // A socket that somebody else may have put here stays too.
+        let planted = dir.join("planted");
+        drop(std::os::unix::net::UnixListener::bind(&planted).unwrap());
+        let bound = TcpServer::bind(&format!("unix:{}", planted.display()));
+        assert_eq!(bound.is_ok(), mode == 0o700);
+        // Nor is what has come to lie at a server's path the server's.
+        let path = dir.join("store");
+        let server = TcpServer::bind(&format!("unix:{}", path.display())).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "mine").unwrap();
+        drop(server);
+        assert_eq!(std::fs::read(&path).unwrap(), b"mine");
+        drop(bound);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}
+
+/// The queue of its connections is full, and it accepts none of them.
+#[test]
+fn a_unix_server_that_accepts_nobody_is_given_up_at_the_deadline() {
+    let dir = directory(0o700);
+    let path = dir.join("store");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let _queued: Vec<_> = (0..2)
+        .map(|_| {
+            thread::spawn({
+                let path = path.clone();
+                move || std::os::unix::net::UnixStream::connect(path)
+            })
+        })
+        .collect();
+    thread::sleep(Duration::from_millis(100));
+    let begin = std::time::Instant::now();
+    let address = format!("unix:{}", path.display());
+    let error = TcpStore::connect(&address, Deadline::within(Duration::from_millis(300)));
+    assert!(matches!(error.err(), Some(Error::Unavailable { .. })));
+    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+    let begin = std::time::Instant::now();
+    assert!(TcpServer::bind(&address).is_err(), "it is in use");
+    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+    drop(listener);
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn a_wait_in_memory_ends_when_its_caller_says_so() {
+    let store = symmem::store::MemoryStore::new();
+    let begin = std::time::Instant::now();
+    let wait = || store.get("never", Deadline::within(Duration::from_secs(60)));
+    symmem::interruptible(|| true, wait).unwrap_err();
+    let forever = || store.wait(&["never"], Deadline::NEVER);
+    symmem::interruptible(|| true, forever).unwrap_err();
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
 }

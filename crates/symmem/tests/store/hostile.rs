@@ -92,7 +92,8 @@ fn a_query_cut_off_at_any_byte_changes_nothing() {
         validated(&server).write_all(&whole[..len]).unwrap();
         good.set("alive", b"").unwrap();
     }
-    validated(&server).write_all(&whole).unwrap();
+    let mut stream = validated(&server);
+    stream.write_all(&whole).unwrap();
     good.wait(&["a", "b"], LONG).unwrap();
     assert_eq!(good.num_keys().unwrap(), 3);
 }
@@ -205,7 +206,9 @@ fn a_call_to_a_server_that_has_gone_silent_ends_at_the_limit() {
         // The answer to the first call is there already; to the second, nothing comes.
         assert!(!store.check(&["k"]).unwrap());
         let error = store.num_keys().unwrap_err();
-        assert!(matches!(error, Error::Timeout { op: "num_keys", .. }), "{error}");
+        assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains(address) && text.contains("no answer to num_keys"), "{text}");
     });
 }
 
@@ -222,4 +225,212 @@ fn a_service_that_is_no_store_is_named_as_such() {
         let error = TcpStore::connect(&address, LONG).err().unwrap();
         assert!(matches!(error, Error::Protocol { .. }), "{error}");
     });
+}
+
+/// Calls that are given a deadline end by it, also where nobody answers, and say that it is the store.
+#[test]
+fn a_wait_at_a_server_that_has_gone_silent_ends_at_its_deadline() {
+    with_server(b"\x01", |address| {
+        let store = TcpStore::connect(address, LONG).unwrap();
+        assert!(!store.check(&["k"]).unwrap());
+        let begin = std::time::Instant::now();
+        let error = store.get("k", Deadline::within(Duration::from_millis(500))).unwrap_err();
+        assert!(begin.elapsed() < Duration::from_millis(1500), "{:?}", begin.elapsed());
+        assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    });
+}
+
+#[test]
+fn calls_without_a_deadline_end_with_the_limit_that_the_store_was_given() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut greeting = [0; 10];
+            stream.read_exact(&mut greeting).unwrap();
+            stream.write_all(&greeting[6..]).unwrap();
+            let _ = stream.read_to_end(&mut vec![]);
+        });
+        let store = TcpStore::connect(&address, LONG).unwrap();
+        let store = store.until(Deadline::after(Duration::from_millis(300))).unwrap();
+        let begin = std::time::Instant::now();
+        let error = store.add("n", 1).unwrap_err();
+        assert!(error.to_string().contains("no answer to add"), "{error}");
+        assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+    });
+}
+
+/// Runs the rest of a test in a process of its own, because it looks at memory or sets limits; `true` there.
+fn is_alone(test: &str) -> bool {
+    const ALONE: &str = "SYMMEM_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+    let alone = alone.args(["--exact", &format!("hostile::{test}"), "--nocapture"]).env(ALONE, "1");
+    let output = alone.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    false
+}
+
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+/// Watches this process's memory while `attack` runs.
+fn most_memory_during(attack: impl FnOnce()) -> u64 {
+    let (over, is_over) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let watch = scope.spawn(move || {
+            let mut most = 0;
+            let still = Err(std::sync::mpsc::RecvTimeoutError::Timeout);
+            while is_over.recv_timeout(Duration::from_millis(2)) == still {
+                most = most.max(resident());
+            }
+            most
+        });
+        let over = over; // also when the attack panics
+        attack();
+        drop(over);
+        watch.join().unwrap()
+    })
+}
+
+const MOST_MEMORY: u64 = 64 << 20;
+
+#[test]
+fn answers_that_nobody_reads_cost_no_memory() {
+    if !is_alone("answers_that_nobody_reads_cost_no_memory") {
+        return;
+    }
+    let server = server();
+    let good = client(&server);
+    good.set("big", &vec![1; 4 << 20]).unwrap();
+    let most = most_memory_during(|| {
+        let keys: Vec<(u64, &[u8])> = vec![(4, b"/big"); 15];
+        let multi_get = query(10, &[&[(15, &b""[..])], &keys[..]].concat());
+        let mut deaf: Vec<TcpStream> = (0..60).map(|_| validated(&server)).collect();
+        deaf.iter_mut().for_each(|stream| stream.write_all(&multi_get).unwrap());
+        for _ in 0..50 {
+            assert_eq!(good.get("big", LONG).unwrap().len(), 4 << 20);
+        }
+    });
+    println!("{} MiB", most >> 20);
+    assert!(most < MOST_MEMORY, "{most} bytes");
+}
+
+/// Answers keep the values that they were given, so each replaced value that somebody does not read costs its memory.
+#[test]
+fn values_that_only_unread_answers_have_are_limited_together() {
+    if !is_alone("values_that_only_unread_answers_have_are_limited_together") {
+        return;
+    }
+    let server = server();
+    let good = client(&server);
+    let most = most_memory_during(|| {
+        let mut deaf = Vec::new();
+        for _ in 0..40 {
+            good.set("big", &vec![1; 4 << 20]).unwrap();
+            let mut stream = validated(&server);
+            stream.write_all(&query(3, &[(4, b"/big")])).unwrap();
+            deaf.push(stream);
+            good.check(&["big"]).unwrap();
+        }
+    });
+    println!("{} MiB", most >> 20);
+    assert!(most < MOST_MEMORY, "{most} bytes");
+    assert_eq!(good.get("big", LONG).unwrap().len(), 4 << 20);
+}
+
+#[test]
+fn queries_that_never_end_are_limited_together_and_long_ones_of_others_still_come_through() {
+    let name =
+        "queries_that_never_end_are_limited_together_and_long_ones_of_others_still_come_through";
+    if !is_alone(name) {
+        return;
+    }
+    let server = server();
+    let most = most_memory_during(|| {
+        let part = [query(1, &[(2, b"/x")]), (8u64 << 20).to_ne_bytes().to_vec(), vec![0; 7 << 20]];
+        let part = part.concat();
+        let mut endless: Vec<TcpStream> = (0..6).map(|_| validated(&server)).collect();
+        for stream in &mut endless {
+            stream.set_nonblocking(true).unwrap();
+            let _ = stream.write(&part);
+        }
+        let good = client(&server);
+        good.set("small", &[1; 1000]).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| good.set("big", &vec![1; 6 << 20]).unwrap());
+            for stream in &mut endless {
+                let _ = stream.write(&part);
+            }
+        });
+        assert_eq!(good.get("big", LONG).unwrap().len(), 6 << 20);
+    });
+    println!("{} MiB", most >> 20);
+    assert!(most < MOST_MEMORY, "{most} bytes");
+}
+
+#[test]
+fn a_store_that_is_full_refuses_more_and_keeps_what_it_has() {
+    if !is_alone("a_store_that_is_full_refuses_more_and_keeps_what_it_has") {
+        return;
+    }
+    let server = server();
+    let good = client(&server);
+    good.set("mine", b"kept").unwrap();
+    let most = most_memory_during(|| {
+        let greedy = client(&server);
+        let refused = (0..100).find(|i| greedy.set(&format!("k{i}"), &vec![0; 1 << 20]).is_err());
+        assert!(refused.is_some_and(|at| at >= 16), "{refused:?}");
+        let tiny = (0..200_000).find(|i| greedy.set(&format!("t{i}"), &[0; 500]).is_err());
+        assert!(tiny.is_some());
+    });
+    println!("{} MiB", most >> 20);
+    assert!(most < MOST_MEMORY, "{most} bytes");
+    assert_eq!(good.get("mine", LONG).unwrap(), b"kept");
+    assert!(good.delete("k0").unwrap());
+    good.set("mine", b"changed").unwrap();
+}
+
+#[test]
+fn idle_connections_make_room_for_those_who_come_late() {
+    if !is_alone("idle_connections_make_room_for_those_who_come_late") {
+        return;
+    }
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let before = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(400), ..before }).unwrap();
+    let server = server();
+    let good = client(&server);
+    good.set("mine", b"kept").unwrap();
+    // Half of the descriptors are the attacker's own, because it is the same process.
+    for silent in [true, false] {
+        let mut idle = Vec::new();
+        for _ in 0..5 {
+            for _ in 0..30 {
+                idle.push(if silent { raw(&server) } else { validated(&server) });
+            }
+            let late = client(&server);
+            assert_eq!(late.get("mine", LONG).unwrap(), b"kept");
+        }
+        assert_eq!(good.get("mine", LONG).unwrap(), b"kept");
+    }
+}
+
+#[test]
+fn whoever_says_nothing_is_let_go() {
+    let server = server();
+    let stream = raw(&server);
+    let mut known = validated(&server);
+    assert_dropped(stream, "silence");
+    known.write_all(&query(13, &[])).unwrap();
+    known.write_all(&7u32.to_ne_bytes()).unwrap();
+    let mut answer = [0; 4];
+    known.read_exact(&mut answer).unwrap();
+    assert_eq!(answer, 7u32.to_ne_bytes(), "a client may be silent for as long as it likes");
 }
