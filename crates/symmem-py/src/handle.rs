@@ -1,10 +1,9 @@
 //! All ranks' memory of one rendezvous.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use pyo3::prelude::*;
-use symmem::{Deadline, cuda};
+use symmem::cuda;
 
 use crate::array::Array;
 use crate::collectives::one_sided::{Target, Words};
@@ -85,11 +84,6 @@ impl Handle {
         let keep: Arc<Inner> = Arc::clone(&self.0);
         Ok(Array::new(address + offset, Type::BYTES, shape, self.place(), keep))
     }
-}
-
-/// A limit as PyTorch gives it: 0 for ever.
-fn within(timeout_ms: u64) -> Deadline {
-    Deadline::within(Duration::from_millis(timeout_ms))
 }
 
 #[pymethods]
@@ -178,8 +172,8 @@ impl Handle {
         self.place().to_string()
     }
 
-    /// Signals to rank `dst` in this memory's pad; waits while the last signal there is not taken. A timeout of 0 is for ever.
-    /// On a device it goes into `stream`, with the group's timeout.
+    /// Signals to rank `dst` in this memory's pad; waits while the last signal there is not taken. A timeout of 0 is the group's.
+    /// On a device it goes into `stream`.
     #[pyo3(signature = (dst, channel=0, timeout_ms=0, stream=0))]
     fn put_signal(
         &self,
@@ -189,11 +183,7 @@ impl Handle {
         timeout_ms: u64,
         stream: usize,
     ) -> PyResult<()> {
-        self.check_open(py, "put_signal")?;
-        detached(py, || match self.cuda() {
-            None => self.raw().signal_pad().put(dst, channel, within(timeout_ms)),
-            Some(device) => device.put_signal(dst, channel, &stream_of(device, stream)),
-        })
+        self.do_put_signal(py, (dst, channel), timeout_ms, stream)
     }
 
     /// Waits for a signal of rank `src` in this memory's pad and takes it: then all that `src` wrote before is seen.
@@ -206,14 +196,11 @@ impl Handle {
         timeout_ms: u64,
         stream: usize,
     ) -> PyResult<()> {
-        self.check_open(py, "wait_signal")?;
-        detached(py, || match self.cuda() {
-            None => self.raw().signal_pad().wait(src, channel, within(timeout_ms)),
-            Some(device) => device.wait_signal(src, channel, &stream_of(device, stream)),
-        })
+        self.do_wait_signal(py, (src, channel), timeout_ms, stream)
     }
 
-    /// Waits for all ranks of the group; what any of them wrote before, all see after.
+    /// Waits for all ranks of the group in this memory's pad; what any of them wrote before, all see after. After a timeout,
+    /// the next one on the channel goes on with it.
     #[pyo3(signature = (channel=0, timeout_ms=0, stream=0))]
     fn barrier(
         &self,
@@ -222,11 +209,7 @@ impl Handle {
         timeout_ms: u64,
         stream: usize,
     ) -> PyResult<()> {
-        self.check_open(py, "barrier")?;
-        detached(py, || match self.cuda() {
-            None => self.raw().group().barrier_on(channel, within(timeout_ms)),
-            Some(device) => device.barrier_on_channel(channel, &stream_of(device, stream)),
-        })
+        self.do_barrier(py, channel, timeout_ms, stream)
     }
 
     /// Has a device's stream wait for all ranks of the group, on no channel of anybody's: as collectives do, also after a

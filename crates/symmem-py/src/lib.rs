@@ -15,6 +15,7 @@ mod handle;
 mod mapped;
 mod memory;
 mod nccl;
+mod pad;
 mod pluggable;
 mod quick;
 mod store;

@@ -197,13 +197,11 @@ def test_t056_builtin_ops_leave_signal_pad_alone(rank):
     pad = handle.get_signal_pad(rank).view(torch.int32)
     pad.fill_(1)
     dist.barrier()
-    handle.barrier()
-    handle.put_signal(1 - rank, channel=1)
-    handle.wait_signal(1 - rank, channel=1)
     assert (ops.one_shot_all_reduce(tensor, "sum", world()) == 2).all()
     assert (ops.two_shot_all_reduce_(tensor, "sum", world()) == 2).all()
-    handle.barrier()
-    assert (pad == 1).all()
+    gathered = symm_mem.empty(128, device="cpu")
+    ops.multimem_all_gather_out(tensor, world(), gathered)
+    assert (pad == 1).all() and (gathered == 2).all()
 
 
 @ranks(2)
@@ -333,3 +331,30 @@ def test_the_short_way_leaves_what_is_unusual_to_the_long_one(rank):
     assert (ops.one_shot_all_reduce(tensor[:2], "sum", world()) == 2).all()
     assert (ops.one_shot_all_reduce(tensor.view(torch.int32)[0], "max", world()) == tensor.view(torch.int32)[0]).all()
     assert (ops.one_shot_all_reduce(tensor[1:], "sum", world()) == 2).all()
+
+
+@ranks(2)
+def test_an_output_without_data_is_refused_where_the_input_has_data(rank):
+    x, bare = symm_mem.empty(8, device="cpu").fill_(rank + 1), torch.empty(8, device="meta")
+    splits = symm_mem.empty(2, dtype=torch.int64, device="cpu").fill_(2)
+    numbers, rows = splits.new_empty(2, 2), x.view(8, 1)
+    calls = (
+        lambda: ops.one_shot_all_reduce_out(x, "sum", world(), bare),
+        lambda: ops.one_shot_all_reduce_copy_out(x, x.clone(), "sum", world(), bare),
+        lambda: ops.two_shot_all_reduce_out(x, "sum", world(), bare),
+        lambda: ops.reduce_scatter_out(x, world(), False, bare[:4]),
+        lambda: ops.multimem_one_shot_all_reduce_out(x, "sum", world(), bare),
+        lambda: ops.multimem_one_shot_reduce_out(x, "sum", rank, world(), bare),
+        lambda: ops.multimem_all_gather_out(x[:4], world(), bare),
+        lambda: ops.all_to_all_vdev(rows, bare.view(8, 1), splits, numbers, world()),
+        lambda: ops.all_to_all_vdev_2d(rows, bare.view(8, 1), splits, numbers, world()),
+        lambda: ops.all_to_all_vdev_2d_offset(rows, bare.view(8, 1), numbers, numbers, world()),
+        lambda: ops.nvshmem_all_to_all(x, bare, world()),
+        *([lambda: ops.tile_reduce(rows, bare.view(8, 1), rank, world())] if hasattr(ops, "tile_reduce") else []),
+    )
+    for number, call in enumerate(calls):
+        with pytest.raises(RuntimeError, match="one on cpu and one on meta|expected .* on cpu, got meta"):
+            print(number, call())
+    # Of tensors without data there are shapes only.
+    assert ops.one_shot_all_reduce_out(bare, "sum", world(), bare).shape == (8,)
+    assert (ops.one_shot_all_reduce(x, "sum", world()) == 3).all()

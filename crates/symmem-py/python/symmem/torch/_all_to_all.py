@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from symmem.torch._parts import contiguous, destination, element, part, row_length, same_device
+from symmem.torch._parts import contiguous, destination, moved, part, row_length, same_device
 
 
 def all_to_all_vdev(
@@ -64,11 +64,12 @@ def _exchange(
         raise RuntimeError(f"{op}: splits must be int64, got {splits.dtype} and {received.dtype}")
     place, table = part(op, input, group_name), part(op, splits, group_name, "in_splits")
     same_device(op, splits, place, "in_splits")
+    dtype, words = moved(op, input)
     place.native.all_to_all_v(
-        element(op, input),
+        dtype,
         place.offset,
-        input.numel(),
-        row_length(input),
+        words * input.numel(),
+        words * row_length(input),
         (table.native, table.offset, splits.numel()),
         destination(op, out, place, "out"),
         destination(op, received, place, "out_splits_offsets"),

@@ -1,8 +1,15 @@
-"""What operators return for tensors without data, where torch does not say: for FakeTensor and `torch.compile`."""
+"""What operators return for tensors without data, where torch does not say: for FakeTensor and `torch.compile`.
+
+torch comes here as soon as one tensor has no data. If others have, there is something to be done, and it cannot be.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
+from torch.utils import _pytree as pytree
 
 
 def _like_input(input: torch.Tensor, *_: object) -> torch.Tensor:
@@ -25,8 +32,24 @@ def _like_local_input(symm_buffer: torch.Tensor, local_input: torch.Tensor, *_: 
     return torch.empty_like(local_input)
 
 
-#: By operator; each is registered where torch has no such function of its own.
-FAKES = {
+def _of_none_with_data(name: str, fake: Callable) -> Callable:
+    """The same, refused where a tensor has data."""
+
+    @functools.wraps(fake)
+    def checked(*arguments: object, **named: object) -> object:
+        for leaf in pytree.tree_leaves((arguments, named)):
+            if isinstance(leaf, torch.Tensor) and not leaf.is_meta:
+                raise RuntimeError(f"{name}: expected all tensors on one device, got one on {leaf.device} and one on meta")
+        return fake(*arguments, **named)
+
+    return checked
+
+
+#: Those that torch has too, which looks at nothing.
+REPLACED = ("all_to_all_vdev_2d", "all_to_all_vdev_2d_offset")
+
+#: By operator; each is registered where torch has no such function of its own, or one that is `REPLACED`.
+_BY_OPERATOR = {
     "one_shot_all_reduce": _like_input,
     "one_shot_all_reduce_out": _last,
     "one_shot_all_reduce_copy": _like_local_input,
@@ -56,3 +79,5 @@ FAKES = {
     "nccl_reduce_scatter_offset": _nothing,
     "nccl_all_to_all_nd": _nothing,
 }
+
+FAKES = {name: _of_none_with_data(name, fake) for name, fake in _BY_OPERATOR.items()}

@@ -56,10 +56,6 @@ class Group:
             )
 
 
-def seconds(timeout_ms: int) -> float | None:
-    return timeout_ms / 1000 if timeout_ms else None
-
-
 #: torch without CUDA has no such function.
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
@@ -165,11 +161,26 @@ def _join_by_group(name: str, process_group: dist.ProcessGroup) -> Group:
     rank, size = process_group.rank(), process_group.size()
     with tempfile.TemporaryDirectory(prefix="symmem-") as folder:
         card = {**_card(), "store": f"unix:{folder}/store"}
-        cards = [None] * size
-        dist.all_gather_object(cards, card, group=process_group)
+        cards = _gather(process_group, card)
         _check(name, cards)
         # Nobody is done with this before all have found the store.
         return _join(name, rank, size, cards[0]["store"], card)
+
+
+#: Bytes of what a rank tells all others: a socket's path is 108 at most, and the rest is short.
+CARD_BYTES = 512
+
+
+def _gather(process_group: dist.ProcessGroup, card: dict) -> list[dict]:
+    """Every rank's card, by one all-gather of as many bytes of each: that of objects would make two."""
+    text = json.dumps(card).encode()
+    if len(text) > CARD_BYTES:
+        raise RuntimeError(f"group: what this rank has to tell others is {len(text)} bytes, of at most {CARD_BYTES}")
+    device = c10d._get_object_coll_device(process_group)
+    mine = torch.frombuffer(bytearray(text.ljust(CARD_BYTES)), dtype=torch.uint8).to(device)
+    every = torch.empty(process_group.size() * CARD_BYTES, dtype=torch.uint8, device=device)
+    dist.all_gather_into_tensor(every, mine, group=process_group)
+    return [json.loads(bytes(one.tolist())) for one in every.cpu().split(CARD_BYTES)]
 
 
 def _join(name: str, rank: int, size: int, store: c10d.Store | str, card: dict) -> Group:

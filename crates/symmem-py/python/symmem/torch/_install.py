@@ -22,6 +22,7 @@ from symmem.torch import (
     _operators,
     _pipeline,
     _pool,
+    _sharing,
     _sources,
     _work,
 )
@@ -63,6 +64,7 @@ def _entry_points() -> None:
             _replace_function(name, replacement)
     symm_mem.Work = _work.Work
     _compiler.install()
+    _sharing.install()
     if not hasattr(bindings, "_is_process_group_registered"):
         bindings._is_process_group_registered = _groups.is_process_group
     for name in ("MemPool", "use_mem_pool"):

@@ -104,6 +104,11 @@ class Allocation:
         return storage
 
     @property
+    def has_met(self) -> bool:
+        """Whether it was brought to a rendezvous of a group that there is."""
+        return bool(self._met)
+
+    @property
     def in_use(self) -> bool:
         """Whether a storage over this allocation lives."""
         return self._user is not None and self._user() is not None

@@ -96,6 +96,19 @@ def element(op: str, tensor: torch.Tensor) -> str:
     return name
 
 
+#: What elements are moved as whose type the library does not have, by their bytes.
+_WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64", 16: "uint64"}
+
+
+def moved(op: str, tensor: torch.Tensor) -> tuple[str, int]:
+    """The library's name of a type as long as the tensor's, for what is only moved; and how many of them an element is."""
+    size = tensor.element_size()
+    name = DTYPES.get(tensor.dtype) or _WORDS.get(size)
+    if name is None:
+        raise RuntimeError(f"{op}: not implemented for {tensor.dtype}")
+    return name, max(size // 8, 1)
+
+
 def reduction(op: str, reduce_op: str) -> str:
     """The library's name of a reduction."""
     name = REDUCTIONS.get(reduce_op)
