@@ -7,6 +7,8 @@ use pyo3::types::{PyDict, PyTuple, PyType};
 
 use symmem::Error;
 
+use crate::refusal;
+
 /// One exception; all derive from `Error`, and some from one of Python's own.
 struct Kind {
     name: &'static str,
@@ -73,6 +75,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
 
 /// The exception for an error of the library.
 pub(crate) fn exception(py: Python<'_>, error: Error) -> PyErr {
+    let error = refusal::of_a_peer(&error).unwrap_or(error);
     raised(py, &error).unwrap_or_else(|trouble| trouble)
 }
 

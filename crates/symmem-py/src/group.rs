@@ -11,6 +11,7 @@ use symmem::{Deadline, GroupOptions, WorldOptions};
 use crate::collectives;
 use crate::error::usage;
 use crate::memory::{self, Allocation, Buffer, Memory, Place, Pool};
+use crate::refusal;
 use crate::store::PythonStore;
 use crate::wait::detached;
 
@@ -198,6 +199,13 @@ impl Group {
         self.check_open(py, "wait_signal")?;
         let deadline = self.deadline(py, timeout)?;
         detached(py, || self.inner.wait_signal(source, channel, deadline))
+    }
+
+    /// Takes this rank's part in a collective of the group that it refuses: peers that make it fail at once with PeerFailed,
+    /// and calls stay in step. Collective, as the call would have been.
+    fn refuse(&self, py: Python<'_>) -> PyResult<()> {
+        self.check_open(py, "refuse")?;
+        detached(py, || refusal::refuse(&self.inner))
     }
 
     /// Raises PeerLost if a member was lost.

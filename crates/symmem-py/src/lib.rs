@@ -18,6 +18,7 @@ mod nccl;
 mod pad;
 mod pluggable;
 mod quick;
+mod refusal;
 mod store;
 mod stream;
 mod wait;

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from symmem.torch._parts import contiguous, destination, moved, part, row_length, same_device
+from symmem.torch._refusals import told
 
 
 def all_to_all_vdev(
@@ -17,6 +18,7 @@ def all_to_all_vdev(
     _exchange("all_to_all_vdev", input, out, in_splits, out_splits_offsets, group_name)
 
 
+@told
 def all_to_all_vdev_2d(
     input: torch.Tensor,
     out: torch.Tensor,
@@ -44,6 +46,7 @@ def all_to_all_vdev_2d_offset(
     _exchange(op, input, out, in_splits_offsets, out_splits_offsets, group_name, offsets=True)
 
 
+@told
 def _exchange(
     op: str,
     input: torch.Tensor,

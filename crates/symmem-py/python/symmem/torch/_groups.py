@@ -30,7 +30,7 @@ WORD = 4
 class Group:
     """The ranks of one process group, joined."""
 
-    __slots__ = ("__weakref__", "channels", "name", "native", "rank", "size")
+    __slots__ = ("__weakref__", "_on_devices", "channels", "name", "native", "rank", "size")
 
     def __init__(self, name: str, rank: int, size: int, native: _native.World, pad_bytes: int) -> None:
         self.name = name
@@ -39,6 +39,17 @@ class Group:
         self.native = native
         #: How many channels barrier(), put_signal() and wait_signal() have.
         self.channels = pad_bytes // (WORD * size)
+        #: The allocation of each device that was at a rendezvous last.
+        self._on_devices: dict[int, weakref.ref] = {}
+
+    def note_handle(self, number: int, allocation: object) -> None:
+        self._on_devices[number] = weakref.ref(allocation)
+
+    def handle_on(self, number: int) -> _native.Handle | None:
+        """Memory of a device that the group has mapped, if there is any."""
+        known = self._on_devices.get(number)
+        allocation = known() if known is not None else None
+        return None if allocation is None else allocation.met(self)
 
     def check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.size:

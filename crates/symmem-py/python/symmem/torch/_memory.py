@@ -83,6 +83,10 @@ class Allocation:
         self._user: weakref.ref | None = None
         _by_address[self.address] = self
 
+    def met(self, group: _groups.Group) -> _native.Handle | None:
+        """All ranks' memory of this allocation, if it was at a rendezvous of the group."""
+        return self._met.get(group)
+
     def meet(self, group: _groups.Group) -> _native.Handle:
         """All ranks' memory of this allocation; collective over the group the first time."""
         handle = self._met.get(group)
@@ -95,6 +99,8 @@ class Allocation:
                     _groups.stream(self.number)
                     _sources.use_external(self.memory, group, self.device)
                 handle = self._met[group] = self.memory.rendezvous(group.native)
+                if not self.on_host:
+                    group.note_handle(self.number, self)
             return handle
 
     def storage(self, *kept: object) -> torch.UntypedStorage:

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from symmem.torch import _groups, _memory
+from symmem.torch import _groups, _memory, _refusals
 
 #: The element types that the library can reduce, by its names for them.
 DTYPES = {
@@ -72,6 +72,7 @@ class Part:
         return _memory.tensor_over(storage, shape, stride, dtype)
 
     def barrier(self) -> None:
+        _refusals.has_begun()
         if self.allocation.on_host:
             self.group.native.barrier()
         else:
