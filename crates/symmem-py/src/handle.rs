@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use symmem::cuda;
+use symmem::cuda::{self, Stream};
 
 use crate::array::Array;
 use crate::collectives::one_sided::{Target, Words};
@@ -54,6 +54,14 @@ impl Handle {
         self.0.mapped.cuda()
     }
 
+    /// A stream of the caller's, into which a call on this memory goes.
+    pub(crate) fn stream(&self, device: &cuda::Symmetric<u8>, raw: usize) -> Arc<Stream> {
+        if let Some(used) = &self.0.allocation.used {
+            used.note(raw);
+        }
+        stream_of(device, raw)
+    }
+
     pub(crate) fn place(&self) -> Place {
         self.0.allocation.place
     }
@@ -81,7 +89,8 @@ impl Handle {
         };
         let shape = vec![nbytes.unwrap_or_else(|| len.saturating_sub(offset))];
         Array::check(py, op, (len, offset), Type::BYTES, &shape)?;
-        let keep: Arc<Inner> = Arc::clone(&self.0);
+        let (keep, used): (Arc<Inner>, _) = (Arc::clone(&self.0), self.0.allocation.used.clone());
+        let keep = (keep as Arc<dyn Send + Sync>, used);
         Ok(Array::new(address + offset, Type::BYTES, shape, self.place(), keep))
     }
 }
@@ -220,7 +229,7 @@ impl Handle {
         let Some(device) = self.cuda() else {
             return Err(usage(py, "barrier", "memory of a device", "memory of the host"));
         };
-        detached(py, || device.barrier(&stream_of(device, stream)))
+        detached(py, || device.barrier(&self.stream(device, stream)))
     }
 
     /// Waits until all in a device's stream is done, and raises what went wrong in it.

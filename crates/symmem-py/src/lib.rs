@@ -12,6 +12,7 @@ mod dtype;
 mod error;
 mod group;
 mod handle;
+mod lock;
 mod mapped;
 mod memory;
 mod nccl;

@@ -8,7 +8,6 @@ use pyo3::prelude::*;
 use symmem::{Deadline, Error, SignalPad};
 
 use crate::handle::Handle;
-use crate::stream::stream_of;
 use crate::wait::detached;
 
 /// Barriers on the host that ended before all had come, by channel: the next one there goes on with it.
@@ -84,7 +83,7 @@ impl Handle {
         self.check_open(py, "put_signal")?;
         detached(py, || match self.cuda() {
             None => self.raw().signal_pad().put(to, channel, self.limit(timeout_ms)),
-            Some(device) => device.put_signal(to, channel, &stream_of(device, stream)),
+            Some(device) => device.put_signal(to, channel, &self.stream(device, stream)),
         })
     }
 
@@ -98,7 +97,7 @@ impl Handle {
         self.check_open(py, "wait_signal")?;
         detached(py, || match self.cuda() {
             None => self.raw().signal_pad().wait(from, channel, self.limit(timeout_ms)),
-            Some(device) => device.wait_signal(from, channel, &stream_of(device, stream)),
+            Some(device) => device.wait_signal(from, channel, &self.stream(device, stream)),
         })
     }
 
@@ -112,7 +111,7 @@ impl Handle {
         self.check_open(py, "barrier")?;
         detached(py, || match self.cuda() {
             None => self.pad_barrier(channel, self.limit(timeout_ms)),
-            Some(device) => device.barrier_on_channel(channel, &stream_of(device, stream)),
+            Some(device) => device.barrier_on_channel(channel, &self.stream(device, stream)),
         })
     }
 

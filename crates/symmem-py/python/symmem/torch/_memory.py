@@ -37,7 +37,9 @@ class _Owner:
 
 def storage_over(array: _native.Array, *kept: object) -> tuple[torch.UntypedStorage, _Owner]:
     """The bytes of an array as a storage that keeps `kept` alive."""
-    storage = torch.from_dlpack(array).untyped_storage()
+    # Where there are streams, their order is the caller's: a tensor of a peer's memory is no result of the library's.
+    stream = None if array.device == "cpu" else -1
+    storage = torch.from_dlpack(array.__dlpack__(stream=stream)).untyped_storage()
     # torch keeps a storage's attributes until the last tensor of it is gone.
     storage.symmem_owner = owner = _Owner(*kept)
     return storage, owner
