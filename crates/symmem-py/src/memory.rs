@@ -9,6 +9,7 @@ use symmem::cuda::Gpu;
 use crate::array::Array;
 use crate::dtype::Type;
 use crate::error::usage;
+use crate::failures;
 use crate::group::{Group, Life};
 use crate::handle::Handle;
 use crate::lock::unlocked;
@@ -124,7 +125,10 @@ impl Allocation {
         };
         let used = match &buffer {
             Buffer::Host(_) => None,
-            Buffer::Cuda(own) => Some(Arc::new(Used::new(own.gpu()))),
+            Buffer::Cuda(own) => {
+                failures::watch(own.gpu());
+                Some(Arc::new(Used::new(own.gpu())))
+            }
         };
         let made = Arc::new(Self { address, bytes, place, used, buffer: Some(buffer) });
         let mut all = allocations();

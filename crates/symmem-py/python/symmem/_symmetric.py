@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from symmem import _torch_watch
 from symmem._native import Array, Group, Handle, Usage, find, span
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ def empty(
     itemsize = Array.itemsize_of(dtype)
     nbytes = math.prod(sizes) * itemsize
     memory = group.alloc(nbytes, device=device, source=source, persistent_id=persistent_id)
+    if memory.device != "cpu":
+        _torch_watch.install()
     return memory.view(dtype, sizes)
 
 

@@ -12,7 +12,7 @@ import torch.distributed._symmetric_memory as symm_mem
 from torch._C import _distributed_c10d as bindings
 from torch._C._distributed_c10d import _SymmetricMemory
 
-from symmem import _native
+from symmem import _native, _torch_watch
 from symmem.torch import (
     _compiler,
     _groups,
@@ -45,12 +45,16 @@ def install(device: str = "cpu") -> None:
     kind = torch.device(device).type
     if kind not in ("cpu", "cuda"):
         raise _native.Unavailable(f"symmem.torch works on cpu and cuda, not on {kind}")
+    if kind == "cuda" and torch.version.hip is not None:
+        raise _native.Unavailable("symmem.torch on cuda: this torch is for ROCm, whose memory is not CUDA's")
     if kind == "cuda" and not torch.cuda.is_available():
         raise _native.Unavailable("symmem.torch on cuda: torch has no CUDA device here")
     if kind not in _installed:
         _entry_points()
         _installed.add(kind)
         _operators.register(kind)
+        if kind == "cuda":
+            _torch_watch.install(torch)
 
 
 @functools.cache
