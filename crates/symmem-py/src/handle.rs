@@ -221,10 +221,10 @@ impl Handle {
         self.do_barrier(py, channel, timeout_ms, stream)
     }
 
-    /// Has a device's stream wait for all ranks of the group, on no channel of anybody's: as collectives do, also after a
-    /// failure. The host's way is `Group.barrier`.
+    /// A barrier of all ranks in a device's stream, on the group's own pads as collectives use them. On the host, call
+    /// `Group.barrier`.
     #[pyo3(signature = (stream=0))]
-    fn meet(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
+    fn group_barrier(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
         self.check_open(py, "barrier")?;
         let Some(device) = self.cuda() else {
             return Err(usage(py, "barrier", "memory of a device", "memory of the host"));

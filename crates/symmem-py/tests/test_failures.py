@@ -212,7 +212,9 @@ def test_exceptions_are_those_of_python_too():
         assert issubclass(kind, symmem.Error) and issubclass(kind, other)
     for kind in (
         symmem.Driver,
+        symmem.Interrupted,
         symmem.Mismatch,
+        symmem.OutOfStepError,
         symmem.PeerFailed,
         symmem.PeerLost,
         symmem.Protocol,

@@ -65,7 +65,7 @@ def test_l56_t019_a_rendezvous_through_the_process_group(rank):
     group.use_pg_for_symm_mem_rendezvous = True
     store = dist.distributed_c10d._get_process_group_store(group)
     _peers_are_seen(rank, group)
-    assert not store.check([f"symmem/1/card/{rank}"])
+    assert not store.check([f"symmem/1/proposal/{rank}"])
     _peers_are_seen(rank, group)
     _peers_are_seen(rank, world())
 
@@ -77,7 +77,7 @@ def test_l56_t020_a_rendezvous_through_a_backend_of_somebodys_own(rank):
     group.use_pg_for_symm_mem_rendezvous = True
     _peers_are_seen(rank, group)
     assert group.gathers == 1
-    # Once, however often memory is met.
+    # Once, however many rendezvous there are.
     _peers_are_seen(rank, group)
     assert group.gathers == 1
 
@@ -85,8 +85,8 @@ def test_l56_t020_a_rendezvous_through_a_backend_of_somebodys_own(rank):
 @ranks(2)
 def test_what_ranks_tell_each_other_takes_one_all_gather(rank):
     group = _counting()
-    cards = _groups._gather(group, {"rank": rank, "store": "unix:" + "x" * (50 + 50 * rank)})
-    assert [(card["rank"], len(card["store"])) for card in cards] == [(0, 55), (1, 105)]
+    proposals = _groups._gather(group, {"rank": rank, "store": "unix:" + "x" * (50 + 50 * rank)})
+    assert [(proposal["rank"], len(proposal["store"])) for proposal in proposals] == [(0, 55), (1, 105)]
     assert group.gathers == 1
 
 

@@ -69,7 +69,7 @@ class _Outputs:
         return segment, (lease,)
 
     def take_back(self, key: tuple, segment: _memory.Allocation) -> None:
-        if segment.has_met:
+        if segment.was_shared:
             return  # peers may use their counterparts again in another order
         with self._lock:
             self._free[key].append(segment)

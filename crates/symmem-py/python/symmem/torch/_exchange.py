@@ -28,7 +28,7 @@ def multimem_all_gather_out(input: torch.Tensor, group_name: str, out: torch.Ten
 
 
 def _store_with_all(place: Part, input: torch.Tensor, out: torch.Tensor) -> None:
-    """Lay this rank's rows into its place of every rank's `out`."""
+    """Copy this rank's rows to their place in every rank's `out`."""
     if input.numel() == 0:
         return
     place.barrier()

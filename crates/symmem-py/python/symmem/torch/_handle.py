@@ -22,7 +22,7 @@ class SymmetricMemory:
     def __init__(self, allocation: _memory.Allocation, group: _groups.Group, offset: int) -> None:
         self._allocation = allocation
         self._group = group
-        self.native = allocation.meet(group)
+        self.native = allocation.handle_in(group)
         #: Bytes from the start of the allocation to the storage that was rendezvoused.
         self.offset = offset
 

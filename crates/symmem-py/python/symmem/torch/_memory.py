@@ -52,9 +52,9 @@ def tensor_over(
 
 
 class Allocation:
-    """Memory of this rank, and its counterparts in every group that it met."""
+    """Memory of this rank, and its counterparts in every group that has mapped it."""
 
-    __slots__ = ("__weakref__", "_lock", "_met", "_user", "address", "device", "group_name")
+    __slots__ = ("__weakref__", "_lock", "_handles", "_user", "address", "device", "group_name")
     __slots__ += ("memory", "nbytes", "number", "on_host")
 
     def __init__(
@@ -81,26 +81,26 @@ class Allocation:
         self.memory = memory
         self.address = memory.address
         self._lock = threading.Lock()
-        self._met: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._handles: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._user: weakref.ref | None = None
         _by_address[self.address] = self
 
-    def met(self, group: _groups.Group) -> _native.Handle | None:
+    def known_handle(self, group: _groups.Group) -> _native.Handle | None:
         """All ranks' memory of this allocation, if it was at a rendezvous of the group."""
-        return self._met.get(group)
+        return self._handles.get(group)
 
-    def meet(self, group: _groups.Group) -> _native.Handle:
+    def handle_in(self, group: _groups.Group) -> _native.Handle:
         """All ranks' memory of this allocation; collective over the group the first time."""
-        handle = self._met.get(group)
+        handle = self._handles.get(group)
         if handle is not None:
             return handle
         with self._lock:
-            handle = self._met.get(group)
+            handle = self._handles.get(group)
             if handle is None:
                 if not self.on_host:
                     _groups.stream(self.number)
                     _sources.use_external(self.memory, group, self.device)
-                handle = self._met[group] = self.memory.rendezvous(group.native)
+                handle = self._handles[group] = self.memory.rendezvous(group.native)
                 if not self.on_host:
                     group.note_handle(self.number, self)
             return handle
@@ -112,9 +112,9 @@ class Allocation:
         return storage
 
     @property
-    def has_met(self) -> bool:
+    def was_shared(self) -> bool:
         """Whether it was brought to a rendezvous of a group that there is."""
-        return bool(self._met)
+        return bool(self._handles)
 
     @property
     def in_use(self) -> bool:

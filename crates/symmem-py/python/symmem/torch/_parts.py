@@ -43,7 +43,7 @@ class Part:
     def __init__(self, group: _groups.Group, allocation: _memory.Allocation, offset: int) -> None:
         self.group = group
         self.allocation = allocation
-        self.native = allocation.meet(group)
+        self.native = allocation.handle_in(group)
         #: Bytes from the start of the allocation to the tensor's first element.
         self.offset = offset
 
@@ -77,7 +77,7 @@ class Part:
             self.group.native.barrier()
         else:
             # On the group's pads: those of the allocation are the user's, and may hold signals of theirs.
-            self.native.meet(_groups.stream(self.allocation.number))
+            self.native.group_barrier(_groups.stream(self.allocation.number))
 
 
 def part(op: str, tensor: torch.Tensor, group_name: str, what: str = "input") -> Part:

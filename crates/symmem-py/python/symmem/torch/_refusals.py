@@ -67,7 +67,7 @@ def _on_device(tensors: list[torch.Tensor], group: _groups.Group) -> tuple[_nati
     found = [_memory.find(tensor) for tensor in tensors if tensor.is_cuda]
     symmetric = [allocation for allocation in found if allocation is not None]
     if symmetric:
-        handle = symmetric[0].met(group)
+        handle = symmetric[0].known_handle(group)
         # Peers are at the rendezvous, on the host, if this rank has not been there.
         return None if handle is None else (handle, symmetric[0].number)
     number = next(tensor.device.index for tensor in tensors if tensor.is_cuda)
@@ -79,7 +79,7 @@ def _refuse_in_stream(handle: _native.Handle, number: int) -> None:
     """A barrier, which is another call than any that peers make here; whoever else refuses makes it as well."""
     stream = _groups.stream(number)
     try:
-        handle.meet(stream)
+        handle.group_barrier(stream)
         handle.synchronize(stream)
     except _native.Mismatch:
         pass  # they know
