@@ -71,12 +71,15 @@ impl Array {
     /// none or 1 for the default stream, 2 for that of the thread, -1 for no matter which, or an address.
     fn be_ready(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let given: Option<i64> = stream.map(|given| given.extract()).transpose()?;
-        let wrong = |why: &str| Err(PyBufferError::new_err(format!("stream: {why}, got {given:?}")));
+        let wrong =
+            |why: &str| Err(PyBufferError::new_err(format!("stream: {why}, got {given:?}")));
         let consumer = match (self.place, given) {
             (_, Some(-1)) | (Place::Host, None) => return Ok(()),
             (Place::Host, _) => return wrong("memory of the host has none"),
             (Place::Cuda(_), None | Some(1)) => 0,
-            (Place::Cuda(_), Some(0)) => return wrong("1 is the default stream, and 2 that of the thread"),
+            (Place::Cuda(_), Some(0)) => {
+                return wrong("1 is the default stream, and 2 that of the thread");
+            }
             (Place::Cuda(_), Some(number)) => match usize::try_from(number) {
                 Ok(raw) => raw,
                 Err(_) => return wrong("expected None, -1, 1, 2 or an address"),

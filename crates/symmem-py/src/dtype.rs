@@ -97,7 +97,9 @@ impl Type {
     pub(crate) fn moved(&self, py: Python<'_>, op: &'static str) -> PyResult<DType> {
         let bits = self.bits.min(64);
         let as_long = || TYPES.iter().find(|t| t.code == 1 && t.bits == bits)?.element;
-        self.element.or_else(as_long).ok_or_else(|| usage(py, op, "a type that can be moved", self.name))
+        self.element
+            .or_else(as_long)
+            .ok_or_else(|| usage(py, op, "a type that can be moved", self.name))
     }
 
     /// How many elements of what it is moved as make one of it.

@@ -133,12 +133,25 @@ fn fill(to: &Bound<'_, PyDict>, error: &Error) -> PyResult<&'static str> {
             to.set_item("reason", reason)?;
             "PeerFailed"
         }
-        Error::Timeout { op, channel, waiting_for, after } => {
+        Error::Timeout { op, channel, waiting_for, after, doing } => {
             to.set_item("op", op)?;
             to.set_item("channel", channel)?;
             to.set_item("waiting_for", waiting_for)?;
             to.set_item("after", after.as_secs_f64())?;
+            to.set_item("doing", doing)?;
             "Timeout"
+        }
+        Error::Interrupted { op, waiting_for, after } => {
+            to.set_item("op", op)?;
+            to.set_item("waiting_for", waiting_for)?;
+            to.set_item("after", after.as_secs_f64())?;
+            "Interrupted"
+        }
+        Error::OutOfStep { op, rank, what } => {
+            to.set_item("op", op)?;
+            to.set_item("rank", rank)?;
+            to.set_item("what", what)?;
+            "OutOfStepError"
         }
         Error::Protocol { with, expected, got } => {
             to.set_item("peer", with)?;

@@ -34,11 +34,7 @@ pub(crate) fn check_failures(py: Python<'_>) -> PyResult<()> {
         return Ok(());
     }
     let gpus = GPUS.read().unwrap_or_else(PoisonError::into_inner);
-    let looked = gpus.iter().try_for_each(look);
+    let looked = gpus.iter().try_for_each(Gpu::check_failures);
     drop(gpus);
     looked.map_err(|error| exception(py, error))
-}
-
-fn look(_gpu: &Gpu) -> symmem::Result<()> {
-    Ok(())
 }

@@ -1,4 +1,5 @@
-//! Groups and the world.
+//! Groups, and the life of a world.
+#![allow(unsafe_code)] // S2 (what is closed refuses every call, and arrays are the caller's, as documented for users)
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -41,7 +42,8 @@ impl Life {
 
     pub(crate) fn close(&self) {
         if !self.closed.swap(true, Ordering::Relaxed) {
-            self.world.leave();
+            // SAFETY: S2 as documented for users: groups and handles of a closed world refuse every call.
+            unsafe { self.world.leave_unchecked() };
         }
     }
 
@@ -219,6 +221,16 @@ impl Group {
     fn refuse(&self, py: Python<'_>) -> PyResult<()> {
         self.check_open(py, "refuse")?;
         detached(py, || refusal::refuse(&self.inner))
+    }
+
+    /// Brings a group whose ranks are out of step back in step. Collective. Afterwards all calls work again, on devices too, and
+    /// memory that a failed collective had suspended is whole; its elements hold whatever that call left there. After a timeout
+    /// it may be called again, and goes on waiting.
+    #[pyo3(signature = (timeout=None))]
+    fn resync(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        self.check_open(py, "resync")?;
+        let deadline = self.deadline(py, timeout)?;
+        detached(py, || self.inner.resync_by(deadline))
     }
 
     /// Raises PeerLost if a member was lost.

@@ -16,7 +16,9 @@ pub(crate) fn unlocked(f: impl FnOnce() + Send) {
     let take = || waiting.lock().unwrap_or_else(PoisonError::into_inner).take();
     let done = Python::try_attach(|py| py.detach(|| take().map(|f| f()))).flatten();
     // An interpreter that is going away has no other threads to wait for.
-    if done.is_none() && let Some(f) = take() {
+    if done.is_none()
+        && let Some(f) = take()
+    {
         f();
     }
 }

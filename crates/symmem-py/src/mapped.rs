@@ -8,7 +8,6 @@ use symmem::{DType, Element, cuda};
 
 use crate::collectives::device_part;
 use crate::lock::unlocked;
-use crate::pad::Unfinished;
 
 /// How many parts of a device's memory are kept.
 const KEPT: usize = 64;
@@ -25,7 +24,6 @@ pub(crate) struct Mapped {
     /// Parts of a device's memory that were used, by type, offset and count: they know how the last call went, and may
     /// have memory of their own.
     parts: Mutex<Parts>,
-    pub(crate) unfinished: Unfinished,
 }
 
 enum Kind {
@@ -54,7 +52,7 @@ impl Mapped {
     }
 
     fn new(kind: Kind, buffers: Vec<usize>, pads: Vec<usize>) -> Self {
-        Self { kind, buffers, pads, table: OnceLock::new(), parts: Mutex::default(), unfinished: Unfinished::default() }
+        Self { kind, buffers, pads, table: OnceLock::new(), parts: Mutex::default() }
     }
 
     /// Does `work` on a part of a device's memory, the one that did it the last time if there is one.

@@ -42,6 +42,7 @@ impl Store for PythonStore {
                     channel: None,
                     waiting_for: vec![],
                     after,
+                    doing: vec![],
                 });
             }
             std::thread::sleep(std::time::Duration::from_millis(2));
