@@ -1,5 +1,5 @@
 //! Waiting for a device where nobody knows whether the interpreter's lock is held: in destructors.
-#![allow(unsafe_code)] // a function of the interpreter's that its stable interface does not name
+#![allow(unsafe_code)] // S4: a function of the interpreter's that its stable interface does not name
 
 use std::ffi::c_int;
 use std::sync::{Mutex, OnceLock, PoisonError};
