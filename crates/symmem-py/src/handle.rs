@@ -20,8 +20,8 @@ use crate::wait::detached;
 ///
 /// Collectives are calls of all ranks of the group with the same arguments. The elements of a call belong to it while it
 /// lasts: nobody else on any rank touches them. On a device a call goes into a `stream`, and lasts until that is done with
-/// it. After a collective that failed (other than by a Mismatch or a Usage),
-/// peers may be in the middle of it: the memory must be brought to a rendezvous again.
+/// it. After a collective that timed out or was interrupted, all ranks call `Group.resync` before they go on; after the loss of a
+/// rank, the others bring the memory to a rendezvous of the group that `Group.shrink` gives.
 #[pyclass(frozen, module = "symmem")]
 pub(crate) struct Handle(Arc<Inner>);
 

@@ -240,8 +240,7 @@ impl Memory {
         Ok(Array::new(held.address + offset, dtype, shape, held.place, (held, used)))
     }
 
-    /// Maps all ranks' counterparts of this memory. Collective over `group`, the first time for this memory and group,
-    /// and again after a collective on it that failed.
+    /// Maps all ranks' counterparts of this memory. Collective over `group`, the first time for this memory and group.
     fn rendezvous(&self, py: Python<'_>, group: &Bound<'_, Group>) -> PyResult<Handle> {
         const OP: &str = "rendezvous";
         let (held, group) = (self.held(py, OP)?, group.get());

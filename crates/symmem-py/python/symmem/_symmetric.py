@@ -71,8 +71,8 @@ class Symmetric:
     On a device, calls go into `stream` (the address of a `CUstream`, such as `torch.cuda.current_stream().cuda_stream`; the
     default stream without), and `array` and `out` belong to them until that is done; `handle.synchronize` says how it went.
 
-    After a collective that failed in another way, peers may be in the middle of it: the survivors go on with
-    ``x = symmem.rendezvous(x.array, group.shrink())``.
+    A collective that timed out or was interrupted leaves the group out of step: all ranks call `group.resync()`, and then it and
+    this memory work again. After the loss of a rank, the others go on with ``x = symmem.rendezvous(x.array, group.shrink())``.
     """
 
     def __init__(self, handle: Handle, dtype: str, shape: Sequence[int], offset: int = 0) -> None:
