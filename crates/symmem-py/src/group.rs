@@ -42,7 +42,7 @@ impl Life {
 
     pub(crate) fn close(&self) {
         if !self.closed.swap(true, Ordering::Relaxed) {
-            // SAFETY: S2 as documented for users: groups and handles of a closed world refuse every call.
+            // SAFETY: as its users were told, nothing touches the memory of a world that they have closed.
             unsafe { self.world.leave_unchecked() };
         }
     }
