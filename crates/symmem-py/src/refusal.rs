@@ -1,17 +1,19 @@
 //! A call that one rank refuses before it begins: the others are told, and none waits for it.
 //!
-//! The rank takes its place in the group's calls with one that nothing else makes. Whoever makes another finds that out at
+//! The rank takes its place in the group's calls with one that nothing else makes. Whoever makes another call finds that out at
 //! once, and all ranks stay in step.
 
 use symmem::{Error, ReduceOp};
 
-/// What stands for a refusal: a reduction of so many elements of this type, which no operator makes for itself.
+/// What stands for a refusal: a reduction of this many elements of this type for each rank, which no operator makes.
+const OP: &str = "reduce_scatter";
+const TYPE: &str = "u16";
 const ELEMENTS: usize = 61;
-const IN_WORDS: &str = "u16";
 
-/// Takes part in the call that this rank refuses. Collective: ranks that refuse as well are done with it, others fail.
+/// Takes part in the call that this rank refuses. Collective: it succeeds where all ranks refuse; ranks that make the call fail.
 pub(crate) fn refuse(group: &symmem::Group) -> symmem::Result<()> {
-    match group.all_reduce(&mut [0_u16; ELEMENTS], ReduceOp::Xor) {
+    let data = vec![0_u16; ELEMENTS * group.size()];
+    match group.reduce_scatter(&data, ReduceOp::Xor, &mut [0; ELEMENTS]) {
         Err(Error::Mismatch { .. }) => Ok(()), // they know
         other => other,
     }
@@ -19,9 +21,11 @@ pub(crate) fn refuse(group: &symmem::Group) -> symmem::Result<()> {
 
 /// What a rank gets whose peer has refused the call that they were to make together.
 pub(crate) fn of_a_peer(error: &Error) -> Option<Error> {
-    let Error::Mismatch { op, rank, ours, theirs, .. } = error else { return None };
-    let refused = |call: &str| call.starts_with("all_reduce") && call.contains(IN_WORDS);
-    (refused(theirs) && !refused(ours)).then(|| Error::PeerFailed {
+    let Error::Mismatch { op, what, rank, ours, theirs } = error else { return None };
+    let is_refusal = |call: &str| call.starts_with(OP) && call.contains(TYPE);
+    let of_another_op = is_refusal(theirs) && !is_refusal(ours);
+    let of_another_type = *op == OP && *what == "element type" && theirs == TYPE;
+    (of_another_op || of_another_type).then(|| Error::PeerFailed {
         op,
         rank: *rank,
         reason: "it refused the call, and its own error says why".to_owned(),
