@@ -264,7 +264,9 @@ def wrong_arguments(world):
         x.all_reduce(["sum", "max"][world.rank % 2], algorithm="two_shot")
     assert raised.value.op == "all_reduce" and raised.value.rank is not None
     x.all_reduce()
-    with pytest.raises(symmem.Mismatch, match="here (broadcast|all_reduce) of f32, on rank . (broadcast|all_reduce) of f32"):
+    with pytest.raises(
+        symmem.Mismatch, match="here (broadcast|all_reduce) of f32, on rank . (broadcast|all_reduce) of f32"
+    ):
         [x.all_reduce, lambda: x.broadcast(0)][world.rank % 2]()
     x.all_reduce()
 

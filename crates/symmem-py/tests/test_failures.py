@@ -102,20 +102,20 @@ def a_group_comes_back_after_a_timeout(world):
     data = numpy.ones(100_000)
     for count in (1, 100, 5_000, 50_000):
         part = symmem.rendezvous(x.array.view("float64", (count,)), world)
-        for call in (part.all_reduce, lambda: part.broadcast(0), lambda: world.all_reduce(data[:count])):
+        for call, *arguments in ((part.all_reduce,), (part.broadcast, 0), (world.all_reduce, data[:count])):
             if world.rank == 0:
                 world.timeout = 0.2
                 with pytest.raises(symmem.Timeout) as raised:
-                    call()
+                    call(*arguments)
                 assert raised.value.waiting_for == [1] and isinstance(raised.value.doing, list)
                 world.timeout = 30
                 world.put_signal(1, 5)
             else:
                 world.wait_signal(0, 5)
             new = symmem.empty(1, "int8", world)
-            for other in (part.all_reduce, lambda: world.broadcast(data), lambda: symmem.rendezvous(new, world)):
+            for other, *given in ((part.all_reduce,), (world.broadcast, data), (symmem.rendezvous, new, world)):
                 with pytest.raises(symmem.OutOfStepError, match="rank 0 gave up"):
-                    other()
+                    other(*given)
             world.resync(timeout=20)
             part.local[:] = world.rank + 1
             part.all_reduce()

@@ -152,9 +152,9 @@ class Elsewhere:
 def arrays_of_other_devices_are_refused(world):
     x = symmem.rendezvous(symmem.empty(4, "float32", world), world)
     for kind, name in ((10, "ROCm"), (11, "ROCm"), (14, "another device"), (8, "another device")):
-        for call in (lambda: x.get(0, Elsewhere(kind)), lambda: world.all_reduce(Elsewhere(kind))):
+        for call, *arguments in ((x.get, 0), (world.all_reduce,)):
             with pytest.raises(BufferError, match=f"of the host or of CUDA, got one of {name}"):
-                call()
+                call(*arguments, Elsewhere(kind))
     assert (x.get(0, Elsewhere(1)).values == 0).all()
 
 

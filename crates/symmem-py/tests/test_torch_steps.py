@@ -55,14 +55,14 @@ def _give_up(rank, x):
 
 def _nothing_works(rank, tensors):
     for x in tensors:
-        for call in (
-            lambda: ops.one_shot_all_reduce(x, "sum", world()),
-            lambda: ops.two_shot_all_reduce_(x, "sum", world()),
-            lambda: ops.nvshmem_broadcast(x, 0, world()),
-            lambda: ops.nvshmem_all_to_all(x[:2], torch.empty(2), world()),
+        for operator, *arguments in (
+            (ops.one_shot_all_reduce, x, "sum"),
+            (ops.two_shot_all_reduce_, x, "sum"),
+            (ops.nvshmem_broadcast, x, 0),
+            (ops.nvshmem_all_to_all, x[:2], torch.empty(2)),
         ):
             with pytest.raises(symmem.OutOfStepError) as caught:
-                call()
+                operator(*arguments, world())
             assert isinstance(caught.value, symmem.Error) and caught.value.rank == 0
             assert "all_reduce" in caught.value.what and "resync" in str(caught.value)
 

@@ -88,7 +88,9 @@ def test_names_and_signatures_stay_and_all_is_put_back(fake):
     once = made.cuda.synchronize
     _torch_watch.install(made)
     assert made.cuda.synchronize is once is not before[1]
-    assert str(inspect.signature(once)) == "(device=None)" and once.__doc__ == "Waits." and once.__name__ == "synchronize"
+    assert (
+        str(inspect.signature(once)) == "(device=None)" and once.__doc__ == "Waits." and once.__name__ == "synchronize"
+    )
     _torch_watch.uninstall()
     assert (made.cuda.CUDAGraph.replay, made.cuda.synchronize, made.cuda.Event.synchronize) == before
     assert "synchronize" not in vars(made.cuda.Stream)  # its base has it

@@ -140,9 +140,7 @@ class Symmetric:
         """Waits for all ranks in this memory's pad; what any of them wrote before, all see after."""
         self._handle.barrier(channel, _milliseconds(timeout), stream or 0)
 
-    def put_signal(
-        self, to: int, channel: int = 0, timeout: float | None = None, *, stream: int | None = None
-    ) -> None:
+    def put_signal(self, to: int, channel: int = 0, timeout: float | None = None, *, stream: int | None = None) -> None:
         """Signals to rank `to` in this memory's pad; its `wait_signal` then sees what this rank wrote before."""
         self._handle.put_signal(to, channel, _milliseconds(timeout), stream or 0)
 

@@ -186,7 +186,9 @@ def _gather(process_group: dist.ProcessGroup, proposal: dict) -> list[dict]:
     """Every rank's proposal, by one all-gather of as many bytes of each: that of objects would make two."""
     text = json.dumps(proposal).encode()
     if len(text) > PROPOSAL_BYTES:
-        raise RuntimeError(f"group: what this rank has to tell others is {len(text)} bytes, of at most {PROPOSAL_BYTES}")
+        raise RuntimeError(
+            f"group: what this rank has to tell others is {len(text)} bytes, of at most {PROPOSAL_BYTES}"
+        )
     device = c10d._get_object_coll_device(process_group)
     mine = torch.frombuffer(bytearray(text.ljust(PROPOSAL_BYTES)), dtype=torch.uint8).to(device)
     every = torch.empty(process_group.size() * PROPOSAL_BYTES, dtype=torch.uint8, device=device)

@@ -35,7 +35,7 @@ def told(operator: Callable) -> Callable:
             refused = error
         except _native.Error:
             raise  # a call that began: all ranks have their own
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (it is raised below)
             refused = error
         if not (_state.begun or hasattr(refused, "symmem_told")):
             refused.symmem_told = True  # by whichever operator is the innermost
