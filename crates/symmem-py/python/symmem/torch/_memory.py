@@ -54,7 +54,7 @@ def tensor_over(
 class Allocation:
     """Memory of this rank, and its counterparts in every group that has mapped it."""
 
-    __slots__ = ("__weakref__", "_lock", "_handles", "_user", "address", "device", "group_name")
+    __slots__ = ("__weakref__", "_handles", "_lock", "_user", "address", "device", "group_name")
     __slots__ += ("memory", "nbytes", "number", "on_host")
 
     def __init__(
