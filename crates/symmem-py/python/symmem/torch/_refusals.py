@@ -76,10 +76,8 @@ def _on_device(tensors: list[torch.Tensor], group: _groups.Group) -> tuple[_nati
 
 
 def _refuse_in_stream(handle: _native.Handle, number: int) -> None:
-    """A barrier, which is another call than any that peers make here; whoever else refuses makes it as well."""
-    stream = _groups.stream(number)
-    try:
-        handle.group_barrier(stream)
-        handle.synchronize(stream)
-    except _native.Mismatch:
-        pass  # they know
+    """Put a barrier into the stream, which is another call than any that peers make here; a rank that refuses too makes it as well.
+
+    It is not waited for: peers that never make the call would be. What comes of it is told by the next call on the group.
+    """
+    handle.group_barrier(_groups.stream(number))
