@@ -61,18 +61,17 @@ def _tell(group_name: str, given: object, refused: Exception) -> None:
 
 
 def _on_device(tensors: list[torch.Tensor], group: _groups.Group) -> tuple[_native.Handle, int] | None:
-    """Memory of a device on which peers' kernels are waiting: that of the call, or else any that the group has there."""
-    if not any(tensor.is_cuda for tensor in tensors):
-        return None
-    found = [_memory.find(tensor) for tensor in tensors if tensor.is_cuda]
-    symmetric = [allocation for allocation in found if allocation is not None]
-    if symmetric:
-        handle = symmetric[0].known_handle(group)
+    """Memory of a device on which peers' kernels wait: that of the call, or else any that the group has there. None on the host."""
+    found = (_memory.find(tensor) for tensor in tensors)
+    symmetric = next((allocation for allocation in found if allocation is not None), None)
+    if symmetric is not None:
         # Peers are at the rendezvous, on the host, if this rank has not been there.
-        return None if handle is None else (handle, symmetric[0].number)
-    number = next(tensor.device.index for tensor in tensors if tensor.is_cuda)
-    handle = group.handle_on(number)
-    return None if handle is None else (handle, number)
+        handle, number = symmetric.known_handle(group), symmetric.number
+        on_host = symmetric.on_host
+    else:
+        number = next((tensor.device.index for tensor in tensors if tensor.is_cuda), None)
+        handle, on_host = group.handle_on(number), number is None
+    return None if on_host or handle is None else (handle, number)
 
 
 def _refuse_in_stream(handle: _native.Handle, number: int) -> None:
