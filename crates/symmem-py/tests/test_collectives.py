@@ -265,7 +265,7 @@ def wrong_arguments(world):
     assert raised.value.op == "all_reduce" and raised.value.rank is not None
     x.all_reduce()
     with pytest.raises(
-        symmem.Mismatch, match="here (broadcast|all_reduce) of f32, on rank . (broadcast|all_reduce) of f32"
+        symmem.Mismatch, match="here (broadcast|all_reduce) of 12 f32.*, on rank . (broadcast|all_reduce) of 12 f32"
     ):
         [x.all_reduce, lambda: x.broadcast(0)][world.rank % 2]()
     x.all_reduce()

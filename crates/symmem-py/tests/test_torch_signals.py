@@ -277,6 +277,7 @@ def test_w02_a_barrier_that_timed_out_goes_on_where_it_was(rank):
         handle.barrier(channel=1)
         dist.barrier()
         assert (handle.get_signal_pad(rank).view(torch.int32) == 0).all()
+        dist.barrier()
 
 
 @ranks(2)
