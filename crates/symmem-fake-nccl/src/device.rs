@@ -153,6 +153,15 @@ pub extern "C" fn cuMemsetD8Async(to: u64, value: u8, bytes: usize, _stream: usi
     SUCCESS
 }
 
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemsetD32Async(to: u64, value: u32, count: usize, _stream: usize) -> c_int {
+    for i in 0..count {
+        // SAFETY: the caller gives so many words of memory of this process.
+        unsafe { pointer::<u32>(to).add(i).write(value) };
+    }
+    SUCCESS
+}
+
 fn copy(from: *const u8, to: *mut u8, bytes: usize) -> c_int {
     // SAFETY: the caller gives so many bytes of memory of this process in both places.
     unsafe { from.copy_to(to, bytes) };

@@ -8,7 +8,9 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 pub(crate) const SUCCESS: c_int = 0;
 pub(crate) const INVALID_VALUE: c_int = 1;
@@ -23,6 +25,9 @@ thread_local! {
 static PLACES: Mutex<BTreeMap<u64, (usize, c_int)>> = Mutex::new(BTreeMap::new());
 
 const FIRST_CONTEXT: usize = 0x100;
+
+static STREAM_WAITS: AtomicI32 = AtomicI32::new(0);
+static BUSY: AtomicI32 = AtomicI32::new(0);
 
 /// The device whose context is current.
 pub(crate) fn current() -> Option<c_int> {
@@ -156,6 +161,26 @@ pub extern "C" fn cuStreamQuery(_stream: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamSynchronize(_stream: usize) -> c_int {
+    STREAM_WAITS.fetch_add(1, Ordering::Relaxed);
+    SUCCESS
+}
+
+/// How often a stream was waited for.
+#[unsafe(no_mangle)]
+pub extern "C" fn fakeCudaStreamWaits() -> c_int {
+    STREAM_WAITS.load(Ordering::Relaxed)
+}
+
+/// Has every wait for a whole device take so many milliseconds.
+#[unsafe(no_mangle)]
+pub extern "C" fn fakeCudaBusy(milliseconds: c_int) {
+    BUSY.store(milliseconds, Ordering::Relaxed);
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxSynchronize() -> c_int {
+    let busy = u64::try_from(BUSY.load(Ordering::Relaxed)).unwrap_or(0);
+    std::thread::sleep(Duration::from_millis(busy));
     SUCCESS
 }
 

@@ -10,6 +10,8 @@ use crate::dlpack::{self, Export};
 use crate::dtype::Type;
 use crate::error::usage;
 use crate::memory::Place;
+use crate::stream::Used;
+use crate::wait::detached;
 
 /// A typed view of memory with n dimensions, in C order. It keeps the memory alive, and so does whatever is made of it:
 /// `numpy.asarray(array)`, `numpy.from_dlpack(array)`, `torch.from_dlpack(array)`.
@@ -20,6 +22,8 @@ pub(crate) struct Array {
     pub(crate) shape: Vec<usize>,
     pub(crate) place: Place,
     keep: Arc<dyn Send + Sync>,
+    /// The streams of a device in which the library's calls may have written it.
+    used: Option<Arc<Used>>,
 }
 
 impl Array {
@@ -29,9 +33,9 @@ impl Array {
         dtype: &'static Type,
         shape: Vec<usize>,
         place: Place,
-        keep: Arc<dyn Send + Sync>,
+        (keep, used): (Arc<dyn Send + Sync>, Option<Arc<Used>>),
     ) -> Self {
-        Self { address, dtype, shape, place, keep }
+        Self { address, dtype, shape, place, keep, used }
     }
 
     pub(crate) fn elements(&self) -> usize {
@@ -61,6 +65,30 @@ impl Array {
         interface.set_item("data", (self.address, false))?;
         interface.set_item("strides", py.None())?;
         Ok(interface)
+    }
+
+    /// Has what the library has put into streams be done before what the consumer puts into `stream`, which is as DLPack has it:
+    /// none or 1 for the default stream, 2 for that of the thread, -1 for no matter which, or an address.
+    fn be_ready(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let given: Option<i64> = stream.map(|given| given.extract()).transpose()?;
+        let wrong =
+            |why: &str| Err(PyBufferError::new_err(format!("stream: {why}, got {given:?}")));
+        let consumer = match (self.place, given) {
+            (_, Some(-1)) | (Place::Host, None) => return Ok(()),
+            (Place::Host, _) => return wrong("memory of the host has none"),
+            (Place::Cuda(_), None | Some(1)) => 0,
+            (Place::Cuda(_), Some(0)) => {
+                return wrong("1 is the default stream, and 2 that of the thread");
+            }
+            (Place::Cuda(_), Some(number)) => match usize::try_from(number) {
+                Ok(raw) => raw,
+                Err(_) => return wrong("expected None, -1, 1, 2 or an address"),
+            },
+        };
+        match &self.used {
+            Some(used) => detached(py, || used.finish_for(consumer)),
+            None => Ok(()),
+        }
     }
 
     /// Checks that a view of `dtype` and `shape` at byte `offset` lies within `bytes`; its elements' size in bytes.
@@ -163,7 +191,7 @@ impl Array {
         let left = self.nbytes().saturating_sub(offset);
         let shape = shape.unwrap_or_else(|| vec![left / dtype.size()]);
         Self::check(py, OP, (self.nbytes(), offset), dtype, &shape)?;
-        let keep = Arc::clone(&self.keep);
+        let keep = (Arc::clone(&self.keep), self.used.clone());
         Ok(Self::new(self.address + offset, dtype, shape, self.place, keep))
     }
 
@@ -216,7 +244,7 @@ impl Array {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Py<PyAny>> {
-        let _ = stream; // the memory is not tied to a stream: who writes it orders that with who reads it
+        self.be_ready(py, stream)?;
         if copy == Some(true) || dl_device.is_some_and(|asked| asked != self.__dlpack_device__()) {
             return Err(PyBufferError::new_err("symmetric memory is handed out as it is"));
         }

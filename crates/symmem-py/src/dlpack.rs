@@ -17,6 +17,9 @@ use crate::dtype::Type;
 pub(crate) const CPU: i32 = 1;
 pub(crate) const CUDA: i32 = 2;
 const HOST_KINDS: [i32; 3] = [CPU, 3, 13];
+/// kDLROCM and kDLROCMHost.
+const ROCM: i32 = 10;
+const ROCM_HOST: i32 = 11;
 const READ_ONLY: u64 = 1;
 
 const PLAIN: &CStr = c"dltensor";
@@ -177,6 +180,7 @@ impl Import {
         let asked = PyDict::new(py);
         asked.set_item("max_version", (1, 0))?;
         let (kind, _): (i32, i32) = owner.call_method0("__dlpack_device__")?.extract()?;
+        check_kind(kind)?;
         if !HOST_KINDS.contains(&kind) {
             asked.set_item("stream", -1)?; // the call's own stream orders what comes
         }
@@ -186,6 +190,7 @@ impl Import {
         };
         let capsule = capsule.cast_into::<PyCapsule>()?;
         let (tensor, flags) = read(&capsule)?;
+        check_kind(tensor.device[0])?;
         let dtype = (tensor.dtype.lanes == 1)
             .then(|| Type::by_code(tensor.dtype.code, tensor.dtype.bits))
             .flatten()
@@ -204,6 +209,17 @@ impl Import {
             keep: capsule.into_any().unbind(),
         }))
     }
+}
+
+/// Refuses memory that neither the host nor CUDA reaches: addresses of other devices mean something else.
+fn check_kind(kind: i32) -> PyResult<()> {
+    if kind == CUDA || HOST_KINDS.contains(&kind) {
+        return Ok(());
+    }
+    let name = if kind == ROCM || kind == ROCM_HOST { "ROCm" } else { "another device" };
+    Err(PyBufferError::new_err(format!(
+        "expected an array of the host or of CUDA, got one of {name} (DLPack's kind {kind})"
+    )))
 }
 
 /// The tensor in a capsule that nobody has taken, and its flags.

@@ -29,7 +29,7 @@ const fn of(
     Type { name, element, code, bits, kind }
 }
 
-static TYPES: [Type; 17] = [
+static TYPES: [Type; 20] = [
     of("float32", Some(DType::F32), 2, 32, Some('f')),
     of("float64", Some(DType::F64), 2, 64, Some('f')),
     of("float16", Some(DType::F16), 2, 16, Some('f')),
@@ -47,6 +47,9 @@ static TYPES: [Type; 17] = [
     of("bool", None, 6, 8, Some('b')),
     of("complex64", None, 5, 64, Some('c')),
     of("complex128", None, 5, 128, Some('c')),
+    of("float8_e8m0fnu", None, 14, 8, None),
+    of("float8_e4m3fnuz", None, 11, 8, None),
+    of("float8_e5m2fnuz", None, 13, 8, None),
 ];
 
 impl Type {
@@ -90,11 +93,18 @@ impl Type {
         self.element.ok_or_else(|| usage(py, op, "a type that can be reduced", self.name))
     }
 
-    /// A type of the library's whose elements are as long, for calls that only move them.
+    /// A type of the library's whose elements are as long, for calls that only move them; of the longest, half as long.
     pub(crate) fn moved(&self, py: Python<'_>, op: &'static str) -> PyResult<DType> {
-        let as_long = || TYPES.iter().find(|t| t.code == 1 && t.bits == self.bits)?.element;
-        let element = self.element.or_else(as_long);
-        element.ok_or_else(|| usage(py, op, "elements of at most 8 bytes", self.name))
+        let bits = self.bits.min(64);
+        let as_long = || TYPES.iter().find(|t| t.code == 1 && t.bits == bits)?.element;
+        self.element
+            .or_else(as_long)
+            .ok_or_else(|| usage(py, op, "a type that can be moved", self.name))
+    }
+
+    /// How many elements of what it is moved as make one of it.
+    pub(crate) fn words(&self) -> usize {
+        usize::from(self.bits.div_ceil(64))
     }
 
     /// numpy's three letters for it.

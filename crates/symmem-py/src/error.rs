@@ -7,6 +7,8 @@ use pyo3::types::{PyDict, PyTuple, PyType};
 
 use symmem::Error;
 
+use crate::refusal;
+
 /// One exception; all derive from `Error`, and some from one of Python's own.
 struct Kind {
     name: &'static str,
@@ -16,7 +18,7 @@ struct Kind {
 }
 
 #[rustfmt::skip]
-const KINDS: [Kind; 10] = [
+const KINDS: [Kind; 12] = [
     Kind { name: "Error", doc: "What went wrong.", fields: &[], also: |_| None },
     Kind { name: "Unavailable", doc: "Something this call needs does not exist on this machine.", fields: &["what", "why"], also: |_| None },
     Kind { name: "System", doc: "A call into the operating system failed.", fields: &["call", "errno"], also: |py| Some(py.get_type::<PyOSError>()) },
@@ -24,7 +26,9 @@ const KINDS: [Kind; 10] = [
     Kind { name: "Mismatch", doc: "The ranks called the same operation with arguments that do not fit together. Every rank gets this, and nothing was done.", fields: &["op", "what", "rank", "ours", "theirs"], also: |_| None },
     Kind { name: "PeerLost", doc: "A peer died or left while it was needed. Its group can go on without it: see Group.shrink.", fields: &["rank", "during", "how"], also: |_| None },
     Kind { name: "PeerFailed", doc: "A peer lives, but could not do its part; it has its own error.", fields: &["op", "rank", "reason"], also: |_| None },
-    Kind { name: "Timeout", doc: "A wait ended at its deadline.", fields: &["op", "channel", "waiting_for", "after"], also: |py| Some(py.get_type::<PyTimeoutError>()) },
+    Kind { name: "Timeout", doc: "A wait ended at its deadline.", fields: &["op", "channel", "waiting_for", "after", "doing"], also: |py| Some(py.get_type::<PyTimeoutError>()) },
+    Kind { name: "Interrupted", doc: "A wait was ended from outside. Ctrl-C is raised as KeyboardInterrupt instead.", fields: &["op", "waiting_for", "after"], also: |_| None },
+    Kind { name: "OutOfStepError", doc: "A rank gave up a collective call that others may have finished, so calls no longer pair up. All ranks must call Group.resync.", fields: &["op", "rank", "what"], also: |_| None },
     Kind { name: "Protocol", doc: "The other end of a connection did not keep to the protocol, or ended it.", fields: &["peer", "expected", "got"], also: |_| None },
     Kind { name: "Usage", doc: "The call itself is wrong, and nothing was done.", fields: &["op", "rank", "expected", "got"], also: |py| Some(py.get_type::<PyValueError>()) },
 ];
@@ -73,6 +77,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
 
 /// The exception for an error of the library.
 pub(crate) fn exception(py: Python<'_>, error: Error) -> PyErr {
+    let error = refusal::of_a_peer(&error).unwrap_or(error);
     raised(py, &error).unwrap_or_else(|trouble| trouble)
 }
 
@@ -135,6 +140,18 @@ fn fill(to: &Bound<'_, PyDict>, error: &Error) -> PyResult<&'static str> {
             to.set_item("after", after.as_secs_f64())?;
             to.set_item("doing", doing)?;
             "Timeout"
+        }
+        Error::Interrupted { op, waiting_for, after } => {
+            to.set_item("op", op)?;
+            to.set_item("waiting_for", waiting_for)?;
+            to.set_item("after", after.as_secs_f64())?;
+            "Interrupted"
+        }
+        Error::OutOfStep { op, rank, what } => {
+            to.set_item("op", op)?;
+            to.set_item("rank", rank)?;
+            to.set_item("what", what)?;
+            "OutOfStepError"
         }
         Error::Protocol { with, expected, got } => {
             to.set_item("peer", with)?;

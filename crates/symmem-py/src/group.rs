@@ -1,17 +1,18 @@
-//! Groups and the world.
+//! Groups, and the life of a world.
+#![allow(unsafe_code)] // S2 (what is closed refuses every call, and arrays are the caller's, as documented for users)
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use symmem::store::{MemoryStore, SharedStore, TcpServer, TcpStore};
-use symmem::{Deadline, GroupOptions, WorldOptions};
+use symmem::store::TcpServer;
+use symmem::{Deadline, GroupOptions};
 
 use crate::collectives;
 use crate::error::usage;
 use crate::memory::{self, Allocation, Buffer, Memory, Place, Pool};
-use crate::store::PythonStore;
+use crate::refusal;
 use crate::wait::detached;
 
 /// A world that this process joined, until the last group or handle of it is gone.
@@ -25,7 +26,21 @@ pub(crate) struct Life {
 }
 
 impl Life {
-    fn close(&self) {
+    /// A world that this process has just joined; it is left when the process ends.
+    pub(crate) fn new(world: symmem::World, server: Option<TcpServer>) -> Arc<Self> {
+        let closed = AtomicBool::new(false);
+        let life = Arc::new(Self { world, closed, process: process(), _server: server });
+        let mut worlds = WORLDS.lock().unwrap_or_else(PoisonError::into_inner);
+        worlds.retain(|world| world.strong_count() > 0);
+        worlds.push(Arc::downgrade(&life));
+        life
+    }
+
+    pub(crate) fn world(&self) -> &symmem::World {
+        &self.world
+    }
+
+    pub(crate) fn close(&self) {
         if !self.closed.swap(true, Ordering::Relaxed) {
             // SAFETY: as its users were told, nothing touches the memory of a world that they have closed.
             unsafe { self.world.leave_unchecked() };
@@ -201,6 +216,23 @@ impl Group {
         detached(py, || self.inner.wait_signal(source, channel, deadline))
     }
 
+    /// Takes this rank's part in a collective of the group that it refuses: peers that make it fail at once with PeerFailed,
+    /// and calls stay in step. Collective, as the call would have been.
+    fn refuse(&self, py: Python<'_>) -> PyResult<()> {
+        self.check_open(py, "refuse")?;
+        detached(py, || refusal::refuse(&self.inner))
+    }
+
+    /// Brings a group whose ranks are out of step back in step. Collective. Afterwards all calls work again, on devices too, and
+    /// memory that a failed collective had suspended is whole; its elements hold whatever that call left there. After a timeout
+    /// it may be called again, and goes on waiting.
+    #[pyo3(signature = (timeout=None))]
+    fn resync(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        self.check_open(py, "resync")?;
+        let deadline = self.deadline(py, timeout)?;
+        detached(py, || self.inner.resync_by(deadline))
+    }
+
     /// Raises PeerLost if a member was lost.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         detached(py, || self.inner.check())
@@ -330,145 +362,6 @@ impl Group {
     fn __repr__(&self) -> String {
         let (name, rank, size) = (self.inner.name(), self.inner.rank(), self.inner.size());
         format!("symmem.Group({name:?}, rank {rank} of {size})")
-    }
-}
-
-/// All ranks of a job.
-#[pyclass(frozen, extends = Group, module = "symmem")]
-pub(crate) struct World;
-
-impl World {
-    fn build(
-        py: Python<'_>,
-        join: impl FnOnce() -> symmem::Result<(symmem::World, Option<TcpServer>)> + Send,
-    ) -> PyResult<Py<Self>> {
-        let (world, server) = detached(py, join)?;
-        let inner = symmem::Group::clone(&world);
-        let life = Arc::new(Life {
-            world,
-            closed: AtomicBool::new(false),
-            process: process(),
-            _server: server,
-        });
-        let mut worlds = WORLDS.lock().unwrap_or_else(PoisonError::into_inner);
-        worlds.retain(|world| world.strong_count() > 0);
-        worlds.push(Arc::downgrade(&life));
-        drop(worlds);
-        Py::new(py, PyClassInitializer::from(Group { inner, life }).add_subclass(Self))
-    }
-}
-
-/// How long the store may take to be there, unless the caller says otherwise.
-const CONNECT_LIMIT: Duration = Duration::from_secs(300);
-
-/// How a caller names the store of a job.
-enum StoreGiven {
-    Made(SharedStore),
-    At(String),
-}
-
-impl StoreGiven {
-    fn new(given: &Bound<'_, PyAny>) -> Self {
-        match given.extract() {
-            Ok(address) => Self::At(address),
-            Err(_) => Self::Made(Arc::new(PythonStore(given.clone().unbind()))),
-        }
-    }
-
-    /// The store, and its server where this rank hosts it: rank 0 does unless somebody listens there already.
-    fn open(
-        self,
-        rank: usize,
-        limit: Duration,
-    ) -> symmem::Result<(SharedStore, Option<TcpServer>)> {
-        match self {
-            Self::Made(store) => Ok((store, None)),
-            Self::At(address) => {
-                let server = if rank == 0 { TcpServer::bind(&address).ok() } else { None };
-                let store = TcpStore::connect(&address, Deadline::within(limit))?;
-                Ok((Arc::new(store), server))
-            }
-        }
-    }
-}
-
-fn options(
-    py: Python<'_>,
-    timeout: Option<f64>,
-    signal_pad_size: Option<usize>,
-    backend: Option<String>,
-) -> PyResult<WorldOptions> {
-    let timeout = timeout.map(|given| seconds(py, given)).transpose()?;
-    Ok(WorldOptions { timeout, signal_pad_size, backend, ..WorldOptions::default() })
-}
-
-#[pymethods]
-impl World {
-    /// Joins the job that the environment describes: `symmem run`'s and torchrun's variables, Open MPI's, PMI's or
-    /// Slurm's; without any, a world of one. Collective over the job.
-    #[staticmethod]
-    #[pyo3(signature = (timeout=None, *, signal_pad_size=None, backend=None))]
-    fn from_env(
-        py: Python<'_>,
-        timeout: Option<f64>,
-        signal_pad_size: Option<usize>,
-        backend: Option<String>,
-    ) -> PyResult<Py<Self>> {
-        let options = options(py, timeout, signal_pad_size, backend)?;
-        Self::build(py, || Ok((options.from_env()?, None)))
-    }
-
-    /// Joins a job as the given rank. `store` is the address of a store ("host:port" or "unix:PATH", which rank 0 hosts
-    /// unless somebody does), or an object like `torch.distributed.Store`; a world of one needs none. Collective over the
-    /// job.
-    #[staticmethod]
-    #[pyo3(signature = (rank, size, *, store=None, timeout=None, signal_pad_size=None, backend=None))]
-    fn connect(
-        py: Python<'_>,
-        rank: usize,
-        size: usize,
-        store: Option<&Bound<'_, PyAny>>,
-        timeout: Option<f64>,
-        signal_pad_size: Option<usize>,
-        backend: Option<String>,
-    ) -> PyResult<Py<Self>> {
-        let options = options(py, timeout, signal_pad_size, backend)?;
-        let store = match store {
-            Some(store) => StoreGiven::new(store),
-            None if size == 1 => StoreGiven::Made(Arc::new(MemoryStore::new())),
-            None => return Err(usage(py, "connect", "a store for more than one rank", "None")),
-        };
-        let limit = options.timeout.unwrap_or(CONNECT_LIMIT);
-        Self::build(py, move || {
-            let (store, server) = store.open(rank, limit)?;
-            Ok((options.join(rank, size, store)?, server))
-        })
-    }
-
-    /// This rank's number among those on its machine.
-    #[getter]
-    fn local_rank(slf: &Bound<'_, Self>) -> usize {
-        slf.as_super().get().life.world.local_rank()
-    }
-
-    /// Leaves the job in order. Arrays live on; groups and handles of this world cannot be used any more.
-    fn close(slf: &Bound<'_, Self>) {
-        let life = Arc::clone(&slf.as_super().get().life);
-        slf.py().detach(|| life.close());
-    }
-
-    fn __enter__<'py>(slf: &Bound<'py, Self>) -> Bound<'py, Self> {
-        slf.clone()
-    }
-
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(slf: &Bound<'_, Self>, _exception: &Bound<'_, pyo3::types::PyTuple>) {
-        Self::close(slf);
-    }
-
-    fn __repr__(slf: &Bound<'_, Self>) -> String {
-        let group = &slf.as_super().get().inner;
-        format!("symmem.World(rank {} of {})", group.rank(), group.size())
     }
 }
 

@@ -1,10 +1,9 @@
 //! All ranks' memory of one rendezvous.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use pyo3::prelude::*;
-use symmem::{Deadline, cuda};
+use symmem::cuda::{self, Stream};
 
 use crate::array::Array;
 use crate::collectives::one_sided::{Target, Words};
@@ -21,8 +20,8 @@ use crate::wait::detached;
 ///
 /// Collectives are calls of all ranks of the group with the same arguments. The elements of a call belong to it while it
 /// lasts: nobody else on any rank touches them. On a device a call goes into a `stream`, and lasts until that is done with
-/// it. After a collective that failed (other than by a Mismatch or a Usage),
-/// peers may be in the middle of it: the memory must be brought to a rendezvous again.
+/// it. After a collective that timed out or was interrupted, all ranks call `Group.resync` before they go on; after the loss of a
+/// rank, the others bring the memory to a rendezvous of the group that `Group.shrink` gives.
 #[pyclass(frozen, module = "symmem")]
 pub(crate) struct Handle(Arc<Inner>);
 
@@ -55,6 +54,14 @@ impl Handle {
         self.0.mapped.cuda()
     }
 
+    /// A stream of the caller's, into which a call on this memory goes.
+    pub(crate) fn stream(&self, device: &cuda::Symmetric<u8>, raw: usize) -> Arc<Stream> {
+        if let Some(used) = &self.0.allocation.used {
+            used.note(raw);
+        }
+        stream_of(device, raw)
+    }
+
     pub(crate) fn place(&self) -> Place {
         self.0.allocation.place
     }
@@ -82,14 +89,10 @@ impl Handle {
         };
         let shape = vec![nbytes.unwrap_or_else(|| len.saturating_sub(offset))];
         Array::check(py, op, (len, offset), Type::BYTES, &shape)?;
-        let keep: Arc<Inner> = Arc::clone(&self.0);
+        let (keep, used): (Arc<Inner>, _) = (Arc::clone(&self.0), self.0.allocation.used.clone());
+        let keep = (keep as Arc<dyn Send + Sync>, used);
         Ok(Array::new(address + offset, Type::BYTES, shape, self.place(), keep))
     }
-}
-
-/// A limit as PyTorch gives it: 0 for ever.
-fn within(timeout_ms: u64) -> Deadline {
-    Deadline::within(Duration::from_millis(timeout_ms))
 }
 
 #[pymethods]
@@ -178,8 +181,8 @@ impl Handle {
         self.place().to_string()
     }
 
-    /// Signals to rank `dst` in this memory's pad; waits while the last signal there is not taken. A timeout of 0 is for ever.
-    /// On a device it goes into `stream`, with the group's timeout.
+    /// Signals to rank `dst` in this memory's pad; waits while the last signal there is not taken. A timeout of 0 is the group's.
+    /// On a device it goes into `stream`.
     #[pyo3(signature = (dst, channel=0, timeout_ms=0, stream=0))]
     fn put_signal(
         &self,
@@ -189,11 +192,7 @@ impl Handle {
         timeout_ms: u64,
         stream: usize,
     ) -> PyResult<()> {
-        self.check_open(py, "put_signal")?;
-        detached(py, || match self.cuda() {
-            None => self.raw().signal_pad().put(dst, channel, within(timeout_ms)),
-            Some(device) => device.put_signal(dst, channel, &stream_of(device, stream)),
-        })
+        self.do_put_signal(py, (dst, channel), timeout_ms, stream)
     }
 
     /// Waits for a signal of rank `src` in this memory's pad and takes it: then all that `src` wrote before is seen.
@@ -206,14 +205,11 @@ impl Handle {
         timeout_ms: u64,
         stream: usize,
     ) -> PyResult<()> {
-        self.check_open(py, "wait_signal")?;
-        detached(py, || match self.cuda() {
-            None => self.raw().signal_pad().wait(src, channel, within(timeout_ms)),
-            Some(device) => device.wait_signal(src, channel, &stream_of(device, stream)),
-        })
+        self.do_wait_signal(py, (src, channel), timeout_ms, stream)
     }
 
-    /// Waits for all ranks of the group; what any of them wrote before, all see after.
+    /// Waits for all ranks of the group in this memory's pad; what any of them wrote before, all see after. After a timeout,
+    /// the next one on the channel goes on with it.
     #[pyo3(signature = (channel=0, timeout_ms=0, stream=0))]
     fn barrier(
         &self,
@@ -222,22 +218,18 @@ impl Handle {
         timeout_ms: u64,
         stream: usize,
     ) -> PyResult<()> {
-        self.check_open(py, "barrier")?;
-        detached(py, || match self.cuda() {
-            None => self.raw().group().barrier_on(channel, within(timeout_ms)),
-            Some(device) => device.barrier_on_channel(channel, &stream_of(device, stream)),
-        })
+        self.do_barrier(py, channel, timeout_ms, stream)
     }
 
-    /// Has a device's stream wait for all ranks of the group, on no channel of anybody's: as collectives do, also after a
-    /// failure. The host's way is `Group.barrier`.
+    /// A barrier of all ranks in a device's stream, on the group's own pads as collectives use them. On the host, call
+    /// `Group.barrier`.
     #[pyo3(signature = (stream=0))]
-    fn meet(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
+    fn group_barrier(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
         self.check_open(py, "barrier")?;
         let Some(device) = self.cuda() else {
             return Err(usage(py, "barrier", "memory of a device", "memory of the host"));
         };
-        detached(py, || device.barrier(&stream_of(device, stream)))
+        detached(py, || device.barrier(&self.stream(device, stream)))
     }
 
     /// Waits until all in a device's stream is done, and raises what went wrong in it.

@@ -10,17 +10,22 @@ mod dispatcher;
 mod dlpack;
 mod dtype;
 mod error;
+mod failures;
 mod group;
 mod handle;
+mod lock;
 mod mapped;
 mod memory;
 mod nccl;
+mod pad;
 mod pluggable;
 mod quick;
+mod refusal;
 mod store;
 mod stream;
 mod wait;
 mod windows;
+mod world;
 
 /// The module `symmem._native`, re-exported by the package.
 #[pyo3::pymodule]
@@ -32,9 +37,9 @@ mod _native {
     #[pymodule_export]
     use super::dispatcher::{register_kernels, set_aside};
     #[pymodule_export]
-    use super::group::{
-        Group, World, close_all, note_process, set_signal_pad_size, signal_pad_size,
-    };
+    use super::failures::check_failures;
+    #[pymodule_export]
+    use super::group::{Group, close_all, note_process, set_signal_pad_size, signal_pad_size};
     #[pymodule_export]
     use super::handle::Handle;
     #[pymodule_export]
@@ -49,6 +54,8 @@ mod _native {
     use super::stream::keep_stream;
     #[pymodule_export]
     use super::windows::{External, nccl_cft_handle, nccl_communicator_of, nccl_window_of};
+    #[pymodule_export]
+    use super::world::World;
     use pyo3::prelude::*;
 
     #[pymodule_init]

@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use symmem::{DType, Element, cuda};
 
 use crate::collectives::device_part;
+use crate::lock::unlocked;
 
 /// How many parts of a device's memory are kept.
 const KEPT: usize = 64;
@@ -33,8 +34,8 @@ enum Kind {
 impl Drop for Mapped {
     fn drop(&mut self) {
         // Kernels that were handed the table may be in streams that nobody here knows.
-        if let (Some(memory), Some(_)) = (self.cuda(), self.table.get()) {
-            let _ = memory.gpu().settle(); // a device that has failed runs nothing
+        if let Some(table) = self.table.take() {
+            unlocked(|| drop(table.gpu().settle())); // a device that has failed runs nothing
         }
     }
 }

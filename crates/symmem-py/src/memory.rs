@@ -9,9 +9,12 @@ use symmem::cuda::Gpu;
 use crate::array::Array;
 use crate::dtype::Type;
 use crate::error::usage;
+use crate::failures;
 use crate::group::{Group, Life};
 use crate::handle::Handle;
+use crate::lock::unlocked;
 use crate::mapped::Mapped;
+use crate::stream::Used;
 use crate::wait::detached;
 
 /// Where memory lies.
@@ -100,7 +103,10 @@ pub(crate) struct Allocation {
     pub(crate) address: usize,
     pub(crate) bytes: usize,
     pub(crate) place: Place,
-    buffer: Buffer,
+    /// The streams that the library's calls on it went into, on a device.
+    pub(crate) used: Option<Arc<Used>>,
+    /// There until the end.
+    buffer: Option<Buffer>,
 }
 
 /// All living allocations by address.
@@ -117,7 +123,14 @@ impl Allocation {
             Buffer::Host(own) => (own.local().as_ptr() as usize, own.len()),
             Buffer::Cuda(own) => (own.address() as usize, own.len()),
         };
-        let made = Arc::new(Self { address, bytes, place, buffer });
+        let used = match &buffer {
+            Buffer::Host(_) => None,
+            Buffer::Cuda(own) => {
+                failures::watch(own.gpu());
+                Some(Arc::new(Used::new(own.gpu())))
+            }
+        };
+        let made = Arc::new(Self { address, bytes, place, used, buffer: Some(buffer) });
         let mut all = allocations();
         all.retain(|_, known| known.strong_count() > 0);
         all.insert(address, Arc::downgrade(&made));
@@ -127,8 +140,16 @@ impl Allocation {
     /// Maps all ranks' counterparts.
     fn rendezvous(&self, group: &symmem::Group) -> symmem::Result<Mapped> {
         match &self.buffer {
-            Buffer::Host(own) => own.handle(group).map(Mapped::host),
-            Buffer::Cuda(own) => own.symmetric(group).map(Mapped::device),
+            Some(Buffer::Host(own)) => own.handle(group).map(Mapped::host),
+            Some(Buffer::Cuda(own)) => own.symmetric(group).map(Mapped::device),
+            None => Err(no_memory()),
+        }
+    }
+
+    /// As when it is dropped, for callers with locks of their own, who must not wait for that of the interpreter.
+    pub(crate) fn end(mut self) {
+        if let Some(Buffer::Cuda(own)) = self.buffer.take() {
+            end(own);
         }
     }
 
@@ -142,10 +163,19 @@ impl Allocation {
 impl Drop for Allocation {
     fn drop(&mut self) {
         // Whoever was handed the memory has streams of its own, which may still be using it.
-        if let Buffer::Cuda(own) = &self.buffer {
-            let _ = own.gpu().settle(); // a device that has failed runs nothing
+        if let Some(Buffer::Cuda(own)) = self.buffer.take() {
+            unlocked(move || end(own));
         }
     }
+}
+
+fn end(own: symmem::cuda::Buffer<u8>) {
+    let _ = own.gpu().settle(); // a device that has failed runs nothing
+}
+
+/// Nobody sees an allocation without its memory.
+fn no_memory() -> symmem::Error {
+    symmem::Error::Unavailable { what: "memory".into(), why: "it is being given back".into() }
 }
 
 /// An allocation of this rank's symmetric memory. Arrays and handles of it keep the memory too.
@@ -187,8 +217,8 @@ impl Memory {
     #[getter]
     fn source(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
         Ok(match &self.held(py, "source")?.buffer {
-            Buffer::Host(_) => None,
-            Buffer::Cuda(own) => Some(own.gpu().source_name()),
+            Some(Buffer::Cuda(own)) => Some(own.gpu().source_name()),
+            Some(Buffer::Host(_)) | None => None,
         })
     }
 
@@ -206,11 +236,11 @@ impl Memory {
         let dtype = dtype.map_or(Ok(Type::BYTES), |given| Type::named(OP, given))?;
         let shape = shape.unwrap_or_else(|| vec![held.bytes.saturating_sub(offset) / dtype.size()]);
         Array::check(py, OP, (held.bytes, offset), dtype, &shape)?;
-        Ok(Array::new(held.address + offset, dtype, shape, held.place, held))
+        let used = held.used.clone();
+        Ok(Array::new(held.address + offset, dtype, shape, held.place, (held, used)))
     }
 
-    /// Maps all ranks' counterparts of this memory. Collective over `group`, the first time for this memory and group,
-    /// and again after a collective on it that failed.
+    /// Maps all ranks' counterparts of this memory. Collective over `group`, the first time for this memory and group.
     fn rendezvous(&self, py: Python<'_>, group: &Bound<'_, Group>) -> PyResult<Handle> {
         const OP: &str = "rendezvous";
         let (held, group) = (self.held(py, OP)?, group.get());
@@ -221,7 +251,8 @@ impl Memory {
 
     /// Gives the memory up, once its arrays and handles are gone.
     fn close(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let had = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(had); // not under the lock, for it may take a while
     }
 
     fn __repr__(&self) -> String {

@@ -80,7 +80,10 @@ extern "C" fn symmem_pool_free(
     _stream: *mut c_void,
 ) {
     let gone = pools().segments.remove(&(address as usize));
-    drop(gone); // not under the lock, for it may take a while
+    // Not under our lock, for it may take a while, but under torch's: whoever waits for that may have the interpreter's.
+    if let Some(segment) = gone.and_then(Arc::into_inner) {
+        segment.end();
+    }
 }
 
 fn segment(size: isize, device: c_int, stream: usize) -> symmem::Result<usize> {

@@ -181,7 +181,11 @@ impl Quick {
         let part = Part { op: OP, dtype, offset, count, stream };
         let out = match out {
             0 => None,
-            out => Some(handle.apart(py, part, Slice::raw(out, count * dtype.size()))?),
+            // What overlaps is refused the long way, which tells the others.
+            out => match handle.apart(py, part, Slice::raw(out, count * dtype.size())) {
+                Ok(out) => Some(out),
+                Err(_) => return Ok(false),
+            },
         };
         handle.reduce_by(py, part, *operator, Algorithm::Auto, out)?;
         Ok(true)

@@ -1,7 +1,8 @@
 //! Streams of the caller's, named by their addresses.
 #![allow(unsafe_code)] // S4 (streams live as documented for users)
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
@@ -34,6 +35,43 @@ fn keep(gpu: &Gpu, raw: usize) -> Arc<Stream> {
     let known = kept.entry((gpu.number(), raw));
     // SAFETY: a stream of the device, which lives for ever: as documented for users.
     Arc::clone(known.or_insert_with(|| Arc::new(unsafe { Stream::from_raw(gpu, raw) })))
+}
+
+/// The streams that the library's calls on some memory went into.
+pub(crate) struct Used {
+    gpu: Gpu,
+    last: AtomicUsize,
+    all: Mutex<BTreeSet<usize>>,
+}
+
+impl Used {
+    pub(crate) fn new(gpu: &Gpu) -> Self {
+        Self { gpu: gpu.clone(), last: AtomicUsize::new(usize::MAX), all: Mutex::default() }
+    }
+
+    /// Notes a call that goes into a stream.
+    pub(crate) fn note(&self, raw: usize) {
+        // Most go where the last one went.
+        if self.last.swap(raw, Ordering::Relaxed) != raw {
+            self.all.lock().unwrap_or_else(PoisonError::into_inner).insert(raw);
+        }
+    }
+
+    /// Has what follows in the consumer's stream come after all that the library has put into others: these are waited for.
+    pub(crate) fn finish_for(&self, consumer: usize) -> symmem::Result<()> {
+        let others: Vec<usize> = {
+            let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+            all.iter().copied().filter(|raw| *raw != consumer).collect()
+        };
+        for raw in &others {
+            // SAFETY: a stream of the device, which lives as long as what is in it: as documented for users.
+            unsafe { Stream::from_raw(&self.gpu, *raw) }.synchronize()?;
+        }
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|raw| !others.contains(raw));
+        self.last.store(usize::MAX, Ordering::Relaxed);
+        Ok(())
+    }
 }
 
 /// Whether a stream is known to live for ever.

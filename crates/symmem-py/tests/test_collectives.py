@@ -136,6 +136,36 @@ def test_rows_by_rank_and_by_expert():
     ranks.run(2, rows_by_rank_and_by_expert)
 
 
+def signals_belong_to_their_memory(world):
+    x, y = (symmem.rendezvous(symmem.empty(4, "int64", world), world) for _ in range(2))
+    if world.rank == 0:
+        x.put_signal(1, channel=3)
+        world.barrier()
+        words = numpy.asarray(x.handle.pad_view(1).view("uint32"))
+        assert words[2 * 3 + 0] == 1 and words.sum() == 1
+        world.barrier()
+    else:
+        world.barrier()
+        for other in (y, world):
+            with pytest.raises(symmem.Timeout):
+                other.wait_signal(0, channel=3, timeout=0.2)
+        world.barrier()
+        x.wait_signal(0, channel=3)
+    x.barrier(1)
+    # Channel 0 of this memory has nothing to do with that of another, nor with that of the group.
+    with pytest.raises(symmem.Timeout):
+        (x if world.rank == 0 else y).barrier(timeout=0.2)
+    world.barrier()
+    x.barrier()
+    y.barrier()
+    assert not numpy.asarray(x.handle.pad_view(world.rank)).any()
+    assert not numpy.asarray(y.handle.pad_view(world.rank)).any()
+
+
+def test_signals_and_barriers_belong_to_their_memory():
+    ranks.run(2, signals_belong_to_their_memory)
+
+
 def one_sided_access(world):
     n, me = world.size, world.rank
     x = symmem.rendezvous(symmem.empty(10, "float64", world), world)
@@ -234,7 +264,9 @@ def wrong_arguments(world):
         x.all_reduce(["sum", "max"][world.rank % 2], algorithm="two_shot")
     assert raised.value.op == "all_reduce" and raised.value.rank is not None
     x.all_reduce()
-    with pytest.raises(symmem.Mismatch, match="here (broadcast|all_reduce) of f32, on rank . (broadcast|all_reduce) of f32"):
+    with pytest.raises(
+        symmem.Mismatch, match="here (broadcast|all_reduce) of 12 f32.*, on rank . (broadcast|all_reduce) of 12 f32"
+    ):
         [x.all_reduce, lambda: x.broadcast(0)][world.rank % 2]()
     x.all_reduce()
 

@@ -49,7 +49,7 @@ def a_peer_is_killed_in_a_collective(world):
     world.put_signal(1)
     with pytest.raises(symmem.PeerLost, match="rank 1"):
         x.all_reduce(algorithm="two_shot")
-    with pytest.raises(symmem.Usage, match="rendezvous it again"):
+    with pytest.raises(symmem.PeerLost, match="rank 1"):
         x.all_reduce()
     x = symmem.rendezvous(x.array, world.shrink())
     x.all_reduce()
@@ -82,12 +82,51 @@ def ctrl_c_ends_every_wait(world):
     interrupted(world, lambda: x.handle.wait_signal(1, 0, 0))
     interrupted(world, world.barrier)
     world.barrier()  # goes on with the one that was interrupted
-    interrupted(world, y.all_reduce)
-    y.all_reduce()  # likewise, for it is small
+    for call in (y.all_reduce, lambda: x.all_reduce(algorithm="two_shot"), lambda: world.all_reduce(numpy.ones(4))):
+        interrupted(world, call)
+        with pytest.raises(symmem.OutOfStepError) as raised:
+            y.all_reduce()
+        assert raised.value.rank == 0 and "all_reduce" in raised.value.what
+        world.resync()
+        x.local[:] = y.local[:] = world.rank + 1
+        x.all_reduce()
+        y.all_reduce()
+        assert (x.local == 3).all() and (y.local == 3).all()
     interrupted(world, lambda: symmem.rendezvous(unused, pair))
-    interrupted(world, lambda: x.all_reduce(algorithm="two_shot"))
-    x = symmem.rendezvous(x.array, world.shrink())
-    x.all_reduce()
+    pair.resync()
+    symmem.rendezvous(unused, pair).all_reduce()
+
+
+def a_group_comes_back_after_a_timeout(world):
+    x = symmem.rendezvous(symmem.empty(50_000, "float64", world), world)
+    data = numpy.ones(100_000)
+    for count in (1, 100, 5_000, 50_000):
+        part = symmem.rendezvous(x.array.view("float64", (count,)), world)
+        for call, *arguments in ((part.all_reduce,), (part.broadcast, 0), (world.all_reduce, data[:count])):
+            if world.rank == 0:
+                world.timeout = 0.2
+                with pytest.raises(symmem.Timeout) as raised:
+                    call(*arguments)
+                assert raised.value.waiting_for == [1] and isinstance(raised.value.doing, list)
+                world.timeout = 30
+                world.put_signal(1, 5)
+            else:
+                world.wait_signal(0, 5)
+            new = symmem.empty(1, "int8", world)
+            for other, *given in ((part.all_reduce,), (world.broadcast, data), (symmem.rendezvous, new, world)):
+                with pytest.raises(symmem.OutOfStepError, match="rank 0 gave up"):
+                    other(*given)
+            world.resync(timeout=20)
+            part.local[:] = world.rank + 1
+            part.all_reduce()
+            assert (part.local == 3).all()
+            data[:] = world.rank + 1
+            world.all_reduce(data)
+            assert (data == 3).all()
+
+
+def test_a_group_comes_back_after_a_timeout():
+    ranks.run(2, a_group_comes_back_after_a_timeout)
 
 
 def test_ctrl_c_ends_every_wait():
@@ -212,7 +251,9 @@ def test_exceptions_are_those_of_python_too():
         assert issubclass(kind, symmem.Error) and issubclass(kind, other)
     for kind in (
         symmem.Driver,
+        symmem.Interrupted,
         symmem.Mismatch,
+        symmem.OutOfStepError,
         symmem.PeerFailed,
         symmem.PeerLost,
         symmem.Protocol,

@@ -94,6 +94,7 @@ def handles_say_where_everything_lies(world):
     assert pad[world.size * 2 + world.rank] in (0, 1)
     handle.wait_signal((world.rank - 1) % world.size, 2)
     handle.barrier()
+    world.barrier()  # the peer has taken all signals by now
     assert not pad.any()
 
 

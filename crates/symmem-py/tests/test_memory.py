@@ -134,3 +134,71 @@ def sizes_and_types_that_cannot_be_are_refused(world):
 
 def test_sizes_and_types_that_cannot_be_are_refused():
     ranks.run(1, sizes_and_types_that_cannot_be_are_refused)
+
+
+class Elsewhere:
+    """An array that says that it lies on a device of another kind."""
+
+    def __init__(self, kind):
+        self.kind, self.values = kind, numpy.zeros(4, "float32")
+
+    def __dlpack_device__(self):
+        return (self.kind, 0)
+
+    def __dlpack__(self, **_):
+        return self.values.__dlpack__()
+
+
+def arrays_of_other_devices_are_refused(world):
+    x = symmem.rendezvous(symmem.empty(4, "float32", world), world)
+    for kind, name in ((10, "ROCm"), (11, "ROCm"), (14, "another device"), (8, "another device")):
+        for call, *arguments in ((x.get, 0), (world.all_reduce,)):
+            with pytest.raises(BufferError, match=f"of the host or of CUDA, got one of {name}"):
+                call(*arguments, Elsewhere(kind))
+    assert (x.get(0, Elsewhere(1)).values == 0).all()
+
+
+def test_arrays_of_other_devices_are_refused():
+    ranks.run(1, arrays_of_other_devices_are_refused)
+
+
+def memory_of_the_host_has_no_streams(world):
+    array = world.alloc(64).view("float32")
+    for stream in (None, -1):
+        assert "dltensor" in repr(array.__dlpack__(stream=stream))
+    for stream in (0, 1, 2, 1 << 20, -2):
+        with pytest.raises(BufferError, match="stream"):
+            array.__dlpack__(stream=stream)
+
+
+def test_memory_of_the_host_has_no_streams():
+    ranks.run(1, memory_of_the_host_has_no_streams)
+
+
+def every_type_is_moved(world):
+    n, me = world.size, world.rank
+    for dtype in ("bool", "complex64", "complex128"):
+        x = symmem.rendezvous(symmem.empty((n, 2), dtype, world), world)
+        values = [(numpy.arange(2 * n).reshape(n, 2) * (rank + 1 + 2j)).astype(dtype) for rank in range(n)]
+        x.local[:] = values[me]
+        assert (x.all_gather() == numpy.stack(values)).all()
+        assert (x.all_to_all() == numpy.stack([value[me] for value in values])).all()
+        splits = symmem.rendezvous(symmem.empty(n, "int64", world), world)
+        splits.local[:] = 1
+        out = numpy.zeros((n, 2), dtype)
+        x.all_to_all_v(splits, out)
+        assert (out == numpy.stack([value[me] for value in values])).all()
+        x.put((me + 1) % n, values[me])
+        x.barrier()
+        assert (x.local == values[(me - 1) % n]).all()
+        x.barrier()
+        x.broadcast(1)
+        assert (x.local == values[0]).all()
+        with pytest.raises(symmem.Usage, match="a type that can be reduced"):
+            x.all_reduce()
+    for name in ("float8_e8m0fnu", "float8_e4m3fnuz", "float8_e5m2fnuz"):
+        assert symmem.Array.itemsize_of(name) == 1
+
+
+def test_every_type_is_moved():
+    ranks.run(2, every_type_is_moved)

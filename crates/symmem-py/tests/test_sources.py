@@ -6,6 +6,8 @@ A driver, NCCL and NVSHMEM are shared objects that stand in for them, for a worl
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import fake_nccl
 import pytest
@@ -177,3 +179,73 @@ def _external():
 @needs_it
 def test_memory_is_registered_on_a_communicator_of_somebody_else():
     run(_external)
+
+
+def _ends_without_the_lock():
+    with symmem.World.connect(0, 1) as world:
+        memory = world.alloc(4096, device=0)
+        handle = memory.rendezvous(world)
+        assert handle.buffer_ptrs_dev  # a table on the device, which goes with the handle
+        things = [memory.view(), handle, memory]
+        del memory, handle
+        fake_nccl.library().fakeCudaBusy(500)
+        ticks, done = [], threading.Event()
+
+        def tick():
+            while not done.wait(0.01):
+                ticks.append(time.monotonic())
+
+        other = threading.Thread(target=tick)
+        other.start()
+        begin = time.monotonic()
+        things.clear()
+        end = time.monotonic()
+        done.set()
+        other.join()
+        fake_nccl.library().fakeCudaBusy(0)
+        assert end - begin > 0.4
+        assert sum(begin < at < end for at in ticks) > 5, "nobody else ran while the device was waited for"
+
+
+@needs_it
+def test_other_threads_run_while_memory_of_a_device_goes():
+    run(_ends_without_the_lock)
+
+
+def _streams_of_consumers():
+    waits = fake_nccl.library().fakeCudaStreamWaits
+    with symmem.World.connect(0, 1) as world:
+        memory = world.alloc(4096, device=0)
+        handle = memory.rendezvous(world)
+        arrays = [memory.view("float32"), handle.view(0), memory.view("float32").view("int32", (8,))]
+
+        def waited(array, **stream):
+            before = waits()
+            assert "dltensor" in repr(array.__dlpack__(**stream))
+            return waits() - before
+
+        assert [waited(array, stream=1) for array in arrays] == [0, 0, 0]  # nothing was put into any stream
+        for array in arrays:
+            for used, stream, expected in (
+                (0x700, {"stream": 0x700}, 0),  # its own work comes first by itself
+                (0x700, {"stream": -1}, 0),  # the consumer sees to that
+                (0x700, {"stream": 0x800}, 1),
+                (0x700, {"stream": 1}, 1),
+                (0x700, {"stream": 2}, 1),
+                (0x700, {}, 1),  # the default stream
+                (0, {}, 0),
+                (0, {"stream": 1}, 0),
+                (0, {"stream": 0x800}, 1),
+            ):
+                handle.fill32(0, 0, 7, stream=used)
+                assert waited(array, **stream) == expected, (used, stream)
+                waited(array, stream=0x900)  # nothing is left for the next
+                assert waited(array, stream=0x900) == 0
+        for wrong in (0, -2):
+            with pytest.raises(BufferError, match="stream"):
+                arrays[0].__dlpack__(stream=wrong)
+
+
+@needs_it
+def test_a_consumers_stream_comes_after_what_the_library_has_put_into_others():
+    run(_streams_of_consumers)

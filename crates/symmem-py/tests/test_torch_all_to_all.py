@@ -50,6 +50,45 @@ def test_t221_all_to_all_vdev(rank):
     assert torch.equal(out[: int(counts.sum())], torch.cat(expected))
 
 
+#: Types that no reduction has.
+MOVED = [
+    getattr(torch, name)
+    for name in (
+        *("bool", "complex32", "complex64", "complex128", "float8_e8m0fnu", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+        *("float4_e2m1fn_x2",),
+    )
+    if hasattr(torch, name)
+]
+
+
+@pytest.mark.parametrize("dtype", MOVED, ids=str)
+@ranks(2)
+def test_t221_t222_t224_rows_of_every_type_are_moved(rank, dtype):
+    """Two rows for each rank, there and back; as bytes, for not every type can be compared."""
+    width = 3 * dtype.itemsize
+    bits = 2 if dtype == torch.bool else 256
+
+    def rows(source):
+        return (torch.arange(4 * width).view(4, width) * 7 + 100 * source).remainder(bits).to(torch.uint8)
+
+    def new(count):
+        return symm_mem.empty(count, 3, dtype=dtype, device="cpu")
+
+    inputs, out = new(4), new(8)
+    inputs.view(torch.uint8).copy_(rows(rank))
+    in_splits = _symmetric(torch.tensor([2, 2]))
+    received = symm_mem.empty(2, 2, dtype=torch.int64, device="cpu")
+    expected = torch.cat([rows(source)[2 * rank : 2 * rank + 2] for source in range(2)])
+    for call in (ops.all_to_all_vdev, ops.all_to_all_vdev_2d):
+        out.view(torch.uint8).zero_()
+        call(inputs, out, in_splits, received, world())
+        assert received.tolist() == [[2, 2], [0, 2]]
+        assert torch.equal(out[:4].view(torch.uint8), expected)
+    back = new(4)
+    ops.all_to_all_vdev_2d_offset(out, back, received, torch.empty_like(received), world())
+    assert torch.equal(back.view(torch.uint8), rows(rank))
+
+
 @pytest.mark.parametrize("align", [1, 8, 16])
 @ranks(2)
 def test_t222_t223_t224_dispatch_and_combine(rank, align):

@@ -93,3 +93,41 @@ def test_py22_buffers_go_with_their_group(rank):
         del group
         gc.collect()
         assert len(_memory._by_address) == allocations
+
+
+@ranks(2)
+def test_py22_steps_after_the_first_allocate_nothing(rank):
+    _init(dist.get_world_size())
+    made, former = [], _memory.Allocation.__init__
+
+    def counting(self, *arguments, **named):
+        made.append(arguments)
+        former(self, *arguments, **named)
+
+    _memory.Allocation.__init__ = counting
+    counts = []
+    for _ in range(4):
+        _there_and_back(rank, world())
+        gc.collect()
+        counts.append(len(made))
+    assert counts == counts[:1] * 4, made
+    # An output that lives keeps its memory.
+    splits = _splits(rank, dist.get_world_size())
+    rows = _rows_of(rank, splits)
+    kept = [AllToAllVDev2d.apply(rows, splits, world(), ALIGN)[0] for _ in range(3)]
+    assert len({tensor.data_ptr() for tensor in kept}) == 3
+    assert torch.equal(kept[0], kept[1]) and torch.equal(kept[1], kept[2])
+
+
+@ranks(2)
+def test_py22_memory_that_is_used_again_holds_no_rows_of_before(rank):
+    _init(dist.get_world_size())
+    many = torch.full((2 * EXPERTS,), 2)
+    few = torch.zeros_like(many)
+    output, _ = AllToAllVDev2d.apply(torch.ones(4 * EXPERTS, WIDTH), many, world(), ALIGN)
+    address = output.data_ptr()
+    assert output.any()
+    del output
+    gc.collect()
+    output, _ = AllToAllVDev2d.apply(torch.ones(4 * EXPERTS, WIDTH), few, world(), ALIGN)
+    assert output.data_ptr() == address and not output.any()

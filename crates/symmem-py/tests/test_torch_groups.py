@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
+from symmem.torch import _groups
 
 through_group = pytest.mark.skipif(
     not hasattr(dist.ProcessGroup, "use_pg_for_symm_mem_rendezvous"),
@@ -40,6 +41,10 @@ class Counting(dist.ProcessGroup):
         self.gathers += 1
         return self.inner.allgather(*arguments)
 
+    def _allgather_base(self, *arguments):
+        self.gathers += 1
+        return self.inner._allgather_base(*arguments)
+
     def all_gather_single(self, *arguments):
         self.gathers += 1
         return self.inner.all_gather_single(*arguments)
@@ -60,7 +65,7 @@ def test_l56_t019_a_rendezvous_through_the_process_group(rank):
     group.use_pg_for_symm_mem_rendezvous = True
     store = dist.distributed_c10d._get_process_group_store(group)
     _peers_are_seen(rank, group)
-    assert not store.check([f"symmem/1/card/{rank}"])
+    assert not store.check([f"symmem/1/proposal/{rank}"])
     _peers_are_seen(rank, group)
     _peers_are_seen(rank, world())
 
@@ -71,11 +76,18 @@ def test_l56_t020_a_rendezvous_through_a_backend_of_somebodys_own(rank):
     group = _counting()
     group.use_pg_for_symm_mem_rendezvous = True
     _peers_are_seen(rank, group)
-    gathers = group.gathers
-    assert gathers > 0
-    # Once, however often memory is met.
+    assert group.gathers == 1
+    # Once, however many rendezvous there are.
     _peers_are_seen(rank, group)
-    assert group.gathers == gathers
+    assert group.gathers == 1
+
+
+@ranks(2)
+def test_what_ranks_tell_each_other_takes_one_all_gather(rank):
+    group = _counting()
+    proposals = _groups._gather(group, {"rank": rank, "store": "unix:" + "x" * (50 + 50 * rank)})
+    assert [(proposal["rank"], len(proposal["store"])) for proposal in proposals] == [(0, 55), (1, 105)]
+    assert group.gathers == 1
 
 
 @through_group

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 from torch_ranks import ranks, world
@@ -281,3 +282,30 @@ def test_l11_memory_goes_with_its_last_user():
     assert allocation() is not None
     del view
     assert allocation() is None
+
+
+def test_a_symmetric_tensor_stays_where_it_is_when_it_is_to_be_shared():
+    tensor = symm_mem.empty(64, device="cpu").fill_(1)
+    address = tensor.data_ptr()
+    strategy = torch.multiprocessing.get_sharing_strategy()
+    try:
+        for name in torch.multiprocessing.get_all_sharing_strategies():
+            torch.multiprocessing.set_sharing_strategy(name)
+            for given in (tensor, tensor[8:16], tensor.view(torch.int32)):
+                with pytest.raises(RuntimeError, match="a symmetric tensor cannot be moved"):
+                    given.share_memory_()
+            with pytest.raises(RuntimeError, match="a symmetric tensor cannot be moved"):
+                ForkingPickler.dumps(tensor)
+            # Others are shared as before, and a clone is another.
+            assert torch.ones(4).share_memory_().is_shared() and tensor.clone().share_memory_().is_shared()
+    finally:
+        torch.multiprocessing.set_sharing_strategy(strategy)
+    assert tensor.data_ptr() == address and symm_mem.is_symm_mem_tensor(tensor) and (tensor == 1).all()
+
+
+@ranks(2)
+def test_a_peers_tensor_stays_where_it_is_too(rank):
+    handle = symm_mem.rendezvous(symm_mem.empty(64, device="cpu"), world())
+    for tensor in (handle.get_buffer(1 - rank, (64,), torch.float32), handle.get_signal_pad(1 - rank)):
+        with pytest.raises(RuntimeError, match="a symmetric tensor cannot be moved"):
+            tensor.share_memory_()

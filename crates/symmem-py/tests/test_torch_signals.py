@@ -1,7 +1,7 @@
 """Barriers, signals and groups of CPU handles. The numbers are those of docs/parity.md."""
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+import time
 
 import pytest
 from torch_ranks import ranks, world
@@ -165,17 +165,130 @@ def test_t055_signals_of_different_groups_stay_apart(rank):
 
 @ranks(2)
 def test_t057_internal_signal_pad_shared_across_allocations(rank):
-    """Two threads, with a channel each, take the place of PyTorch's two streams."""
-    handles = [_handle(), _handle()]
-    pads = [handle.get_signal_pad(rank).view(torch.int32).fill_(1) for handle in handles]
-    with ThreadPoolExecutor(2) as threads:
-
-        def barriers(number):
-            for _ in range(100):
-                handles[number].barrier(channel=number)
-
-        list(threads.map(barriers, range(2)))
+    tensors = [symm_mem.empty(64, device="cpu") for _ in range(2)]
+    pads = [symm_mem.rendezvous(x, world()).get_signal_pad(rank).view(torch.int32).fill_(1) for x in tensors]
+    for step in range(100):
+        for tensor in tensors:
+            tensor.fill_(step + rank)
+            assert (torch.ops.symm_mem.one_shot_all_reduce(tensor, "sum", world()) == 2 * step + 1).all()
     assert all((pad == 1).all() for pad in pads)
+
+
+def _word(handle, owner, channel, source):
+    """The word of a rank's pad in which `source` signals to it, as a tensor."""
+    return handle.get_signal_pad(owner).view(torch.int32)[handle.world_size * channel + source]
+
+
+@ranks(2)
+def test_a_signal_of_one_memory_is_not_taken_for_that_of_another(rank):
+    a, b = _handle(), _handle()
+    dist.barrier()
+    if rank == 0:
+        a.put_signal(1)
+        dist.barrier()
+        dist.barrier()
+        b.get_buffer(1, (64,), torch.float32).fill_(7)
+        b.put_signal(1)
+    else:
+        dist.barrier()
+        with pytest.raises(symmem.Timeout):
+            b.wait_signal(0, timeout_ms=300)
+        dist.barrier()
+        b.wait_signal(0)
+        assert (b.get_buffer(1, (64,), torch.float32) == 7).all()
+        a.wait_signal(0)
+    dist.barrier()
+
+
+@ranks(2)
+def test_a_barrier_of_one_memory_is_not_passed_by_that_of_another(rank):
+    a, b = _handle(), _handle()
+    dist.barrier()
+    with pytest.raises(symmem.Timeout):
+        (a if rank == 0 else b).barrier(channel=2, timeout_ms=300)
+    dist.barrier()
+    # Each goes on with its own.
+    for handle in (a, b):
+        handle.barrier(channel=2)
+    assert _word(a, rank, 2, 1 - rank) == 0 and _word(b, rank, 2, 1 - rank) == 0
+
+
+@ranks(2)
+def test_t012_a_signal_is_a_word_of_the_memorys_pad(rank):
+    handle = _handle()
+    if rank == 0:
+        handle.put_signal(1, channel=3)
+        assert _word(handle, 1, 3, 0) == 1
+        dist.barrier()
+        dist.barrier()
+        assert _word(handle, 1, 3, 0) == 0
+    else:
+        dist.barrier()
+        assert _word(handle, 1, 3, 0) == 1
+        handle.wait_signal(0, channel=3)
+        assert (handle.get_signal_pad(1).view(torch.int32) == 0).all()
+        dist.barrier()
+    dist.barrier()
+
+
+@ranks(2)
+def test_a_word_that_is_set_by_hand_satisfies_a_wait(rank):
+    handle = _handle()
+    if rank == 0:
+        time.sleep(0.3)  # rank 1 is asleep by then, and nobody rings for it
+        _word(handle, 1, 5, 0).fill_(1)
+    else:
+        handle.wait_signal(0, channel=5, timeout_ms=20_000)
+        assert _word(handle, 1, 5, 0) == 0
+    dist.barrier()
+
+
+@ranks(3)
+def test_a_barrier_sets_and_clears_the_words_of_its_channel(rank):
+    handle = _handle()
+    for channel in (0, 4, handle.signal_pad_size // 12 - 1):
+        others = [peer for peer in range(3) if peer != rank]
+        if rank == 2:
+            dist.barrier()
+            # The others have signalled, and wait for this rank.
+            deadline = time.monotonic() + 20
+            while time.monotonic() < deadline and not all(_word(handle, 2, channel, peer) == 1 for peer in others):
+                time.sleep(0.01)
+            assert [_word(handle, 2, channel, peer).item() for peer in others] == [1, 1]
+            handle.barrier(channel)
+        else:
+            dist.barrier()
+            handle.barrier(channel)
+        dist.barrier()
+        assert (handle.get_signal_pad(rank).view(torch.int32) == 0).all()
+        dist.barrier()
+
+
+@ranks(2)
+def test_w02_a_barrier_that_timed_out_goes_on_where_it_was(rank):
+    handle = _handle()
+    for _ in range(3):
+        if rank == 0:
+            for _ in range(2):
+                with pytest.raises(symmem.Timeout) as caught:
+                    handle.barrier(channel=1, timeout_ms=100)
+                assert caught.value.waiting_for == [1]
+        dist.barrier()
+        handle.barrier(channel=1)
+        dist.barrier()
+        assert (handle.get_signal_pad(rank).view(torch.int32) == 0).all()
+        dist.barrier()
+
+
+@ranks(2)
+def test_every_handle_of_a_memory_has_its_signals(rank):
+    tensor = symm_mem.empty(64, device="cpu")
+    first, second = symm_mem.rendezvous(tensor, world()), symm_mem.rendezvous(tensor, world())
+    if rank == 0:
+        first.put_signal(1)
+    else:
+        second.wait_signal(0)
+    (first if rank == 0 else second).barrier()
 
 
 @ranks(2)

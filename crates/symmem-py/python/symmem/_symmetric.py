@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from symmem import _torch_watch
 from symmem._native import Array, Group, Handle, Usage, find, span
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ def empty(
     itemsize = Array.itemsize_of(dtype)
     nbytes = math.prod(sizes) * itemsize
     memory = group.alloc(nbytes, device=device, source=source, persistent_id=persistent_id)
+    if memory.device != "cpu":
+        _torch_watch.install()
     return memory.view(dtype, sizes)
 
 
@@ -49,6 +52,15 @@ def rendezvous(array: Any, group: Group) -> Symmetric:
     return Symmetric(memory.rendezvous(group), dtype, array.shape, address - memory.address)
 
 
+def _milliseconds(timeout: float | None) -> int:
+    """A limit as handles take it: of None, that of the group."""
+    if timeout is None:
+        return 0
+    if not timeout > 0:
+        raise Usage(f"timeout: expected a number of seconds above 0, got {timeout}")
+    return max(1, round(min(timeout, 1e12) * 1000))
+
+
 class Symmetric:
     """The same array on every rank of a group, as mapped into this process.
 
@@ -59,8 +71,8 @@ class Symmetric:
     On a device, calls go into `stream` (the address of a `CUstream`, such as `torch.cuda.current_stream().cuda_stream`; the
     default stream without), and `array` and `out` belong to them until that is done; `handle.synchronize` says how it went.
 
-    After a collective that failed in another way, peers may be in the middle of it: the survivors go on with
-    ``x = symmem.rendezvous(x.array, group.shrink())``.
+    A collective that timed out or was interrupted leaves the group out of step: all ranks call `group.resync()`, and then it and
+    this memory work again. After the loss of a rank, the others go on with ``x = symmem.rendezvous(x.array, group.shrink())``.
     """
 
     def __init__(self, handle: Handle, dtype: str, shape: Sequence[int], offset: int = 0) -> None:
@@ -124,17 +136,19 @@ class Symmetric:
         """
         return self.peer_array(rank).numpy()
 
-    def barrier(self, channel: int = 0, timeout: float | None = None) -> None:
-        """Waits for all ranks; what any of them wrote before, all see after."""
-        self.group.barrier(timeout, channel)
+    def barrier(self, channel: int = 0, timeout: float | None = None, *, stream: int | None = None) -> None:
+        """Waits for all ranks in this memory's pad; what any of them wrote before, all see after."""
+        self._handle.barrier(channel, _milliseconds(timeout), stream or 0)
 
-    def put_signal(self, to: int, channel: int = 0, timeout: float | None = None) -> None:
-        """Signals to rank `to`, whose `wait_signal` then sees what this rank wrote before."""
-        self.group.put_signal(to, channel, timeout)
+    def put_signal(self, to: int, channel: int = 0, timeout: float | None = None, *, stream: int | None = None) -> None:
+        """Signals to rank `to` in this memory's pad; its `wait_signal` then sees what this rank wrote before."""
+        self._handle.put_signal(to, channel, _milliseconds(timeout), stream or 0)
 
-    def wait_signal(self, source: int, channel: int = 0, timeout: float | None = None) -> None:
-        """Waits for a signal of rank `source` and takes it."""
-        self.group.wait_signal(source, channel, timeout)
+    def wait_signal(
+        self, source: int, channel: int = 0, timeout: float | None = None, *, stream: int | None = None
+    ) -> None:
+        """Waits for a signal of rank `source` in this memory's pad and takes it."""
+        self._handle.wait_signal(source, channel, _milliseconds(timeout), stream or 0)
 
     def all_reduce(
         self, op: str = "sum", *, out: Any = None, algorithm: str = "auto", stream: int | None = None

@@ -12,7 +12,6 @@ use crate::argument::Slice;
 use crate::dtype::{Type, with_element};
 use crate::error::usage;
 use crate::handle::Handle;
-use crate::stream::stream_of;
 use crate::wait::detached;
 
 /// The elements of a call, `count` of `dtype` from byte `offset` of the memory on, and the stream that it goes into.
@@ -70,13 +69,12 @@ macro_rules! collective {
         |$x:ident, $to:ident| $work:expr, |$y:ident, $into:ident, $stream:ident| $launch:expr
     ) => {{
         let (handle, py, part, out): (&Handle, _, Part, _) = ($handle, $py, $part, $out);
-        with_element!(part.dtype.$kind(py, part.op)?, T => match handle.cuda() {
-            None => {
-                let out = handle.output(py, part, out)?;
-                handle.on_host::<T>(py, part, out, |$x, $to| $work)
-            }
+        let element = part.dtype.$kind(py, part.op)?;
+        let out = handle.output(py, part, out)?;
+        let part = Part { count: part.count.saturating_mul(part.dtype.words()), ..part };
+        with_element!(element, T => match handle.cuda() {
+            None => handle.on_host::<T>(py, part, out, |$x, $to| $work),
             Some(device) => {
-                let out = handle.output(py, part, out)?;
                 handle.on_device::<T>(py, device, part, out, |$y, $into, $stream| $launch)
             }
         })
@@ -116,7 +114,7 @@ impl Handle {
         work: impl FnOnce(&mut cuda::Symmetric<T>, ViewMut<'_, T>, &Stream) -> symmem::Result<()> + Send,
     ) -> PyResult<()> {
         self.check_open(py, part.op)?;
-        let stream = stream_of(device, part.stream);
+        let stream = self.stream(device, part.stream);
         let range = (part.offset, part.count);
         detached(py, || {
             // SAFETY: `output` checked type and place; S2 as documented for users.
@@ -212,7 +210,7 @@ impl Handle {
         op: ReduceOp,
         to: Option<Slice>,
     ) -> symmem::Result<()> {
-        let stream = stream_of(device, part.stream);
+        let stream = self.stream(device, part.stream);
         self.mapped().with_part::<T>(device, (part.offset, part.count), |memory| match to {
             // SAFETY: as its caller promises; S2 as documented for users.
             Some(mut to) => memory.all_reduce_into(op, unsafe { to.view_mut() }, &stream),
@@ -332,6 +330,7 @@ impl Handle {
         let mut received = Slice::output(part.op, received)?;
         received.check(py, part.op, Type::NUMBERS, self.place())?;
         let received = &mut received;
+        let rows = rows.of_words(part.dtype.words());
         collective!(
             self,
             py,
@@ -362,6 +361,16 @@ impl Handle {
 }
 
 impl Rows {
+    /// The same rows, with so many elements for each.
+    fn of_words(self, words: usize) -> Self {
+        let long = |len: usize| len.saturating_mul(words);
+        match self {
+            Self::ByRank(len) => Self::ByRank(long(len)),
+            Self::ByExpert(len, align) => Self::ByExpert(long(len), align),
+            Self::FromExperts(len) => Self::FromExperts(long(len)),
+        }
+    }
+
     fn on_host<T: Element>(
         self,
         x: &mut Symmetric<T>,

@@ -8,7 +8,6 @@ use super::device_part;
 use crate::argument::Slice;
 use crate::dtype::{Type, with_element};
 use crate::handle::Handle;
-use crate::stream::stream_of;
 use crate::wait::detached;
 
 /// Where a call goes: the rank, the byte of its memory, and the stream of a device.
@@ -60,7 +59,7 @@ impl Handle {
             Some(device) => {
                 let part = device_part(device, to.offset, data.count::<T>())?;
                 // SAFETY: as above.
-                part.put(to.rank, 0, unsafe { data.view::<T>() }, &stream_of(device, to.stream))
+                part.put(to.rank, 0, unsafe { data.view::<T>() }, &self.stream(device, to.stream))
             }
         })
     }
@@ -94,7 +93,7 @@ impl Handle {
             }
             Some(device) => {
                 let part = device_part(device, from.offset, out.count::<T>())?;
-                let stream = stream_of(device, from.stream);
+                let stream = self.stream(device, from.stream);
                 // SAFETY: as above.
                 part.get(from.rank, 0, unsafe { out.view_mut::<T>() }, &stream)
             }
@@ -119,11 +118,11 @@ impl Handle {
                 self.open::<u32>(0, all)?.write_value32(rank, at, value)
             }
             (Some(device), Words::Fill { rank, at, value, count }) => {
-                let stream = stream_of(device, stream);
+                let stream = self.stream(device, stream);
                 device_part::<u32>(device, 0, all)?.memset32(rank, at, value, count, &stream)
             }
             (Some(device), Words::Write { rank, at, value }) => {
-                let stream = stream_of(device, stream);
+                let stream = self.stream(device, stream);
                 device_part::<u32>(device, 0, all)?.write_value32(rank, at, value, &stream)
             }
         })

@@ -12,6 +12,7 @@ from symmem.torch._autograd import AllToAllVDev2d, AllToAllVDev2dOffset
 from symmem.torch._handle import SymmetricMemory
 from symmem.torch._install import BACKEND, install
 from symmem.torch._pool import MemPool, use_mem_pool
+from symmem.torch._steps import resync
 from symmem.torch._workspace import workspace
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "MemPool",
     "SymmetricMemory",
     "install",
+    "resync",
     "use_mem_pool",
     "workspace",
 ]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from symmem.torch._parts import contiguous, destination, element, part, row_length, same_device
+from symmem.torch._parts import contiguous, destination, moved, part, row_length, same_device
+from symmem.torch._refusals import told
 
 
 def all_to_all_vdev(
@@ -17,6 +18,7 @@ def all_to_all_vdev(
     _exchange("all_to_all_vdev", input, out, in_splits, out_splits_offsets, group_name)
 
 
+@told
 def all_to_all_vdev_2d(
     input: torch.Tensor,
     out: torch.Tensor,
@@ -44,6 +46,7 @@ def all_to_all_vdev_2d_offset(
     _exchange(op, input, out, in_splits_offsets, out_splits_offsets, group_name, offsets=True)
 
 
+@told
 def _exchange(
     op: str,
     input: torch.Tensor,
@@ -64,11 +67,12 @@ def _exchange(
         raise RuntimeError(f"{op}: splits must be int64, got {splits.dtype} and {received.dtype}")
     place, table = part(op, input, group_name), part(op, splits, group_name, "in_splits")
     same_device(op, splits, place, "in_splits")
+    dtype, words = moved(op, input)
     place.native.all_to_all_v(
-        element(op, input),
+        dtype,
         place.offset,
-        input.numel(),
-        row_length(input),
+        words * input.numel(),
+        words * row_length(input),
         (table.native, table.offset, splits.numel()),
         destination(op, out, place, "out"),
         destination(op, received, place, "out_splits_offsets"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import weakref
+from collections import defaultdict
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -12,6 +15,8 @@ from symmem.torch import _all_to_all, _groups, _memory
 
 #: Symmetric buffers of groups, by what they are for. They go with the group, whose name another one may have later.
 _buffers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+#: Memory for outputs, likewise.
+_outputs: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 class _Buffer:
@@ -28,6 +33,58 @@ class _Buffer:
         if self.read is not None and not torch.cuda.is_current_stream_capturing():
             torch.cuda.current_stream(rows.device).wait_event(self.read)
         self.tensor[: rows.shape[0]].copy_(rows)
+
+
+class _Outputs:
+    """Memory of a group's outputs: that of one that is gone serves the next of its size, so that a step allocates nothing.
+
+    As torch's allocator has it, memory is used again in the stream that used it first. What a capture was given stays with
+    the group: its graph may be replayed at any time.
+    """
+
+    def __init__(self) -> None:
+        self._free: defaultdict[tuple, list[_memory.Allocation]] = defaultdict(list)
+        self._captured: list[_memory.Allocation] = []
+        self._lock = threading.RLock()
+
+    def new(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A symmetric tensor of zeros: rows that nobody sends have no gradient."""
+        strides = torch.empty(shape, device="meta").stride()
+        nbytes = math.prod(shape) * dtype.itemsize
+        stream = _groups.stream(device.index) if device.type == "cuda" else None
+        if stream is not None and torch.cuda.is_current_stream_capturing():
+            segment, kept = _memory.Allocation(nbytes, device), ()
+            self._captured.append(segment)
+        else:
+            segment, kept = self._lend((nbytes, device, stream))
+        return _memory.tensor_over(segment.storage(*kept), shape, strides, dtype).zero_()
+
+    def _lend(self, key: tuple) -> tuple[_memory.Allocation, tuple]:
+        with self._lock:
+            free = self._free[key]
+            segment = free.pop() if free else None
+        segment = segment or _memory.Allocation(*key[:2])
+        lease = _Lease()
+        weakref.finalize(lease, _take_back, weakref.ref(self), key, segment).atexit = False
+        return segment, (lease,)
+
+    def take_back(self, key: tuple, segment: _memory.Allocation) -> None:
+        if segment.was_shared:
+            return  # peers may use their counterparts again in another order
+        with self._lock:
+            self._free[key].append(segment)
+
+
+class _Lease:
+    """Lives as long as the storage of an output."""
+
+    __slots__ = ("__weakref__",)
+
+
+def _take_back(outputs: weakref.ref, key: tuple, segment: _memory.Allocation) -> None:
+    held = outputs()
+    if held is not None:
+        held.take_back(key, segment)
 
 
 @contextmanager
@@ -74,7 +131,8 @@ class _Rows(torch.autograd.Function):
         key = (what, shape, tensor.dtype, tensor.device)
         buffers = _buffers.setdefault(_groups.of(group_name), {})
         if key not in buffers:
-            buffers[key] = _Buffer(_new(shape, tensor.dtype, tensor.device))
+            strides = torch.empty(shape, device="meta").stride()
+            buffers[key] = _Buffer(_memory.allocate(shape, strides, tensor.dtype, tensor.device))
         buffers[key].fill(tensor)
         return buffers[key]
 
@@ -83,7 +141,7 @@ class _Rows(torch.autograd.Function):
         """Rows by destination and expert to rows by expert and source; these, and their numbers and first rows."""
         length = cls._length()
         table = cls._symmetric("in_splits", splits, splits.shape[0], group_name)
-        out = _new((length, *rows.shape[1:]), rows.dtype, rows.device)
+        out = _output((length, *rows.shape[1:]), rows, group_name)
         received = splits.new_empty(2, splits.shape[0])
         sent = cls._symmetric("input", rows, length, group_name)
         with _read(sent, table):
@@ -95,7 +153,7 @@ class _Rows(torch.autograd.Function):
         """The way back: rows by expert, at the places of `splits_offsets`, to rows by source and expert."""
         length = cls._length()
         table = cls._symmetric("in_splits_offsets", splits_offsets, 2, group_name)
-        out = _new((length, *rows.shape[1:]), rows.dtype, rows.device)
+        out = _output((length, *rows.shape[1:]), rows, group_name)
         received = torch.empty_like(splits_offsets)
         sent = cls._symmetric("input", rows, length, group_name)
         with _read(sent, table):
@@ -150,7 +208,5 @@ class AllToAllVDev2dOffset(_Rows):
         return grad_input[: ctx.rows], None, None
 
 
-def _new(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A new symmetric tensor, of zeros: rows that nobody sends have no gradient."""
-    strides = torch.empty(shape, device="meta").stride()
-    return _memory.allocate(shape, strides, dtype, device)
+def _output(shape: tuple[int, ...], like: torch.Tensor, group_name: str) -> torch.Tensor:
+    return _outputs.setdefault(_groups.of(group_name), _Outputs()).new(shape, like.dtype, like.device)

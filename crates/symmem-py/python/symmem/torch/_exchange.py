@@ -8,9 +8,11 @@ import torch.distributed._symmetric_memory as symm_mem
 from symmem.torch import _groups, _memory
 from symmem.torch._parts import Part, contiguous, destination, element, part, reduction
 from symmem.torch._reduce import total
+from symmem.torch._refusals import told
 from symmem.torch._workspace import workspace
 
 
+@told
 def multimem_all_gather_out(input: torch.Tensor, group_name: str, out: torch.Tensor) -> torch.Tensor:
     op = "multimem_all_gather_out"
     contiguous(op, input)
@@ -26,7 +28,7 @@ def multimem_all_gather_out(input: torch.Tensor, group_name: str, out: torch.Ten
 
 
 def _store_with_all(place: Part, input: torch.Tensor, out: torch.Tensor) -> None:
-    """Lay this rank's rows into its place of every rank's `out`."""
+    """Copy this rank's rows to their place in every rank's `out`."""
     if input.numel() == 0:
         return
     place.barrier()
@@ -59,12 +61,14 @@ def get_remote_tensors(x: torch.Tensor, group_name: str) -> tuple[torch.Tensor, 
     return tuple(place.of(rank, x) for rank in range(place.group.size))
 
 
+@told
 def _low_contention_all_gather(tensor: torch.Tensor, group_name: str) -> torch.Tensor:
     place, tensor = _symmetric_or_copied("_low_contention_all_gather", tensor, group_name)
     output = tensor.new_empty(tensor.shape[0] * place.group.size, *tensor.shape[1:])
     return _gather("_low_contention_all_gather", place, tensor, output)
 
 
+@told
 def _low_contention_all_gather_ce_multicast(tensor: torch.Tensor, group_name: str) -> torch.Tensor:
     op = "_low_contention_all_gather_ce_multicast"
     place, tensor = _symmetric_or_copied(op, tensor, group_name)
@@ -79,6 +83,7 @@ def _gather(op: str, place: Part, tensor: torch.Tensor, output: torch.Tensor) ->
     return output
 
 
+@told
 def _low_contention_all_gather_ce_multicast_out(
     tensor: torch.Tensor, group_name: str, out: torch.Tensor
 ) -> torch.Tensor:
@@ -90,6 +95,7 @@ def _low_contention_all_gather_ce_multicast_out(
     return out
 
 
+@told
 def _low_contention_reduce_scatter(tensor: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
     op = "_low_contention_reduce_scatter"
     if reduce_op not in ("sum", "avg"):
@@ -127,6 +133,7 @@ def tile_reduce(
     multi_root_tile_reduce([in_tile], out_tile, [root], group_name, reduce_op)
 
 
+@told
 def multi_root_tile_reduce(
     in_tiles: list[torch.Tensor], out_tile: torch.Tensor, roots: list[int], group_name: str, reduce_op: str = "sum"
 ) -> None:

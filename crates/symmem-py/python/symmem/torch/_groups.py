@@ -30,7 +30,7 @@ WORD = 4
 class Group:
     """The ranks of one process group, joined."""
 
-    __slots__ = ("__weakref__", "channels", "name", "native", "rank", "size")
+    __slots__ = ("__weakref__", "_on_devices", "channels", "name", "native", "rank", "size")
 
     def __init__(self, name: str, rank: int, size: int, native: _native.World, pad_bytes: int) -> None:
         self.name = name
@@ -39,6 +39,17 @@ class Group:
         self.native = native
         #: How many channels barrier(), put_signal() and wait_signal() have.
         self.channels = pad_bytes // (WORD * size)
+        #: The allocation of each device that was at a rendezvous last.
+        self._on_devices: dict[int, weakref.ref] = {}
+
+    def note_handle(self, number: int, allocation: object) -> None:
+        self._on_devices[number] = weakref.ref(allocation)
+
+    def handle_on(self, number: int) -> _native.Handle | None:
+        """Memory of a device that the group has mapped, if there is any."""
+        known = self._on_devices.get(number)
+        allocation = known() if known is not None else None
+        return None if allocation is None else allocation.known_handle(self)
 
     def check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.size:
@@ -54,10 +65,6 @@ class Group:
                 "The maximum supported channel for barrier(), put_signal() and wait_signal() is "
                 f"{self.channels - 1} (got {channel})"
             )
-
-
-def seconds(timeout_ms: int) -> float | None:
-    return timeout_ms / 1000 if timeout_ms else None
 
 
 #: torch without CUDA has no such function.
@@ -152,11 +159,11 @@ def _joined(membership: _Membership, join: Callable[[int], Group]) -> Group:
 
 def _join_by_store(name: str, rank: int, size: int, store: c10d.Store, attempt: int) -> Group:
     store = c10d.PrefixStore(f"symmem/{attempt}", store)
-    card = _card()
-    _check(name, _exchange(store, rank, size, card))
-    group = _join(name, rank, size, store, card)
-    # Every rank has read all cards before it connected. A later group of the same name must not find them.
-    store.delete_key(f"card/{rank}")
+    proposal = _proposal()
+    _check(name, _exchange(store, rank, size, proposal))
+    group = _join(name, rank, size, store, proposal)
+    # Every rank has read all proposals before it connected. A later group of the same name must not find them.
+    store.delete_key(f"proposal/{rank}")
     return group
 
 
@@ -164,35 +171,52 @@ def _join_by_group(name: str, process_group: dist.ProcessGroup) -> Group:
     """All that ranks tell each other goes through one all-gather of the group: rank 0 tells where its own store is."""
     rank, size = process_group.rank(), process_group.size()
     with tempfile.TemporaryDirectory(prefix="symmem-") as folder:
-        card = {**_card(), "store": f"unix:{folder}/store"}
-        cards = [None] * size
-        dist.all_gather_object(cards, card, group=process_group)
-        _check(name, cards)
+        proposal = {**_proposal(), "store": f"unix:{folder}/store"}
+        proposals = _gather(process_group, proposal)
+        _check(name, proposals)
         # Nobody is done with this before all have found the store.
-        return _join(name, rank, size, cards[0]["store"], card)
+        return _join(name, rank, size, proposals[0]["store"], proposal)
 
 
-def _join(name: str, rank: int, size: int, store: c10d.Store | str, card: dict) -> Group:
-    pad_bytes = card["pad"]
+#: Bytes of what a rank tells all others: a socket's path is 108 at most, and the rest is short.
+PROPOSAL_BYTES = 512
+
+
+def _gather(process_group: dist.ProcessGroup, proposal: dict) -> list[dict]:
+    """Every rank's proposal, by one all-gather of as many bytes of each: that of objects would make two."""
+    text = json.dumps(proposal).encode()
+    if len(text) > PROPOSAL_BYTES:
+        raise RuntimeError(
+            f"group: what this rank has to tell others is {len(text)} bytes, of at most {PROPOSAL_BYTES}"
+        )
+    device = c10d._get_object_coll_device(process_group)
+    mine = torch.frombuffer(bytearray(text.ljust(PROPOSAL_BYTES)), dtype=torch.uint8).to(device)
+    every = torch.empty(process_group.size() * PROPOSAL_BYTES, dtype=torch.uint8, device=device)
+    dist.all_gather_into_tensor(every, mine, group=process_group)
+    return [json.loads(bytes(one.tolist())) for one in every.cpu().split(PROPOSAL_BYTES)]
+
+
+def _join(name: str, rank: int, size: int, store: c10d.Store | str, proposal: dict) -> Group:
+    pad_bytes = proposal["pad"]
     world = _native.World.connect(rank, size, store=store, backend="host", signal_pad_size=pad_bytes)
     return Group(name, rank, size, world, pad_bytes)
 
 
-def _card() -> dict:
+def _proposal() -> dict:
     return {"pad": _SymmetricMemory.signal_pad_size, "machine": _machine()}
 
 
-def _exchange(store: c10d.Store, rank: int, size: int, card: dict) -> list[dict]:
-    store.set(f"card/{rank}", json.dumps(card))
-    return [json.loads(store.get(f"card/{peer}")) for peer in range(size)]
+def _exchange(store: c10d.Store, rank: int, size: int, proposal: dict) -> list[dict]:
+    store.set(f"proposal/{rank}", json.dumps(proposal))
+    return [json.loads(store.get(f"proposal/{peer}")) for peer in range(size)]
 
 
-def _check(name: str, cards: list[dict]) -> None:
-    """All ranks see the same cards, so all come to the same verdict."""
-    pads = [card["pad"] for card in cards]
+def _check(name: str, proposals: list[dict]) -> None:
+    """All ranks see the same proposals, so all come to the same verdict."""
+    pads = [proposal["pad"] for proposal in proposals]
     if len(set(pads)) > 1:
         raise RuntimeError(f"group {name}: ranks disagree on the signal pad size: {pads} bytes by rank")
-    machines = [card["machine"] for card in cards]
+    machines = [proposal["machine"] for proposal in proposals]
     if len(set(machines)) > 1:
         raise RuntimeError(
             f"group {name}: symmetric memory on CPU needs all ranks on one machine, and theirs are {machines}"

@@ -22,7 +22,7 @@ class SymmetricMemory:
     def __init__(self, allocation: _memory.Allocation, group: _groups.Group, offset: int) -> None:
         self._allocation = allocation
         self._group = group
-        self.native = allocation.meet(group)
+        self.native = allocation.handle_in(group)
         #: Bytes from the start of the allocation to the storage that was rendezvoused.
         self.offset = offset
 
@@ -111,7 +111,7 @@ class SymmetricMemory:
         dtype: torch.dtype | None = None,
         storage_offset: int = 0,
     ) -> torch.Tensor:
-        """That rank's pad of this allocation, which the library itself never touches."""
+        """That rank's pad of this allocation: the words of its barriers and signals, which no operator touches."""
         self._group.check_rank(rank)
         dtype = torch.uint32 if dtype is None else dtype
         sizes = sizes or (self.signal_pad_size // dtype.itemsize,)
@@ -126,26 +126,22 @@ class SymmetricMemory:
         return _memory.tensor_over(storage, sizes, make_contiguous_strides_for(tuple(sizes)), dtype)
 
     def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
-        """Wait for all ranks. A timeout of 0 is the group's own: SYMMEM_TIMEOUT, or 5 minutes."""
+        """Wait for all ranks in this allocation's pad. A timeout of 0 is the group's: SYMMEM_TIMEOUT, or 5 minutes."""
         group, allocation = self._group, self._allocation
         # Here and below: a call that finds nothing wrong would take a good part of the time.
         if not 0 <= channel < group.channels:
             group.check_channel(channel)
-        if allocation.on_host:
-            group.native.barrier(_groups.seconds(timeout_ms), channel)
-        else:
-            self.native.barrier(channel, timeout_ms, _groups.stream(allocation.number))
+        stream = 0 if allocation.on_host else _groups.stream(allocation.number)
+        self.native.barrier(channel, timeout_ms, stream)
 
     def put_signal(self, dst_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
-        """Signal a rank through the group's pad; wait while it has not taken the last signal on the channel."""
+        """Signal a rank in this allocation's pad; wait while it has not taken the last signal on the channel."""
         group, allocation = self._group, self._allocation
         if not (0 <= dst_rank < group.size and 0 <= channel < group.channels):
             group.check_rank(dst_rank)
             group.check_channel(channel)
-        if allocation.on_host:
-            group.native.put_signal(dst_rank, channel, _groups.seconds(timeout_ms))
-        else:
-            self.native.put_signal(dst_rank, channel, timeout_ms, _groups.stream(allocation.number))
+        stream = 0 if allocation.on_host else _groups.stream(allocation.number)
+        self.native.put_signal(dst_rank, channel, timeout_ms, stream)
 
     def wait_signal(self, src_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
         """Wait for a rank's signal, and take it; what the rank wrote before is seen then."""
@@ -153,10 +149,8 @@ class SymmetricMemory:
         if not (0 <= src_rank < group.size and 0 <= channel < group.channels):
             group.check_rank(src_rank)
             group.check_channel(channel)
-        if allocation.on_host:
-            group.native.wait_signal(src_rank, channel, _groups.seconds(timeout_ms))
-        else:
-            self.native.wait_signal(src_rank, channel, timeout_ms, _groups.stream(allocation.number))
+        stream = 0 if allocation.on_host else _groups.stream(allocation.number)
+        self.native.wait_signal(src_rank, channel, timeout_ms, stream)
 
     def boxed(self) -> object:
         """Refused: the class that operators take is C++ only."""

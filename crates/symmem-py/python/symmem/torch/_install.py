@@ -12,7 +12,7 @@ import torch.distributed._symmetric_memory as symm_mem
 from torch._C import _distributed_c10d as bindings
 from torch._C._distributed_c10d import _SymmetricMemory
 
-from symmem import _native
+from symmem import _native, _torch_watch
 from symmem.torch import (
     _compiler,
     _groups,
@@ -22,6 +22,7 @@ from symmem.torch import (
     _operators,
     _pipeline,
     _pool,
+    _sharing,
     _sources,
     _work,
 )
@@ -44,12 +45,16 @@ def install(device: str = "cpu") -> None:
     kind = torch.device(device).type
     if kind not in ("cpu", "cuda"):
         raise _native.Unavailable(f"symmem.torch works on cpu and cuda, not on {kind}")
+    if kind == "cuda" and torch.version.hip is not None:
+        raise _native.Unavailable("symmem.torch on cuda: this torch is for ROCm, whose memory is not CUDA's")
     if kind == "cuda" and not torch.cuda.is_available():
         raise _native.Unavailable("symmem.torch on cuda: torch has no CUDA device here")
     if kind not in _installed:
         _entry_points()
         _installed.add(kind)
         _operators.register(kind)
+        if kind == "cuda":
+            _torch_watch.install(torch)
 
 
 @functools.cache
@@ -63,6 +68,7 @@ def _entry_points() -> None:
             _replace_function(name, replacement)
     symm_mem.Work = _work.Work
     _compiler.install()
+    _sharing.install()
     if not hasattr(bindings, "_is_process_group_registered"):
         bindings._is_process_group_registered = _groups.is_process_group
     for name in ("MemPool", "use_mem_pool"):

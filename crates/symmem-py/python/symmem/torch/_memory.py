@@ -37,7 +37,9 @@ class _Owner:
 
 def storage_over(array: _native.Array, *kept: object) -> tuple[torch.UntypedStorage, _Owner]:
     """The bytes of an array as a storage that keeps `kept` alive."""
-    storage = torch.from_dlpack(array).untyped_storage()
+    # Where there are streams, their order is the caller's: a tensor of a peer's memory is no result of the library's.
+    stream = None if array.device == "cpu" else -1
+    storage = torch.from_dlpack(array.__dlpack__(stream=stream)).untyped_storage()
     # torch keeps a storage's attributes until the last tensor of it is gone.
     storage.symmem_owner = owner = _Owner(*kept)
     return storage, owner
@@ -50,9 +52,9 @@ def tensor_over(
 
 
 class Allocation:
-    """Memory of this rank, and its counterparts in every group that it met."""
+    """Memory of this rank, and its counterparts in every group that has mapped it."""
 
-    __slots__ = ("__weakref__", "_lock", "_met", "_user", "address", "device", "group_name")
+    __slots__ = ("__weakref__", "_handles", "_lock", "_user", "address", "device", "group_name")
     __slots__ += ("memory", "nbytes", "number", "on_host")
 
     def __init__(
@@ -79,22 +81,28 @@ class Allocation:
         self.memory = memory
         self.address = memory.address
         self._lock = threading.Lock()
-        self._met: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._handles: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._user: weakref.ref | None = None
         _by_address[self.address] = self
 
-    def meet(self, group: _groups.Group) -> _native.Handle:
+    def known_handle(self, group: _groups.Group) -> _native.Handle | None:
+        """All ranks' memory of this allocation, if it was at a rendezvous of the group."""
+        return self._handles.get(group)
+
+    def handle_in(self, group: _groups.Group) -> _native.Handle:
         """All ranks' memory of this allocation; collective over the group the first time."""
-        handle = self._met.get(group)
+        handle = self._handles.get(group)
         if handle is not None:
             return handle
         with self._lock:
-            handle = self._met.get(group)
+            handle = self._handles.get(group)
             if handle is None:
                 if not self.on_host:
                     _groups.stream(self.number)
                     _sources.use_external(self.memory, group, self.device)
-                handle = self._met[group] = self.memory.rendezvous(group.native)
+                handle = self._handles[group] = self.memory.rendezvous(group.native)
+                if not self.on_host:
+                    group.note_handle(self.number, self)
             return handle
 
     def storage(self, *kept: object) -> torch.UntypedStorage:
@@ -102,6 +110,11 @@ class Allocation:
         storage, owner = storage_over(self.memory.view("uint8"), self, *kept)
         self._user = weakref.ref(owner)
         return storage
+
+    @property
+    def was_shared(self) -> bool:
+        """Whether it was brought to a rendezvous of a group that there is."""
+        return bool(self._handles)
 
     @property
     def in_use(self) -> bool:

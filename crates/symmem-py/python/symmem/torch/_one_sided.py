@@ -11,6 +11,7 @@ from symmem.torch._groups import Group
 from symmem.torch._handle import SymmetricMemory
 from symmem.torch._parts import Part, contiguous, destination, part
 from symmem.torch._reduce import total
+from symmem.torch._refusals import told
 
 
 def get(dst: torch.Tensor, hdl: SymmetricMemory, peer: int, offset: int = 0) -> None:
@@ -59,6 +60,7 @@ def _counterpart(op: str, tensor: torch.Tensor, peer: int) -> torch.Tensor:
     return place.of(peer, tensor)
 
 
+@told
 def broadcast(input: torch.Tensor, root: int, group_name: str) -> torch.Tensor:
     """Every rank's tensor becomes that of the root."""
     contiguous("broadcast", input)
@@ -68,6 +70,7 @@ def broadcast(input: torch.Tensor, root: int, group_name: str) -> torch.Tensor:
     return input
 
 
+@told
 def all_to_all(input: torch.Tensor, out: torch.Tensor, group_name: str) -> torch.Tensor:
     """Block i of the input goes to rank i; blocks arrive by source."""
     op = "all_to_all"
@@ -84,6 +87,7 @@ def all_to_all(input: torch.Tensor, out: torch.Tensor, group_name: str) -> torch
     return out
 
 
+@told
 def reduce_scatter_offset(
     input: torch.Tensor,
     out: list[torch.Tensor],
@@ -144,6 +148,7 @@ def _check_outputs(op: str, input: torch.Tensor, dim: int, blocks: list, out: li
             )
 
 
+@told
 def all_to_all_nd(input: torch.Tensor, out: torch.Tensor, scatter_dim: int, gather_dim: int, group_name: str) -> None:
     """Exchange blocks of rows for blocks of columns, or the other way round."""
     op = "all_to_all_nd"

@@ -13,7 +13,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from symmem import _native
 from symmem.torch import _all_to_all, _exchange, _one_sided, _pipeline, _reduce
-from symmem.torch._fakes import FAKES
+from symmem.torch._fakes import FAKES, REPLACED, checked
 from symmem.torch._parts import DTYPES, REDUCTIONS
 from symmem.torch._quick import QUICK
 
@@ -74,7 +74,9 @@ def register(device: str) -> None:
     """Register whatever this torch knows of for a kind of device, and fakes where torch has none."""
     if device == "cpu":
         _register("CPU", {**KERNELS, **CPU_KERNELS})
-        _register("Meta", FAKES)
+        fakes = {name: checked(name, {**KERNELS, **CPU_KERNELS}[name]) for name in FAKES}
+        _register("Meta", fakes)
+        _register("Meta", {name: fakes[name] for name in REPLACED}, override=True)
     else:
         _register("CUDA", KERNELS, override=True)
         register_native("CUDA")

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from symmem.torch import _groups, _memory
+from symmem.torch import _groups, _memory, _refusals
 
 #: The element types that the library can reduce, by its names for them.
 DTYPES = {
@@ -43,7 +43,7 @@ class Part:
     def __init__(self, group: _groups.Group, allocation: _memory.Allocation, offset: int) -> None:
         self.group = group
         self.allocation = allocation
-        self.native = allocation.meet(group)
+        self.native = allocation.handle_in(group)
         #: Bytes from the start of the allocation to the tensor's first element.
         self.offset = offset
 
@@ -72,11 +72,12 @@ class Part:
         return _memory.tensor_over(storage, shape, stride, dtype)
 
     def barrier(self) -> None:
+        _refusals.has_begun()
         if self.allocation.on_host:
             self.group.native.barrier()
         else:
             # On the group's pads: those of the allocation are the user's, and may hold signals of theirs.
-            self.native.meet(_groups.stream(self.allocation.number))
+            self.native.group_barrier(_groups.stream(self.allocation.number))
 
 
 def part(op: str, tensor: torch.Tensor, group_name: str, what: str = "input") -> Part:
@@ -94,6 +95,19 @@ def element(op: str, tensor: torch.Tensor) -> str:
     if name is None:
         raise RuntimeError(f"{op}: not implemented for {tensor.dtype}")
     return name
+
+
+#: What elements are moved as whose type the library does not have, by their bytes.
+_WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64", 16: "uint64"}
+
+
+def moved(op: str, tensor: torch.Tensor) -> tuple[str, int]:
+    """The library's name of a type as long as the tensor's, for what is only moved; and how many of them an element is."""
+    size = tensor.element_size()
+    name = DTYPES.get(tensor.dtype) or _WORDS.get(size)
+    if name is None:
+        raise RuntimeError(f"{op}: not implemented for {tensor.dtype}")
+    return name, max(size // 8, 1)
 
 
 def reduction(op: str, reduce_op: str) -> str:

@@ -12,8 +12,10 @@ from torch import empty_like
 
 from symmem.torch._parts import contiguous, destination, element, part, reduction
 from symmem.torch._quick import in_place, into, remember
+from symmem.torch._refusals import told
 
 
+@told
 def _all_reduce_into(
     op: str, symmetric: torch.Tensor, reduce_op: str, group_name: str, out: torch.Tensor
 ) -> torch.Tensor:
@@ -57,6 +59,7 @@ def one_shot_all_reduce_copy(
     return one_shot_all_reduce_copy_out(symm_buffer, local_input, reduce_op, group_name, out)
 
 
+@told
 def one_shot_all_reduce_copy_out(
     symm_buffer: torch.Tensor, local_input: torch.Tensor, reduce_op: str, group_name: str, out: torch.Tensor
 ) -> torch.Tensor:
@@ -83,6 +86,7 @@ def multimem_all_reduce_(input: torch.Tensor, reduce_op: str, group_name: str) -
     return _all_reduce_in_place("multimem_all_reduce_", input, reduce_op, group_name)
 
 
+@told
 def _all_reduce_in_place(op: str, input: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
     contiguous(op, input)
     how = reduction(op, reduce_op)
@@ -110,23 +114,27 @@ def multimem_one_shot_all_reduce_out(
     return _all_reduce_into("multimem_one_shot_all_reduce", input, reduce_op, group_name, out)
 
 
+@told
 def multimem_one_shot_reduce_out(
     input: torch.Tensor, reduce_op: str, root: int, group_name: str, out: torch.Tensor
 ) -> torch.Tensor:
     op = "multimem_one_shot_reduce_out"
-    # On all ranks, though only the root's is written: a mistake is told wherever the root is.
-    _check_alike(op, input, out)
+    contiguous(op, input)
     how = reduction(op, reduce_op)
     place = part(op, input, group_name)
     if not 0 <= root < place.group.size:
         raise RuntimeError(f"{op}: root must be in [0, {place.group.size}) (got {root})")
-    if input.numel():
+    target = None
+    # Nothing is written to that of another rank, which may be any tensor.
+    if place.group.rank == root:
+        _check_alike(op, input, out)
         target = destination(op, out, place)
-        target = target if place.group.rank == root else None
+    if input.numel():
         place.native.reduce(element(op, input), how, place.offset, input.numel(), root, out=target, **place.how)
     return out
 
 
+@told
 def reduce_scatter_out(
     input: torch.Tensor, group_name: str, split_last_dim: bool, output: torch.Tensor
 ) -> torch.Tensor:

@@ -58,7 +58,7 @@ _used: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def use_external(memory: _native.Memory, group: _groups.Group, device: torch.device) -> None:
-    """Before memory of NCCL meets a group for the first time: have it registered on the communicator that is known for the
+    """Before the first rendezvous of memory of NCCL with a group: have it registered on the communicator that is known for the
     group, if one is."""
     if memory.source != "nccl":
         return

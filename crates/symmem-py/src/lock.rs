@@ -1,0 +1,36 @@
+//! Waiting for a device where nobody knows whether the interpreter's lock is held: in destructors.
+#![allow(unsafe_code)] // S4: a function of the interpreter's that its stable interface does not name
+
+use std::ffi::c_int;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use libloading::os::unix::Library;
+use pyo3::prelude::*;
+
+/// Runs `f` without the interpreter's lock, if this thread has it: other threads go on meanwhile.
+pub(crate) fn unlocked(f: impl FnOnce() + Send) {
+    if !is_locked() {
+        return f();
+    }
+    let waiting = Mutex::new(Some(f));
+    let take = || waiting.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let done = Python::try_attach(|py| py.detach(|| take().map(|f| f()))).flatten();
+    // An interpreter that is going away has no other threads to wait for.
+    if done.is_none()
+        && let Some(f) = take()
+    {
+        f();
+    }
+}
+
+/// Whether this thread has the interpreter's lock; no, where that cannot be told.
+fn is_locked() -> bool {
+    type Check = unsafe extern "C" fn() -> c_int;
+    static CHECK: OnceLock<Option<Check>> = OnceLock::new();
+    let check = CHECK.get_or_init(|| {
+        // SAFETY: the interpreter's own function since 3.4, of this type.
+        unsafe { Library::this().get::<Check>(b"PyGILState_Check\0") }.ok().map(|found| *found)
+    });
+    // SAFETY: it looks at this thread's own state, and may be called at any time.
+    check.is_some_and(|check| unsafe { check() } == 1)
+}
