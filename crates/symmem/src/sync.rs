@@ -45,53 +45,70 @@ pub(crate) type Setting = std::sync::atomic::AtomicUsize;
 pub type SharedWord = std::sync::atomic::AtomicU32;
 
 /// When a wait gives up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Deadline(Limit);
+///
+/// Two numbers, so that it travels in registers: it is part of every small message.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Deadline {
+    /// In nanoseconds.
+    limit: u64,
+    /// When the time began to count, on this process's [`clock`]; 0 until a wait turns slow, so that a wait that is met at
+    /// once never reads the clock.
+    start: u64,
+}
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Limit {
-    Never,
-    /// Counted from the moment a wait turns slow, so that a wait that is met at once never reads the clock.
-    Within(Duration),
-    At {
-        start: Instant,
-        end: Instant,
-    },
+/// No limit.
+const FOR_EVER: u64 = u64::MAX;
+
+/// Nanoseconds since some moment of this process, and never 0.
+fn clock() -> u64 {
+    static BEGIN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    nanoseconds(BEGIN.get_or_init(Instant::now).elapsed()).saturating_add(1)
+}
+
+/// Centuries are for ever.
+const fn nanoseconds(time: Duration) -> u64 {
+    let nanoseconds = time.as_nanos();
+    if nanoseconds < FOR_EVER as u128 { nanoseconds as u64 } else { FOR_EVER }
 }
 
 impl Deadline {
     /// Waits for ever (but still ends when a peer is lost).
-    pub const NEVER: Self = Self(Limit::Never);
+    pub const NEVER: Self = Self { limit: FOR_EVER, start: 0 };
 
     /// Each wait that gets this deadline may take `limit`; 0 means for ever.
     pub const fn within(limit: Duration) -> Self {
-        if limit.is_zero() { Self::NEVER } else { Self(Limit::Within(limit)) }
+        Self::within_nanoseconds(nanoseconds(limit))
+    }
+
+    /// Likewise, in nanoseconds.
+    #[inline]
+    pub(crate) const fn within_nanoseconds(limit: u64) -> Self {
+        Self { limit: if limit == 0 { FOR_EVER } else { limit }, start: 0 }
     }
 
     /// All waits that get this deadline together may take `limit`, counted from now. 0 has passed already: what has
     /// come is taken, and nothing is waited for.
     pub fn after(limit: Duration) -> Self {
-        Self(Limit::Within(limit)).start()
+        Self { limit: nanoseconds(limit), start: 0 }.start()
     }
 
     /// Fixes the moment of expiry: from here on the time is counted.
     pub fn start(self) -> Self {
-        match self.0 {
-            Limit::Within(limit) => {
-                let start = Instant::now();
-                // A limit beyond what the clock can say is no limit.
-                start.checked_add(limit).map_or(Self::NEVER, |end| Self(Limit::At { start, end }))
-            }
-            Limit::Never | Limit::At { .. } => self,
+        if self.start != 0 || self.limit == FOR_EVER {
+            return self;
         }
+        Self { start: clock(), ..self }
     }
 
     /// Time left: `None` for ever, zero when expired.
     pub fn remaining(self) -> Option<Duration> {
-        match self.0 {
-            Limit::Never => None,
-            Limit::Within(limit) => Some(limit),
-            Limit::At { end, .. } => Some(end.saturating_duration_since(Instant::now())),
+        match self {
+            Self { limit: FOR_EVER, .. } => None,
+            Self { limit, start: 0 } => Some(Duration::from_nanos(limit)),
+            Self { limit, start } => {
+                let passed = clock().saturating_sub(start);
+                Some(Duration::from_nanos(limit.saturating_sub(passed)))
+            }
         }
     }
 
@@ -111,15 +128,25 @@ impl Deadline {
 
     /// Time passed since the deadline started counting.
     pub fn elapsed(self) -> Duration {
-        match self.0 {
-            Limit::At { start, .. } => start.elapsed(),
-            Limit::Never | Limit::Within(_) => Duration::ZERO,
+        if self.start == 0 {
+            return Duration::ZERO;
         }
+        Duration::from_nanos(clock().saturating_sub(self.start))
     }
 
     /// The time to sleep now if at most `cap` is wanted.
     pub(crate) fn nap(self, cap: Duration) -> Duration {
         self.remaining().map_or(cap, |left| left.min(cap))
+    }
+}
+
+impl std::fmt::Debug for Deadline {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.remaining() {
+            None => f.write_str("Deadline(never)"),
+            Some(left) if self.start == 0 => write!(f, "Deadline(within {left:?})"),
+            Some(left) => write!(f, "Deadline(in {left:?})"),
+        }
     }
 }
 
@@ -470,6 +497,7 @@ mod tests {
     #[test]
     fn a_limit_the_clock_cannot_hold_is_no_limit() {
         assert_eq!(Deadline::after(Duration::MAX), Deadline::NEVER);
+        assert_eq!(Deadline::within(Duration::MAX), Deadline::NEVER);
     }
 
     #[test]

@@ -51,8 +51,9 @@ impl Call {
     const WAYS: [Way; 5] = [Way::Any, Way::Staged, Way::OneShot, Way::TwoShot, Way::Direct];
 
     /// A call without data.
-    pub(crate) fn plain(op: &'static str) -> Self {
-        Self { op, ..Self::default() }
+    pub(crate) const fn plain(op: &'static str) -> Self {
+        let (dtype, operator, way, root) = (None, None, Way::Any, None);
+        Self { op, dtype, operator, way, root, memory: Memory::None, len: 0, more: [0; 3] }
     }
 
     /// Whether a call that gave up can be resumed: it carries no data, so the same call again is the same in all.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::SystemTime;
 
 use super::form::Formed;
 use crate::backend::Backend;
@@ -217,8 +218,8 @@ impl Drop for Note<'_> {
 
 /// The machine's clock, which all its processes read alike; comes round after weeks.
 fn milliseconds() -> u32 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    (now.tv_sec * 1000 + now.tv_nsec / 1_000_000) as u32
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    now.as_millis() as u32
 }
 
 /// A group's name, free again when dropped.

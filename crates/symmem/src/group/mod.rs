@@ -122,7 +122,7 @@ impl Group {
     /// The deadline of waits that are given none.
     #[inline]
     pub fn deadline(&self) -> Deadline {
-        Deadline::within(Duration::from_nanos(self.0.limit.load(Ordering::Relaxed) as u64))
+        Deadline::within_nanoseconds(self.0.limit.load(Ordering::Relaxed) as u64)
     }
 
     /// Sets how long waits of this rank in this group last that are given no deadline; 0 for ever.
@@ -207,7 +207,8 @@ impl Group {
         self.check_channel(OP, channel)?;
         let mut deadline = deadline.into();
         if channel == 0 {
-            return self.call(&Call::plain(OP), deadline);
+            const BARRIER: Call = Call::plain(OP);
+            return self.begin_call(&BARRIER, deadline)?.barrier();
         }
         let signals = &self.formed_by(deadline)?.signals;
         self.check_whole(OP)?;

@@ -154,7 +154,7 @@ pub(crate) struct Running<'a, 'c> {
 
 impl Group {
     /// Begins a call, or resumes the same one that gave up.
-    #[inline]
+    #[inline(always)] // as all of a small message's way: what it returns is large to hand over
     pub(crate) fn begin_call<'c>(
         &self,
         call: &'c Call,
@@ -170,11 +170,6 @@ impl Group {
         }
         let running = Running::new(self, formed, turn, call, deadline);
         if running.turn.is_unfinished() { running.resume_or_finish() } else { Ok(running) }
-    }
-
-    /// Runs a call of one barrier and nothing else.
-    pub(crate) fn call(&self, call: &Call, deadline: Deadline) -> Result<()> {
-        self.begin_call(call, deadline)?.barrier()
     }
 
     #[cold]
@@ -252,7 +247,7 @@ impl Formed {
 }
 
 impl<'a, 'c> Running<'a, 'c> {
-    #[inline]
+    #[inline(always)]
     fn new(
         group: &'a Group,
         formed: &'a Formed,
@@ -286,14 +281,14 @@ impl<'a, 'c> Running<'a, 'c> {
     }
 
     /// A barrier of the call: what each rank wrote before is seen by all after.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn barrier(&mut self) -> Result<()> {
         self.exchange(|_, _| (), |_| ())
     }
 
     /// A barrier with data: `write(s, r)` writes what rank r shall find in the staging buffers, for ourselves first and for
     /// each peer just before its flag; `read` takes up what all have written. See [`Turn::exchange`].
-    #[inline]
+    #[inline(always)]
     pub(crate) fn exchange<R>(
         &mut self,
         mut write: impl FnMut(&Staging<'_>, usize),
