@@ -1,4 +1,4 @@
-//! The tests that stable Rust runs: the whole workspace, loom, and the long failure soak.
+//! The tests that stable Rust runs: the whole workspace, loom, the long failure soak, and random programs with faults.
 
 use anyhow::Result;
 
@@ -45,6 +45,21 @@ pub(crate) fn soak(mut arguments: Arguments) -> Result<Outcome> {
     let mut command = cargo(["test", "-p", "symmem", "--release", "--test", "soak"]);
     command.args(["--", "--ignored", "--nocapture"]);
     run(command.env("SYMMEM_SOAK_ROUNDS", rounds.to_string()))?;
+    Ok(Outcome::Done)
+}
+
+/// Random programs with faults, judged call by call.
+pub(crate) fn chaos(mut arguments: Arguments) -> Result<Outcome> {
+    let mut command = cargo(["run", "--profile", "chaos", "-p", "symmem-chaos", "--bin", "chaos", "--"]);
+    let options =
+        ["--minutes", "--seconds", "--seed", "--ranks", "--mode", "--program", "--times", "--reduce"];
+    for option in options {
+        if let Some(value) = arguments.take::<String>(option)? {
+            command.args([option, &value]);
+        }
+    }
+    arguments.finish()?;
+    run(&mut command)?;
     Ok(Outcome::Done)
 }
 

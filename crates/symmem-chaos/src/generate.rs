@@ -1,7 +1,7 @@
 //! Makes a program of a seed.
 
 use symmem::{Algorithm, DType, ReduceOp};
-use symmem_testing::Random;
+use crate::random::Random;
 
 use crate::api;
 use crate::program::{

@@ -13,6 +13,7 @@ mod lane;
 mod memory;
 mod pool;
 mod program;
+mod random;
 mod record;
 mod reduce;
 mod report;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use symmem::store::TcpServer;
-use symmem_testing::Random;
+use crate::random::Random;
 
 use crate::board::Board;
 use crate::generate::generate;
