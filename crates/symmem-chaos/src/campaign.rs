@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
 use crate::random::Random;
+use anyhow::{Context, bail};
 
 use crate::generate::generate;
 use crate::pool::Workers;
-use crate::program::{Mode, Spec};
 use crate::reduce::reduce;
 use crate::report::{Report, Violation};
+use symmem_chaos::program::{Mode, Spec};
 
 /// How long a failing program is made smaller.
 const REDUCING: Duration = Duration::from_secs(20);

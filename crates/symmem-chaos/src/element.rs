@@ -146,8 +146,11 @@ fn small(bits: u8, mantissa: u32, bias: i32) -> f32 {
     let exponent = i32::from((bits & 0x7f) >> mantissa);
     let fraction = f32::from(bits & ((1 << mantissa) - 1)) / f32::from(1_u8 << mantissa);
     let power = |e: i32| (e as f32).exp2();
-    let magnitude =
-        if exponent == 0 { fraction * power(1 - bias) } else { (1.0 + fraction) * power(exponent - bias) };
+    let magnitude = if exponent == 0 {
+        fraction * power(1 - bias)
+    } else {
+        (1.0 + fraction) * power(exponent - bias)
+    };
     sign * magnitude
 }
 
@@ -165,7 +168,13 @@ fn nearest(x: f32, mantissa: u32, bias: i32) -> u8 {
     let up = match (magnitude - low).total_cmp(&(high - magnitude)) {
         std::cmp::Ordering::Less => below,
         std::cmp::Ordering::Greater => above,
-        std::cmp::Ordering::Equal => if below % 2 == 0 { below } else { above },
+        std::cmp::Ordering::Equal => {
+            if below % 2 == 0 {
+                below
+            } else {
+                above
+            }
+        }
     };
     sign | up
 }
@@ -176,20 +185,62 @@ macro_rules! with_type {
     ($dtype:expr, $T:ident => $body:expr) => {{
         use symmem::DType;
         match $dtype {
-            DType::F64 => { type $T = f64; $body }
-            DType::F32 => { type $T = f32; $body }
-            DType::F16 => { type $T = half::f16; $body }
-            DType::BF16 => { type $T = half::bf16; $body }
-            DType::F8E4M3 => { type $T = symmem::F8E4M3; $body }
-            DType::F8E5M2 => { type $T = symmem::F8E5M2; $body }
-            DType::I64 => { type $T = i64; $body }
-            DType::I32 => { type $T = i32; $body }
-            DType::I16 => { type $T = i16; $body }
-            DType::I8 => { type $T = i8; $body }
-            DType::U64 => { type $T = u64; $body }
-            DType::U32 => { type $T = u32; $body }
-            DType::U16 => { type $T = u16; $body }
-            _ => { type $T = u8; $body }
+            DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            DType::BF16 => {
+                type $T = half::bf16;
+                $body
+            }
+            DType::F8E4M3 => {
+                type $T = symmem::F8E4M3;
+                $body
+            }
+            DType::F8E5M2 => {
+                type $T = symmem::F8E5M2;
+                $body
+            }
+            DType::I64 => {
+                type $T = i64;
+                $body
+            }
+            DType::I32 => {
+                type $T = i32;
+                $body
+            }
+            DType::I16 => {
+                type $T = i16;
+                $body
+            }
+            DType::I8 => {
+                type $T = i8;
+                $body
+            }
+            DType::U64 => {
+                type $T = u64;
+                $body
+            }
+            DType::U32 => {
+                type $T = u32;
+                $body
+            }
+            DType::U16 => {
+                type $T = u16;
+                $body
+            }
+            _ => {
+                type $T = u8;
+                $body
+            }
         }
     }};
 }

@@ -1,10 +1,10 @@
 //! Makes a program of a seed.
 
-use symmem::{Algorithm, DType, ReduceOp};
 use crate::random::Random;
+use symmem::{Algorithm, DType, ReduceOp};
 
-use crate::api;
-use crate::program::{
+use symmem_chaos::api;
+use symmem_chaos::program::{
     Fault, Lane, Mode, Op, Place, Policy, Program, Round, Slot, Spec, Step, Trouble, Waiting, Work,
 };
 
@@ -179,10 +179,7 @@ impl Maker {
             },
             19 | 20 => Op::Barrier,
             21 => Op::BarrierOn { channel: 1 + self.random.below(3) },
-            22 => Op::Signals {
-                channel: self.random.below(3),
-                distance: 1 + self.random.below(3),
-            },
+            22 => Op::Signals { channel: self.random.below(3), distance: 1 + self.random.below(3) },
             _ => Op::Subgroup { mask: self.mask(), used: !self.one_in(4) },
         }
     }
@@ -269,9 +266,7 @@ impl Maker {
             (Op::AllReduce { dtype: DType::F32, len, op }, _) if (op as usize) < 5 => {
                 Op::AllReduce { dtype: DType::I32, len, op }
             }
-            (Op::Broadcast { dtype, len, root }, _) => {
-                Op::Broadcast { dtype, len, root: root + 1 }
-            }
+            (Op::Broadcast { dtype, len, root }, _) => Op::Broadcast { dtype, len, root: root + 1 },
             (Op::AllGather { dtype, len }, _) => Op::AllGather { dtype, len: len + 7 },
             (Op::Memory { slot, work }, 0 | 1) => {
                 let fits = |s: &&Slot| s.dtype == slot.dtype && s.number != slot.number;
@@ -296,9 +291,7 @@ impl Maker {
             0 => Op::Barrier,
             1 => Op::AllReduce { dtype: DType::U16, len: 33, op: ReduceOp::Xor },
             2 => Op::Broadcast { dtype: DType::I8, len: 5, root: 0 },
-            3 if !slots.is_empty() => {
-                Op::Memory { slot: self.pick(&slots), work: Work::Share }
-            }
+            3 if !slots.is_empty() => Op::Memory { slot: self.pick(&slots), work: Work::Share },
             _ if !slots.is_empty() => {
                 let work = Work::AllReduce { op: ReduceOp::Sum, algorithm: Algorithm::Auto };
                 Op::Memory { slot: self.pick(&slots), work }
@@ -366,9 +359,10 @@ mod tests {
     #[test]
     fn what_is_left_out_is_not_there() {
         let spec = Spec { mode: Mode::Threads, ranks: 3, seed: 7, without: Vec::new() };
-        let calls = |p: &Program| p.lanes.iter().flat_map(|l| &l.rounds).map(|r| r.steps.len()).sum();
+        let calls =
+            |p: &Program| p.lanes.iter().flat_map(|l| &l.rounds).map(|r| r.steps.len()).sum();
         let whole: usize = calls(&generate(&spec));
-        let less = Spec { without: vec![crate::program::Cut::Call(0)], ..spec };
+        let less = Spec { without: vec![symmem_chaos::program::Cut::Call(0)], ..spec };
         assert_eq!(calls(&generate(&less)), whole - 1);
     }
 }

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::program::{Op, Program, Round, Step, Trouble};
-use crate::record::{Event, Kind, Outcome, Record};
 use crate::report::{Report, Violation};
+use symmem_chaos::program::{Op, Program, Round, Step, Trouble};
+use symmem_chaos::record::{Event, Kind, Outcome, Record};
 
 const MS: u64 = 1_000_000;
 /// How much later than it noted a rank may have done something, without having waited for a core.
@@ -82,7 +82,8 @@ impl<'a> Case<'a> {
     }
 
     fn wrong(&mut self, record: &Record, class: &str, why: &str) {
-        let Record { rank, lane, call, part, name, outcome, enter, leave, limit, starved, .. } = record;
+        let Record { rank, lane, call, part, name, outcome, enter, leave, limit, starved, .. } =
+            record;
         let text = format!(
             "rank {rank}, thread {lane}, call {call}.{part} {name}: {why}; it took {:.1} ms of {:.1} (no core for {:.1}): {outcome:?}",
             ms(leave.saturating_sub(*enter)),
@@ -193,14 +194,22 @@ impl<'a> Case<'a> {
                 for &rank in ranks {
                     let gone = self.killed.contains_key(&rank) || self.left.contains_key(&rank);
                     if !gone && !self.of_rank(record, rank).any(|r| failed(&r)) {
-                        self.wrong(record, "a rank is said to have failed", &format!("rank {rank} had not"));
+                        self.wrong(
+                            record,
+                            "a rank is said to have failed",
+                            &format!("rank {rank} had not"),
+                        );
                     }
                 }
             }
             Kind::OutOfStep => {
                 for &rank in ranks {
                     if !self.failed_before(record.lane, rank, record.leave) {
-                        self.wrong(record, "out of step by nobody", &format!("rank {rank} had not given up a call"));
+                        self.wrong(
+                            record,
+                            "out of step by nobody",
+                            &format!("rank {rank} had not given up a call"),
+                        );
                     }
                 }
             }
@@ -210,7 +219,8 @@ impl<'a> Case<'a> {
                 }
             }
             Kind::Interrupted => {
-                let asked = |f: &crate::program::Fault| matches!(f.trouble, Trouble::Interrupt(_));
+                let asked =
+                    |f: &symmem_chaos::program::Fault| matches!(f.trouble, Trouble::Interrupt(_));
                 if !self.program.faults_of(record.rank, record.call).any(asked) {
                     self.wrong(record, "interrupted", "nobody had asked for it");
                 }
@@ -231,8 +241,7 @@ impl<'a> Case<'a> {
     /// It lasted as long as it should, and names only ranks that had not come.
     fn timeout(&mut self, record: &'a Record, ranks: &[usize], after: Option<u64>) {
         let interrupt = |t: Trouble| matches!(t, Trouble::Interrupt(_));
-        let ended =
-            self.program.faults_of(record.rank, record.call).any(|f| interrupt(f.trouble));
+        let ended = self.program.faults_of(record.rank, record.call).any(|f| interrupt(f.trouble));
         if !ended && after.is_some_and(|after| after < record.limit - record.limit / 10) {
             self.wrong(record, "a timeout before its time", "it did not wait");
         }
@@ -244,12 +253,17 @@ impl<'a> Case<'a> {
                 let put = self.calls.get(&before).into_iter().flatten();
                 let mut put = put.filter(|r| r.rank == from && r.outcome == Outcome::Ok);
                 if put.any(|r| r.leave + SLACK + record.starved < record.leave) {
-                    self.wrong(record, "a timeout blames a rank that had signalled", &format!("rank {rank}"));
+                    self.wrong(
+                        record,
+                        "a timeout blames a rank that had signalled",
+                        &format!("rank {rank}"),
+                    );
                 }
                 continue;
             }
             if is_collective(&record.name) && self.had_come(record, rank) {
-                let class = format!("a timeout blames a rank that had come to {}", short(&record.name));
+                let class =
+                    format!("a timeout blames a rank that had come to {}", short(&record.name));
                 self.wrong(record, &class, &format!("rank {rank}"));
             }
         }
@@ -285,11 +299,20 @@ impl<'a> Case<'a> {
                 self.wrong(record, "a rank that had come is said to be lost", &why);
             }
         }
+        if !is_collective(&record.name) {
+            return;
+        }
         let key = (record.lane, record.call, record.part);
-        let others: Vec<usize> = self.calls.get(&key).into_iter().flatten().filter_map(|r| match &r.outcome {
-            Outcome::Err { kind: Kind::PeerLost, ranks, .. } => ranks.first().copied(),
-            _ => None,
-        }).collect();
+        let others: Vec<usize> = self
+            .calls
+            .get(&key)
+            .into_iter()
+            .flatten()
+            .filter_map(|r| match &r.outcome {
+                Outcome::Err { kind: Kind::PeerLost, ranks, .. } => ranks.first().copied(),
+                _ => None,
+            })
+            .collect();
         if let Some(other) = others.iter().find(|r| ranks.first().is_some_and(|own| own < *r)) {
             let why = format!("another survivor names rank {other}");
             self.wrong(record, "survivors name different ranks", &why);
@@ -324,7 +347,9 @@ impl<'a> Case<'a> {
             && !step.variants.is_empty()
             && names.into_iter().any(|name| *name != record.name);
         match &record.outcome {
-            Outcome::Ok if differ => self.wrong(record, "ok although calls differ", "in a quiet round"),
+            Outcome::Ok if differ => {
+                self.wrong(record, "ok although calls differ", "in a quiet round")
+            }
             Outcome::Err { kind: Kind::Mismatch, .. } if differ => {}
             Outcome::Err { kind, .. } if differ => {
                 let class = format!("calls that differ end as {}", kind.name());
@@ -339,9 +364,18 @@ impl<'a> Case<'a> {
     }
 
     fn fault(&mut self, rank: usize, text: &str) {
-        let words = ["panic", "left over", "held memory", "memory that call", "signal put through", "shared part", "no world"];
+        let words = [
+            "panic",
+            "left over",
+            "held memory",
+            "memory that call",
+            "signal put through",
+            "shared part",
+            "no world",
+        ];
         let class = words.iter().find(|word| text.contains(**word)).unwrap_or(&"fault");
-        let violation = Violation { class: (*class).to_owned(), text: format!("rank {rank}: {text}") };
+        let violation =
+            Violation { class: (*class).to_owned(), text: format!("rank {rank}: {text}") };
         self.found.push((0, violation));
     }
 

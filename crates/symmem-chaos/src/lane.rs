@@ -154,7 +154,8 @@ impl Runner<'_> {
             self.note_members(&group);
             self.pool = Pool::new(&group, 1 << 16);
             self.group = group.clone();
-            let ready = self.timed(&group, "barrier".into(), || group.barrier_on(0, limit), |()| None);
+            let ready =
+                self.timed(&group, "barrier".into(), || group.barrier_on(0, limit), |()| None);
             if ready.is_some() {
                 return true;
             }
@@ -223,8 +224,8 @@ impl Runner<'_> {
                     own.board.gone(own.rank);
                     return false;
                 }
-                Trouble::Kill(after) => crate::worker::die_after(own.rank, after),
-                Trouble::Stop(after, time) => crate::worker::stop_after(own.rank, after, time),
+                Trouble::Kill(after) => crate::hooks::die_after(own.rank, after),
+                Trouble::Stop(after, time) => crate::hooks::stop_after(own.rank, after, time),
             }
         }
         true
@@ -276,8 +277,7 @@ impl Runner<'_> {
         record.enter = now();
         self.own.log.note(Event::Call(record.clone()));
         group.set_timeout(self.limit);
-        let result =
-            if END.get().is_some() { symmem::interruptible(shall_end, f) } else { f() };
+        let result = if END.get().is_some() { symmem::interruptible(shall_end, f) } else { f() };
         record.leave = now();
         record.starved = starved() - before;
         record.outcome = match &result {

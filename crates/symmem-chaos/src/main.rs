@@ -2,22 +2,13 @@
 //!
 //! `chaos [--minutes M | --seconds S] [--seed N] [--ranks A-B] [--mode threads|processes|both] [--program SPEC]`
 
-mod api;
-mod behind;
-mod board;
 mod campaign;
-mod element;
 mod generate;
 mod judge;
-mod lane;
-mod memory;
 mod pool;
-mod program;
 mod random;
-mod record;
 mod reduce;
 mod report;
-mod slices;
 mod worker;
 
 use std::process::ExitCode;

@@ -121,7 +121,9 @@ impl Expected<'_> {
             Work::Reduce { op, root } if is_root(root) => reduced(op, 0..self.len),
             Work::Broadcast { root } => self.of(root % n),
             Work::AllGather => (0..n).flat_map(|r| self.of::<T>(r)).collect(),
-            Work::Gather { root } if is_root(root) => (0..n).flat_map(|r| self.of::<T>(r)).collect(),
+            Work::Gather { root } if is_root(root) => {
+                (0..n).flat_map(|r| self.of::<T>(r)).collect()
+            }
             Work::AllToAll => {
                 (0..n).flat_map(|r| self.of::<T>(r)[first..first + block].to_vec()).collect()
             }
@@ -157,8 +159,12 @@ fn collective<T: Plain>(
 ) {
     let group = runner.group.clone();
     let n = group.size();
-    let expected =
-        Expected { source: runner.source(), ranks: group.world_ranks(), own: group.rank(), len: slot.len };
+    let expected = Expected {
+        source: runner.source(),
+        ranks: group.world_ranks(),
+        own: group.rank(),
+        len: slot.len,
+    };
     let in_place = matches!(work, Work::AllReduce { .. } | Work::Broadcast { .. });
     let wanted: Vec<T> = expected.result(work);
     let mut out = expected.source.elements::<T>(99, if in_place { 0 } else { wanted.len() });
@@ -224,7 +230,9 @@ fn share<T: Plain>(runner: &mut Runner<'_>, slot: Slot, memory: Symmetric<T>) {
             let wrong = shared.peer(rank).map(|part| difference(part, expected.into_iter()));
             if let Ok(Some(text)) = wrong {
                 let call = runner.call;
-                runner.fault(format!("call {call}: shared part of rank {world}, look {pass}: {text}"));
+                runner.fault(format!(
+                    "call {call}: shared part of rank {world}, look {pass}: {text}"
+                ));
             }
         }
         std::thread::sleep(Duration::from_micros(50));
@@ -305,7 +313,10 @@ fn open<T: Plain>(runner: &mut Runner<'_>, slot: Slot, memory: Symmetric<T>, cha
     let data = other.elements::<T>(runner.own.rank, half);
     let deadline = Deadline::within(runner.limit);
     let put = || open.put_signal(to, 0, &data, channel, deadline);
-    if runner.timed(&group, format!("put_signal>{}", group.world_ranks()[to]), put, |()| None).is_none() {
+    if runner
+        .timed(&group, format!("put_signal>{}", group.world_ranks()[to]), put, |()| None)
+        .is_none()
+    {
         return;
     }
     let theirs = || other.elements::<T>(group.world_ranks()[from], half);
@@ -340,12 +351,18 @@ fn apart<T: Plain>(
     let channel = runner.channel(channel);
     let deadline = Deadline::within(runner.limit);
     let put = || x.put_signal(to, 0, &[], channel, deadline);
-    if runner.timed(&group, format!("put_signal>{}", group.world_ranks()[to]), put, |()| None).is_none() {
+    if runner
+        .timed(&group, format!("put_signal>{}", group.world_ranks()[to]), put, |()| None)
+        .is_none()
+    {
         return;
     }
     if y.wait_signal(from, channel, Duration::from_millis(3)).is_ok() {
         let call = runner.call;
-        runner.fault(format!("call {call}: a signal put through memory {} was taken through {}", slot.number, other.number));
+        runner.fault(format!(
+            "call {call}: a signal put through memory {} was taken through {}",
+            slot.number, other.number
+        ));
     } else {
         let name = format!("wait_signal<{}", group.world_ranks()[from]);
         let wait = || x.wait_signal(from, channel, deadline);

@@ -8,16 +8,16 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::random::Random;
 use rustix::process::{Pid, Signal, kill_process};
 use symmem::store::TcpServer;
-use crate::random::Random;
 
-use crate::board::Board;
 use crate::generate::generate;
 use crate::judge;
-use crate::program::{Mode, Spec};
-use crate::record::{Event, decode, now};
 use crate::report::Report;
+use symmem_chaos::board::Board;
+use symmem_chaos::program::{Mode, Spec};
+use symmem_chaos::record::{Event, decode, now};
 
 /// No program takes longer, or something hangs.
 const HANG: Duration = Duration::from_secs(60);

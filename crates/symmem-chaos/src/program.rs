@@ -17,41 +17,96 @@ pub struct Slot {
 /// What ranks call together. Roots and lengths fit every number of ranks: blocks are multiplied by it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Op {
-    AllReduce { dtype: DType, len: usize, op: ReduceOp },
-    AllGather { dtype: DType, len: usize },
-    ReduceScatter { dtype: DType, len: usize, op: ReduceOp },
-    Broadcast { dtype: DType, len: usize, root: usize },
-    AllToAll { dtype: DType, len: usize },
-    Memory { slot: Slot, work: Work },
-    Drop { number: usize },
+    AllReduce {
+        dtype: DType,
+        len: usize,
+        op: ReduceOp,
+    },
+    AllGather {
+        dtype: DType,
+        len: usize,
+    },
+    ReduceScatter {
+        dtype: DType,
+        len: usize,
+        op: ReduceOp,
+    },
+    Broadcast {
+        dtype: DType,
+        len: usize,
+        root: usize,
+    },
+    AllToAll {
+        dtype: DType,
+        len: usize,
+    },
+    Memory {
+        slot: Slot,
+        work: Work,
+    },
+    Drop {
+        number: usize,
+    },
     Barrier,
-    BarrierOn { channel: usize },
+    BarrierOn {
+        channel: usize,
+    },
     /// A signal to the rank so far ahead, and one from the rank so far behind.
-    Signals { channel: usize, distance: usize },
+    Signals {
+        channel: usize,
+        distance: usize,
+    },
     /// A group of the ranks in the mask, used and dropped.
-    Subgroup { mask: usize, used: bool },
+    Subgroup {
+        mask: usize,
+        used: bool,
+    },
     /// One thread of a rank waits with a long limit, and another behind it with a short one; nobody else comes.
-    Behind { first: Waiting, second: Waiting },
+    Behind {
+        first: Waiting,
+        second: Waiting,
+    },
 }
 
 /// On symmetric memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Work {
-    AllReduce { op: ReduceOp, algorithm: Algorithm },
-    AllReduceInto { op: ReduceOp },
+    AllReduce {
+        op: ReduceOp,
+        algorithm: Algorithm,
+    },
+    AllReduceInto {
+        op: ReduceOp,
+    },
     AllGather,
-    ReduceScatter { op: ReduceOp },
-    Broadcast { root: usize },
+    ReduceScatter {
+        op: ReduceOp,
+    },
+    Broadcast {
+        root: usize,
+    },
     AllToAll,
-    Reduce { op: ReduceOp, root: usize },
-    Gather { root: usize },
-    Scatter { root: usize },
+    Reduce {
+        op: ReduceOp,
+        root: usize,
+    },
+    Gather {
+        root: usize,
+    },
+    Scatter {
+        root: usize,
+    },
     /// Share, read all, and release.
     Share,
     /// Open, put to the next rank, signal, get, and close.
-    Open { channel: usize },
+    Open {
+        channel: usize,
+    },
     /// A signal put through this memory is not taken through another.
-    Apart { other: Slot, channel: usize },
+    Apart {
+        other: Slot,
+        channel: usize,
+    },
 }
 
 /// What a thread of [`Op::Behind`] waits in.

@@ -1,6 +1,6 @@
 //! Numbers that look random and come again from the same seed.
 
-use crate::element::mix;
+use symmem_chaos::element::mix;
 
 #[derive(Clone, Debug)]
 pub struct Random(pub u64);

@@ -60,7 +60,12 @@ pub enum Outcome {
     Ok,
     /// `Ok`, with other elements than those of this call, or something that was held changed.
     Wrong(String),
-    Err { kind: Kind, ranks: Vec<usize>, after: Option<u64>, text: String },
+    Err {
+        kind: Kind,
+        ranks: Vec<usize>,
+        after: Option<u64>,
+        text: String,
+    },
 }
 
 /// One call of one rank.
@@ -88,15 +93,32 @@ pub struct Record {
 pub enum Event {
     Call(Record),
     /// This rank is about to be killed.
-    Killed { rank: usize, at: u64 },
+    Killed {
+        rank: usize,
+        at: u64,
+    },
     /// This rank leaves in order.
-    Left { rank: usize, at: u64 },
+    Left {
+        rank: usize,
+        at: u64,
+    },
     /// The process was stopped, or got no core, for so long up to this moment.
-    Stall { at: u64, length: u64 },
+    Stall {
+        at: u64,
+        length: u64,
+    },
     /// The ranks of a group that was shrunk.
-    Members { rank: usize, lane: usize, call: usize, ranks: Vec<usize> },
+    Members {
+        rank: usize,
+        lane: usize,
+        call: usize,
+        ranks: Vec<usize>,
+    },
     /// Something that is wrong in itself.
-    Fault { rank: usize, text: String },
+    Fault {
+        rank: usize,
+        text: String,
+    },
 }
 
 /// Where notes go.
@@ -229,19 +251,7 @@ fn call<'a>(mut words: impl Iterator<Item = &'a str>) -> Option<Record> {
             Outcome::Err { kind, ranks, after, text: words.collect::<Vec<_>>().join(" ") }
         }
     };
-    Some(Record {
-        rank,
-        lane,
-        call,
-        part,
-        name,
-        enter,
-        leave,
-        starved,
-        limit,
-        members,
-        outcome,
-    })
+    Some(Record { rank, lane, call, part, name, enter, leave, starved, limit, members, outcome })
 }
 
 /// The outcome of an error in `group`, whose ranks it gives their numbers in the world.

@@ -4,14 +4,19 @@ use std::time::{Duration, Instant};
 
 use crate::generate::generate;
 use crate::pool::Workers;
-use crate::program::{Cut, Spec};
 use crate::report::Report;
+use symmem_chaos::program::{Cut, Spec};
 
 /// A race does not come every time.
 const TRIES: usize = 3;
 
 /// The smallest program found in that time that still fails so, and its report.
-pub fn reduce(workers: &mut Workers, spec: &Spec, class: &str, time: Duration) -> Option<(Spec, Report)> {
+pub fn reduce(
+    workers: &mut Workers,
+    spec: &Spec,
+    class: &str,
+    time: Duration,
+) -> Option<(Spec, Report)> {
     let begin = Instant::now();
     let mut best: Option<(Spec, Report)> = None;
     let mut spec = spec.clone();

@@ -25,7 +25,9 @@ pub fn run(runner: &mut Runner<'_>, op: &Op) {
         Op::AllReduce { dtype, len, op } => {
             with_type!(dtype, T => all_reduce::<T>(runner, &group, len, op));
         }
-        Op::AllGather { dtype, len } => with_type!(dtype, T => all_gather::<T>(runner, &group, len)),
+        Op::AllGather { dtype, len } => {
+            with_type!(dtype, T => all_gather::<T>(runner, &group, len))
+        }
         Op::ReduceScatter { dtype, len, op } => {
             with_type!(dtype, T => reduce_scatter::<T>(runner, &group, len, op));
         }

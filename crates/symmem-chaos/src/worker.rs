@@ -6,51 +6,23 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::process::Signal;
 use symmem::store::{SharedStore, TcpStore};
 use symmem::{Deadline, World, WorldOptions};
 
-use crate::board::Board;
+use symmem_chaos::board::Board;
+use symmem_chaos::hooks::{self, Hooks};
+use symmem_chaos::lane::{self, Rank};
+use symmem_chaos::program::{Program, Spec};
+use symmem_chaos::record::{Event, File, Log, Memory, now};
+
 use crate::generate::generate;
-use crate::lane::{self, Rank};
-use crate::program::{Program, Spec};
-use crate::record::{Event, File, Log, Memory, now};
 use crate::{judge, report};
 
 /// Longer than any wait of a program that is not broken.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// What a rank that is a process has for its faults.
-struct Hooks {
-    board: Board,
-    log: File,
-}
-
-static HOOKS: Mutex<Option<Arc<Hooks>>> = Mutex::new(None);
 static STALLS: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
-
-fn hooks() -> Option<Arc<Hooks>> {
-    HOOKS.lock().unwrap_or_else(PoisonError::into_inner).clone()
-}
-
-/// Kills this process so many microseconds from now.
-pub fn die_after(rank: usize, microseconds: u64) {
-    let Some(hooks) = hooks() else { return };
-    std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_micros(microseconds));
-        hooks.log.note(Event::Killed { rank, at: now() });
-        let _ = kill_process(getpid(), Signal::KILL);
-    });
-}
-
-/// Has this process stopped so many microseconds from now, for so many milliseconds.
-pub fn stop_after(rank: usize, microseconds: u64, milliseconds: u64) {
-    let Some(hooks) = hooks() else { return };
-    std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_micros(microseconds));
-        hooks.board.ask_to_stop(rank, milliseconds);
-    });
-}
 
 /// Notes whenever this process gets no core for a while.
 fn watch_the_machine() {
@@ -89,7 +61,9 @@ pub fn serve() -> anyhow::Result<()> {
                 events.extend(stalls());
                 report::print(&judge::judge(&program, &events));
             }
-            ["rank", rank, spec, dir] => as_process(rank.parse()?, &spec.parse()?, Path::new(dir), threads)?,
+            ["rank", rank, spec, dir] => {
+                as_process(rank.parse()?, &spec.parse()?, Path::new(dir), threads)?
+            }
             _ => anyhow::bail!("unknown command {line:?}"),
         }
         println!(".");
@@ -147,7 +121,7 @@ fn as_process(rank: usize, spec: &Spec, dir: &Path, threads: usize) -> anyhow::R
     let open = |name: &str| std::fs::OpenOptions::new().read(true).write(true).open(dir.join(name));
     let log = open(&format!("log{rank}"))?;
     let hooks = Arc::new(Hooks { board: Board::in_file(open("board")?), log: File(log) });
-    *HOOKS.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&hooks));
+    hooks::set(Some(Arc::clone(&hooks)));
     let own = Rank { rank, program: &program, board: &hooks.board, log: &hooks.log };
     let ended = std::panic::catch_unwind(AssertUnwindSafe(|| -> symmem::Result<()> {
         let address = format!("unix:{}/store", dir.display());
@@ -165,7 +139,7 @@ fn as_process(rank: usize, spec: &Spec, dir: &Path, threads: usize) -> anyhow::R
     for event in fault.into_iter().chain(left_over(rank, threads)).chain(stalls()) {
         hooks.log.note(event);
     }
-    *HOOKS.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    hooks::set(None);
     Ok(())
 }
 

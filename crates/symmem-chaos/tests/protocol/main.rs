@@ -36,7 +36,8 @@ fn finds(promise: &str, rules: Rules, budget: Budget) {
     assert!(broken.contains(&promise), "broken: {broken:?}");
 }
 
-const NOTHING: Budget = Budget { timeouts: 0, differ: 0, deaths: 0, stops: 0, resyncs: 0, calls: 3 };
+const NOTHING: Budget =
+    Budget { timeouts: 0, differ: 0, deaths: 0, stops: 0, resyncs: 0, calls: 3 };
 
 #[test]
 fn calls_that_agree_and_wait_long_enough_all_succeed() {

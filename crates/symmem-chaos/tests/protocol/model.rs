@@ -375,7 +375,8 @@ impl Protocol {
                 let to = State::peer(r, step);
                 s.pads[to].sync[r] = State::count(rank.generation, phase);
                 let done = step as usize + 1 == N - 1;
-                s.ranks[r].at = if done { At::Syncing(phase) } else { At::Raising(phase, step + 1) };
+                s.ranks[r].at =
+                    if done { At::Syncing(phase) } else { At::Raising(phase, step + 1) };
             }
             At::Syncing(phase) => self.synced(s, r, phase),
             At::SyncPaused(phase) if self.rules.resume_resync => s.ranks[r].at = At::Syncing(phase),
@@ -498,7 +499,9 @@ fn progress(model: &Protocol, s: &State) -> bool {
 fn prompt(model: &Protocol, s: &State) -> bool {
     let stuck = (0..N).all(|r| !model.can_step(s, r));
     let told = |generation: u8| {
-        let reported = |r: &Rank| r.told == generation + 1 && !matches!(r.at, At::Abandoning(_) | At::Telling(_));
+        let reported = |r: &Rank| {
+            r.told == generation + 1 && !matches!(r.at, At::Abandoning(_) | At::Telling(_))
+        };
         s.ranks.iter().any(|r| !r.stopped && reported(r))
     };
     let waits = |r: &Rank| !r.stopped && r.at == At::Waiting && told(r.generation);
