@@ -50,9 +50,18 @@ pub(crate) fn soak(mut arguments: Arguments) -> Result<Outcome> {
 
 /// Random programs with faults, judged call by call.
 pub(crate) fn chaos(mut arguments: Arguments) -> Result<Outcome> {
-    let mut command = cargo(["run", "--profile", "chaos", "-p", "symmem-chaos", "--bin", "chaos", "--"]);
-    let options =
-        ["--minutes", "--seconds", "--seed", "--ranks", "--mode", "--program", "--times", "--reduce"];
+    let mut command =
+        cargo(["run", "--profile", "chaos", "-p", "symmem-chaos", "--bin", "chaos", "--"]);
+    let options = [
+        "--minutes",
+        "--seconds",
+        "--seed",
+        "--ranks",
+        "--mode",
+        "--program",
+        "--times",
+        "--reduce",
+    ];
     for option in options {
         if let Some(value) = arguments.take::<String>(option)? {
             command.args([option, &value]);

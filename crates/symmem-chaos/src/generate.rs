@@ -27,7 +27,7 @@ const TYPES: [DType; 14] = [
 /// Divisible by every number of ranks.
 const BLOCKS: usize = 60;
 /// Nothing takes so long where nothing goes wrong.
-const LONG: u64 = 3_000;
+const LONG: u64 = 2_000;
 
 struct Maker {
     random: Random,

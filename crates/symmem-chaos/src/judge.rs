@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use crate::names::{Key, count_barriers, is_barrier, is_collective, short};
 use crate::report::{Report, Violation};
 use symmem_chaos::program::{Op, Program, Round, Step, Trouble};
 use symmem_chaos::record::{Event, Kind, Outcome, Record};
@@ -9,8 +10,6 @@ use symmem_chaos::record::{Event, Kind, Outcome, Record};
 const MS: u64 = 1_000_000;
 /// How much later than it noted a rank may have done something, without having waited for a core.
 const SLACK: u64 = 20 * MS;
-
-type Key = (usize, usize, usize);
 
 struct Case<'a> {
     program: &'a Program,
@@ -20,6 +19,9 @@ struct Case<'a> {
     left: HashMap<usize, u64>,
     /// When something on the machine stood still: begin and end, in order and apart.
     stalls: Vec<(u64, u64)>,
+    /// Which barrier of its channel a call was for, by rank, lane and the time when it began: one that timed out is gone on
+    /// with by the next call.
+    barriers: HashMap<(usize, usize, u64), usize>,
     found: Vec<(u64, Violation)>,
 }
 
@@ -71,8 +73,8 @@ impl<'a> Case<'a> {
                 Event::Members { .. } | Event::Fault { .. } => {}
             }
         }
-        let stalls = union(stalls);
-        Self { program, calls, killed, left, stalls, found: Vec::new() }
+        let (stalls, barriers) = (union(stalls), count_barriers(&calls));
+        Self { program, calls, killed, left, stalls, barriers, found: Vec::new() }
     }
 
     /// For how long something stood still in this time.
@@ -99,9 +101,21 @@ impl<'a> Case<'a> {
         rounds.find_map(|r| r.steps.iter().find(|s| s.call == call).map(|step| (r, step)))
     }
 
-    fn of_rank(&self, record: &Record, rank: usize) -> impl Iterator<Item = &&'a Record> {
+    /// What a rank did in the same call: for a barrier, in the same one of its channel.
+    fn of_rank(&self, record: &Record, rank: usize) -> Vec<&'a Record> {
+        if is_barrier(&record.name) {
+            let number = |r: &Record| self.barriers.get(&(r.rank, r.lane, r.enter));
+            let own = number(record);
+            let same = |r: &&&Record| {
+                r.rank == rank && r.lane == record.lane && r.name == record.name && number(r) == own
+            };
+            let found: Vec<_> = self.calls.values().flatten().filter(same).copied().collect();
+            if !found.is_empty() {
+                return found;
+            }
+        }
         let key = (record.lane, record.call, record.part);
-        self.calls.get(&key).into_iter().flatten().filter(move |r| r.rank == rank)
+        self.calls.get(&key).into_iter().flatten().filter(|r| r.rank == rank).copied().collect()
     }
 
     fn one(&mut self, record: &'a Record) {
@@ -160,8 +174,8 @@ impl<'a> Case<'a> {
             return;
         }
         for &member in &record.members {
-            let here = |r: &&&Record| r.enter <= record.leave;
-            let theirs: Vec<_> = self.of_rank(record, member).filter(here).collect();
+            let mut theirs = self.of_rank(record, member);
+            theirs.retain(|r| r.enter <= record.leave);
             if theirs.is_empty() {
                 self.wrong(record, "ok without a rank", &format!("rank {member} was not in it"));
             } else if theirs.iter().all(|r| r.name != record.name) {
@@ -188,12 +202,17 @@ impl<'a> Case<'a> {
         match kind {
             Kind::Timeout => self.timeout(record, ranks, after),
             Kind::PeerLost => self.lost(record, ranks),
-            Kind::Mismatch => self.mismatch(record, ranks),
+            Kind::Mismatch => {
+                self.mismatch(record, ranks);
+                if text.contains(" with another ") {
+                    self.wrong(record, "a mismatch without values", "it does not say what differs");
+                }
+            }
             Kind::PeerFailed => {
                 let failed = |r: &&Record| matches!(r.outcome, Outcome::Err { .. } | Outcome::Open);
                 for &rank in ranks {
                     let gone = self.killed.contains_key(&rank) || self.left.contains_key(&rank);
-                    if !gone && !self.of_rank(record, rank).any(|r| failed(&r)) {
+                    if !gone && !self.of_rank(record, rank).iter().any(failed) {
                         self.wrong(
                             record,
                             "a rank is said to have failed",
@@ -271,7 +290,7 @@ impl<'a> Case<'a> {
 
     /// Whether `rank` had been in this call for a while and had not left it by an error.
     fn had_come(&self, record: &Record, rank: usize) -> bool {
-        self.of_rank(record, rank).any(|theirs| {
+        self.of_rank(record, rank).iter().any(|theirs| {
             let stalled = self.stalled(theirs.enter, record.leave);
             let slack = SLACK + theirs.starved + record.starved + stalled;
             let long_ago = theirs.enter + slack < record.leave;
@@ -289,11 +308,11 @@ impl<'a> Case<'a> {
         for &rank in ranks {
             let killed = self.killed.get(&rank).is_some_and(|at| *at <= record.leave);
             let left = self.left.get(&rank).is_some_and(|at| *at <= record.leave);
-            if !killed && !left {
+            if !killed && !left && !self.dropped_group(record, rank) {
                 self.wrong(record, "a living rank is said to be lost", &format!("rank {rank}"));
             }
-            let done = |r: &&&Record| r.outcome == Outcome::Ok && r.name == record.name;
-            let came = self.of_rank(record, rank).any(|r| done(&r));
+            let done = |r: &&Record| r.outcome == Outcome::Ok && r.name == record.name;
+            let came = self.of_rank(record, rank).iter().any(done);
             if left && !killed && came && is_collective(&record.name) {
                 let why = format!("rank {rank} had been in it, and left later");
                 self.wrong(record, "a rank that had come is said to be lost", &why);
@@ -303,6 +322,10 @@ impl<'a> Case<'a> {
             return;
         }
         let key = (record.lane, record.call, record.part);
+        let dead = |rank: &usize| self.killed.contains_key(rank);
+        if !ranks.iter().all(dead) {
+            return;
+        }
         let others: Vec<usize> = self
             .calls
             .get(&key)
@@ -313,16 +336,33 @@ impl<'a> Case<'a> {
                 _ => None,
             })
             .collect();
-        if let Some(other) = others.iter().find(|r| ranks.first().is_some_and(|own| own < *r)) {
+        if let Some(other) =
+            others.iter().filter(|r| dead(r)).find(|r| ranks.first().is_some_and(|own| own < *r))
+        {
             let why = format!("another survivor names rank {other}");
             self.wrong(record, "survivors name different ranks", &why);
         }
     }
 
+    /// Whether the call was on a group of its own step, which `rank` gave up after an error, and dropped.
+    fn dropped_group(&self, record: &Record, rank: usize) -> bool {
+        let subgroup = self
+            .place(record.lane, record.call)
+            .is_some_and(|(_, step)| matches!(step.op, Op::Subgroup { .. }));
+        let of_step =
+            self.calls.range((record.lane, record.call, 0)..=(record.lane, record.call, 99));
+        let failed = |r: &&&Record| {
+            r.rank == rank && matches!(r.outcome, Outcome::Err { .. }) && r.leave <= record.leave
+        };
+        subgroup && of_step.flat_map(|(_, records)| records).any(|r| failed(&r))
+    }
+
     fn mismatch(&mut self, record: &'a Record, ranks: &[usize]) {
         for &rank in ranks {
-            let other = |r: &&&Record| r.name != record.name && r.enter <= record.leave;
-            if !self.of_rank(record, rank).any(|r| other(&r)) {
+            let key = (record.lane, record.call, record.part);
+            let theirs = self.calls.get(&key).into_iter().flatten().filter(|r| r.rank == rank);
+            let other = |r: &&Record| r.name != record.name && r.enter <= record.leave;
+            if !theirs.copied().any(|r| other(&r)) {
                 let why = format!("rank {rank} made the same call, or none");
                 self.wrong(record, "a mismatch of calls that are the same", &why);
             }
@@ -373,6 +413,7 @@ impl<'a> Case<'a> {
             "shared part",
             "no world",
         ];
+        let text = &text.replace("did not come to the end", "hangs: it did not come to the end");
         let class = words.iter().find(|word| text.contains(**word)).unwrap_or(&"fault");
         let violation =
             Violation { class: (*class).to_owned(), text: format!("rank {rank}: {text}") };
@@ -402,18 +443,6 @@ impl<'a> Case<'a> {
     }
 }
 
-fn is_collective(name: &str) -> bool {
-    !["put_signal", "wait_signal", "shrink", "behind", "resync"].iter().any(|w| name.starts_with(w))
-}
-
-/// The operation alone.
-fn short(name: &str) -> &str {
-    match name.starts_with("behind") {
-        true => name,
-        false => name.split(['[', '(', '@', '#', '<', '>']).next().unwrap_or(name),
-    }
-}
-
 fn ms(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / MS as f64
 }
@@ -429,4 +458,87 @@ fn union(mut times: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
         }
     }
     apart
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generate::generate;
+    use symmem_chaos::program::{Lane, Mode, Place, Policy, Spec};
+
+    /// Two ranks, one call, and nothing that goes wrong by plan.
+    fn program(faulty: bool) -> Program {
+        let spec = Spec { mode: Mode::Threads, ranks: 2, seed: 1, without: Vec::new() };
+        let steps = vec![Step { call: 0, op: Op::Barrier, variants: Vec::new() }];
+        let round = Round { policy: Policy::Stop, limit: 50, steps, faulty };
+        let lanes = vec![Lane { number: 0, place: Place::World, rounds: vec![round] }];
+        Program { lanes, faults: Vec::new(), ..generate(&spec) }
+    }
+
+    fn call(rank: usize, enter: u64, leave: u64, outcome: Outcome) -> Event {
+        Event::Call(Record {
+            rank,
+            lane: 0,
+            call: 0,
+            part: 0,
+            name: "barrier".into(),
+            enter: enter * MS,
+            leave: leave * MS,
+            starved: 0,
+            limit: 50 * MS,
+            members: vec![0, 1],
+            outcome,
+        })
+    }
+
+    fn timeout(rank: usize, after: u64) -> Outcome {
+        let (kind, text) = (Kind::Timeout, String::new());
+        Outcome::Err { kind, ranks: vec![rank], after: Some(after * MS), text }
+    }
+
+    fn classes(faulty: bool, events: &[Event]) -> Vec<String> {
+        let report = judge(&program(faulty), events);
+        report.violations.into_iter().map(|v| v.class).collect()
+    }
+
+    #[test]
+    fn ranks_that_all_come_may_succeed() {
+        let events = [call(0, 10, 30, Outcome::Ok), call(1, 20, 30, Outcome::Ok)];
+        assert_eq!(classes(false, &events), Vec::<String>::new());
+    }
+
+    #[test]
+    fn success_without_a_rank_is_a_lie() {
+        assert_eq!(classes(true, &[call(0, 10, 30, Outcome::Ok)]), ["ok without a rank"]);
+        let events = [call(0, 10, 30, Outcome::Ok), call(1, 40, 50, Outcome::Ok)];
+        assert_eq!(classes(true, &events), ["ok without a rank"]);
+    }
+
+    #[test]
+    fn a_rank_that_is_late_may_be_blamed_and_one_that_had_come_may_not() {
+        let late = [call(0, 10, 60, timeout(1, 50)), call(1, 100, 150, timeout(0, 50))];
+        assert_eq!(classes(true, &late), Vec::<String>::new());
+        let there = [call(0, 10, 60, timeout(1, 50)), call(1, 12, 62, timeout(0, 50))];
+        assert_eq!(classes(true, &there), ["a timeout blames a rank that had come to barrier"]);
+    }
+
+    #[test]
+    fn an_error_needs_a_reason_and_its_time() {
+        let early = [call(0, 10, 30, timeout(1, 20)), call(1, 100, 110, timeout(0, 50))];
+        assert_eq!(classes(true, &early), ["a timeout before its time"]);
+        let quiet = [call(0, 10, 60, timeout(1, 50)), call(1, 100, 150, timeout(0, 50))];
+        assert_eq!(classes(false, &quiet), ["Timeout where nothing went wrong"]);
+        let slow = [call(0, 10, 400, timeout(1, 390)), call(1, 500, 550, timeout(0, 50))];
+        assert_eq!(classes(true, &slow), ["deadline missed in barrier"]);
+    }
+
+    #[test]
+    fn a_rank_that_lives_is_not_lost() {
+        let lost =
+            Outcome::Err { kind: Kind::PeerLost, ranks: vec![1], after: None, text: String::new() };
+        let events = [call(0, 10, 20, lost.clone()), call(1, 30, 80, timeout(0, 50))];
+        assert_eq!(classes(true, &events), ["a living rank is said to be lost"]);
+        let events = [call(0, 10, 20, lost), Event::Killed { rank: 1, at: 5 * MS }];
+        assert_eq!(classes(true, &events), Vec::<String>::new());
+    }
 }

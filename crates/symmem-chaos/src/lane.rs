@@ -341,7 +341,8 @@ impl Runner<'_> {
         mut f: impl FnMut(usize) -> Option<symmem::Result<R>>,
     ) -> Option<R> {
         let before = self.status;
-        for attempt in 0..if self.retry { 30 } else { 1 } {
+        let most = Duration::from_millis(600).as_nanos() / self.limit.as_nanos().max(1);
+        for attempt in 0..if self.retry { most.clamp(2, 30) as usize } else { 1 } {
             let part = self.part;
             let mut over = false;
             let call = || {
@@ -380,8 +381,11 @@ impl Runner<'_> {
             Err(e) => return self.fault(format!("subgroup: {e}")),
         };
         if used {
-            self.timed(&group, "barrier".into(), || group.barrier(), |()| None);
+            let before = self.status;
+            self.timed(&group, "barrier.sub".into(), || group.barrier(), |()| None);
             slices::all_reduce::<u32>(self, &group, 70, symmem::ReduceOp::Sum);
+            // What fails there leaves our own group as it was, unless a rank is lost.
+            self.status = if self.group.check().is_err() { Status::Lost } else { before };
         }
     }
 }

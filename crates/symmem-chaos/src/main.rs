@@ -5,6 +5,7 @@
 mod campaign;
 mod generate;
 mod judge;
+mod names;
 mod pool;
 mod random;
 mod reduce;

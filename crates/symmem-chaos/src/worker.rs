@@ -13,7 +13,7 @@ use symmem::{Deadline, World, WorldOptions};
 use symmem_chaos::board::Board;
 use symmem_chaos::hooks::{self, Hooks};
 use symmem_chaos::lane::{self, Rank};
-use symmem_chaos::program::{Program, Spec};
+use symmem_chaos::program::{Mode, Program, Spec};
 use symmem_chaos::record::{Event, File, Log, Memory, now};
 
 use crate::generate::generate;
@@ -77,6 +77,7 @@ fn as_rank(own: &Rank<'_>, world: World) {
     if !own.board.begin(own.program.ranks, own.rank) {
         return;
     }
+    let before = descriptors();
     std::thread::scope(|scope| {
         let (first, others) = match own.program.lanes.split_first() {
             Some(lanes) => lanes,
@@ -88,9 +89,23 @@ fn as_rank(own: &Rank<'_>, world: World) {
         }
         lane::run(own, first, &world);
     });
+    let more = descriptors().saturating_sub(before);
+    if more > 0 && own.program.spec.mode == Mode::Processes {
+        let text = format!(
+            "left over: {more} descriptors of memory, although all is dropped but the world"
+        );
+        own.log.note(Event::Fault { rank: own.rank, text });
+    }
     own.log.note(Event::Left { rank: own.rank, at: now() });
     own.board.gone(own.rank);
     drop(world);
+}
+
+/// How many descriptors of the library's memory this process has.
+fn descriptors() -> usize {
+    let links = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let targets = links.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    targets.filter(|target| target.display().to_string().contains("memfd:symmem")).count()
 }
 
 fn as_threads(program: &Program) -> Vec<Event> {
