@@ -60,6 +60,7 @@ pub(crate) fn chaos(mut arguments: Arguments) -> Result<Outcome> {
         "--mode",
         "--program",
         "--times",
+        "--agree",
         "--reduce",
     ];
     for option in options {

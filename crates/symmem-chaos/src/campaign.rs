@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::random::Random;
 use anyhow::{Context, bail};
 
-use crate::generate::generate;
+use crate::generate::{AGREE, generate};
 use crate::pool::Workers;
 use crate::reduce::reduce;
 use crate::report::{Report, Violation};
@@ -29,6 +29,8 @@ pub struct Options {
     program: Option<Spec>,
     times: u64,
     reduce: bool,
+    /// Ranks call the same things.
+    agree: bool,
 }
 
 impl Options {
@@ -42,6 +44,7 @@ impl Options {
             program: None,
             times: 1,
             reduce: true,
+            agree: false,
         };
         let mut words = arguments.iter();
         while let Some(option) = words.next() {
@@ -55,6 +58,7 @@ impl Options {
                 "--program" => options.program = Some(value.parse()?),
                 "--times" => options.times = value.parse()?,
                 "--reduce" => options.reduce = value == "yes",
+                "--agree" => options.agree = value == "yes",
                 "--mode" => {
                     options.modes = match value.as_str() {
                         "threads" => vec![Mode::Threads],
@@ -124,7 +128,8 @@ fn nth(options: &Options, seed: u64) -> Spec {
         true => Mode::Processes,
         false => Mode::Threads,
     };
-    Spec { mode, ranks, seed, without: Vec::new() }
+    let without = if options.agree { vec![AGREE] } else { Vec::new() };
+    Spec { mode, ranks, seed, without }
 }
 
 /// One program, some times, in full.

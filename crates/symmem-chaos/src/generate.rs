@@ -5,7 +5,8 @@ use symmem::{Algorithm, DType, ReduceOp};
 
 use symmem_chaos::api;
 use symmem_chaos::program::{
-    Fault, Lane, Mode, Op, Place, Policy, Program, Round, Slot, Spec, Step, Trouble, Waiting, Work,
+    Cut, Fault, Lane, Mode, Op, Place, Policy, Program, Round, Slot, Spec, Step, Trouble, Waiting,
+    Work,
 };
 
 const TYPES: [DType; 14] = [
@@ -29,6 +30,9 @@ const BLOCKS: usize = 60;
 /// Nothing takes so long where nothing goes wrong.
 const LONG: u64 = 2_000;
 
+/// Leaves out all calls that differ, of whatever step.
+pub const AGREE: Cut = Cut::Variant(999);
+
 struct Maker {
     random: Random,
     ranks: usize,
@@ -48,7 +52,12 @@ pub fn generate(spec: &Spec) -> Program {
     let lanes = maker.lanes();
     let jitter = maker.one_in(2);
     let faults = maker.faults;
-    Program { spec: spec.clone(), ranks, lanes, faults, jitter }.reduced()
+    let mut program = Program { spec: spec.clone(), ranks, lanes, faults, jitter }.reduced();
+    if spec.without.contains(&AGREE) {
+        let rounds = program.lanes.iter_mut().flat_map(|lane| &mut lane.rounds);
+        rounds.flat_map(|round| &mut round.steps).for_each(|step| step.variants.clear());
+    }
+    program
 }
 
 impl Maker {
