@@ -124,7 +124,7 @@ fn nth(options: &Options, seed: u64) -> Spec {
     let ranks = least + Random(seed).below(most - least + 1);
     let threads = options.modes.contains(&Mode::Threads);
     let processes = options.modes.contains(&Mode::Processes);
-    let mode = match processes && (!threads || seed % THREADS == 0) {
+    let mode = match processes && (!threads || seed.is_multiple_of(THREADS)) {
         true => Mode::Processes,
         false => Mode::Threads,
     };

@@ -114,7 +114,7 @@ macro_rules! floats {
 }
 
 floats! {
-    f64, f64, |b| fraction(b), |x| x, |w| w, |x: f64| x.to_bits();
+    f64, f64, fraction, |x| x, |w| w, |x: f64| x.to_bits();
     f32, f32, |b| fraction(b) as f32, |x| x, |w| w, |x: f32| u64::from(x.to_bits());
     f16, f32, |b| f16::from_f64(fraction(b)), |x: f16| x.to_f32(), f16::from_f32, |x: f16| u64::from(x.to_bits());
     bf16, f32, |b| bf16::from_f64(fraction(b)), |x: bf16| x.to_f32(), bf16::from_f32, |x: bf16| u64::from(x.to_bits());

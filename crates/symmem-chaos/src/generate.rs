@@ -240,7 +240,7 @@ impl Maker {
         let (op, root) = (self.pick(ops), self.random.below(6));
         let algorithms =
             [Algorithm::Auto, Algorithm::Staged, Algorithm::OneShot, Algorithm::TwoShot];
-        let work = match self.random.below(if slot.len % BLOCKS == 0 { 16 } else { 12 }) {
+        let work = match self.random.below(if slot.len.is_multiple_of(BLOCKS) { 16 } else { 12 }) {
             0..=2 => Work::AllReduce { op, algorithm: self.pick(&algorithms) },
             3 => Work::AllReduceInto { op },
             4 => Work::AllGather,
@@ -287,7 +287,7 @@ impl Maker {
         if let Op::Memory { slot, work } = &mut other {
             let blocks =
                 matches!(work, Work::ReduceScatter { .. } | Work::AllToAll | Work::Scatter { .. });
-            if matches!(work, Work::Apart { .. }) || blocks && slot.len % BLOCKS != 0 {
+            if matches!(work, Work::Apart { .. }) || blocks && !slot.len.is_multiple_of(BLOCKS) {
                 return None;
             }
         }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::names::{Key, count_barriers, is_barrier, is_collective, short};
+use crate::names::{Key, count_barriers, is_barrier, is_collective, short, signal_of};
 use crate::report::{Report, Violation};
 use symmem_chaos::program::{Op, Program, Round, Step, Trouble};
 use symmem_chaos::record::{Event, Kind, Outcome, Record};
@@ -109,10 +109,7 @@ impl<'a> Case<'a> {
             let same = |r: &&&Record| {
                 r.rank == rank && r.lane == record.lane && r.name == record.name && number(r) == own
             };
-            let found: Vec<_> = self.calls.values().flatten().filter(same).copied().collect();
-            if !found.is_empty() {
-                return found;
-            }
+            return self.calls.values().flatten().filter(same).copied().collect();
         }
         let key = (record.lane, record.call, record.part);
         self.calls.get(&key).into_iter().flatten().filter(|r| r.rank == rank).copied().collect()
@@ -163,9 +160,17 @@ impl<'a> Case<'a> {
 
     /// All ranks were in this very call.
     fn ok(&mut self, record: &'a Record) {
-        if let Some((from, before)) = self.signal_of(record) {
-            let put = self.calls.get(&before).into_iter().flatten();
-            if !put.clone().any(|r| r.rank == from && r.enter <= record.leave) {
+        if let Some(from) = signal_of(record) {
+            // Signals that nobody took in time are taken by later waits: only their number says something.
+            let all = || self.calls.values().flatten().filter(|r| r.lane == record.lane);
+            let to = format!("put_signal>{}", record.rank);
+            let put = |r: &&&Record| r.rank == from && r.name == to && r.enter <= record.leave;
+            let took = |r: &&&Record| {
+                (r.rank, &r.name) == (record.rank, &record.name)
+                    && r.outcome == Outcome::Ok
+                    && r.leave <= record.leave
+            };
+            if all().filter(took).count() > all().filter(put).count() {
                 self.wrong(record, "a signal that nobody has put", &format!("rank {from}"));
             }
             return;
@@ -183,12 +188,6 @@ impl<'a> Case<'a> {
                 self.wrong(record, "ok although calls differ", &why);
             }
         }
-    }
-
-    /// For a wait for a signal: who puts it, and where.
-    fn signal_of(&self, record: &Record) -> Option<(usize, Key)> {
-        let from = record.name.strip_prefix("wait_signal<")?.parse().ok()?;
-        Some((from, (record.lane, record.call, record.part.checked_sub(1)?)))
     }
 
     fn error(
@@ -268,15 +267,14 @@ impl<'a> Case<'a> {
             self.wrong(record, "a timeout that names nobody", "no rank is said to be missing");
         }
         for &rank in ranks.iter().filter(|r| **r != record.rank) {
-            if let Some((from, before)) = self.signal_of(record) {
+            if let Some(from) = signal_of(record) {
+                let before = (record.lane, record.call, record.part - 1);
                 let put = self.calls.get(&before).into_iter().flatten();
                 let mut put = put.filter(|r| r.rank == from && r.outcome == Outcome::Ok);
-                if put.any(|r| r.leave + SLACK + record.starved < record.leave) {
-                    self.wrong(
-                        record,
-                        "a timeout blames a rank that had signalled",
-                        &format!("rank {rank}"),
-                    );
+                let clean = !self.failed_before(record.lane, record.rank, record.enter);
+                if clean && put.any(|r| r.leave + SLACK + record.starved < record.leave) {
+                    let class = "a timeout blames a rank that had signalled";
+                    self.wrong(record, class, &format!("rank {rank}"));
                 }
                 continue;
             }

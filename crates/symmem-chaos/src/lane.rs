@@ -110,7 +110,7 @@ impl Runner<'_> {
                 Some(Next::Resync) if api::RESYNC => {
                     self.call = round.steps.last().map_or(0, |s| s.call);
                     self.part = 90;
-                    if !self.recover("resync", |group, limit| api::resync(group, limit)) {
+                    if !self.recover("resync", api::resync) {
                         return true;
                     }
                 }
@@ -208,7 +208,7 @@ impl Runner<'_> {
         let own = self.own;
         if own.program.jitter {
             let bits = mix(own.program.spec.seed ^ mix((step.call * 64 + own.rank) as u64));
-            if bits % 8 == 0 {
+            if bits.is_multiple_of(8) {
                 std::thread::sleep(Duration::from_micros(bits >> 8 & 255));
             }
         }
@@ -276,7 +276,10 @@ impl Runner<'_> {
         let before = starved();
         record.enter = now();
         self.own.log.note(Event::Call(record.clone()));
-        group.set_timeout(self.limit);
+        // Calls on channels have deadlines of their own; the group's limit is the other lane's.
+        if self.lane.place != Place::Channels {
+            group.set_timeout(self.limit);
+        }
         let result = if END.get().is_some() { symmem::interruptible(shall_end, f) } else { f() };
         record.leave = now();
         record.starved = starved() - before;

@@ -20,7 +20,7 @@ pub fn count_barriers(calls: &BTreeMap<Key, Vec<&Record>>) -> HashMap<(usize, us
     let mut numbers = HashMap::new();
     for record in records {
         let generation = generations.entry((record.rank, record.lane)).or_default();
-        if record.name == "resync" && record.outcome == Outcome::Ok {
+        if ["resync", "shrink"].contains(&record.name.as_str()) && record.outcome == Outcome::Ok {
             *generation += 1; // what was not finished is forgotten
         }
         if is_barrier(&record.name) {
@@ -47,4 +47,9 @@ pub fn short(name: &str) -> &str {
         true => name,
         false => name.split(['[', '(', '@', '#', '<', '>']).next().unwrap_or(name),
     }
+}
+
+/// For a wait for a signal: who puts it.
+pub fn signal_of(record: &Record) -> Option<usize> {
+    record.name.strip_prefix("wait_signal<")?.parse().ok()
 }

@@ -68,7 +68,7 @@ fn exchanges(op: u8) -> u8 {
 
 /// What the program calls at `index`.
 fn planned(index: u8) -> u8 {
-    if index % 2 == 0 { DIRECT } else { BARRIER }
+    if index.is_multiple_of(2) { DIRECT } else { BARRIER }
 }
 
 /// A rank's pad: what the others have written there.
