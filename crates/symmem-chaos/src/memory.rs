@@ -70,9 +70,9 @@ fn allocate<T: Plain>(runner: &mut Runner<'_>, slot: Slot) -> Option<Mem<T>> {
     let contents = runner.source().elements::<T>(runner.own.rank, slot.len);
     buffer.local_mut().copy_from_slice(&contents);
     let name = format!("rendezvous[{},{}]", T::DTYPE, slot.len);
-    let meet = || buffer.rendezvous(&group).map_err(Error::from);
+    let bring = || buffer.rendezvous(&group).map_err(Error::from);
     let check = |memory: &Symmetric<T>| difference(memory.local(), contents.iter().copied());
-    let memory = runner.timed(&group, name, meet, check)?;
+    let memory = runner.timed(&group, name, bring, check)?;
     Some(Mem { memory, contents })
 }
 
