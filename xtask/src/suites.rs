@@ -48,21 +48,15 @@ pub(crate) fn soak(mut arguments: Arguments) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Random programs with faults, judged call by call.
+/// Random programs with faults, judged call by call. For minutes, optimised; to compile that takes minutes, too.
 pub(crate) fn chaos(mut arguments: Arguments) -> Result<Outcome> {
+    let minutes = arguments.take::<String>("--minutes")?;
+    let profile = if minutes.is_some() { "chaos" } else { "dev" };
     let mut command =
-        cargo(["run", "--profile", "chaos", "-p", "symmem-chaos", "--bin", "chaos", "--"]);
-    let options = [
-        "--minutes",
-        "--seconds",
-        "--seed",
-        "--ranks",
-        "--mode",
-        "--program",
-        "--times",
-        "--agree",
-        "--reduce",
-    ];
+        cargo(["run", "--profile", profile, "-p", "symmem-chaos", "--bin", "chaos", "--"]);
+    command.args(minutes.iter().flat_map(|minutes| ["--minutes", minutes]));
+    let options =
+        ["--seconds", "--seed", "--ranks", "--mode", "--program", "--times", "--agree", "--reduce"];
     for option in options {
         if let Some(value) = arguments.take::<String>(option)? {
             command.args([option, &value]);

@@ -39,6 +39,8 @@ struct Maker {
     mode: Mode,
     calls: usize,
     faults: Vec<Fault>,
+    /// Limits are short in the round that is being made.
+    hurried: bool,
     /// Memory that is there, in the lane that is being made.
     slots: Vec<Slot>,
 }
@@ -48,7 +50,15 @@ pub fn generate(spec: &Spec) -> Program {
     let mut random = Random(spec.seed);
     random.next();
     let (ranks, mode) = (spec.ranks, spec.mode);
-    let mut maker = Maker { random, ranks, mode, calls: 0, faults: Vec::new(), slots: Vec::new() };
+    let mut maker = Maker {
+        random,
+        ranks,
+        mode,
+        calls: 0,
+        faults: Vec::new(),
+        hurried: false,
+        slots: Vec::new(),
+    };
     let lanes = maker.lanes();
     let jitter = maker.one_in(2);
     let faults = maker.faults;
@@ -109,6 +119,7 @@ impl Maker {
 
     fn round(&mut self, lane: usize, place: Place, faulty: bool, last: bool) -> Round {
         let policy = self.pick(&[Policy::Stop, Policy::Ignore, Policy::Ignore, Policy::Retry]);
+        self.hurried = faulty;
         let limit = if faulty { self.pick(&[15, 30, 60]) } else { LONG };
         let first = self.calls;
         let count = 1 + self.random.below(8);
@@ -205,6 +216,8 @@ impl Maker {
 
     /// From none to several pieces of the staging buffers.
     fn len(&mut self, dtype: DType) -> usize {
+        // Where limits are short the work itself must take no time to speak of, even without optimisation.
+        let most = if self.hurried { 150_000 } else { usize::MAX };
         let bytes = match self.random.below(20) {
             0 => 0,
             1..=7 => self.random.below(25),
@@ -213,7 +226,7 @@ impl Maker {
             18 => self.random.below(140_000),
             _ => self.random.below(500_000),
         };
-        bytes / dtype.size()
+        bytes % most / dtype.size()
     }
 
     fn slot(&mut self) -> Slot {
@@ -222,7 +235,7 @@ impl Maker {
             return self.slots[at];
         }
         let dtype = self.pick(&TYPES);
-        let len = self.len(dtype);
+        let len = self.len(dtype) % 150_000; // it may be used again where limits are short
         let len = if self.one_in(3) { len } else { len.next_multiple_of(BLOCKS) };
         // Its number says what it is: two of one number are one.
         let number = self.calls * 8 + self.random.below(8);
