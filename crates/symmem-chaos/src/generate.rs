@@ -384,7 +384,7 @@ mod tests {
         let calls =
             |p: &Program| p.lanes.iter().flat_map(|l| &l.rounds).map(|r| r.steps.len()).sum();
         let whole: usize = calls(&generate(&spec));
-        let less = Spec { without: vec![symmem_chaos::program::Cut::Call(0)], ..spec };
+        let less = Spec { without: vec![Cut::Call(0)], ..spec };
         assert_eq!(calls(&generate(&less)), whole - 1);
     }
 }
