@@ -8,7 +8,7 @@ use crate::command::{cargo, run};
 use crate::{Arguments, Outcome};
 
 const STEPS: &[&str] =
-    &["fmt", "clippy", "test", "python", "loom", "tsan", "fuzz", "kernels", "tidy", "doc"];
+    &["fmt", "clippy", "test", "python", "loom", "chaos", "tsan", "fuzz", "kernels", "tidy", "doc"];
 
 /// Runs the steps in order and stops at the first failure.
 pub(crate) fn ci(mut arguments: Arguments) -> Result<Outcome> {
@@ -39,7 +39,12 @@ pub(crate) fn ci(mut arguments: Arguments) -> Result<Outcome> {
 
 /// Steps change no files.
 fn arguments_of(step: &str) -> Arguments {
-    Arguments::new((step == "kernels").then(|| "--check".to_owned()))
+    let words: &[&str] = match step {
+        "kernels" => &["--check"],
+        "chaos" => &["--seconds", "60", "--seed", "ci"],
+        _ => &[],
+    };
+    Arguments::new(words.iter().map(ToString::to_string))
 }
 
 /// Checks the formatting.

@@ -33,7 +33,7 @@ struct Task {
 #[rustfmt::skip]
 const TASKS: &[Task] = &[
     Task { name: "test", options: "", about: "all tests, doc tests and examples; needs only Rust and a C compiler", run: suites::test },
-    Task { name: "ci", options: "[--skip TASK]...", about: "fmt, clippy, test, python, loom, tsan, fuzz, kernels, tidy, doc; stops at the first failure", run: ci::ci },
+    Task { name: "ci", options: "[--skip TASK]...", about: "fmt, clippy, test, python, loom, chaos, tsan, fuzz, kernels, tidy, doc; stops at the first failure", run: ci::ci },
     Task { name: "fmt", options: "", about: "checks the formatting", run: ci::fmt },
     Task { name: "clippy", options: "", about: "lints everything; a warning is a failure", run: ci::clippy },
     Task { name: "doc", options: "", about: "builds the documentation; a warning is a failure", run: ci::doc },
@@ -41,6 +41,7 @@ const TASKS: &[Task] = &[
     Task { name: "loom", options: "", about: "explores the memory orderings of the signal protocol", run: suites::loom },
     Task { name: "soak", options: "[--rounds N]", about: "kills ranks over and over (default 1000 rounds)", run: suites::soak },
     Task { name: "hostile", options: "[--seconds N]", about: "attacks running jobs as another user (default 10 seconds a test; needs root)", run: suites::hostile },
+    Task { name: "chaos", options: "[--minutes M | --seconds S] [--seed N] [--ranks A-B] [--mode threads|processes|both] [--program SPEC]", about: "runs random programs with faults and judges every call (default 60 seconds)", run: suites::chaos },
     Task { name: "tsan", options: "", about: "looks for data races with the thread sanitizer (nightly)", run: nightly::tsan },
     Task { name: "kernels", options: "[--check]", about: "makes kernels/ptx; --check: compares it, and assembles it for each architecture", run: kernels::kernels },
     Task { name: "gpu", options: "[--bundle DIR]", about: "builds what wants a CUDA device into target/gpu (or DIR), and runs it where there is one", run: gpu::gpu },

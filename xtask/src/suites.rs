@@ -1,4 +1,4 @@
-//! The tests that stable Rust runs: the whole workspace, loom, and the long failure soak.
+//! The tests that stable Rust runs: the whole workspace, loom, the long failure soak, and random programs with faults.
 
 use anyhow::Result;
 
@@ -56,6 +56,25 @@ pub(crate) fn hostile(mut arguments: Arguments) -> Result<Outcome> {
     let mut command = cargo(["test", "-p", "symmem", "--release", "--test", "hostile"]);
     command.args(["--", "--nocapture", "--test-threads=1"]);
     run(command.env("SYMMEM_HOSTILE_SECONDS", seconds.to_string()))?;
+    Ok(Outcome::Done)
+}
+
+/// Random programs with faults, judged call by call. For minutes, optimised; to compile that takes minutes, too.
+pub(crate) fn chaos(mut arguments: Arguments) -> Result<Outcome> {
+    let minutes = arguments.take::<String>("--minutes")?;
+    let profile = if minutes.is_some() { "chaos" } else { "dev" };
+    let mut command =
+        cargo(["run", "--profile", profile, "-p", "symmem-chaos", "--bin", "chaos", "--"]);
+    command.args(minutes.iter().flat_map(|minutes| ["--minutes", minutes]));
+    let options =
+        ["--seconds", "--seed", "--ranks", "--mode", "--program", "--times", "--agree", "--reduce"];
+    for option in options {
+        if let Some(value) = arguments.take::<String>(option)? {
+            command.args([option, &value]);
+        }
+    }
+    arguments.finish()?;
+    run(&mut command)?;
     Ok(Outcome::Done)
 }
 

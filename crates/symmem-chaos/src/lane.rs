@@ -1,0 +1,394 @@
+//! One thread of one rank: makes the calls of its lane, notes what comes of them, and checks what it gets.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use symmem::{Deadline, Error, Group, GroupOptions, Pool, World};
+
+use crate::api;
+use crate::board::{Board, Next, Status};
+use crate::element::{Source, mix};
+use crate::memory::Held;
+use crate::program::{Lane, Op, Place, Policy, Program, Round, Step, Trouble};
+use crate::record::{Event, Kind, Log, Outcome, Record, failed, now, starved};
+use crate::slices;
+
+/// What all lanes of a rank share.
+pub struct Rank<'a> {
+    pub rank: usize,
+    pub program: &'a Program,
+    pub board: &'a Board,
+    pub log: &'a dyn Log,
+}
+
+/// Where a lane is, and what it holds.
+pub struct Runner<'a> {
+    pub own: &'a Rank<'a>,
+    pub lane: &'a Lane,
+    pub group: Group,
+    pub slots: HashMap<usize, Box<dyn Held>>,
+    pub pool: Pool,
+    /// Of the call that is being made.
+    pub call: usize,
+    part: usize,
+    pub limit: Duration,
+    /// The worst that happened in this round.
+    status: Status,
+    /// Channels for signals are not used again after a failure.
+    generation: usize,
+    /// Calls are made again where that goes on with them.
+    retry: bool,
+}
+
+thread_local! {
+    static END: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+fn shall_end() -> bool {
+    END.get().is_some_and(|at| Instant::now() >= at)
+}
+
+/// Runs the lane to its end. False if the rank has left the program.
+pub fn run(own: &Rank<'_>, lane: &Lane, world: &World) -> bool {
+    let group = match lane.place {
+        Place::World | Place::Channels => (**world).clone(),
+        Place::Group(mask) => {
+            let ranks: Vec<usize> = (0..own.program.ranks).filter(|r| mask >> r & 1 == 1).collect();
+            if !ranks.contains(&own.rank) {
+                return true;
+            }
+            let name = Some(format!("lane {}", lane.number));
+            let options = GroupOptions { name, ..GroupOptions::default() };
+            match world.subgroup_with(&ranks, options) {
+                Ok(group) => group,
+                Err(e) => {
+                    own.log.note(Event::Fault { rank: own.rank, text: format!("subgroup: {e}") });
+                    return true;
+                }
+            }
+        }
+    };
+    let pool = Pool::new(&group, 1 << 16);
+    let mut runner = Runner {
+        own,
+        lane,
+        group,
+        slots: HashMap::new(),
+        pool,
+        call: 0,
+        part: 0,
+        limit: Duration::ZERO,
+        status: Status::Clean,
+        generation: 0,
+        retry: false,
+    };
+    let went_on = runner.rounds();
+    own.board.retire(own.rank, lane.number);
+    went_on
+}
+
+impl Runner<'_> {
+    fn rounds(&mut self) -> bool {
+        let count = self.lane.rounds.len();
+        for (i, round) in self.lane.rounds.iter().enumerate() {
+            if !self.round(round) {
+                return false;
+            }
+            // After the last round nobody waits for anybody: that a job ends is a case of its own.
+            if i + 1 == count {
+                break;
+            }
+            let members = self.group.world_ranks().to_vec();
+            let own = self.own;
+            let next = own.board.agree(&members, own.rank, self.lane.number, i, self.status);
+            if round.faulty {
+                self.drop_all();
+            }
+            match next {
+                Some(Next::GoOn) => {}
+                Some(Next::Resync) if api::RESYNC => {
+                    self.call = round.steps.last().map_or(0, |s| s.call);
+                    self.part = 90;
+                    if !self.recover("resync", api::resync) {
+                        return true;
+                    }
+                }
+                Some(Next::Shrink) => {
+                    self.call = round.steps.last().map_or(0, |s| s.call);
+                    self.part = 91;
+                    if !self.shrink() {
+                        return true;
+                    }
+                }
+                Some(Next::Resync) => return true,
+                None => {
+                    self.fault("a rank did not come to the end of its round".into());
+                    return true;
+                }
+            }
+            self.status = Status::Clean;
+        }
+        true
+    }
+
+    fn drop_all(&mut self) {
+        self.slots.clear();
+        self.generation += 1;
+    }
+
+    fn recover(&mut self, name: &str, f: fn(&Group, Duration) -> symmem::Result<()>) -> bool {
+        self.limit = Duration::from_secs(20);
+        self.drop_all();
+        let (group, limit) = (self.group.clone(), self.limit);
+        self.timed(&group, name.to_owned(), || f(&group, limit), |()| None).is_some()
+    }
+
+    fn shrink(&mut self) -> bool {
+        self.limit = Duration::from_secs(20);
+        self.drop_all();
+        for _ in 0..self.own.program.ranks {
+            let (group, limit) = (self.group.clone(), Deadline::within(self.limit));
+            let made = self.timed(&group, "shrink".into(), || group.shrink_by(limit), |_| None);
+            let Some(group) = made else { return false };
+            self.note_members(&group);
+            self.pool = Pool::new(&group, 1 << 16);
+            self.group = group.clone();
+            let ready =
+                self.timed(&group, "barrier".into(), || group.barrier_on(0, limit), |()| None);
+            if ready.is_some() {
+                return true;
+            }
+            if self.status != Status::Lost {
+                return false;
+            }
+        }
+        false
+    }
+
+    fn note_members(&self, group: &Group) {
+        self.own.log.note(Event::Members {
+            rank: self.own.rank,
+            lane: self.lane.number,
+            call: self.call,
+            ranks: group.world_ranks().to_vec(),
+        });
+    }
+
+    pub fn fault(&self, text: String) {
+        self.own.log.note(Event::Fault { rank: self.own.rank, text });
+    }
+
+    fn round(&mut self, round: &Round) -> bool {
+        self.retry = round.policy == Policy::Retry;
+        let mut failed = false;
+        for step in &round.steps {
+            if failed && round.policy != Policy::Ignore {
+                break;
+            }
+            self.call = step.call;
+            self.part = 0;
+            self.limit = Duration::from_millis(round.limit);
+            self.status = self.status.max(Status::Clean);
+            if !self.before(step) {
+                return false;
+            }
+            let before = self.status;
+            let op = Program::op_of(step, self.own.rank);
+            self.make(&op, round.limit);
+            END.set(None);
+            failed |= self.status > before;
+            self.check_held();
+        }
+        true
+    }
+
+    /// What goes wrong before or during the step. False if the rank leaves.
+    fn before(&mut self, step: &Step) -> bool {
+        let own = self.own;
+        if own.program.jitter {
+            let bits = mix(own.program.spec.seed ^ mix((step.call * 64 + own.rank) as u64));
+            if bits.is_multiple_of(8) {
+                std::thread::sleep(Duration::from_micros(bits >> 8 & 255));
+            }
+        }
+        for fault in own.program.faults_of(own.rank, step.call) {
+            match fault.trouble {
+                Trouble::Late(time) => std::thread::sleep(Duration::from_millis(time)),
+                Trouble::Short(time) => self.limit = Duration::from_millis(time),
+                Trouble::Interrupt(time) => {
+                    END.set(Some(Instant::now() + Duration::from_millis(time)));
+                }
+                Trouble::Leave => {
+                    own.log.note(Event::Left { rank: own.rank, at: now() });
+                    own.board.gone(own.rank);
+                    return false;
+                }
+                Trouble::Kill(after) => crate::hooks::die_after(own.rank, after),
+                Trouble::Stop(after, time) => crate::hooks::stop_after(own.rank, after, time),
+            }
+        }
+        true
+    }
+
+    /// What nobody else may have changed.
+    pub fn check_held(&self) {
+        for (number, held) in &self.slots {
+            if let Some(text) = held.changed() {
+                let at = self.call;
+                self.fault(format!("held memory {number} changed after call {at}: {text}"));
+            }
+        }
+    }
+
+    pub fn source(&self) -> Source {
+        Source { seed: self.own.program.spec.seed, call: self.call as u64 }
+    }
+
+    pub fn channel(&self, channel: usize) -> usize {
+        let channels = self.group.channels();
+        (channel + 11 * self.generation) % channels
+    }
+
+    /// Makes one call of the library. `check` looks at what came of it, and says what is wrong with that.
+    pub fn timed<R>(
+        &mut self,
+        group: &Group,
+        name: String,
+        f: impl FnOnce() -> symmem::Result<R>,
+        check: impl FnOnce(&R) -> Option<String>,
+    ) -> Option<R> {
+        let part = self.part;
+        self.part += 1;
+        let mut record = Record {
+            rank: self.own.rank,
+            lane: self.lane.number,
+            call: self.call,
+            part,
+            name,
+            enter: 0,
+            leave: 0,
+            starved: 0,
+            limit: self.limit.as_nanos() as u64,
+            members: group.world_ranks().to_vec(),
+            outcome: Outcome::Open,
+        };
+        let before = starved();
+        record.enter = now();
+        self.own.log.note(Event::Call(record.clone()));
+        // Calls on channels have deadlines of their own; the group's limit is the other lane's.
+        if self.lane.place != Place::Channels {
+            group.set_timeout(self.limit);
+        }
+        let result = if END.get().is_some() { symmem::interruptible(shall_end, f) } else { f() };
+        record.leave = now();
+        record.starved = starved() - before;
+        record.outcome = match &result {
+            Ok(got) => check(got).map_or(Outcome::Ok, Outcome::Wrong),
+            Err(e) => self.judge_error(e, group),
+        };
+        self.own.log.note(Event::Call(record));
+        result.ok()
+    }
+
+    fn judge_error(&mut self, e: &Error, group: &Group) -> Outcome {
+        let outcome = failed(e, group);
+        let Outcome::Err { kind, .. } = &outcome else { return outcome };
+        let status = match kind {
+            Kind::Mismatch => Status::Clean,
+            Kind::PeerLost => Status::Lost,
+            _ => Status::Dirty,
+        };
+        self.status = self.status.max(status);
+        outcome
+    }
+
+    fn make(&mut self, op: &Op, limit: u64) {
+        let group = self.group.clone();
+        let deadline = Deadline::within(self.limit);
+        match *op {
+            Op::Memory { slot, work } => crate::memory::work(self, slot, work),
+            Op::Drop { number } => drop(self.slots.remove(&number)),
+            Op::Barrier => self.barrier(&group, 0),
+            Op::BarrierOn { channel } => {
+                let channel = self.channel(channel);
+                self.barrier(&group, channel);
+            }
+            Op::Signals { channel, distance } => {
+                let (channel, n) = (self.channel(channel), group.size());
+                let to = (group.rank() + distance) % n;
+                let from = (group.rank() + n - distance % n) % n;
+                let [to_name, from_name] = [to, from].map(|r| group.world_ranks()[r]);
+                let put = || group.put_signal(to, channel, deadline);
+                self.timed(&group, format!("put_signal>{to_name}"), put, |()| None);
+                let wait = || group.wait_signal(from, channel, deadline);
+                self.timed(&group, format!("wait_signal<{from_name}"), wait, |()| None);
+            }
+            Op::Subgroup { mask, used } => self.subgroup(mask, used),
+            Op::Behind { first, second } => crate::behind::run(self, first, second, limit),
+            _ => slices::run(self, op),
+        }
+    }
+
+    fn barrier(&mut self, group: &Group, channel: usize) {
+        let name = if channel == 0 { "barrier".to_owned() } else { format!("barrier#{channel}") };
+        let deadline = Deadline::within(self.limit);
+        self.resumed(group, name, |_| Some(group.barrier_on(channel, deadline)));
+    }
+
+    /// As `timed`, again and again where the round says so: `f` begins the call, and then goes on with it.
+    pub fn resumed<R>(
+        &mut self,
+        group: &Group,
+        name: String,
+        mut f: impl FnMut(usize) -> Option<symmem::Result<R>>,
+    ) -> Option<R> {
+        let before = self.status;
+        let most = Duration::from_millis(600).as_nanos() / self.limit.as_nanos().max(1);
+        for attempt in 0..if self.retry { most.clamp(2, 30) as usize } else { 1 } {
+            let part = self.part;
+            let mut over = false;
+            let call = || {
+                let ended = || Error::Usage {
+                    op: "chaos",
+                    rank: None,
+                    expected: "something to go on with".into(),
+                    got: "nothing".into(),
+                };
+                f(attempt).unwrap_or_else(|| Err(ended())).inspect_err(|e| {
+                    over = !matches!(api::kind(e).0, Kind::Timeout | Kind::Interrupted);
+                })
+            };
+            let done = self.timed(group, name.clone(), call, |_| None);
+            if done.is_some() {
+                self.status = before; // it came to its end after all
+            }
+            if done.is_some() || over {
+                return done;
+            }
+            self.part = part; // the same call again
+        }
+        None
+    }
+
+    fn subgroup(&mut self, mask: usize, used: bool) {
+        let n = self.group.size();
+        let ranks: Vec<usize> = (0..n).filter(|r| mask >> r & 1 == 1).collect();
+        if !ranks.contains(&self.group.rank()) {
+            return;
+        }
+        let name = format!("s{}.{}", self.lane.number, self.call);
+        let options = GroupOptions { name: Some(name), ..GroupOptions::default() };
+        let group = match self.group.subgroup_with(&ranks, options) {
+            Ok(group) => group,
+            Err(e) => return self.fault(format!("subgroup: {e}")),
+        };
+        if used {
+            let before = self.status;
+            self.timed(&group, "barrier.sub".into(), || group.barrier(), |()| None);
+            slices::all_reduce::<u32>(self, &group, 70, symmem::ReduceOp::Sum);
+            // What fails there leaves our own group as it was, unless a rank is lost.
+            self.status = if self.group.check().is_err() { Status::Lost } else { before };
+        }
+    }
+}

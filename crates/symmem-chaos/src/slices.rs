@@ -1,0 +1,93 @@
+//! Collectives on slices, and whether they gave what they should.
+
+use symmem::{Group, ReduceOp};
+
+use crate::element::Plain;
+use crate::lane::Runner;
+use crate::program::Op;
+use crate::with_type;
+
+/// The first place where two differ, in words.
+pub fn difference<T: Plain>(got: &[T], expected: impl Iterator<Item = T>) -> Option<String> {
+    let mut count = 0;
+    for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
+        count += 1;
+        if got.raw() != expected.raw() {
+            return Some(format!("element {i} is {got:?} and not {expected:?}"));
+        }
+    }
+    (count != got.len()).then(|| format!("{count} of {} elements", got.len()))
+}
+
+pub fn run(runner: &mut Runner<'_>, op: &Op) {
+    let group = runner.group.clone();
+    match *op {
+        Op::AllReduce { dtype, len, op } => {
+            with_type!(dtype, T => all_reduce::<T>(runner, &group, len, op));
+        }
+        Op::AllGather { dtype, len } => {
+            with_type!(dtype, T => all_gather::<T>(runner, &group, len))
+        }
+        Op::ReduceScatter { dtype, len, op } => {
+            with_type!(dtype, T => reduce_scatter::<T>(runner, &group, len, op));
+        }
+        Op::Broadcast { dtype, len, root } => {
+            with_type!(dtype, T => broadcast::<T>(runner, &group, len, root));
+        }
+        Op::AllToAll { dtype, len } => with_type!(dtype, T => all_to_all::<T>(runner, &group, len)),
+        _ => {}
+    }
+}
+
+pub fn all_reduce<T: Plain>(runner: &mut Runner<'_>, group: &Group, len: usize, op: ReduceOp) {
+    let (source, ranks) = (runner.source(), group.world_ranks());
+    let mut data = source.elements::<T>(runner.own.rank, len);
+    let name = format!("all_reduce[{},{len},{op}]", T::DTYPE);
+    let check = |data: &Vec<T>| difference(data, (0..len).map(|i| source.reduced(ranks, op, i)));
+    runner.timed(group, name, || group.all_reduce(&mut data, op).map(|()| data), check);
+}
+
+fn all_gather<T: Plain>(runner: &mut Runner<'_>, group: &Group, len: usize) {
+    let (source, ranks) = (runner.source(), group.world_ranks());
+    let input = source.elements::<T>(runner.own.rank, len);
+    let mut out = source.elements::<T>(99, len * ranks.len());
+    let name = format!("all_gather[{},{len}]", T::DTYPE);
+    let all = ranks.iter().flat_map(|&rank| source.elements::<T>(rank, len));
+    let check = |out: &Vec<T>| difference(out, all);
+    runner.timed(group, name, || group.all_gather(&input, &mut out).map(|()| out), check);
+}
+
+fn reduce_scatter<T: Plain>(runner: &mut Runner<'_>, group: &Group, block: usize, op: ReduceOp) {
+    let (source, ranks) = (runner.source(), group.world_ranks());
+    let input = source.elements::<T>(runner.own.rank, block * ranks.len());
+    let mut out = source.elements::<T>(99, block);
+    let name = format!("reduce_scatter[{},{block},{op}]", T::DTYPE);
+    let first = group.rank() * block;
+    let expected = (first..first + block).map(|i| source.reduced(ranks, op, i));
+    let check = |out: &Vec<T>| difference(out, expected);
+    runner.timed(group, name, || group.reduce_scatter(&input, op, &mut out).map(|()| out), check);
+}
+
+fn broadcast<T: Plain>(runner: &mut Runner<'_>, group: &Group, len: usize, root: usize) {
+    let (source, ranks) = (runner.source(), group.world_ranks());
+    let root = root % ranks.len();
+    let mut data = source.elements::<T>(runner.own.rank, len);
+    let name = format!("broadcast[{},{len},{root}]", T::DTYPE);
+    let expected = source.elements::<T>(ranks[root], len).into_iter();
+    let check = |data: &Vec<T>| difference(data, expected);
+    runner.timed(group, name, || group.broadcast(&mut data, root).map(|()| data), check);
+}
+
+fn all_to_all<T: Plain>(runner: &mut Runner<'_>, group: &Group, block: usize) {
+    let (source, ranks) = (runner.source(), group.world_ranks());
+    let n = ranks.len();
+    let input = source.elements::<T>(runner.own.rank, n * block);
+    let mut out = source.elements::<T>(99, n * block);
+    let name = format!("all_to_all[{},{block}]", T::DTYPE);
+    let first = group.rank() * block;
+    let expected = ranks
+        .iter()
+        .flat_map(|&rank| source.elements::<T>(rank, n * block)[first..first + block].to_vec());
+    let check = |out: &Vec<T>| difference(out, expected);
+    runner.timed(group, name, || group.all_to_all(&input, &mut out).map(|()| out), check);
+}
