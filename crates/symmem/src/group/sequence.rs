@@ -143,9 +143,14 @@ fn unpack(words: &[u32; Layout::DESCRIPTION]) -> Words {
 ///
 /// It has the call by reference: copying its words around would take as long as a flag takes to arrive.
 pub(crate) struct Running<'a, 'c> {
+    turn: Turn<'a, RegionPads>,
+    made: Made<'a, 'c>,
+}
+
+/// A call as far as it was made, for whoever has the turn.
+struct Made<'a, 'c> {
     group: &'a Group,
     formed: &'a Formed,
-    turn: Turn<'a, RegionPads>,
     call: &'c Call,
     word: u32,
     /// Counts from the first wait that takes long, over all waits of the call.
@@ -168,8 +173,14 @@ impl Group {
         if let Some(rank) = signals.out_of_step() {
             return Err(self.out_of_step(call.op, rank));
         }
-        let running = Running::new(self, formed, turn, call, deadline);
-        if running.turn.is_unfinished() { running.resume_or_finish() } else { Ok(running) }
+        let mut made = Made { group: self, formed, call, word: BARRIER, deadline };
+        if turn.is_unfinished() {
+            made.finish_pending(&turn)?;
+        }
+        if call.op != PLAIN {
+            made.word = formed.sequence.number(&call.words());
+        }
+        Ok(Running { turn, made })
     }
 
     #[cold]
@@ -246,40 +257,7 @@ impl Formed {
     }
 }
 
-impl<'a, 'c> Running<'a, 'c> {
-    #[inline(always)]
-    fn new(
-        group: &'a Group,
-        formed: &'a Formed,
-        turn: Turn<'a, RegionPads>,
-        call: &'c Call,
-        deadline: Deadline,
-    ) -> Self {
-        let word = if call.op == PLAIN { BARRIER } else { formed.sequence.number(&call.words()) };
-        Self { group, formed, turn, call, word, deadline }
-    }
-
-    /// Goes on with the call that gave up if it is this one; otherwise waits for that one first, as all ranks did.
-    #[cold]
-    fn resume_or_finish(self) -> Result<Self> {
-        let pending = Call::from_words(&load(&self.formed.sequence.pending));
-        if pending == *self.call {
-            return Ok(self);
-        }
-        let Self { group, formed, turn, call: ours, deadline, .. } = self;
-        let mut other = Running::new(group, formed, turn, &pending, deadline);
-        let finished = other.barrier();
-        if matches!(finished, Ok(()) | Err(Error::Mismatch { .. })) {
-            formed.settle(&pending, finished.is_ok());
-            if finished.is_ok() && pending.op == RENDEZVOUS {
-                group.decline_rendezvous(formed.sequence.rendezvous.load(Ordering::Relaxed));
-            }
-        }
-        finished?;
-        let Running { turn, deadline, .. } = other;
-        Ok(Self::new(group, formed, turn, ours, deadline))
-    }
-
+impl Running<'_, '_> {
     /// A barrier of the call: what each rank wrote before is seen by all after.
     #[inline(always)]
     pub(crate) fn barrier(&mut self) -> Result<()> {
@@ -291,20 +269,81 @@ impl<'a, 'c> Running<'a, 'c> {
     #[inline(always)]
     pub(crate) fn exchange<R>(
         &mut self,
+        write: impl FnMut(&Staging<'_>, usize),
+        read: impl FnOnce(&Staging<'_>) -> R,
+    ) -> Result<R> {
+        self.made.exchange(&self.turn, write, read)
+    }
+
+    /// Whether, after the call has failed with `error`, no rank can be or come to be at work in it: see [`Signals::is_void`].
+    #[cold]
+    pub(crate) fn is_void(&self, error: &Error) -> bool {
+        let Made { formed, call, word, .. } = self.made;
+        match error {
+            _ if !self.made.has_arrived(&self.turn) => true,
+            _ if word & CONTINUED != 0 => false,
+            Error::Mismatch { .. } => true,
+            // The dead come no more: without it nobody goes on.
+            Error::PeerLost { rank, .. } => !formed.signals.has_arrived(*rank),
+            _ => {
+                formed.give_up(call);
+                formed.signals.is_void()
+            }
+        }
+    }
+
+    /// Fails if a rank gave the call up while the last one came: then that rank has its memory back.
+    #[inline]
+    pub(crate) fn check_not_given_up(&self) -> Result<()> {
+        match self.made.formed.signals.out_of_step() {
+            None => Ok(()),
+            Some(rank) => Err(self.made.group.out_of_step(self.made.call.op, rank)),
+        }
+    }
+}
+
+impl Made<'_, '_> {
+    /// Waits for the call that gave up, as all ranks did, unless it is this one, which goes on with it.
+    #[cold]
+    fn finish_pending(&mut self, turn: &Turn<'_, RegionPads>) -> Result<()> {
+        let Self { group, formed, call, deadline, .. } = *self;
+        let pending = Call::from_words(&load(&formed.sequence.pending));
+        if pending == *call {
+            return Ok(());
+        }
+        let word = formed.sequence.number(&pending.words());
+        let word = if pending.op == PLAIN { BARRIER } else { word };
+        let mut other = Made { group, formed, call: &pending, word, deadline };
+        let finished = other.exchange(turn, |_, _| (), |_| ());
+        self.deadline = other.deadline;
+        if matches!(finished, Ok(()) | Err(Error::Mismatch { .. })) {
+            formed.settle(&pending, finished.is_ok());
+            if finished.is_ok() && pending.op == RENDEZVOUS {
+                group.decline_rendezvous(formed.sequence.rendezvous.load(Ordering::Relaxed));
+            }
+        }
+        finished
+    }
+
+    #[inline(always)]
+    fn exchange<R>(
+        &mut self,
+        turn: &Turn<'_, RegionPads>,
         mut write: impl FnMut(&Staging<'_>, usize),
         read: impl FnOnce(&Staging<'_>) -> R,
     ) -> Result<R> {
-        let rank = self.group.rank();
-        let (pads, layout) = self.formed.signals.pads();
+        let Self { group, formed, call, word, .. } = *self;
+        let rank = group.rank();
+        let (pads, layout) = formed.signals.pads();
         let staging = |epoch| Staging { pads, layout, rank, epoch };
-        let mut waiting = Waiting::new(self.group, self.call.op);
-        let exchanged = self.turn.exchange(
-            self.word,
+        let mut waiting = Waiting::new(group, call.op);
+        let exchanged = turn.exchange(
+            word,
             &mut self.deadline,
             |arrived| waiting.is_hopeless(arrived),
             |to, epoch| {
-                if self.word == IN_FULL && to == rank {
-                    self.turn.describe(epoch, &pack(&self.call.words()));
+                if word == IN_FULL && to == rank {
+                    turn.describe(epoch, &pack(&call.words()));
                 }
                 write(&staging(epoch), to);
             },
@@ -313,12 +352,12 @@ impl<'a, 'c> Running<'a, 'c> {
         drop(waiting);
         match exchanged {
             Ok(read) => {
-                if self.word & CONTINUED == 0 {
+                if word & CONTINUED == 0 {
                     self.all_agreed();
                 }
                 Ok(read)
             }
-            Err(stop) => Err(self.failed(stop)),
+            Err(stop) => Err(self.failed(turn, stop)),
         }
     }
 
@@ -334,7 +373,7 @@ impl<'a, 'c> Running<'a, 'c> {
     }
 
     #[cold]
-    fn failed(&mut self, stop: Stop) -> Error {
+    fn failed(&self, turn: &Turn<'_, RegionPads>, stop: Stop) -> Error {
         let (group, signals, op) = (self.group, &self.formed.signals, self.call.op);
         store(&self.formed.sequence.pending, &self.call.words());
         match stop {
@@ -346,7 +385,7 @@ impl<'a, 'c> Running<'a, 'c> {
             }
             Stop::GivenUp { .. } => {
                 // Whoever gave up a call first is to blame for what others give up since.
-                if !self.call.is_resumable() && self.has_arrived() {
+                if !self.call.is_resumable() && self.has_arrived(turn) {
                     self.formed.give_up(self.call);
                 }
                 match signals.decided_out_of_step().filter(|&rank| rank != group.rank()) {
@@ -359,33 +398,7 @@ impl<'a, 'c> Running<'a, 'c> {
     }
 
     /// Whether peers can know that this rank makes the call.
-    fn has_arrived(&self) -> bool {
-        self.word & CONTINUED != 0 || self.turn.is_unfinished()
-    }
-
-    /// Whether, after the call has failed with `error`, no rank can be or come to be at work in it: see [`Signals::is_void`].
-    #[cold]
-    pub(crate) fn is_void(&self, error: &Error) -> bool {
-        let signals = &self.formed.signals;
-        match error {
-            _ if !self.has_arrived() => true,
-            _ if self.word & CONTINUED != 0 => false,
-            Error::Mismatch { .. } => true,
-            // The dead come no more: without it nobody goes on.
-            Error::PeerLost { rank, .. } => !signals.has_arrived(*rank),
-            _ => {
-                self.formed.give_up(self.call);
-                signals.is_void()
-            }
-        }
-    }
-
-    /// Fails if a rank gave the call up while the last one came: then that rank has its memory back.
-    #[inline]
-    pub(crate) fn check_not_given_up(&self) -> Result<()> {
-        match self.formed.signals.out_of_step() {
-            None => Ok(()),
-            Some(rank) => Err(self.group.out_of_step(self.call.op, rank)),
-        }
+    fn has_arrived(&self, turn: &Turn<'_, RegionPads>) -> bool {
+        self.word & CONTINUED != 0 || turn.is_unfinished()
     }
 }
