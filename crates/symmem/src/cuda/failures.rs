@@ -125,7 +125,7 @@ impl Comm {
                 let expected = "a group in step".to_owned();
                 Err(group.usage(op, expected, "one whose ranks are not done with resync".into()))
             }
-            Some(note) => Err(error_of(group, during, &note)),
+            Some(note) => Err(error_of(group, during, &note, self.limit(group))),
             None => {
                 let (rank, how) = (poison as usize - 1, "its group is poisoned".to_owned());
                 Err(Error::PeerLost { rank, during, how })
@@ -146,10 +146,19 @@ impl Comm {
     }
 }
 
-/// The error of what a kernel noted.
-fn error_of(group: &Group, during: &'static str, note: &Note) -> Error {
+/// The error of what a kernel noted; `limit` is the nanoseconds that kernels of the group wait.
+fn error_of(group: &Group, during: &'static str, note: &Note, limit: u64) -> Error {
     let rank = note.rank as usize;
+    let awaited = note.theirs.checked_sub(1).map(|awaited| awaited as usize);
     match note.kind {
+        // A kernel that gives up tells all ranks, its own included, before it notes why: another one may note that first.
+        TOLD if rank == group.rank() && awaited.is_some() => Error::Timeout {
+            op: during,
+            channel: Some(note.channel as usize),
+            waiting_for: awaited.into_iter().collect(),
+            after: Duration::from_nanos(limit),
+            doing: Vec::new(),
+        },
         1 => Error::Timeout {
             op: during,
             channel: Some(note.channel as usize),
@@ -166,7 +175,7 @@ fn error_of(group: &Group, during: &'static str, note: &Note) -> Error {
             theirs: describe(note.theirs, note.ours),
         },
         TOLD => {
-            let reason = match note.theirs.checked_sub(1) {
+            let reason = match awaited {
                 Some(awaited) => format!("it waited in vain for rank {awaited}"),
                 None => "it could not finish an operation of the group".to_owned(),
             };

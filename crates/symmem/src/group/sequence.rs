@@ -83,6 +83,12 @@ impl Sequence {
         }
     }
 
+    /// What stands for a call in its caller's flag.
+    #[inline(always)]
+    fn word(&self, call: &Call) -> u32 {
+        if call.op == PLAIN { BARRIER } else { self.number(&call.words()) }
+    }
+
     /// Gives a number to a call that all ranks have just made.
     #[cold]
     fn learn(&self, words: &Words) {
@@ -173,14 +179,38 @@ impl Group {
         if let Some(rank) = signals.out_of_step() {
             return Err(self.out_of_step(call.op, rank));
         }
-        let mut made = Made { group: self, formed, call, word: BARRIER, deadline };
-        if turn.is_unfinished() {
-            made.finish_pending(&turn)?;
+        let deadline = match turn.is_unfinished() {
+            false => deadline,
+            true => self.finish_pending(formed, &turn, call, deadline)?,
+        };
+        let word = formed.sequence.word(call);
+        Ok(Running { turn, made: Made { group: self, formed, call, word, deadline } })
+    }
+
+    /// Waits for the call that gave up, as all ranks did, unless it is this one, which goes on with it. What is left of the
+    /// deadline.
+    #[cold]
+    fn finish_pending(
+        &self,
+        formed: &Formed,
+        turn: &Turn<'_, RegionPads>,
+        call: &Call,
+        deadline: Deadline,
+    ) -> Result<Deadline> {
+        let pending = Call::from_words(&load(&formed.sequence.pending));
+        if pending == *call {
+            return Ok(deadline);
         }
-        if call.op != PLAIN {
-            made.word = formed.sequence.number(&call.words());
+        let word = formed.sequence.word(&pending);
+        let mut other = Made { group: self, formed, call: &pending, word, deadline };
+        let finished = other.exchange(turn, |_, _| (), |_| ());
+        if matches!(finished, Ok(()) | Err(Error::Mismatch { .. })) {
+            formed.settle(&pending, finished.is_ok());
+            if finished.is_ok() && pending.op == RENDEZVOUS {
+                self.decline_rendezvous(formed.sequence.rendezvous.load(Ordering::Relaxed));
+            }
         }
-        Ok(Running { turn, made })
+        finished.map(|()| other.deadline)
     }
 
     #[cold]
@@ -303,28 +333,6 @@ impl Running<'_, '_> {
 }
 
 impl Made<'_, '_> {
-    /// Waits for the call that gave up, as all ranks did, unless it is this one, which goes on with it.
-    #[cold]
-    fn finish_pending(&mut self, turn: &Turn<'_, RegionPads>) -> Result<()> {
-        let Self { group, formed, call, deadline, .. } = *self;
-        let pending = Call::from_words(&load(&formed.sequence.pending));
-        if pending == *call {
-            return Ok(());
-        }
-        let word = formed.sequence.number(&pending.words());
-        let word = if pending.op == PLAIN { BARRIER } else { word };
-        let mut other = Made { group, formed, call: &pending, word, deadline };
-        let finished = other.exchange(turn, |_, _| (), |_| ());
-        self.deadline = other.deadline;
-        if matches!(finished, Ok(()) | Err(Error::Mismatch { .. })) {
-            formed.settle(&pending, finished.is_ok());
-            if finished.is_ok() && pending.op == RENDEZVOUS {
-                group.decline_rendezvous(formed.sequence.rendezvous.load(Ordering::Relaxed));
-            }
-        }
-        finished
-    }
-
     #[inline(always)]
     fn exchange<R>(
         &mut self,

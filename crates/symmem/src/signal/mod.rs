@@ -444,7 +444,7 @@ impl<P: Pads> Turn<'_, P> {
     ///
     /// What was written for e may be overwritten for e + 2 and not before: whoever writes for e + 2 has passed e + 1,
     /// which all ranks reach only when they have read e.
-    #[inline]
+    #[inline(always)] // the way of every small message; its closures are worth nothing elsewhere
     pub fn exchange<R>(
         &self,
         call: u32,
