@@ -57,6 +57,95 @@ fn a_sum_is_never_that_of_another_call() {
     });
 }
 
+/// Rank 0 gives up a call while that still waits for an earlier one, and then makes one that looks the same.
+#[test]
+fn a_call_that_was_never_reached_is_not_replaced_by_the_next() {
+    threads(2, |world| {
+        let group = group_with(&world, SHORT);
+        let sum = |value: u32| {
+            let mut data = [value; 5];
+            group.all_reduce(&mut data, ReduceOp::Sum).map(|()| data[0])
+        };
+        if world.rank() == 0 {
+            assert!(matches!(group.barrier(), Err(Error::Timeout { .. })));
+            assert!(matches!(sum(10), Err(Error::Timeout { .. })));
+        }
+        world.barrier().unwrap();
+        let calls = if world.rank() == 0 { 1 } else { 2 };
+        for call in 0..calls {
+            let told =
+                if call == 0 && world.rank() == 1 { group.barrier() } else { sum(1).map(drop) };
+            assert!(matches!(&told, Err(Error::OutOfStep { rank: 0, .. })), "{told:?}");
+        }
+        group.resync_by(LONG).unwrap();
+        group.set_timeout(LONG);
+        assert_eq!(sum(3).unwrap(), 6);
+    });
+}
+
+/// A barrier or change of phase that gave up so is made again, or nothing else is.
+#[test]
+fn a_call_that_was_put_off_comes_first() {
+    for again in [true, false] {
+        threads(2, |world| {
+            let group = group_with(&world, LONG);
+            let x = world.alloc::<u8>(10).unwrap().rendezvous(&group).unwrap();
+            if world.rank() == 0 {
+                let late = group.barrier_on(0, SHORT);
+                assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
+                group.set_timeout(SHORT);
+                let failed = x.share().err().unwrap();
+                assert!(matches!(failed.error, Error::Timeout { .. }), "{failed}");
+                group.set_timeout(LONG);
+                world.barrier().unwrap();
+                if again {
+                    failed.kept.resume().unwrap();
+                    return;
+                }
+                let x = failed.kept.give_up().unwrap_or_else(|_| panic!("nobody can read it"));
+                out_of_step(group.barrier());
+                assert_eq!(x.local(), [0; 10]);
+            } else {
+                world.barrier().unwrap();
+                if again {
+                    group.barrier().unwrap();
+                    drop(x.share().unwrap());
+                    return;
+                }
+                let told = group.barrier();
+                if told.is_ok() {
+                    out_of_step(x.share().map(drop).map_err(Error::from));
+                } else {
+                    out_of_step(told);
+                }
+            }
+            group.resync_by(LONG).unwrap();
+            group.barrier().unwrap();
+        });
+    }
+}
+
+/// Rank 0 has given up the first call, which turns out to be another than rank 1's. Their second calls still pair up.
+#[test]
+fn a_disagreement_on_a_call_given_up_does_not_shift_the_next() {
+    threads(2, |world| {
+        let group = group_with(&world, LONG);
+        if world.rank() == 0 {
+            let late = group.barrier_on(0, SHORT);
+            assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
+        }
+        world.barrier().unwrap();
+        if world.rank() == 1 {
+            let e = group.broadcast(&mut [1], 0).unwrap_err();
+            assert!(matches!(e, Error::Mismatch { rank: 0, .. }), "{e}");
+        }
+        let mut data = [1 + world.rank() as u64];
+        group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+        assert_eq!(data, [3]);
+        group.barrier().unwrap();
+    });
+}
+
 /// Lengths, memory and types whose short hashes are equal.
 #[test]
 fn no_two_calls_are_taken_for_one() {

@@ -11,7 +11,10 @@
 //! | in step | a barrier, a change of phase or a rendezvous that gives up | pending |
 //! | in step | another call that gives up | out of step, on every rank |
 //! | pending | the same | as if it had not given up |
-//! | pending | another | in step: waits for the pending one first, then does its own |
+//! | pending | another | in step: waits for the pending one first, whatever comes of that, then does its own |
+//! | pending | another that gives up while it waits for that | put off; out of step, on every rank, if it has data |
+//! | put off | the same | as if it had not given up |
+//! | put off | another | out of step, on every rank |
 //! | out of step | any but `resync` | out of step: `OutOfStep` |
 //! | any | `resync`, by all ranks | in step |
 
@@ -40,6 +43,8 @@ pub(super) struct Sequence {
     known: Vec<[AtomicU64; 8]>,
     /// The call that gave up and may be resumed.
     pending: [AtomicU64; 8],
+    /// One that gave up before peers could know of it, for it waited for an earlier one. The last word says whether there is.
+    put_off: [AtomicU64; 8],
     /// Whether changes of phase that gave up have come to pass.
     outcomes: Mutex<HashMap<Ticket, bool>>,
     /// How many rendezvous there were: the same on all ranks, because all have made the same calls.
@@ -59,6 +64,7 @@ impl Default for Sequence {
         Self {
             known: std::iter::repeat_with(words).take(KNOWN).collect(),
             pending: words(),
+            put_off: words(),
             outcomes: Mutex::default(),
             rendezvous: AtomicU64::new(0),
         }
@@ -99,6 +105,13 @@ impl Sequence {
 
     fn forget_all(&self) {
         self.known.iter().for_each(|known| store(known, &[0; 8]));
+    }
+
+    /// Takes the call that was put off, if one was.
+    fn take_put_off(&self) -> Option<Call> {
+        let words = load(&self.put_off);
+        store(&self.put_off, &[0; 8]);
+        (words[7] != 0).then(|| Call::from_words(&words))
     }
 
     /// The call of a word in `rank`'s flag at `epoch`.
@@ -179,9 +192,9 @@ impl Group {
         if let Some(rank) = signals.out_of_step() {
             return Err(self.out_of_step(call.op, rank));
         }
-        let deadline = match turn.is_unfinished() {
-            false => deadline,
-            true => self.finish_pending(formed, &turn, call, deadline)?,
+        let deadline = match turn.is_done() {
+            true => deadline,
+            false => self.finish_earlier(formed, &turn, call, deadline)?,
         };
         let word = formed.sequence.word(call);
         Ok(Running { turn, made: Made { group: self, formed, call, word, deadline } })
@@ -190,27 +203,41 @@ impl Group {
     /// Waits for the call that gave up, as all ranks did, unless it is this one, which goes on with it. What is left of the
     /// deadline.
     #[cold]
-    fn finish_pending(
+    fn finish_earlier(
         &self,
         formed: &Formed,
         turn: &Turn<'_, RegionPads>,
         call: &Call,
         deadline: Deadline,
     ) -> Result<Deadline> {
+        if let Some(left_out) = formed.sequence.take_put_off().filter(|put_off| put_off != call) {
+            formed.give_up(&left_out);
+            let rank = formed.signals.decided_out_of_step().unwrap_or(self.rank());
+            return Err(self.out_of_step(call.op, rank));
+        }
         let pending = Call::from_words(&load(&formed.sequence.pending));
-        if pending == *call {
+        if !turn.is_unfinished() || pending == *call {
             return Ok(deadline);
         }
         let word = formed.sequence.word(&pending);
         let mut other = Made { group: self, formed, call: &pending, word, deadline };
-        let finished = other.exchange(turn, |_, _| (), |_| ());
-        if matches!(finished, Ok(()) | Err(Error::Mismatch { .. })) {
-            formed.settle(&pending, finished.is_ok());
-            if finished.is_ok() && pending.op == RENDEZVOUS {
-                self.decline_rendezvous(formed.sequence.rendezvous.load(Ordering::Relaxed));
+        match other.exchange(turn, |_, _| (), |_| ()) {
+            Ok(()) => {
+                formed.settle(&pending, true);
+                if pending.op == RENDEZVOUS {
+                    self.decline_rendezvous(formed.sequence.rendezvous.load(Ordering::Relaxed));
+                }
+            }
+            // It failed here when it gave up, and now it is over on all ranks, which go on to this one.
+            Err(Error::Mismatch { .. }) => formed.settle(&pending, false),
+            Err(error) => {
+                if matches!(error, Error::Timeout { .. } | Error::Interrupted { .. }) {
+                    formed.put_off(call);
+                }
+                return Err(error);
             }
         }
-        finished.map(|()| other.deadline)
+        Ok(other.deadline)
     }
 
     #[cold]
@@ -265,6 +292,18 @@ impl Formed {
         self.signals.give_up();
     }
 
+    /// Takes note that this rank gave up a call that it has not reached. Peers make it, so it must be made again, or they
+    /// would take what this rank calls next for it.
+    #[cold]
+    fn put_off(&self, call: &Call) {
+        if call.is_resumable() {
+            let [a, b, c, d, e, f, g, _] = call.words();
+            store(&self.sequence.put_off, &[a, b, c, d, e, f, g, 1]);
+        } else {
+            self.give_up(call);
+        }
+    }
+
     /// Notes what became of a call that had given up.
     fn settle(&self, call: &Call, completed: bool) {
         let signals = &self.signals;
@@ -283,6 +322,7 @@ impl Formed {
             self.settle(&call, signals.was_completed());
         }
         self.sequence.forget_all();
+        self.sequence.take_put_off();
         signals.reset();
     }
 }
@@ -393,7 +433,9 @@ impl Made<'_, '_> {
             }
             Stop::GivenUp { .. } => {
                 // Whoever gave up a call first is to blame for what others give up since.
-                if !self.call.is_resumable() && self.has_arrived(turn) {
+                if !self.has_arrived(turn) {
+                    self.formed.put_off(self.call);
+                } else if !self.call.is_resumable() {
                     self.formed.give_up(self.call);
                 }
                 match signals.decided_out_of_step().filter(|&rank| rank != group.rank()) {

@@ -430,6 +430,12 @@ impl<P: Pads> Turn<'_, P> {
         self.signals.channels[self.channel].state.load(Ordering::Relaxed) == UNFINISHED
     }
 
+    /// Whether all have reached the last barrier, and we have left it.
+    #[inline]
+    pub fn is_done(&self) -> bool {
+        self.signals.channels[self.channel].state.load(Ordering::Relaxed) == DONE
+    }
+
     /// Says in full what an exchange with [`IN_FULL`] is about. Called by its `write`, for ourselves.
     #[cold]
     pub(crate) fn describe(&self, epoch: u32, words: &[u32; Layout::DESCRIPTION]) {
