@@ -383,7 +383,7 @@ impl<'a, 'c> Running<'a, 'c> {
     /// Fails if a rank gave the call up while the last one came: then that rank has its memory back.
     #[inline]
     pub(crate) fn check_not_given_up(&self) -> Result<()> {
-        match self.formed.signals.out_of_step() {
+        match self.formed.signals.given_up_meanwhile() {
             None => Ok(()),
             Some(rank) => Err(self.group.out_of_step(self.call.op, rank)),
         }
