@@ -43,7 +43,7 @@ pub enum Error {
         op: &'static str,
         /// The argument that differs.
         what: &'static str,
-        /// The lowest rank of the group whose value differs from ours.
+        /// The lowest rank whose value differs from ours, of those that had made their call by then.
         rank: usize,
         /// Our value.
         ours: String,

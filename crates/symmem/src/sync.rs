@@ -322,6 +322,16 @@ pub(crate) fn fence_after_replace() {
     atomic::fence(Ordering::SeqCst);
 }
 
+/// The fence between two loads, which pairs with one between a store and a load elsewhere. Where loads are in order, and what
+/// one core sees all cores see, as on x86, the two are in order without it.
+#[inline(always)]
+pub(crate) fn fence_between_looks() {
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    std::sync::atomic::compiler_fence(Ordering::SeqCst);
+    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    atomic::fence(Ordering::SeqCst);
+}
+
 /// After so many looks, some microseconds, a wait yields once.
 const YIELD_EVERY: u32 = 256;
 

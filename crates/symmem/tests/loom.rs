@@ -17,6 +17,9 @@ use symmem::Deadline;
 use symmem::model::{Layout, Pads, Signals, Stop};
 use symmem::sync::{Ordering, Word};
 
+#[path = "loom/steps.rs"]
+mod steps;
+
 const NEVER: Deadline = Deadline::NEVER;
 
 thread_local! {
@@ -130,7 +133,45 @@ struct Rank {
 
 impl Rank {
     fn barrier(&self) {
-        assert_eq!(self.signals.barrier(0, 0, NEVER, || false), Ok(()));
+        assert_eq!(self.barrier_by(NEVER), Ok(()));
+    }
+
+    fn barrier_by(&self, mut deadline: Deadline) -> Result<(), Stop> {
+        self.signals.barrier(0, &mut deadline, |_| false)
+    }
+
+    /// A barrier that ends when a loss is noted.
+    fn watchful_barrier(&self) -> Result<(), Stop> {
+        self.signals.barrier(0, &mut NEVER.clone(), |_| self.signals.poisoned().is_some())
+    }
+
+    /// A call without data.
+    fn call(&self, call: u32, mut deadline: Deadline) -> Result<(), Stop> {
+        let turn = self.signals.take_turn(0, NEVER)?;
+        turn.exchange(call, &mut deadline, |_| false, |_, _| (), |_| ())
+    }
+
+    /// A call in which each rank writes a value into its own place for the epoch, and reads those of all others. The
+    /// epoch, and whether each was that rank's value for it.
+    fn carry(&self, call: u32, mut deadline: Deadline) -> Result<u32, Stop> {
+        let place = |of: usize, epoch: u32| 2 * of + (epoch & 1) as usize;
+        let value = |of: usize, epoch: u32| 10 * epoch + of as u32;
+        let turn = self.signals.take_turn(0, NEVER)?;
+        turn.exchange(
+            call,
+            &mut deadline,
+            |_| false,
+            |to, epoch| {
+                if to == self.rank {
+                    self.data.write(place(to, epoch), value(to, epoch));
+                }
+            },
+            |epoch| {
+                let other = 1 - self.rank;
+                assert_eq!(self.data.read(place(other, epoch)), value(other, epoch));
+                epoch
+            },
+        )
     }
 
     fn put(&self, to: usize) {
@@ -259,28 +300,15 @@ fn barriers_follow_each_other_in_the_same_slots() {
     assert!(TWO.explore(three_times));
 }
 
-/// Each rank has one place for even and one for odd epochs, and no barrier but the exchanges themselves.
+/// There is no barrier but the exchanges themselves.
 fn exchanged(rank: &Rank) {
-    let place = |of: usize, epoch: u32| 2 * of + (epoch & 1) as usize;
-    for _ in 0..3 {
-        let met = rank.signals.exchange(
-            0,
-            0,
-            NEVER,
-            || false,
-            |to, epoch| {
-                if to == rank.rank {
-                    rank.data.write(place(to, epoch), 10 * epoch);
-                }
-            },
-            |epoch| (epoch, rank.data.read(place(1 - rank.rank, epoch))),
-        );
-        assert!(matches!(met, Ok((epoch, seen)) if seen == 10 * epoch), "{met:?}");
+    for epoch in 1..=3 {
+        assert_eq!(rank.carry(0, NEVER), Ok(epoch));
     }
 }
 
 #[test]
-fn what_is_laid_out_is_seen_and_stays_until_all_have_read_it() {
+fn what_is_written_is_seen_and_stays_until_all_have_read_it() {
     assert!(Model { preemptions: 2, ..TWO }.explore(exchanged));
 }
 
@@ -300,7 +328,8 @@ fn channels_of_one_group_do_not_meet() {
                 let rank = Arc::clone(&rank);
                 Box::new(move || {
                     rank.data.write(2 * channel + r, 5);
-                    assert_eq!(rank.signals.barrier(channel, 0, NEVER, || false), Ok(()));
+                    let met = rank.signals.barrier(channel, &mut NEVER.clone(), |_| false);
+                    assert_eq!(met, Ok(()));
                     assert_eq!(rank.data.read(2 * channel + 1 - r), 5);
                 }) as Thread
             })
@@ -321,7 +350,7 @@ fn threads_of_one_rank_take_turns_on_a_channel() {
         let zeros = [Arc::clone(&zero), zero].map(|zero| {
             let met = Arc::clone(&met);
             Box::new(move || {
-                if zero.signals.barrier(0, 0, passed, || false) == Ok(()) {
+                if zero.barrier_by(passed) == Ok(()) {
                     let mut met = met.lock().unwrap();
                     *met += 1;
                     assert_eq!(*met, 1, "both met rank 1 in its only barrier");
@@ -465,8 +494,7 @@ fn poison_wakes_who_sleeps() {
         if rank.rank == 0 {
             signals.poison(0);
         } else {
-            let ended = signals.barrier(0, 0, NEVER, || signals.poisoned().is_some());
-            assert_eq!(ended, Err(Stop::Interrupted));
+            assert_eq!(rank.watchful_barrier(), Err(Stop::Lost));
             assert_eq!(signals.poisoned(), Some(0));
         }
     });
@@ -482,7 +510,7 @@ fn poison_wakes_a_sender_before_a_full_slot() {
         } else {
             rank.put(1);
             let ended = signals.put(1, 0, NEVER, || signals.poisoned().is_some());
-            assert_eq!(ended, Err(Stop::Interrupted));
+            assert_eq!(ended, Err(Stop::Lost));
         }
     });
     assert!(slept);
@@ -513,11 +541,10 @@ fn an_arrival_before_the_poison_counts() {
         let signals = &rank.signals;
         if rank.rank == 0 {
             rank.data.write(0, 7);
-            let _ = signals.barrier(0, 0, passed, || false); // arrives, and dies whether it met or not
+            let _ = rank.barrier_by(passed); // arrives, and dies whether or not it saw the other
             signals.poison(0);
         } else {
-            let met = signals.barrier(0, 0, NEVER, || signals.poisoned().is_some());
-            assert_eq!(met, Ok(()));
+            assert_eq!(rank.watchful_barrier(), Ok(()));
             assert_eq!(rank.data.read(0), 7);
         }
     });
@@ -531,9 +558,9 @@ fn a_barrier_that_a_loss_cut_short_is_left_by_all() {
     let slept = Model { preemptions: 2, ..THREE }.explore(|rank| {
         let signals = &rank.signals;
         rank.data.write(rank.rank, 7);
-        match signals.barrier(0, 0, NEVER, || signals.poisoned().is_some()) {
+        match rank.watchful_barrier() {
             Ok(()) => assert_eq!((0..3).map(|r| rank.data.read(r)).sum::<u32>(), 21),
-            ended => assert!(rank.rank != 0 && ended == Err(Stop::Interrupted)),
+            ended => assert!(rank.rank != 0 && ended == Err(Stop::Lost)),
         }
         if rank.rank == 0 {
             signals.poison(0);
@@ -559,9 +586,8 @@ fn different_calls_are_noticed_by_both() {
     let slept = TWO.explore(|rank| {
         let calls = [4, 9];
         for _ in 0..2 {
-            let met = rank.signals.barrier(0, calls[rank.rank], NEVER, || false);
-            let other = 1 - rank.rank;
-            assert_eq!(met, Err(Stop::Differs { rank: other, theirs: calls[other] }));
+            let met = rank.call(calls[rank.rank], NEVER);
+            assert_eq!(met, Err(Stop::Differs { rank: 1 - rank.rank }));
         }
         rank.barrier(); // and the channel still works
     });
@@ -572,8 +598,8 @@ fn different_calls_are_noticed_by_both() {
 fn a_call_is_compared_with_the_one_of_the_same_barrier() {
     // The words of both parities are written again while a slow rank still compares.
     TWO.explore(|rank| {
-        for call in 1..=3 {
-            assert_eq!(rank.signals.barrier(0, call, NEVER, || false), Ok(()));
+        for call in 2..=4 {
+            assert_eq!(rank.call(call, NEVER), Ok(()));
         }
     });
 }
@@ -584,9 +610,9 @@ fn a_barrier_left_by_its_deadline_is_resumed() {
     let slept = TWO.explore(move |rank| {
         rank.data.write(rank.rank, 7);
         if rank.rank == 0 {
-            match rank.signals.barrier(0, 0, passed, || false) {
+            match rank.barrier_by(passed) {
                 Ok(()) => {}
-                Err(Stop::Expired { missing, .. }) => {
+                Err(Stop::GivenUp { missing, .. }) => {
                     // It may have come in between, but nobody else can be missing.
                     assert!(missing.iter().all(|&r| r == 1));
                     rank.barrier();
@@ -604,13 +630,15 @@ fn a_barrier_left_by_its_deadline_is_resumed() {
 }
 
 #[test]
-fn another_call_waits_for_the_barrier_that_was_left() {
+fn a_call_that_was_given_up_is_resumed_before_the_next() {
     let passed = passed();
     TWO.explore(move |rank| {
-        // Whether or not rank 0 left its first barrier, both count two.
+        // Whether or not rank 0 gave up its first call, both count two.
         let first = if rank.rank == 0 { passed } else { NEVER };
-        let _ = rank.signals.barrier(0, 5, first, || false);
-        assert_eq!(rank.signals.barrier(0, 6, NEVER, || false), Ok(()));
+        if rank.call(5, first).is_err() {
+            assert_eq!(rank.call(5, NEVER), Ok(()));
+        }
+        assert_eq!(rank.call(6, NEVER), Ok(()));
     });
 }
 

@@ -279,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_cover_everything_once_and_fit_a_desk() {
+    fn pieces_cover_everything_once_and_fit_a_staging_buffer() {
         for (len, blocks) in
             [(0, 1), (1, 3), (100, 7), (STAGE / 4, 1), (STAGE / 4 + 1, 1), (1 << 20, 72)]
         {

@@ -365,7 +365,7 @@ impl Running<'_, '_> {
     /// Fails if a rank gave the call up while the last one came: then that rank has its memory back.
     #[inline]
     pub(crate) fn check_not_given_up(&self) -> Result<()> {
-        match self.made.formed.signals.out_of_step() {
+        match self.made.formed.signals.given_up_meanwhile() {
             None => Ok(()),
             Some(rank) => Err(self.made.group.out_of_step(self.made.call.op, rank)),
         }

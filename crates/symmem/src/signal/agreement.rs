@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 
 use super::{Layout, Pads, Signals, Stop};
 use crate::sync::atomic::fence;
-use crate::sync::{Deadline, Ended, Ordering, Word};
+use crate::sync::{Deadline, Ended, Ordering, Word, fence_between_looks};
 
 /// Low bits of the `out` word: the rank that gave up, and one. Above them, the generation.
 const RANK_BITS: u32 = 16;
@@ -58,6 +58,13 @@ impl<P: Pads> Signals<P> {
         if out == 0 { None } else { self.who_gave_up(out) }
     }
 
+    /// As `out_of_step`, for a rank that has seen all flags of a barrier and is about to go on: see [`Signals::is_void`].
+    #[inline]
+    pub fn given_up_meanwhile(&self) -> Option<usize> {
+        fence_between_looks();
+        self.out_of_step()
+    }
+
     #[cold]
     fn who_gave_up(&self, out: u32) -> Option<usize> {
         let (generation, rank) = (out >> RANK_BITS, out & ((1 << RANK_BITS) - 1));
@@ -108,12 +115,13 @@ impl<P: Pads> Signals<P> {
     }
 
     /// Whether nobody has passed, or will pass, the barrier of the sequence that we have reached and gave up. The caller
-    /// has called `give_up`, and whoever passes looks at `out_of_step` after it has seen all flags.
+    /// has called `give_up`, and whoever passes asks `given_up_meanwhile` after it has seen all flags.
     ///
-    /// A rank that passes publishes its flags, fences, sees all flags in its pad, and then finds no `out` word. If its look
-    /// came before our store of that word, it had published and seen everything before we fence here, so we see it too.
+    /// A rank that passes publishes its flags, fences, sees all flags in its pad, fences again, and then finds no `out` word.
+    /// So both of its fences came before ours, and we see the flags that it published and those that it saw. The second fence
+    /// is for the flags of third ranks, which it saw after the first.
     pub fn is_void(&self) -> bool {
-        fence(Ordering::SeqCst); // pairs with the fence in `arrive`
+        fence(Ordering::SeqCst); // pairs with the fences in `arrive` and `given_up_meanwhile`
         let (channel, epoch) = (self.sequence(), self.epoch());
         let others = |rank: usize| (0..self.layout.ranks).filter(move |&r| r != rank);
         let sees_all = |rank| others(rank).all(|s| self.is_flagged(rank, channel, s, epoch));

@@ -8,9 +8,9 @@ use crate::group::{Call, Group, Ticket};
 
 /// Memory whose change to phase `P` did not come to its end: nobody may touch it until it does.
 ///
-/// [`resume`](Paused::resume) goes on with the change. Where another call came in between, the group is out of step; after
-/// [`Group::resync`] a change that all ranks had reached counts as done, and any other begins anew: `resume` does what is
-/// left to do.
+/// [`resume`](Paused::resume) goes on with the change. Where another call came in between, that has waited for the change
+/// first, and `resume` finds it done. After [`Group::resync`] a change that all ranks had reached counts as done, and any other
+/// begins anew.
 #[must_use = "dropping it gives the memory up while peers may use it"]
 pub struct Paused<P> {
     phase: P,
