@@ -28,7 +28,10 @@ fn doctor_prints_every_row() {
         "user namespaces",
         "/dev/shm",
         "SYMMEM_TIMEOUT",
+        "SYMMEM_DEVICE_TIMEOUT",
         "SYMMEM_SOCKET_DIR",
+        "SYMMEM_SECRET",
+        "SYMMEM_SECRET_FILE",
         "SYMMEM_SIGNAL_PAD_SIZE",
         "SYMMEM_CUDA_BACKEND",
         "SYMMEM_NVRTC",
@@ -51,6 +54,16 @@ fn doctor_prints_every_row() {
     let timeout = text.lines().find(|line| line.contains("SYMMEM_TIMEOUT")).unwrap();
     assert!(timeout.contains(" 17 "), "{timeout}");
     assert!(output.stderr.is_empty());
+}
+
+#[test]
+fn doctor_does_not_tell_the_secret() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_symmem"));
+    let output = command.arg("doctor").env("SYMMEM_SECRET", "correct horse battery").output();
+    let text = String::from_utf8(output.unwrap().stdout).unwrap();
+    let secret = text.lines().find(|line| line.contains(" SYMMEM_SECRET ")).unwrap();
+    assert!(secret.contains(" set "), "{secret}");
+    assert!(!text.contains("horse"), "{text}");
 }
 
 #[test]

@@ -157,7 +157,7 @@ pub extern "C" fn cuMemsetD8Async(to: u64, value: u8, bytes: usize, _stream: usi
 pub extern "C" fn cuMemsetD32Async(to: u64, value: u32, count: usize, _stream: usize) -> c_int {
     for i in 0..count {
         // SAFETY: the caller gives so many words of memory of this process.
-        unsafe { pointer::<u32>(to).add(i).write(value) };
+        unsafe { pointer::<u32>(to).wrapping_add(i).write(value) };
     }
     SUCCESS
 }

@@ -12,7 +12,6 @@ use symmem::{Deadline, GroupOptions};
 use crate::collectives;
 use crate::error::usage;
 use crate::memory::{self, Allocation, Buffer, Memory, Place, Pool};
-use crate::refusal;
 use crate::wait::detached;
 
 /// A world that this process joined, until the last group or handle of it is gone.
@@ -220,7 +219,7 @@ impl Group {
     /// and calls stay in step. Collective, as the call would have been.
     fn refuse(&self, py: Python<'_>) -> PyResult<()> {
         self.check_open(py, "refuse")?;
-        detached(py, || refusal::refuse(&self.inner))
+        detached(py, || self.inner.refuse())
     }
 
     /// Brings a group whose ranks are out of step back in step. Collective. Afterwards all calls work again, on devices too, and

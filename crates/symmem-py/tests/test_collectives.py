@@ -269,6 +269,17 @@ def wrong_arguments(world):
     ):
         [x.all_reduce, lambda: x.broadcast(0)][world.rank % 2]()
     x.all_reduce()
+    # No type of elements stands for anything else.
+    data = numpy.ones(61 * world.size, ["uint16", "float32"][world.rank % 2])
+    with pytest.raises(symmem.Mismatch, match="element type: here (u16|f32), on rank . (u16|f32)"):
+        world.reduce_scatter(data, numpy.empty(61, data.dtype))
+    # A rank that refuses a call is not waited for.
+    if world.rank == 0:
+        world.refuse()
+    else:
+        with pytest.raises(symmem.PeerFailed, match="rank 0 .*refused"):
+            x.all_reduce()
+    x.all_reduce()
 
 
 def test_wrong_arguments_are_refused_and_the_next_call_works():

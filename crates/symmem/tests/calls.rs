@@ -230,6 +230,28 @@ fn different_calls_fail_at_once_though_a_rank_has_not_come() {
 }
 
 #[test]
+fn a_rank_that_refuses_a_call_is_not_waited_for() {
+    threads(3, |world| {
+        let group = group_with(&world, LONG);
+        let begin = Instant::now();
+        let mut data = [1_u16; 61];
+        if world.rank() == 1 {
+            group.refuse().unwrap();
+        } else {
+            let e = group.all_reduce(&mut data, ReduceOp::Xor).unwrap_err();
+            let Error::Mismatch { what: "operation", rank: 1, theirs, .. } = &e else {
+                panic!("{e}")
+            };
+            assert_eq!(theirs, "refuse");
+        }
+        assert!(begin.elapsed() < LONG / 2);
+        group.refuse().unwrap(); // by all
+        group.all_reduce(&mut data, ReduceOp::Xor).unwrap();
+        assert_eq!(data, [1; 61]);
+    });
+}
+
+#[test]
 fn a_timeout_says_where_the_missing_ranks_are() {
     threads(3, |world| {
         let group = group_with(&world, LONG);

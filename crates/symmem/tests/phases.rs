@@ -39,7 +39,7 @@ fn a_share_that_was_overtaken_does_not_come_back_as_owned() {
             let y = y.share().unwrap();
             world.barrier().unwrap();
             // Rank 1 reads x by now. The share is done on all ranks, so there is nothing left to wait for.
-            let paused = paused.give_up().err().expect("rank 1 still reads");
+            let paused = paused.give_up().expect_err("rank 1 still reads");
             (paused.resume().unwrap(), y)
         } else {
             world.barrier().unwrap();

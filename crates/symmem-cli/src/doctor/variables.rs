@@ -2,13 +2,22 @@
 
 use super::{Row, row};
 
+/// Whoever reads what doctor prints must not learn it.
+const SECRET: &str = "SYMMEM_SECRET";
+
 /// Names and meanings.
-const VARIABLES: [(&str, &str); 19] = [
+const VARIABLES: [(&str, &str); 22] = [
     ("SYMMEM_TIMEOUT", "seconds after which a wait gives up; 0 for ever; default 300"),
+    (
+        "SYMMEM_DEVICE_TIMEOUT",
+        "the same for kernels of groups that have the default limit; default 1800",
+    ),
     (
         "SYMMEM_SOCKET_DIR",
         "where ranks on one host meet; default a private directory in the temporary one",
     ),
+    (SECRET, "a secret of the job, 16 bytes or more, that seals what ranks write to the store"),
+    ("SYMMEM_SECRET_FILE", "the file of mode 0600 with that secret"),
     ("SYMMEM_SIGNAL_PAD_SIZE", "bytes of the signal pad of an allocation"),
     ("SYMMEM_BACKEND", "process or host; default host between processes, process between threads"),
     ("SYMMEM_CUDA_BACKEND", "where memory of GPUs comes from: cuda, nccl or nvshmem; default cuda"),
@@ -39,9 +48,10 @@ const VARIABLES: [(&str, &str); 19] = [
 
 /// One row per variable.
 pub(super) fn rows() -> Vec<Row> {
-    let value = |name| {
-        let value = std::env::var_os(name);
-        value.map_or_else(|| "not set".to_owned(), |value| value.display().to_string())
+    let value = |name| match std::env::var_os(name) {
+        None => "not set".to_owned(),
+        Some(_) if name == SECRET => "set".to_owned(),
+        Some(value) => value.display().to_string(),
     };
     VARIABLES.iter().map(|&(name, meaning)| row(name, &value(name), meaning)).collect()
 }

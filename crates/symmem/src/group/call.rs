@@ -43,6 +43,8 @@ pub(crate) enum Memory {
 pub(super) const PLAIN: &str = "barrier";
 /// The call at which ranks come together before they exchange memory.
 pub(super) const RENDEZVOUS: &str = "rendezvous";
+/// The call of a rank that refuses to make another.
+pub(super) const REFUSAL: &str = "refuse";
 
 /// A call as it is compared and told to peers.
 pub(super) type Words = [u64; 8];
@@ -180,7 +182,7 @@ impl std::fmt::Display for Call {
 }
 
 /// The operations that ranks call together, the most frequent first: they are looked for in this order. At most 32.
-const OPS: [&str; 29] = [
+const OPS: [&str; 30] = [
     "barrier",
     "all_reduce",
     "reduce_scatter",
@@ -209,6 +211,7 @@ const OPS: [&str; 29] = [
     "release",
     "rendezvous",
     "resync",
+    REFUSAL,
     "a kernel of the caller's",
 ];
 

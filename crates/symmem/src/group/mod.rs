@@ -222,6 +222,16 @@ impl Group {
         done.map_err(|stop| self.stopped(stop, OP, Some(channel), |rank| !absent.contains(&rank)))
     }
 
+    /// Takes this rank's place in a collective call that it refuses to make, so that nobody waits for it: peers that make the
+    /// call get [`Error::Mismatch`] at once, and all ranks stay in step. Succeeds, also where all ranks refuse.
+    pub fn refuse(&self) -> Result<()> {
+        const REFUSED: Call = Call::plain(call::REFUSAL);
+        match self.begin_call(&REFUSED, self.deadline())?.barrier() {
+            Err(Error::Mismatch { .. }) => Ok(()), // they know
+            other => other,
+        }
+    }
+
     /// Says that this rank is about to make a collective call: see [`Signals::reach_out`].
     #[inline]
     pub(crate) fn reach_out(&self) {

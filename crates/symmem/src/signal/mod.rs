@@ -9,16 +9,17 @@
 
 mod agreement;
 mod layout;
+mod turn;
 
 use std::cell::Cell;
 use std::time::Duration;
 
-use crate::sync::atomic::{AtomicBool, AtomicU32, fence};
+use crate::sync::atomic::{AtomicBool, AtomicU32};
 use crate::sync::{
-    Bell, Deadline, Ended, Expiry, Mutex, Ordering, Patience, Word, current_core,
-    fence_after_replace, poll_by,
+    Bell, Deadline, Ended, Expiry, Mutex, Ordering, Patience, Word, fence_after_replace, poll_by,
 };
 pub use layout::Layout;
+pub use turn::Turn;
 
 /// The pads of all ranks of a group, as one of them sees them.
 pub trait Pads: Send + Sync {
@@ -408,137 +409,6 @@ impl<P: Pads> Signals<P> {
             Ended::Broken => Err(Stop::Lost),
             Ended::GivenUp(why, after) => Err(Stop::GivenUp { why, after, missing: vec![peer] }),
         }
-    }
-}
-
-/// The right to use a channel, until dropped.
-pub struct Turn<'a, P: Pads> {
-    signals: &'a Signals<P>,
-    channel: usize,
-}
-
-impl<P: Pads> Drop for Turn<'_, P> {
-    fn drop(&mut self) {
-        self.signals.channels[self.channel].busy.store(false, Ordering::Release);
-    }
-}
-
-impl<P: Pads> Turn<'_, P> {
-    /// Whether we have reached a barrier and not left it, which the next exchange resumes.
-    #[inline]
-    pub fn is_unfinished(&self) -> bool {
-        self.signals.channels[self.channel].state.load(Ordering::Relaxed) == UNFINISHED
-    }
-
-    /// Whether all have reached the last barrier, and we have left it.
-    #[inline]
-    pub fn is_done(&self) -> bool {
-        self.signals.channels[self.channel].state.load(Ordering::Relaxed) == DONE
-    }
-
-    /// Says in full what an exchange with [`IN_FULL`] is about. Called by its `write`, for ourselves.
-    #[cold]
-    pub(crate) fn describe(&self, epoch: u32, words: &[u32; Layout::DESCRIPTION]) {
-        self.signals.store_words(Layout::description(epoch), words);
-    }
-
-    /// A barrier with data: `write(r, e)` writes what rank r shall find at epoch e, for ourselves first and for
-    /// each peer just before its flag; `read(e)` takes up what all have written.
-    ///
-    /// `call` says what the caller is about; ranks that call different things are told so, all of them, as soon as two
-    /// of them have come. After `GivenUp` the next exchange resumes this one, and writes nothing.
-    ///
-    /// What was written for e may be overwritten for e + 2 and not before: whoever writes for e + 2 has passed e + 1,
-    /// which all ranks reach only when they have read e.
-    #[inline(always)] // the way of every small message; its closures are worth nothing elsewhere
-    pub fn exchange<R>(
-        &self,
-        call: u32,
-        deadline: &mut Deadline,
-        mut lost: impl FnMut(&dyn Fn(usize) -> bool) -> bool,
-        write: impl FnMut(usize, u32),
-        read: impl FnOnce(u32) -> R,
-    ) -> Result<R, Stop> {
-        let (signals, channel) = (self.signals, self.channel);
-        let state = &signals.channels[channel].state;
-        if state.load(Ordering::Relaxed) == LEFT_EARLY {
-            self.await_late(deadline, &mut lost)?;
-        }
-        let epoch = self.arrive(call, write);
-        let all_here = signals.await_all(channel, epoch, deadline, lost);
-        let agreed = all_here.and_then(|()| match signals.differing(channel, epoch, |_| true) {
-            None => Ok(()),
-            Some(rank) => Err(Stop::Differs { rank }),
-        });
-        match agreed {
-            Ok(()) => state.store(DONE, Ordering::Relaxed),
-            // Ranks that disagree are done with this barrier, whoever has not come yet included.
-            Err(Stop::Differs { .. }) => state.store(LEFT_EARLY, Ordering::Relaxed),
-            Err(_) => {}
-        }
-        agreed.map(|()| read(epoch)) // while it is our turn: another thread of ours would let peers go on and overwrite it
-    }
-
-    /// Waits for those who had not come when this rank left the last barrier.
-    #[cold]
-    fn await_late(
-        &self,
-        deadline: &mut Deadline,
-        lost: &mut dyn FnMut(&dyn Fn(usize) -> bool) -> bool,
-    ) -> Result<(), Stop> {
-        let (signals, channel) = (self.signals, self.channel);
-        let epoch = signals.channels[channel].epoch.load(Ordering::Relaxed);
-        let arrived = |rank| signals.has_reached(channel, rank, epoch);
-        let all_here = || signals.missing(channel, epoch).is_empty();
-        let broken = || lost(&arrived) || signals.out_of_step().is_some();
-        let bell = signals.bell(signals.rank);
-        match bell.wait(signals.patience, deadline, all_here, broken, || true) {
-            Ended::Ready => Ok(()),
-            Ended::Broken => {
-                Err(signals.out_of_step().map_or(Stop::Lost, |rank| Stop::OutOfStep { rank }))
-            }
-            Ended::GivenUp(why, after) => {
-                Err(Stop::GivenUp { why, after, missing: signals.missing(channel, epoch) })
-            }
-        }
-    }
-
-    /// Publishes our arrival, or finds that we have arrived already in an earlier call that gave up.
-    #[inline]
-    fn arrive(&self, call: u32, mut write: impl FnMut(usize, u32)) -> u32 {
-        let (signals, channel) = (self.signals, self.channel);
-        let state = &signals.channels[channel];
-        let epoch = state.epoch.load(Ordering::Relaxed);
-        if state.state.load(Ordering::Relaxed) == UNFINISHED {
-            return epoch;
-        }
-        let epoch = epoch.wrapping_add(1);
-        state.epoch.store(epoch, Ordering::Relaxed);
-        state.call.store(call, Ordering::Relaxed);
-        state.state.store(UNFINISHED, Ordering::Relaxed);
-        // By value: whatever the stores below touch, these need not be read again.
-        let (rank, layout, crowded) = (signals.rank, signals.layout, signals.patience.crowded);
-        let core = if crowded { current_core() } else { 0 };
-        state.core.store(core, Ordering::Relaxed);
-        write(rank, epoch);
-        for peer in signals.peers() {
-            write(peer, epoch);
-            if crowded {
-                let word = signals.pads.word(peer, layout.core(channel, rank));
-                word.store(core, Ordering::Relaxed);
-            }
-            let call_word = signals.pads.word(peer, layout.call(channel, rank, epoch));
-            call_word.store(call, Ordering::Relaxed);
-            // Release: pairs with the acquire in `is_flagged` and publishes `call`, the payload and all data.
-            let slot = signals.pads.word(peer, layout.epoch(channel, rank));
-            slot.store(epoch, Ordering::Release);
-        }
-        // Pairs with the fence of a peer about to sleep, see `Bell`, and with that of one who gives up, see `is_void`.
-        fence(Ordering::SeqCst);
-        for peer in signals.peers() {
-            signals.bell(peer).ring_if_asleep();
-        }
-        epoch
     }
 }
 
