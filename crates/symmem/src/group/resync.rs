@@ -69,7 +69,7 @@ impl Group {
         }
         if signals.round() != renewed {
             self.round(formed, quiet, &mut deadline)?;
-            formed.reset_sequence();
+            self.reset_sequence(formed);
             self.resync_hooks().iter().try_for_each(|hook| hook.reset())?;
         }
         self.round(formed, renewed, &mut deadline)?;

@@ -222,14 +222,9 @@ impl Group {
         let word = formed.sequence.word(&pending);
         let mut other = Made { group: self, formed, call: &pending, word, deadline };
         match other.exchange(turn, |_, _| (), |_| ()) {
-            Ok(()) => {
-                formed.settle(&pending, true);
-                if pending.op == RENDEZVOUS {
-                    self.decline_rendezvous(formed.sequence.rendezvous.load(Ordering::Relaxed));
-                }
-            }
+            Ok(()) => self.settle(formed, &pending, true),
             // It failed here when it gave up, and now it is over on all ranks, which go on to this one.
-            Err(Error::Mismatch { .. }) => formed.settle(&pending, false),
+            Err(Error::Mismatch { .. }) => self.settle(formed, &pending, false),
             Err(error) => {
                 if matches!(error, Error::Timeout { .. } | Error::Interrupted { .. }) {
                     formed.put_off(call);
@@ -238,6 +233,29 @@ impl Group {
             }
         }
         Ok(other.deadline)
+    }
+
+    /// Notes what became of a call that had given up. Of a rendezvous that all have come to, the others learn that this rank
+    /// does not wait for it: what they send would be kept here for good.
+    fn settle(&self, formed: &Formed, call: &Call, completed: bool) {
+        let signals = &formed.signals;
+        let ticket = Ticket { generation: signals.generation(), epoch: signals.epoch() };
+        formed.sequence.outcomes().insert(ticket, completed);
+        if completed && call.op == RENDEZVOUS {
+            self.decline_rendezvous(formed.sequence.count_rendezvous());
+        }
+    }
+
+    /// Makes the sequence as new, while nobody is in a call.
+    pub(super) fn reset_sequence(&self, formed: &Formed) {
+        let (signals, sequence) = (&formed.signals, &formed.sequence);
+        if signals.is_unfinished() {
+            let call = Call::from_words(&load(&sequence.pending));
+            self.settle(formed, &call, signals.was_completed());
+        }
+        sequence.forget_all();
+        sequence.take_put_off();
+        signals.reset();
     }
 
     #[cold]
@@ -302,28 +320,6 @@ impl Formed {
         } else {
             self.give_up(call);
         }
-    }
-
-    /// Notes what became of a call that had given up.
-    fn settle(&self, call: &Call, completed: bool) {
-        let signals = &self.signals;
-        let ticket = Ticket { generation: signals.generation(), epoch: signals.epoch() };
-        self.sequence.outcomes().insert(ticket, completed);
-        if completed && call.op == RENDEZVOUS {
-            self.sequence.count_rendezvous();
-        }
-    }
-
-    /// Makes the sequence as new, while nobody is in a call.
-    pub(super) fn reset_sequence(&self) {
-        let signals = &self.signals;
-        if signals.is_unfinished() {
-            let call = Call::from_words(&load(&self.sequence.pending));
-            self.settle(&call, signals.was_completed());
-        }
-        self.sequence.forget_all();
-        self.sequence.take_put_off();
-        signals.reset();
     }
 }
 
