@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::names::{Key, count_barriers, is_barrier, is_collective, short, signal_of};
 use crate::report::{Report, Violation};
+use crate::steps::Steps;
 use symmem_chaos::program::{Op, Program, Round, Step, Trouble};
 use symmem_chaos::record::{Event, Kind, Outcome, Record};
 
@@ -22,6 +23,7 @@ struct Case<'a> {
     /// Which barrier of its channel a call was for, by rank, lane and the time when it began: one that timed out is gone on
     /// with by the next call.
     barriers: HashMap<(usize, usize, u64), usize>,
+    steps: Steps<'a>,
     found: Vec<(u64, Violation)>,
 }
 
@@ -74,7 +76,8 @@ impl<'a> Case<'a> {
             }
         }
         let (stalls, barriers) = (union(stalls), count_barriers(&calls));
-        Self { program, calls, killed, left, stalls, barriers, found: Vec::new() }
+        let steps = Steps::new(program, &calls);
+        Self { program, calls, killed, left, stalls, barriers, steps, found: Vec::new() }
     }
 
     /// For how long something stood still in this time.
@@ -120,9 +123,21 @@ impl<'a> Case<'a> {
         match &record.outcome {
             Outcome::Open => {}
             Outcome::Ok => self.ok(record),
+            Outcome::Wrong(_) if self.steps.may_be_shifted(record) => {}
             Outcome::Wrong(text) => self.wrong(record, "ok with other data", text),
             Outcome::Err { kind, ranks, after, text } => {
                 self.error(record, *kind, ranks, *after, text);
+            }
+        }
+        if let Some(earlier) = self.steps.out_of_step_since(record) {
+            let told = matches!(
+                record.outcome,
+                Outcome::Open | Outcome::Err { kind: Kind::OutOfStep | Kind::PeerLost, .. }
+            );
+            if !told {
+                let Record { rank, call, part, name, .. } = earlier;
+                let why = format!("rank {rank} had given up call {call}.{part} {name}");
+                self.wrong(record, "not told that the group is out of step", &why);
             }
         }
         self.quiet(record);
@@ -178,8 +193,12 @@ impl<'a> Case<'a> {
         if !is_collective(&record.name) {
             return;
         }
+        let shifted = self.steps.may_be_shifted(record);
         for &member in &record.members {
-            let mut theirs = self.of_rank(record, member);
+            let mut theirs = match shifted {
+                true => self.steps.alike(record, member),
+                false => self.of_rank(record, member),
+            };
             theirs.retain(|r| r.enter <= record.leave);
             if theirs.is_empty() {
                 self.wrong(record, "ok without a rank", &format!("rank {member} was not in it"));
@@ -222,7 +241,7 @@ impl<'a> Case<'a> {
             }
             Kind::OutOfStep => {
                 for &rank in ranks {
-                    if !self.failed_before(record.lane, rank, record.leave) {
+                    if !self.steps.gave_up(record, rank) {
                         self.wrong(
                             record,
                             "out of step by nobody",
@@ -278,7 +297,8 @@ impl<'a> Case<'a> {
                 }
                 continue;
             }
-            if is_collective(&record.name) && self.had_come(record, rank) {
+            let shifted = self.steps.may_be_shifted(record);
+            if is_collective(&record.name) && !shifted && self.had_come(record, rank) {
                 let class =
                     format!("a timeout blames a rank that had come to {}", short(&record.name));
                 self.wrong(record, &class, &format!("rank {rank}"));
@@ -357,10 +377,18 @@ impl<'a> Case<'a> {
 
     fn mismatch(&mut self, record: &'a Record, ranks: &[usize]) {
         for &rank in ranks {
-            let key = (record.lane, record.call, record.part);
-            let theirs = self.calls.get(&key).into_iter().flatten().filter(|r| r.rank == rank);
+            // In a group of its own step, what gave up before the group was formed was never made.
+            let of_step = matches!(
+                self.place(record.lane, record.call),
+                Some((_, Step { op: Op::Subgroup { .. }, .. }))
+            );
+            let parts = if of_step { 0..=99 } else { record.part..=record.part };
+            let key = |part: &usize| (record.lane, record.call, *part);
+            let theirs = self.calls.range(key(parts.start())..=key(parts.end()));
+            let theirs = theirs.flat_map(|(_, records)| records).filter(|r| r.rank == rank);
             let other = |r: &&Record| r.name != record.name && r.enter <= record.leave;
-            if !theirs.copied().any(|r| other(&r)) {
+            let shifted = self.steps.may_be_shifted(record);
+            if !shifted && !theirs.copied().any(|r| other(&r)) {
                 let why = format!("rank {rank} made the same call, or none");
                 self.wrong(record, "a mismatch of calls that are the same", &why);
             }
@@ -413,9 +441,21 @@ impl<'a> Case<'a> {
         ];
         let text = &text.replace("did not come to the end", "hangs: it did not come to the end");
         let class = words.iter().find(|word| text.contains(**word)).unwrap_or(&"fault");
+        if *class == "shared part" && self.shared_in_another_step(rank, text) {
+            return;
+        }
         let violation =
             Violation { class: (*class).to_owned(), text: format!("rank {rank}: {text}") };
         self.found.push((0, violation));
+    }
+
+    /// Whether what was seen in a peer's part may be that of another step of the peer's: `text` begins with the call.
+    fn shared_in_another_step(&self, rank: usize, text: &str) -> bool {
+        let call = text.strip_prefix("call ").and_then(|t| t.split(':').next()?.parse().ok());
+        let shared =
+            |r: &&&Record| r.rank == rank && Some(r.call) == call && r.name.starts_with("share@");
+        let mut records = self.calls.values().flatten().filter(shared);
+        records.any(|r| self.steps.may_be_shifted(r))
     }
 
     /// A group that was shrunk has this rank, and nobody who was dead long before.
