@@ -69,7 +69,9 @@ impl Group {
         }
         if signals.round() != renewed {
             self.round(formed, quiet, &mut deadline)?;
-            formed.reset_sequence();
+            if let Some(number) = formed.reset_sequence() {
+                self.decline_rendezvous(number); // and gives back what peers have sent for it
+            }
             self.resync_hooks().iter().try_for_each(|hook| hook.reset())?;
         }
         self.round(formed, renewed, &mut deadline)?;

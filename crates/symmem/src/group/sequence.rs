@@ -270,16 +270,18 @@ impl Formed {
         }
     }
 
-    /// Makes the sequence as new, while nobody is in a call.
-    pub(super) fn reset_sequence(&self) {
-        let signals = &self.signals;
+    /// Makes the sequence as new, while nobody is in a call. Says which rendezvous peers have come to, and this rank gave up.
+    pub(super) fn reset_sequence(&self) -> Option<u64> {
+        let (signals, sequence) = (&self.signals, &self.sequence);
+        let before = sequence.rendezvous.load(Ordering::Relaxed);
         if signals.is_unfinished() {
-            let call = Call::from_words(&load(&self.sequence.pending));
+            let call = Call::from_words(&load(&sequence.pending));
             self.settle(&call, signals.was_completed());
         }
-        self.sequence.forget_all();
-        self.sequence.take_put_off();
+        sequence.forget_all();
+        sequence.take_put_off();
         signals.reset();
+        Some(sequence.rendezvous.load(Ordering::Relaxed)).filter(|&number| number != before)
     }
 }
 
