@@ -32,6 +32,8 @@ const TYPES: [DType; 14] = [
 const BLOCKS: usize = 60;
 /// Nothing takes so long where nothing goes wrong.
 const LONG: u64 = 2_000;
+/// Whoever may end a wait is asked at least ten times a second: by then it has ended.
+const INTERRUPTED: u64 = 150;
 
 /// Leaves out all calls that differ, of whatever step.
 pub const AGREE: Cut = Cut::Variant(999);
@@ -357,6 +359,25 @@ impl Maker {
                 _ => Trouble::Late(long),
             };
             self.faults.push(Fault { rank, lane, call, trouble });
+            if matches!(trouble, Trouble::Interrupt(_) | Trouble::Short(_)) && self.ranks > 1 {
+                self.has_to_wait(rank, lane, call, trouble, long);
+            }
+        }
+    }
+
+    /// Where nobody is late there is no wait to end.
+    fn has_to_wait(&mut self, rank: usize, lane: usize, call: usize, trouble: Trouble, long: u64) {
+        let late = (rank + 1 + self.random.below(self.ranks - 1)) % self.ranks;
+        let interrupted = matches!(trouble, Trouble::Interrupt(_));
+        let trouble = Trouble::Late(if interrupted { INTERRUPTED } else { long });
+        self.faults.push(Fault { rank: late, lane, call, trouble });
+        if interrupted {
+            // Nobody else gives up before.
+            let all = (0..self.ranks).map(|rank| {
+                let trouble = Trouble::Short(2 * INTERRUPTED);
+                Fault { rank, lane, call, trouble }
+            });
+            self.faults.extend(all);
         }
     }
 }

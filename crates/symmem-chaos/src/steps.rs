@@ -109,6 +109,13 @@ impl<'a> Steps<'a> {
         self.calls.iter().filter(before).find(data).copied()
     }
 
+    /// Whether a rendezvous that this rank gave up was not followed by a call that succeeded.
+    pub fn ends_in_rendezvous(&self, rank: usize) -> bool {
+        let own = self.calls.iter().rev().filter(|r| r.rank == rank);
+        own.take_while(|r| r.outcome != Outcome::Ok)
+            .any(|r| r.name.starts_with("rendezvous") && r.leave != 0)
+    }
+
     /// Whether `rank` had given up a call when `record` ended, or had called resync.
     pub fn gave_up(&self, record: &Record, rank: usize) -> bool {
         let generation = self.generation(record);
