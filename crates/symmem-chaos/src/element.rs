@@ -185,6 +185,7 @@ macro_rules! with_type {
     ($dtype:expr, $T:ident => $body:expr) => {{
         use symmem::DType;
         match $dtype {
+            #[cfg(not(feature = "few"))]
             DType::F64 => {
                 type $T = f64;
                 $body
@@ -193,6 +194,7 @@ macro_rules! with_type {
                 type $T = f32;
                 $body
             }
+            #[cfg(not(feature = "few"))]
             DType::F16 => {
                 type $T = half::f16;
                 $body
@@ -201,10 +203,12 @@ macro_rules! with_type {
                 type $T = half::bf16;
                 $body
             }
+            #[cfg(not(feature = "few"))]
             DType::F8E4M3 => {
                 type $T = symmem::F8E4M3;
                 $body
             }
+            #[cfg(not(feature = "few"))]
             DType::F8E5M2 => {
                 type $T = symmem::F8E5M2;
                 $body
@@ -213,26 +217,32 @@ macro_rules! with_type {
                 type $T = i64;
                 $body
             }
+            #[cfg(not(feature = "few"))]
             DType::I32 => {
                 type $T = i32;
                 $body
             }
+            #[cfg(not(feature = "few"))]
             DType::I16 => {
                 type $T = i16;
                 $body
             }
+            #[cfg(not(feature = "few"))]
             DType::I8 => {
                 type $T = i8;
                 $body
             }
+            #[cfg(not(feature = "few"))]
             DType::U64 => {
                 type $T = u64;
                 $body
             }
+            #[cfg(not(feature = "few"))]
             DType::U32 => {
                 type $T = u32;
                 $body
             }
+            #[cfg(not(feature = "few"))]
             DType::U16 => {
                 type $T = u16;
                 $body

@@ -9,6 +9,9 @@ use symmem_chaos::program::{
     Work,
 };
 
+#[cfg(feature = "few")]
+const TYPES: [DType; 4] = [DType::F32, DType::BF16, DType::I64, DType::U8];
+#[cfg(not(feature = "few"))]
 const TYPES: [DType; 14] = [
     DType::F64,
     DType::F32,
@@ -29,6 +32,8 @@ const TYPES: [DType; 14] = [
 const BLOCKS: usize = 60;
 /// Nothing takes so long where nothing goes wrong.
 const LONG: u64 = 2_000;
+/// Whoever may end a wait is asked at least ten times a second: by then it has ended.
+const INTERRUPTED: u64 = 150;
 
 /// Leaves out all calls that differ, of whatever step.
 pub const AGREE: Cut = Cut::Variant(999);
@@ -81,15 +86,18 @@ impl Maker {
 
     fn lanes(&mut self) -> Vec<Lane> {
         let count = self.pick(&[1, 1, 1, 1, 2, 2, 3]);
+        let mut in_step = true;
         (0..count)
             .map(|number| {
                 let place = match number {
                     0 => Place::World,
-                    1 if self.one_in(2) => Place::Channels,
+                    // A call that the other lane gives up ends theirs: which ones, nobody knows.
+                    1 if in_step && self.one_in(2) => Place::Channels,
                     _ => Place::Group(self.mask()),
                 };
                 self.slots.clear();
                 let rounds = self.rounds(number, place, count == 1);
+                in_step &= number > 0 || rounds.iter().all(|round| !round.faulty);
                 Lane { number, place, rounds }
             })
             .collect()
@@ -351,6 +359,25 @@ impl Maker {
                 _ => Trouble::Late(long),
             };
             self.faults.push(Fault { rank, lane, call, trouble });
+            if matches!(trouble, Trouble::Interrupt(_) | Trouble::Short(_)) && self.ranks > 1 {
+                self.has_to_wait(rank, lane, call, trouble, long);
+            }
+        }
+    }
+
+    /// Where nobody is late there is no wait to end.
+    fn has_to_wait(&mut self, rank: usize, lane: usize, call: usize, trouble: Trouble, long: u64) {
+        let late = (rank + 1 + self.random.below(self.ranks - 1)) % self.ranks;
+        let interrupted = matches!(trouble, Trouble::Interrupt(_));
+        let trouble = Trouble::Late(if interrupted { INTERRUPTED } else { long });
+        self.faults.push(Fault { rank: late, lane, call, trouble });
+        if interrupted {
+            // Nobody else gives up before.
+            let all = (0..self.ranks).map(|rank| {
+                let trouble = Trouble::Short(2 * INTERRUPTED);
+                Fault { rank, lane, call, trouble }
+            });
+            self.faults.extend(all);
         }
     }
 }

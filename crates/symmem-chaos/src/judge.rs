@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::names::{Key, count_barriers, is_barrier, is_collective, short, signal_of};
 use crate::report::{Report, Violation};
+use crate::steps::Steps;
 use symmem_chaos::program::{Op, Program, Round, Step, Trouble};
 use symmem_chaos::record::{Event, Kind, Outcome, Record};
 
@@ -22,6 +23,7 @@ struct Case<'a> {
     /// Which barrier of its channel a call was for, by rank, lane and the time when it began: one that timed out is gone on
     /// with by the next call.
     barriers: HashMap<(usize, usize, u64), usize>,
+    steps: Steps<'a>,
     found: Vec<(u64, Violation)>,
 }
 
@@ -74,7 +76,8 @@ impl<'a> Case<'a> {
             }
         }
         let (stalls, barriers) = (union(stalls), count_barriers(&calls));
-        Self { program, calls, killed, left, stalls, barriers, found: Vec::new() }
+        let steps = Steps::new(program, &calls);
+        Self { program, calls, killed, left, stalls, barriers, steps, found: Vec::new() }
     }
 
     /// For how long something stood still in this time.
@@ -120,9 +123,21 @@ impl<'a> Case<'a> {
         match &record.outcome {
             Outcome::Open => {}
             Outcome::Ok => self.ok(record),
+            Outcome::Wrong(_) if self.steps.may_be_shifted(record) => {}
             Outcome::Wrong(text) => self.wrong(record, "ok with other data", text),
             Outcome::Err { kind, ranks, after, text } => {
                 self.error(record, *kind, ranks, *after, text);
+            }
+        }
+        if let Some(earlier) = self.steps.out_of_step_since(record) {
+            let told = matches!(
+                record.outcome,
+                Outcome::Open | Outcome::Err { kind: Kind::OutOfStep | Kind::PeerLost, .. }
+            );
+            if !told {
+                let Record { rank, call, part, name, .. } = earlier;
+                let why = format!("rank {rank} had given up call {call}.{part} {name}");
+                self.wrong(record, "not told that the group is out of step", &why);
             }
         }
         self.quiet(record);
@@ -178,8 +193,12 @@ impl<'a> Case<'a> {
         if !is_collective(&record.name) {
             return;
         }
+        let shifted = self.steps.may_be_shifted(record);
         for &member in &record.members {
-            let mut theirs = self.of_rank(record, member);
+            let mut theirs = match shifted {
+                true => self.steps.alike(record, member),
+                false => self.of_rank(record, member),
+            };
             theirs.retain(|r| r.enter <= record.leave);
             if theirs.is_empty() {
                 self.wrong(record, "ok without a rank", &format!("rank {member} was not in it"));
@@ -222,7 +241,7 @@ impl<'a> Case<'a> {
             }
             Kind::OutOfStep => {
                 for &rank in ranks {
-                    if !self.failed_before(record.lane, rank, record.leave) {
+                    if !self.steps.gave_up(record, rank) && !self.gave_up_in_step(record, rank) {
                         self.wrong(
                             record,
                             "out of step by nobody",
@@ -245,6 +264,17 @@ impl<'a> Case<'a> {
             }
             Kind::Other => self.wrong(record, "an error that no fault explains", text),
         }
+    }
+
+    /// Whether `rank` gave up a call of the same step by the end of this one: the step may have a group of its own.
+    fn gave_up_in_step(&self, record: &Record, rank: usize) -> bool {
+        let of_step =
+            self.calls.range((record.lane, record.call, 0)..=(record.lane, record.call, 89));
+        let gave_up = |r: &Record| {
+            matches!(&r.outcome, Outcome::Err { kind: Kind::Timeout | Kind::Interrupted, .. })
+        };
+        let mut of_step = of_step.flat_map(|(_, records)| records);
+        of_step.any(|r| r.rank == rank && r.enter <= record.leave && gave_up(r))
     }
 
     /// Whether a call of this rank ended so that the group may be out of step.
@@ -278,7 +308,8 @@ impl<'a> Case<'a> {
                 }
                 continue;
             }
-            if is_collective(&record.name) && self.had_come(record, rank) {
+            let shifted = self.steps.may_be_shifted(record);
+            if is_collective(&record.name) && !shifted && self.had_come(record, rank) {
                 let class =
                     format!("a timeout blames a rank that had come to {}", short(&record.name));
                 self.wrong(record, &class, &format!("rank {rank}"));
@@ -357,10 +388,18 @@ impl<'a> Case<'a> {
 
     fn mismatch(&mut self, record: &'a Record, ranks: &[usize]) {
         for &rank in ranks {
-            let key = (record.lane, record.call, record.part);
-            let theirs = self.calls.get(&key).into_iter().flatten().filter(|r| r.rank == rank);
+            // In a group of its own step, what gave up before the group was formed was never made.
+            let of_step = matches!(
+                self.place(record.lane, record.call),
+                Some((_, Step { op: Op::Subgroup { .. }, .. }))
+            );
+            let parts = if of_step { 0..=99 } else { record.part..=record.part };
+            let key = |part: &usize| (record.lane, record.call, *part);
+            let theirs = self.calls.range(key(parts.start())..=key(parts.end()));
+            let theirs = theirs.flat_map(|(_, records)| records).filter(|r| r.rank == rank);
             let other = |r: &&Record| r.name != record.name && r.enter <= record.leave;
-            if !theirs.copied().any(|r| other(&r)) {
+            let shifted = self.steps.may_be_shifted(record);
+            if !shifted && !theirs.copied().any(|r| other(&r)) {
                 let why = format!("rank {rank} made the same call, or none");
                 self.wrong(record, "a mismatch of calls that are the same", &why);
             }
@@ -413,9 +452,25 @@ impl<'a> Case<'a> {
         ];
         let text = &text.replace("did not come to the end", "hangs: it did not come to the end");
         let class = words.iter().find(|word| text.contains(**word)).unwrap_or(&"fault");
+        if *class == "shared part" && self.shared_in_another_step(rank, text) {
+            return;
+        }
+        // Peers may have sent memory for a rendezvous that is pending to the end.
+        if text.contains("all is dropped but the world") && self.steps.ends_in_rendezvous(rank) {
+            return;
+        }
         let violation =
             Violation { class: (*class).to_owned(), text: format!("rank {rank}: {text}") };
         self.found.push((0, violation));
+    }
+
+    /// Whether what was seen in a peer's part may be that of another step of the peer's: `text` begins with the call.
+    fn shared_in_another_step(&self, rank: usize, text: &str) -> bool {
+        let call = text.strip_prefix("call ").and_then(|t| t.split(':').next()?.parse().ok());
+        let shared =
+            |r: &&&Record| r.rank == rank && Some(r.call) == call && r.name.starts_with("share@");
+        let mut records = self.calls.values().flatten().filter(shared);
+        records.any(|r| self.steps.may_be_shifted(r))
     }
 
     /// A group that was shrunk has this rank, and nobody who was dead long before.
@@ -518,6 +573,29 @@ mod tests {
         assert_eq!(classes(true, &late), Vec::<String>::new());
         let there = [call(0, 10, 60, timeout(1, 50)), call(1, 12, 62, timeout(0, 50))];
         assert_eq!(classes(true, &there), ["a timeout blames a rank that had come to barrier"]);
+    }
+
+    #[test]
+    fn a_sum_that_was_given_up_ends_all_calls() {
+        let named = |event: Event| match event {
+            Event::Call(record) => {
+                Event::Call(Record { name: "all_reduce[u8,1,sum]".into(), ..record })
+            }
+            other => other,
+        };
+        let told = Outcome::Err {
+            kind: Kind::OutOfStep,
+            ranks: vec![0],
+            after: None,
+            text: String::new(),
+        };
+        let first = named(call(0, 10, 60, timeout(1, 50)));
+        let events = [first.clone(), named(call(1, 100, 101, told.clone()))];
+        assert_eq!(classes(true, &events), Vec::<String>::new());
+        let events = [first, named(call(1, 100, 150, timeout(0, 50)))];
+        assert_eq!(classes(true, &events), ["not told that the group is out of step"]);
+        let events = [call(0, 100, 150, timeout(1, 50)), named(call(1, 10, 11, told))];
+        assert_eq!(classes(true, &events), ["out of step by nobody"]);
     }
 
     #[test]

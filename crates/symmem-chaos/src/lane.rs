@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use symmem::{Deadline, Error, Group, GroupOptions, Pool, World};
+use symmem::{Deadline, Error, Group, GroupOptions, Pool, Symmetric, World};
 
 use crate::api;
 use crate::board::{Board, Next, Status};
@@ -29,6 +29,8 @@ pub struct Runner<'a> {
     pub group: Group,
     pub slots: HashMap<usize, Box<dyn Held>>,
     pub pool: Pool,
+    /// Memory that goes along wherever the group shrinks to.
+    kept: Option<Symmetric<u32>>,
     /// Of the call that is being made.
     pub call: usize,
     part: usize,
@@ -43,6 +45,13 @@ pub struct Runner<'a> {
 
 thread_local! {
     static END: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// Elements of what goes along.
+const KEPT: usize = 100;
+
+fn kept_by(rank: usize) -> [u32; KEPT] {
+    std::array::from_fn(|i| mix((rank * KEPT + i) as u64) as u32)
 }
 
 fn shall_end() -> bool {
@@ -76,6 +85,7 @@ pub fn run(own: &Rank<'_>, lane: &Lane, world: &World) -> bool {
         group,
         slots: HashMap::new(),
         pool,
+        kept: None,
         call: 0,
         part: 0,
         limit: Duration::ZERO,
@@ -83,6 +93,9 @@ pub fn run(own: &Rank<'_>, lane: &Lane, world: &World) -> bool {
         generation: 0,
         retry: false,
     };
+    if own.program.lanes.len() == 1 {
+        runner.keep_some();
+    }
     let went_on = runner.rounds();
     own.board.retire(own.rank, lane.number);
     went_on
@@ -107,6 +120,8 @@ impl Runner<'_> {
             }
             match next {
                 Some(Next::GoOn) => {}
+                // Barriers and signals that gave up leave nobody out of step.
+                Some(Next::Resync) if self.lane.place == Place::Channels => {}
                 Some(Next::Resync) if api::RESYNC => {
                     self.call = round.steps.last().map_or(0, |s| s.call);
                     self.part = 90;
@@ -137,6 +152,50 @@ impl Runner<'_> {
         self.generation += 1;
     }
 
+    /// Allocates what goes along, before anything goes wrong.
+    fn keep_some(&mut self) {
+        let Some(step) = self.lane.rounds.first().and_then(|round| round.steps.first()) else {
+            return;
+        };
+        (self.call, self.part, self.limit) = (step.call, 80, Duration::from_secs(20));
+        let group = self.group.clone();
+        let Ok(mut buffer) = group.alloc::<u32>(KEPT) else { return self.fault("alloc".into()) };
+        buffer.local_mut().copy_from_slice(&kept_by(self.own.rank));
+        let bring = || buffer.rendezvous(&group).map_err(Error::from);
+        self.kept = self.timed(&group, "rendezvous[kept]".into(), bring, |_| None);
+    }
+
+    /// Takes it along to a smaller group, and looks at all parts of it there.
+    fn take_along(&mut self, group: &Group) -> bool {
+        let Some(memory) = self.kept.take() else { return true };
+        let mut left = None;
+        let bring = || {
+            let moved = memory.rendezvous(group);
+            moved.map_err(|failed| {
+                left = Some(failed.kept);
+                failed.error
+            })
+        };
+        let moved = self.timed(group, "rendezvous[kept]".into(), bring, |_| None);
+        let Some(moved) = moved else {
+            self.kept = left;
+            return false;
+        };
+        let own = self.own;
+        let look = || {
+            let shared = moved.share()?;
+            for (rank, &world) in group.world_ranks().iter().enumerate() {
+                if shared.peer(rank)? != kept_by(world) {
+                    let text = format!("held memory that goes along: rank {world}'s part changed");
+                    own.log.note(Event::Fault { rank: own.rank, text });
+                }
+            }
+            Ok(shared.release()?)
+        };
+        self.kept = self.timed(group, "shared[kept]".into(), look, |_| None);
+        self.kept.is_some()
+    }
+
     fn recover(&mut self, name: &str, f: fn(&Group, Duration) -> symmem::Result<()>) -> bool {
         self.limit = Duration::from_secs(20);
         self.drop_all();
@@ -156,7 +215,7 @@ impl Runner<'_> {
             self.group = group.clone();
             let ready =
                 self.timed(&group, "barrier".into(), || group.barrier_on(0, limit), |()| None);
-            if ready.is_some() {
+            if ready.is_some() && self.take_along(&group) {
                 return true;
             }
             if self.status != Status::Lost {
@@ -233,6 +292,10 @@ impl Runner<'_> {
 
     /// What nobody else may have changed.
     pub fn check_held(&self) {
+        let kept = self.kept.as_ref().map(Symmetric::local);
+        if kept.is_some_and(|kept| kept != kept_by(self.own.rank)) {
+            self.fault(format!("held memory that goes along changed after call {}", self.call));
+        }
         for (number, held) in &self.slots {
             if let Some(text) = held.changed() {
                 let at = self.call;

@@ -10,6 +10,7 @@ mod pool;
 mod random;
 mod reduce;
 mod report;
+mod steps;
 mod worker;
 
 use std::process::ExitCode;

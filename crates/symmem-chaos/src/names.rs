@@ -7,8 +7,9 @@ use symmem_chaos::record::{Kind, Outcome, Record};
 /// Lane, call and part.
 pub type Key = (usize, usize, usize);
 
+/// On a channel of its own: that of the group's sequence is a call like any other.
 pub fn is_barrier(name: &str) -> bool {
-    name == "barrier" || name.starts_with("barrier#")
+    name.starts_with("barrier#")
 }
 
 /// Numbers the barriers of each rank on each channel: a call that ended at its deadline was for the same one as the next.
@@ -38,7 +39,14 @@ pub fn count_barriers(calls: &BTreeMap<Key, Vec<&Record>>) -> HashMap<(usize, us
 }
 
 pub fn is_collective(name: &str) -> bool {
-    !["put_signal", "wait_signal", "shrink", "behind", "resync"].iter().any(|w| name.starts_with(w))
+    !["put_signal", "wait_signal", "shrink", "behind", "resync", "shared"]
+        .iter()
+        .any(|w| name.starts_with(w))
+}
+
+/// A call of its group's sequence that carries no data: one that gave up is resumed by the same call.
+pub fn is_resumable(name: &str) -> bool {
+    ["barrier", "rendezvous", "share", "release", "open", "close"].contains(&short(name))
 }
 
 /// The operation alone.

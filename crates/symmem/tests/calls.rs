@@ -83,6 +83,38 @@ fn a_call_that_was_never_reached_is_not_replaced_by_the_next() {
     });
 }
 
+/// The same where a rank has yet to come to calls that differ.
+#[test]
+fn a_call_behind_calls_that_differ_is_not_replaced_by_the_next() {
+    threads(3, |world| {
+        let group = group_with(&world, SHORT);
+        let mut data = [1_u32; 5];
+        match world.rank() {
+            0 => {
+                group.set_timeout(LONG);
+                assert!(matches!(group.broadcast(&mut data, 0), Err(Error::Mismatch { .. })));
+                group.set_timeout(SHORT);
+                let e = group.all_reduce(&mut data, ReduceOp::Sum).unwrap_err();
+                assert!(
+                    matches!(&e, Error::Timeout { waiting_for, .. } if *waiting_for == [2]),
+                    "{e}"
+                );
+            }
+            1 => {
+                group.set_timeout(LONG);
+                assert!(matches!(group.broadcast(&mut data, 1), Err(Error::Mismatch { .. })));
+            }
+            _ => {}
+        }
+        world.barrier().unwrap();
+        out_of_step(group.all_reduce(&mut data, ReduceOp::Sum));
+        group.resync_by(LONG).unwrap();
+        group.set_timeout(LONG);
+        group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+        assert_eq!(data, [3; 5]);
+    });
+}
+
 /// A barrier or change of phase that gave up so is made again, or nothing else is.
 #[test]
 fn a_call_that_was_put_off_comes_first() {
@@ -99,7 +131,7 @@ fn a_call_that_was_put_off_comes_first() {
                 group.set_timeout(LONG);
                 world.barrier().unwrap();
                 if again {
-                    failed.kept.resume().unwrap();
+                    drop(failed.kept.resume().unwrap());
                     return;
                 }
                 let x = failed.kept.give_up().unwrap_or_else(|_| panic!("nobody can read it"));
@@ -530,6 +562,25 @@ fn what_peers_offered_in_vain_is_not_kept() {
                     let failed = group.alloc::<u8>(10).unwrap().rendezvous(&group).err().unwrap();
                     assert!(matches!(failed.error, Error::Timeout { .. }), "{failed}");
                 }
+            }
+            rounds.wait();
+            let kept = descriptors().saturating_sub(before);
+            assert!(kept < 20, "{kept} descriptors are left");
+            rounds.wait();
+            // Rank 0 gives up, rank 1 comes and sends its memory, and both go back in step instead of calling again.
+            for _ in 0..40 {
+                group.set_timeout(if world.rank() == 0 { Duration::from_millis(2) } else { SHORT });
+                if world.rank() == 1 {
+                    rounds.wait();
+                }
+                let offered = group.alloc::<u8>(10).unwrap().rendezvous(&group);
+                assert!(offered.is_err());
+                drop(offered);
+                if world.rank() == 0 {
+                    rounds.wait();
+                }
+                rounds.wait();
+                group.resync_by(LONG).unwrap();
             }
             rounds.wait();
             let kept = descriptors().saturating_sub(before);

@@ -1,0 +1,128 @@
+//! Where the ranks are in the sequence of their group's calls, as far as that follows from what came of them.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::names::{Key, is_collective, is_resumable};
+use symmem_chaos::program::{Op, Policy, Program};
+use symmem_chaos::record::{Kind, Outcome, Record};
+
+/// The calls of each group's sequence, in the order in which they began.
+pub struct Steps<'a> {
+    calls: Vec<&'a Record>,
+    /// Round by lane and call, and whether its ranks go on after an error.
+    rounds: HashMap<(usize, usize), (usize, bool)>,
+    /// How often the group of a call had been brought back in step, or formed anew, by rank, lane and time.
+    generations: HashMap<(usize, usize, u64), usize>,
+}
+
+fn kind(record: &Record) -> Option<Kind> {
+    match &record.outcome {
+        Outcome::Err { kind, .. } => Some(*kind),
+        _ => None,
+    }
+}
+
+/// Whether the group had not even been formed.
+fn is_before_forming(record: &Record) -> bool {
+    matches!(&record.outcome, Outcome::Err { text, .. } if text.starts_with("subgroup"))
+}
+
+fn gave_up(record: &Record) -> bool {
+    matches!(kind(record), Some(Kind::Timeout | Kind::Interrupted))
+}
+
+impl<'a> Steps<'a> {
+    pub fn new(program: &Program, all: &BTreeMap<Key, Vec<&'a Record>>) -> Self {
+        let mut rounds = HashMap::new();
+        let mut apart = Vec::new();
+        for lane in &program.lanes {
+            for (i, round) in lane.rounds.iter().enumerate() {
+                for step in &round.steps {
+                    let goes_on = round.policy == Policy::Ignore;
+                    rounds.insert((lane.number, step.call), (i, goes_on));
+                    if matches!(step.op, Op::Subgroup { .. } | Op::Behind { .. }) {
+                        apart.push((lane.number, step.call));
+                    }
+                }
+            }
+        }
+        let is_step = |r: &Record| {
+            let other = apart.contains(&(r.lane, r.call)) || r.name.starts_with("barrier#");
+            r.name == "resync" || is_collective(&r.name) && !other && r.part < 90
+        };
+        let mut records: Vec<&Record> = all.values().flatten().copied().collect();
+        records.sort_by_key(|r| r.enter);
+        let mut counts: HashMap<(usize, usize), usize> = HashMap::new();
+        let mut generations = HashMap::new();
+        for r in &records {
+            let count = counts.entry((r.rank, r.lane)).or_default();
+            generations.insert((r.rank, r.lane, r.enter), *count);
+            let anew = ["resync", "shrink"].contains(&r.name.as_str());
+            *count += usize::from(anew && r.outcome == Outcome::Ok);
+        }
+        records.retain(|r| is_step(r));
+        Self { calls: records, rounds, generations }
+    }
+
+    fn generation(&self, record: &Record) -> Option<usize> {
+        self.generations.get(&(record.rank, record.lane, record.enter)).copied()
+    }
+
+    fn is_step(&self, record: &Record) -> bool {
+        self.calls.iter().any(|r| std::ptr::eq(*r, record))
+    }
+
+    /// The calls of the same round of the same sequence.
+    fn of_round(&self, record: &Record) -> impl Iterator<Item = &'a Record> {
+        let round = self.rounds.get(&(record.lane, record.call));
+        let own = self.calls.iter().copied().filter(|r| r.lane == record.lane);
+        own.filter(move |r| self.rounds.get(&(r.lane, r.call)) == round)
+    }
+
+    /// Whether a rank went on after an error that left the others where they were: from there on, its calls need not be
+    /// those of the same step of the others.
+    pub fn may_be_shifted(&self, record: &Record) -> bool {
+        let goes_on = self.rounds.get(&(record.lane, record.call)).is_some_and(|(_, goes)| *goes);
+        let shifts = |r: &Record| {
+            let one_sided = gave_up(r) || matches!(kind(r), Some(Kind::PeerFailed | Kind::Usage));
+            one_sided && (is_resumable(&r.name) || is_before_forming(r)) && r.enter <= record.leave
+        };
+        goes_on && self.is_step(record) && self.of_round(record).any(shifts)
+    }
+
+    /// What a rank has called in this round by the end of `record` that looks the same.
+    pub fn alike(&self, record: &Record, rank: usize) -> Vec<&'a Record> {
+        let same = |r: &&Record| r.rank == rank && r.name == record.name;
+        self.of_round(record).filter(same).collect()
+    }
+
+    /// A call with data of the same group that a rank had given up before this one began, and no resync since.
+    pub fn out_of_step_since(&self, record: &Record) -> Option<&'a Record> {
+        if !self.is_step(record) || record.name == "resync" {
+            return None;
+        }
+        let generation = self.generation(record);
+        let before = |r: &&&Record| {
+            r.lane == record.lane && self.generation(r) == generation && r.leave < record.enter
+        };
+        let data = |r: &&&Record| gave_up(r) && !is_resumable(&r.name) && !is_before_forming(r);
+        self.calls.iter().filter(before).find(data).copied()
+    }
+
+    /// Whether a rendezvous that this rank gave up was not followed by a call that succeeded.
+    pub fn ends_in_rendezvous(&self, rank: usize) -> bool {
+        let own = self.calls.iter().rev().filter(|r| r.rank == rank);
+        own.take_while(|r| r.outcome != Outcome::Ok)
+            .any(|r| r.name.starts_with("rendezvous") && r.leave != 0)
+    }
+
+    /// Whether `rank` had given up a call when `record` ended, or had called resync.
+    pub fn gave_up(&self, record: &Record, rank: usize) -> bool {
+        let generation = self.generation(record);
+        let theirs = |r: &&&Record| {
+            r.rank == rank && r.lane == record.lane && r.enter <= record.leave && r.leave != 0
+        };
+        let reason = |r: &Record| r.name == "resync" || gave_up(r);
+        self.calls.iter().filter(theirs).any(|r| self.generation(r) >= generation && reason(r))
+    }
+}
