@@ -221,6 +221,7 @@ fn what_the_root_refuses_reaches_all_ranks() {
             }
             world.resync().unwrap();
             assert_eq!(told(), 0);
+            world.barrier().unwrap(); // all have looked, before rank 1 refuses again
             x.read(stream).unwrap();
         }
     });
