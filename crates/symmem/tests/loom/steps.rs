@@ -110,7 +110,10 @@ fn after_a_resync_the_next_call_carries_its_own_data() {
     let slept = Model { preemptions: 2, ..TWO }.explore(move |rank| {
         if rank.rank == 0 {
             let alone = rank.carry(7, passed);
-            assert!(matches!(alone, Err(Stop::GivenUp { .. } | Stop::OutOfStep { .. })), "{alone:?}");
+            assert!(
+                matches!(alone, Err(Stop::GivenUp { .. } | Stop::OutOfStep { .. })),
+                "{alone:?}"
+            );
         }
         resync(rank);
         assert_eq!(rank.carry(8, NEVER), Ok(2));
