@@ -29,21 +29,21 @@ impl Group {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use symmem::{Error, GroupOptions, ReduceOp, World};
+    /// use symmem::{Error, ReduceOp, World};
     ///
     /// let sums = World::threads(2, |world| -> symmem::Result<f32> {
-    ///     let options = GroupOptions { timeout: Some(Duration::from_millis(20)), ..Default::default() };
-    ///     let group = world.subgroup_with(&[0, 1], options)?;
-    ///     group.ready()?;
-    ///     let mut data = [world.rank() as f32; 4];
+    ///     let mut data = [0.0; 4];
     ///     if world.rank() == 0 {
-    ///         // Rank 1 does not come in time.
-    ///         let late = group.all_reduce(&mut data, ReduceOp::Sum);
-    ///         assert!(matches!(late, Err(Error::Timeout { .. })));
+    ///         let limit = world.deadline().remaining().unwrap_or_default();
+    ///         world.set_timeout(Duration::from_millis(20));
+    ///         // Rank 1 does not make this call: it is late, or has called resync already.
+    ///         let alone = world.all_reduce(&mut data, ReduceOp::Sum);
+    ///         assert!(matches!(alone, Err(Error::Timeout { .. } | Error::OutOfStep { .. })));
+    ///         world.set_timeout(limit);
     ///     }
-    ///     group.resync_by(Duration::from_secs(10))?;
+    ///     world.resync()?;
     ///     data.fill(world.rank() as f32);
-    ///     group.all_reduce(&mut data, ReduceOp::Sum)?;
+    ///     world.all_reduce(&mut data, ReduceOp::Sum)?;
     ///     Ok(data[0])
     /// })?;
     /// assert!(sums.into_iter().all(|sum| sum.is_ok_and(|sum| sum == 1.0)));
