@@ -589,3 +589,32 @@ fn what_peers_offered_in_vain_is_not_kept() {
         })
         .unwrap();
 }
+
+/// Rank 0 gives up its first call before rank 1 has created the group; its second is not taken for the first.
+#[test]
+fn a_call_that_gave_up_before_its_group_was_formed_is_not_replaced_by_the_next() {
+    threads(2, |world| {
+        let options = || GroupOptions { timeout: Some(SHORT), ..Default::default() };
+        if world.rank() == 0 {
+            let group = world.subgroup_with(&[0, 1], options()).unwrap();
+            let e = group.all_reduce(&mut [1], ReduceOp::Sum).unwrap_err();
+            assert!(matches!(e, Error::Timeout { op: "subgroup", .. }), "{e}");
+            world.barrier().unwrap();
+            group.set_timeout(LONG);
+            out_of_step(group.all_reduce(&mut [2], ReduceOp::Sum));
+            group.resync().unwrap();
+            let mut data = [3];
+            group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+            assert_eq!(data, [3 + 30]);
+        } else {
+            world.barrier().unwrap();
+            let group = world.subgroup_with(&[0, 1], options()).unwrap();
+            group.set_timeout(LONG);
+            out_of_step(group.all_reduce(&mut [10], ReduceOp::Sum));
+            group.resync().unwrap();
+            let mut data = [30];
+            group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+            assert_eq!(data, [3 + 30]);
+        }
+    });
+}

@@ -190,6 +190,7 @@ impl Group {
             }),
             rendezvous: Mutex::new(()),
             awaited: Mutex::new(None),
+            not_made: Mutex::new(None),
             resyncing: Mutex::new(()),
             resync_hooks: Mutex::default(),
             placements: Mutex::default(),
@@ -301,6 +302,9 @@ impl Inner {
         let (sequence, generations) = (Sequence::default(), AtomicU32::new(0));
         let formed = Arc::new(Formed { id, signals, sequence, rates, generations });
         let formed = self.health.formed.get_or_init(|| formed);
+        if let Some(call) = self.not_made.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            formed.put_off(&call);
+        }
         if self.plan.op == "world" {
             self.context.world.set(formed);
         }

@@ -74,6 +74,8 @@ struct Inner {
     rendezvous: Mutex<()>,
     /// The group of survivors of which some had not come when the last `shrink` gave up waiting.
     awaited: Mutex<Option<Group>>,
+    /// The first call that gave up before the group was formed.
+    not_made: Mutex<Option<Call>>,
     /// One resynchronisation at a time, and what layers above have to do in it.
     resyncing: Mutex<()>,
     resync_hooks: Mutex<Vec<Weak<dyn Resync>>>,

@@ -184,7 +184,7 @@ impl Group {
         call: &'c Call,
         deadline: Deadline,
     ) -> Result<Running<'_, 'c>> {
-        let formed = self.formed_by(deadline)?;
+        let formed = self.formed_by(deadline).map_err(|e| self.not_made(call, e))?;
         self.check_whole(call.op)?;
         let signals = &formed.signals;
         let turn = signals.take_turn(signals.sequence(), deadline);
@@ -198,6 +198,16 @@ impl Group {
         };
         let word = formed.sequence.word(call);
         Ok(Running { turn, made: Made { group: self, formed, call, word, deadline } })
+    }
+
+    /// A call that gave up before its group was formed: peers make it, as in [`Formed::put_off`].
+    #[cold]
+    fn not_made(&self, call: &Call, error: Error) -> Error {
+        if matches!(error, Error::Timeout { .. } | Error::Interrupted { .. }) {
+            let mut not_made = self.0.not_made.lock().unwrap_or_else(PoisonError::into_inner);
+            not_made.get_or_insert(*call);
+        }
+        error
     }
 
     /// Waits for the call that gave up, as all ranks did, unless it is this one, which goes on with it. What is left of the
@@ -313,7 +323,8 @@ impl Formed {
     /// Takes note that this rank gave up a call that it has not reached. Peers make it, so it must be made again, or they
     /// would take what this rank calls next for it.
     #[cold]
-    fn put_off(&self, call: &Call) {
+    pub(super) fn put_off(&self, call: &Call) {
+        self.signals.look_before_next();
         if call.is_resumable() {
             let [a, b, c, d, e, f, g, _] = call.words();
             store(&self.sequence.put_off, &[a, b, c, d, e, f, g, 1]);

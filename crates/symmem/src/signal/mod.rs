@@ -322,6 +322,15 @@ impl<P: Pads> Signals<P> {
         self.channels[self.sequence()].state.load(Ordering::Relaxed) == UNFINISHED
     }
 
+    /// Has the next call of the sequence look whether another one was put off.
+    #[cold]
+    pub(crate) fn look_before_next(&self) {
+        let state = &self.channels[self.sequence()].state;
+        if state.load(Ordering::Relaxed) == DONE {
+            state.store(LEFT_EARLY, Ordering::Relaxed);
+        }
+    }
+
     /// How many calls of the sequence this rank has reached.
     pub(crate) fn epoch(&self) -> u32 {
         self.channels[self.sequence()].epoch.load(Ordering::Relaxed)
