@@ -221,8 +221,8 @@ pub(crate) struct Mapping {
     pub(crate) witness: OnceLock<Arc<dyn Witness>>,
     /// What a library besides has of it; goes before the memory.
     companion: OnceLock<Arc<dyn Any + Send + Sync>>,
-    /// Barriers over the pads that have begun, by channel: signals put, and taken.
-    pub(crate) barriers: Mutex<HashMap<usize, (usize, usize)>>,
+    /// Barriers over the pads, by channel: signals put, and taken.
+    barriers: Mutex<HashMap<usize, Arc<Mutex<(usize, usize)>>>>,
     /// By rank in the group; our own block at our own place.
     blocks: Vec<Region>,
     places: Vec<Place>,
@@ -252,6 +252,12 @@ impl Mapping {
             shape,
             group,
         }
+    }
+
+    /// How far the barrier over the pads on a channel has come.
+    pub(crate) fn barrier_on(&self, channel: usize) -> Arc<Mutex<(usize, usize)>> {
+        let mut barriers = self.barriers.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(barriers.entry(channel).or_default())
     }
 
     /// Keeps something of a library's for as long as the mapping lives; the first stays.

@@ -618,3 +618,51 @@ fn a_call_that_gave_up_before_its_group_was_formed_is_not_replaced_by_the_next()
         }
     });
 }
+
+/// Rank 1 waits for rank 0's part of a rendezvous that rank 0 has given up; the resync of rank 0 ends that.
+#[test]
+fn a_resync_ends_a_rendezvous_that_only_some_are_in() {
+    threads(2, |world| {
+        let group = group_with(&world, LONG);
+        let x = group.alloc::<u8>(10).unwrap();
+        let begin = Instant::now();
+        if world.rank() == 0 {
+            group.set_timeout(SHORT);
+            let failed = x.rendezvous(&group).err().unwrap();
+            assert!(matches!(failed.error, Error::Timeout { .. }), "{failed}");
+            world.barrier().unwrap();
+            std::thread::sleep(SHORT); // rank 1 is in it by now
+            group.resync_by(LONG).unwrap();
+        } else {
+            world.barrier().unwrap();
+            let failed = x.rendezvous(&group).err().unwrap();
+            assert!(matches!(failed.error, Error::OutOfStep { rank: 0, .. }), "{failed}");
+            group.resync_by(LONG).unwrap();
+        }
+        assert!(begin.elapsed() < LONG / 2);
+        group.set_timeout(LONG);
+        group
+            .alloc::<u8>(10)
+            .unwrap()
+            .rendezvous(&group)
+            .unwrap()
+            .share()
+            .unwrap()
+            .release()
+            .unwrap();
+    });
+}
+
+#[test]
+fn barriers_over_a_pad_on_different_channels_do_not_wait_for_each_other() {
+    threads(2, |world| {
+        let x = world.alloc::<u8>(1).unwrap().rendezvous(&world).unwrap();
+        let pad = || x.handle().signal_pad();
+        let first = world.rank();
+        std::thread::scope(|scope| {
+            scope.spawn(|| pad().barrier(first, LONG).unwrap());
+            std::thread::sleep(SHORT);
+            pad().barrier(1 - first, LONG).unwrap();
+        });
+    });
+}

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::Group;
 use super::context::Context;
 use crate::backend::Exported;
 use crate::error::{Error, Result};
@@ -42,6 +43,8 @@ enum Body {
 
 pub(crate) struct Conversation<'a> {
     pub(crate) context: &'a Context,
+    /// The group whose rendezvous it is, which may fall out of step meanwhile; none while one is formed.
+    pub(crate) group: Option<&'a Group>,
     /// World ranks, in group order.
     pub(crate) members: &'a [usize],
     /// Our index among them.
@@ -187,7 +190,14 @@ impl Conversation<'_> {
         let inbox = self.context.mesh.inbox();
         let waiting = format!("in {}, waiting for ranks of the world among {peers:?}", self.op);
         let _note = self.context.note(&waiting);
-        inbox.collect(&self.subject, phase, &peers, self.deadline).map_err(|short| match short {
+        let out_of_step = || self.group.and_then(Group::find_out_of_step);
+        let is_over = || out_of_step().is_some();
+        let collected = inbox.collect(&self.subject, phase, &peers, self.deadline, &is_over);
+        collected.map_err(|short| match short {
+            Shortfall::Over => match (self.group, out_of_step()) {
+                (Some(group), Some(rank)) => group.out_of_step(self.op, rank),
+                _ => self.garbled(self.rank), // it was in step again at once, without this rank: cannot be
+            },
             Shortfall::Lost { world_rank, gone } => self.lost(world_rank, gone),
             Shortfall::GivenUp { world_ranks, why, after } => {
                 let missing = world_ranks.iter().filter_map(|&rank| self.in_group(rank)).collect();

@@ -79,6 +79,7 @@ impl Plan {
     ) -> Conversation<'a> {
         Conversation {
             context,
+            group: None,
             members: &self.members,
             rank,
             op: self.op,

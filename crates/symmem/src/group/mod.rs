@@ -379,6 +379,7 @@ impl Group {
     ) -> Result<Conversation<'_>> {
         Ok(Conversation {
             context: &self.0.context,
+            group: Some(self),
             members: self.world_ranks(),
             rank: self.0.health.rank,
             op,

@@ -268,11 +268,16 @@ impl Group {
         signals.reset();
     }
 
+    /// The rank that gave up a call, if calls no longer pair up.
+    pub(super) fn find_out_of_step(&self) -> Option<usize> {
+        self.0.health.formed.get()?.signals.out_of_step()
+    }
+
     #[cold]
     pub(super) fn out_of_step(&self, op: &'static str, rank: usize) -> Error {
         let what = match self.0.health.formed.get() {
             Some(formed) => {
-                formed.signals.give_up(); // passes it on
+                formed.signals.pass_on_out();
                 let words = formed.signals.load_words(rank, Layout::given_up());
                 match Call::from_words(&unpack(&words)) {
                     call if call.op == "resync" => "called resync".to_owned(),

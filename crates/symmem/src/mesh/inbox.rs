@@ -51,6 +51,8 @@ pub(crate) enum Shortfall {
         why: Expiry,
         after: Duration,
     },
+    /// The caller has ended the conversation.
+    Over,
     /// A peer forms a group of the same name with other members.
     Elsewhere {
         world_rank: usize,
@@ -185,13 +187,15 @@ impl Inbox {
 
     /// Waits for a letter from each of `from`, and takes them in that order.
     ///
-    /// A lost peer ends the wait, unless all that was waited for has come.
+    /// A lost peer ends the wait, unless all that was waited for has come; so does `is_over`, which is asked ten times a
+    /// second.
     pub(crate) fn collect(
         &self,
         subject: &Subject,
         phase: Phase,
         from: &[usize],
         deadline: Deadline,
+        is_over: &dyn Fn() -> bool,
     ) -> Result<Vec<Letter>, Shortfall> {
         let deadline = deadline.start();
         let mut state = self.lock();
@@ -219,6 +223,9 @@ impl Inbox {
             }
             if let Some(short) = state.conflict(subject, &missing) {
                 return Err(short);
+            }
+            if is_over() {
+                return Err(Shortfall::Over);
             }
             if let Some(why) = deadline.expiry() {
                 let after = deadline.elapsed();
@@ -353,8 +360,10 @@ mod tests {
         let inbox = Inbox::default();
         inbox.deliver(2, subject(2), Phase::Card, Letter::new(vec![22], None));
         inbox.deliver(1, subject(1), Phase::Card, Letter::new(vec![11], None));
-        let one = inbox.collect(&subject(1), Phase::Card, &[1], Deadline::NEVER).unwrap();
-        let two = inbox.collect(&subject(2), Phase::Card, &[2], Deadline::NEVER).unwrap();
+        let one =
+            inbox.collect(&subject(1), Phase::Card, &[1], Deadline::NEVER, &|| false).unwrap();
+        let two =
+            inbox.collect(&subject(2), Phase::Card, &[2], Deadline::NEVER, &|| false).unwrap();
         assert_eq!((one[0].body[0], two[0].body[0]), (11, 22));
     }
 
@@ -363,8 +372,9 @@ mod tests {
         let inbox = Inbox::default();
         inbox.deliver(1, subject(1), Phase::Card, Letter::default());
         inbox.mark_gone(1, Gone::lost("killed"));
-        assert!(inbox.collect(&subject(1), Phase::Card, &[1], Deadline::NEVER).is_ok());
-        let e = inbox.collect(&subject(2), Phase::Card, &[1], Deadline::NEVER).unwrap_err();
+        assert!(inbox.collect(&subject(1), Phase::Card, &[1], Deadline::NEVER, &|| false).is_ok());
+        let e =
+            inbox.collect(&subject(2), Phase::Card, &[1], Deadline::NEVER, &|| false).unwrap_err();
         assert!(matches!(e, Shortfall::Lost { world_rank: 1, .. }));
     }
 
@@ -373,7 +383,7 @@ mod tests {
         let blamed = |gone: Gone| {
             let inbox = Inbox::default();
             inbox.mark_gone(1, gone);
-            let e = inbox.collect(&subject(1), Phase::Card, &[1, 2, 3], Deadline::NEVER);
+            let e = inbox.collect(&subject(1), Phase::Card, &[1, 2, 3], Deadline::NEVER, &|| false);
             let Err(Shortfall::Lost { world_rank, .. }) = e else { panic!("not lost") };
             (world_rank, inbox.first_lost(|_| true))
         };
@@ -436,7 +446,7 @@ mod tests {
         inbox.deliver(1, forming("dropped"), Phase::Card, Letter::default());
         assert_eq!(inbox.lock().letters.len(), 2, "it came late");
         let subject = inbox.begin(forming("dropped").scope);
-        let e = inbox.collect(&subject, Phase::Card, &[1], Deadline::NEVER).unwrap_err();
+        let e = inbox.collect(&subject, Phase::Card, &[1], Deadline::NEVER, &|| false).unwrap_err();
         assert!(matches!(e, Shortfall::Lost { world_rank: 1, .. }));
         inbox.begin(forming("living").scope);
         inbox.mark_gone(1, Gone::lost("killed"));
@@ -448,7 +458,7 @@ mod tests {
         let inbox = Inbox::default();
         inbox.deliver(1, subject(1), Phase::Card, Letter::default());
         let limit = Deadline::within(Duration::from_millis(10));
-        let e = inbox.collect(&subject(1), Phase::Card, &[1, 2, 3], limit).unwrap_err();
+        let e = inbox.collect(&subject(1), Phase::Card, &[1, 2, 3], limit, &|| false).unwrap_err();
         assert!(matches!(e, Shortfall::GivenUp { world_ranks, .. } if world_ranks == [2, 3]));
     }
 }

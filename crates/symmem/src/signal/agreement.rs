@@ -88,11 +88,23 @@ impl<P: Pads> Signals<P> {
     }
 
     /// Tells all ranks that this one gave up a call: from here on, calls do not pair up. The first one counts, on all
-    /// ranks; a rank that finds out from another passes that on in the same way, for that one may have been stopped.
+    /// ranks. The caller has the turn of the sequence, or all are about to resynchronise.
     pub fn give_up(&self) {
         let ours = self.generation_bits() << RANK_BITS | (self.rank as u32 + 1);
         // Rank 0's pad decides, as in `poison`. A word of an earlier generation is as good as none.
         let first = self.set_out(0, ours);
+        self.spread(first);
+    }
+
+    /// Passes on that another rank gave up a call, which may have been stopped before it had told all.
+    pub fn pass_on_out(&self) {
+        let first = self.pads.word(0, Layout::OUT).load(Ordering::Acquire);
+        if first != 0 && self.who_gave_up(first).is_some() {
+            self.spread(first);
+        }
+    }
+
+    fn spread(&self, first: u32) {
         for rank in 1..self.layout.ranks {
             self.set_out(rank, first);
         }
@@ -104,7 +116,9 @@ impl<P: Pads> Signals<P> {
         let word = self.pads.word(owner, Layout::OUT);
         loop {
             let now = word.load(Ordering::Acquire);
-            if now != 0 && now >> RANK_BITS == value >> RANK_BITS {
+            // Never over a word of the same generation, or of a newer one.
+            let newer = (value >> RANK_BITS).wrapping_sub(now >> RANK_BITS) as u16 as i16 > 0;
+            if now != 0 && !newer {
                 return now;
             }
             // Release: publishes what we gave up; pairs with the acquire in `out_of_step`.
@@ -205,11 +219,10 @@ impl<P: Pads> Signals<P> {
     /// Begins the next generation of calls, in which all ranks are in step.
     pub fn begin_generation(&self) {
         let word = self.pads.word(self.rank, Layout::OUT);
-        let old = self.generation_bits();
         self.generation.store(self.generation().wrapping_add(1), Ordering::Relaxed);
         // It would count again when generations come round. A word of the new one stays.
         let now = word.load(Ordering::Relaxed);
-        if now >> RANK_BITS == old {
+        if now >> RANK_BITS != self.generation_bits() {
             word.replace(now, 0, Ordering::Relaxed);
         }
     }

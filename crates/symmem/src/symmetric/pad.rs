@@ -52,8 +52,9 @@ impl<'a> SignalPad<'a> {
         self.slot(OP, self.group.rank(), channel, 0)?;
         let deadline = deadline.into().start();
         let busy = |(why, after): (Expiry, _)| why.error(OP, vec![self.group.rank()], after);
-        let mut unfinished = lock_by(&self.mapping.barriers, deadline).map_err(busy)?;
-        let (put, taken) = unfinished.entry(channel).or_default();
+        let progress = self.mapping.barrier_on(channel);
+        let mut progress = lock_by(&progress, deadline).map_err(busy)?;
+        let (put, taken) = &mut *progress;
         let peers = (0..self.group.size()).filter(|&rank| rank != self.group.rank());
         for peer in peers.clone().skip(*put) {
             self.put(peer, channel, deadline)?;
@@ -63,7 +64,7 @@ impl<'a> SignalPad<'a> {
             self.wait(peer, channel, deadline)?;
             *taken += 1;
         }
-        unfinished.remove(&channel);
+        *progress = (0, 0);
         Ok(())
     }
 
