@@ -341,7 +341,8 @@ impl<'a> Case<'a> {
                 self.wrong(record, "a living rank is said to be lost", &format!("rank {rank}"));
             }
             let done = |r: &&Record| r.outcome == Outcome::Ok && r.name == record.name;
-            let came = self.of_rank(record, rank).iter().any(done);
+            let shifted = self.steps.may_be_shifted(record);
+            let came = !shifted && self.of_rank(record, rank).iter().any(done);
             if left && !killed && came && is_collective(&record.name) {
                 let why = format!("rank {rank} had been in it, and left later");
                 self.wrong(record, "a rank that had come is said to be lost", &why);
