@@ -29,19 +29,21 @@ impl Group {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use symmem::{Error, GroupOptions, ReduceOp, World};
+    /// use symmem::{Error, ReduceOp, World};
     ///
     /// let sums = World::threads(2, |world| -> symmem::Result<f32> {
-    ///     let options = GroupOptions { timeout: Some(Duration::from_millis(20)), ..Default::default() };
-    ///     let group = world.subgroup_with(&[0, 1], options)?;
+    ///     let group = world.subgroup(&[0, 1])?;
     ///     group.ready()?;
     ///     let mut data = [world.rank() as f32; 4];
     ///     if world.rank() == 0 {
     ///         // Rank 1 does not come in time.
+    ///         group.set_timeout(Duration::from_millis(20));
     ///         let late = group.all_reduce(&mut data, ReduceOp::Sum);
     ///         assert!(matches!(late, Err(Error::Timeout { .. })));
+    ///         group.set_timeout(Duration::from_secs(60));
     ///     }
-    ///     group.resync_by(Duration::from_secs(10))?;
+    ///     world.barrier()?;
+    ///     group.resync()?;
     ///     data.fill(world.rank() as f32);
     ///     group.all_reduce(&mut data, ReduceOp::Sum)?;
     ///     Ok(data[0])
