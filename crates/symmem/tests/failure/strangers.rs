@@ -114,15 +114,20 @@ fn a_forged_address_leads_to_no_file() {
         // Rank 1 does not come; this is what a postcard of its address is.
         let text = |s: &str| [&[s.len() as u8][..], s.as_bytes()].concat();
         let mut n = 0;
-        for path in [victim.clone(), link.join("victim"), link.join("s"), "/etc/passwd".into()] {
+        // Never a file that anybody needs: a rank that follows a forged address may run as root.
+        let elsewhere = std::env::temp_dir().join(format!("symmem-victim-{}", std::process::id()));
+        std::fs::write(&elsewhere, "mine").unwrap();
+        for path in [victim.clone(), link.join("victim"), link.join("s"), elsewhere.clone()] {
             n += 1;
             let address = [vec![0], text(&boot), text(path.to_str().unwrap())].concat();
             store.set(&format!("symmem/world//{n}/address/1"), &address).unwrap();
         }
         std::thread::sleep(ms(4000));
-        assert_eq!(std::fs::read(&victim).unwrap(), b"mine");
         std::fs::remove_file(link).unwrap();
-        std::fs::remove_file(victim).unwrap();
+        for file in [victim, elsewhere] {
+            assert_eq!(std::fs::read(&file).unwrap(), b"mine");
+            std::fs::remove_file(file).unwrap();
+        }
     };
     Ranks::new(2).env("SYMMEM_TIMEOUT", 5).meanwhile(forge).start(test_name!(), || {
         if std::env::var("RANK").unwrap() == "1" {
