@@ -111,9 +111,12 @@ impl<'a> Steps<'a> {
 
     /// Whether a rendezvous that this rank gave up was not followed by a call that succeeded.
     pub fn ends_in_rendezvous(&self, rank: usize) -> bool {
-        let own = self.calls.iter().rev().filter(|r| r.rank == rank);
-        own.take_while(|r| r.outcome != Outcome::Ok)
-            .any(|r| r.name.starts_with("rendezvous") && r.leave != 0)
+        let ends = |lane: usize| {
+            let own = self.calls.iter().rev().filter(|r| r.rank == rank && r.lane == lane);
+            own.take_while(|r| r.outcome != Outcome::Ok)
+                .any(|r| r.name.starts_with("rendezvous") && r.leave != 0)
+        };
+        self.rounds.keys().any(|(lane, _)| ends(*lane))
     }
 
     /// Whether `rank` had given up a call when `record` ended, or had called resync.
