@@ -323,7 +323,8 @@ impl Maker {
             2 => Op::Broadcast { dtype: DType::I8, len: 5, root: 0 },
             3 if !slots.is_empty() => Op::Memory { slot: self.pick(&slots), work: Work::Share },
             _ if !slots.is_empty() => {
-                let work = Work::AllReduce { op: ReduceOp::Sum, algorithm: Algorithm::Auto };
+                // No all-reduce: `Auto` and the algorithm that it chooses are the same call.
+                let work = Work::Gather { root: 0 };
                 Op::Memory { slot: self.pick(&slots), work }
             }
             _ => Op::Barrier,

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, HashMap};
 use crate::names::{Key, count_barriers, is_barrier, is_collective, short, signal_of};
 use crate::report::{Report, Violation};
 use crate::steps::Steps;
+use crate::times::{MS, ms, union};
 use symmem_chaos::program::{Op, Program, Round, Step, Trouble};
 use symmem_chaos::record::{Event, Kind, Outcome, Record};
 
-const MS: u64 = 1_000_000;
 /// How much later than it noted a rank may have done something, without having waited for a core.
 const SLACK: u64 = 20 * MS;
 
@@ -495,23 +495,6 @@ impl<'a> Case<'a> {
         }
         violations
     }
-}
-
-fn ms(nanoseconds: u64) -> f64 {
-    nanoseconds as f64 / MS as f64
-}
-
-/// The same times, in order and apart.
-fn union(mut times: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
-    times.sort_unstable();
-    let mut apart: Vec<(u64, u64)> = Vec::new();
-    for (begin, end) in times {
-        match apart.last_mut() {
-            Some(last) if begin <= last.1 => last.1 = last.1.max(end),
-            _ => apart.push((begin, end)),
-        }
-    }
-    apart
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod random;
 mod reduce;
 mod report;
 mod steps;
+mod times;
 mod worker;
 
 use std::process::ExitCode;

@@ -209,6 +209,9 @@ pub(crate) trait Witness: Send + Sync {
     fn is_quiet(&self) -> bool;
 }
 
+/// Signals of a barrier over the pads that were put, and taken.
+pub(crate) type Progress = Mutex<(usize, usize)>;
+
 /// All ranks' counterparts of a block in one group, as mapped here.
 pub(crate) struct Mapping {
     /// The number of the rendezvous in its group: the same on all ranks.
@@ -221,8 +224,8 @@ pub(crate) struct Mapping {
     pub(crate) witness: OnceLock<Arc<dyn Witness>>,
     /// What a library besides has of it; goes before the memory.
     companion: OnceLock<Arc<dyn Any + Send + Sync>>,
-    /// Barriers over the pads, by channel: signals put, and taken.
-    barriers: Mutex<HashMap<usize, Arc<Mutex<(usize, usize)>>>>,
+    /// Barriers over the pads, by channel.
+    barriers: Mutex<HashMap<usize, Arc<Progress>>>,
     /// By rank in the group; our own block at our own place.
     blocks: Vec<Region>,
     places: Vec<Place>,
@@ -255,7 +258,7 @@ impl Mapping {
     }
 
     /// How far the barrier over the pads on a channel has come.
-    pub(crate) fn barrier_on(&self, channel: usize) -> Arc<Mutex<(usize, usize)>> {
+    pub(crate) fn barrier_on(&self, channel: usize) -> Arc<Progress> {
         let mut barriers = self.barriers.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(barriers.entry(channel).or_default())
     }
