@@ -155,6 +155,8 @@ fn a_kernel_that_is_told_says_for_whom_the_other_waited() {
         Error::PeerFailed { rank: 1, reason, .. } => {
             assert!(reason.starts_with("it waited in vain for rank 2"), "{reason}");
         }
+        // On rank 1 itself, of which another block told before the one that waited noted it.
+        Error::Timeout { waiting_for, .. } => assert_eq!(*waiting_for, [2]),
         other => panic!("{other:?}"),
     });
 }
