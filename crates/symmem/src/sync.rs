@@ -343,6 +343,8 @@ pub(crate) struct Patience {
     /// From then on, how long to spin, and how long to yield after that.
     spin: Duration,
     yielding: Duration,
+    /// How many of the looks come before anything else is prepared for a longer wait.
+    pub(crate) soon: u32,
     /// There are more ranks than cores: whoever spins may keep the awaited rank from running.
     pub(crate) crowded: bool,
 }
@@ -351,7 +353,8 @@ impl Patience {
     /// Sleeps after so many looks: for models, which explore every schedule and read no clock.
     #[cfg(any(test, loom))]
     pub(crate) const fn looks(looks: u32) -> Self {
-        Self { looks, spin: Duration::ZERO, yielding: Duration::ZERO, crowded: false }
+        let (spin, yielding) = (Duration::ZERO, Duration::ZERO);
+        Self { looks, soon: looks, spin, yielding, crowded: false }
     }
 
     /// For a rank among `ranks` on `cores`.
@@ -359,6 +362,7 @@ impl Patience {
         let crowded = ranks > cores;
         Self {
             looks: if crowded { 100 } else { 2000 },
+            soon: if crowded { 1 } else { YIELD_EVERY },
             spin: Duration::from_micros(50),
             yielding: Duration::from_micros(500),
             crowded,

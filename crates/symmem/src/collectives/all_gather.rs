@@ -3,7 +3,7 @@
 use super::{check_len, copy_elements};
 use crate::dtype::Element;
 use crate::error::Result;
-use crate::group::Way;
+use crate::group::{Op, Way};
 use crate::symmetric::Symmetric;
 
 const NAME: &str = "all_gather";
@@ -14,15 +14,20 @@ impl<T: Element> Symmetric<T> {
         let len = self.len();
         check_len(self.group(), NAME, "an output", len * self.group().size(), out.len())?;
         if self.is_small() {
-            return self.staged(self.call(NAME, Way::Staged), 0..len, true, |from, _| {
-                for (rank, &from) in from.iter().enumerate() {
-                    let to = out.as_mut_ptr().wrapping_add(rank * len);
-                    // SAFETY: each rank has laid out `len` elements; `out` has as many for each.
-                    unsafe { copy_elements(from, to, len) };
-                }
-            });
+            return self.staged(
+                self.call(const { Op::of(NAME) }, Way::Staged),
+                0..len,
+                true,
+                |from, _| {
+                    for (rank, &from) in from.iter().enumerate() {
+                        let to = out.as_mut_ptr().wrapping_add(rank * len);
+                        // SAFETY: each rank has laid out `len` elements; `out` has as many for each.
+                        unsafe { copy_elements(from, to, len) };
+                    }
+                },
+            );
         }
-        self.collective(self.call(NAME, Way::Direct), |session| {
+        self.collective(self.call(const { Op::of(NAME) }, Way::Direct), |session| {
             // Our own first: it is in our cache, and the others' come while it is written.
             let order = (0..session.size()).map(|step| (session.rank() + step) % session.size());
             for rank in order {

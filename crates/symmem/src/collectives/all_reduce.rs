@@ -5,7 +5,7 @@ use super::host::reduce::Loop;
 use super::{Session, by_rank, loop_for, plan, share};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
-use crate::group::{Call, STAGE, Staging, Way};
+use crate::group::{Call, Op, STAGE, Staging, Way};
 use crate::symmetric::Symmetric;
 
 const NAME: &str = "all_reduce";
@@ -64,7 +64,7 @@ impl<T: Element> Symmetric<T> {
             Algorithm::OneShot => Way::OneShot,
             _ => Way::TwoShot,
         };
-        let call = Call { operator: Some(op), ..self.call(NAME, way) };
+        let call = Call { operator: Some(op), ..self.call(const { Op::of(NAME) }, way) };
         self.collective(call, |session| match way {
             Way::OneShot => {
                 let mut whole = Vec::with_capacity(len);
@@ -91,7 +91,7 @@ impl<T: Element> Symmetric<T> {
 
     fn all_reduce_staged(&mut self, op: ReduceOp, looped: Loop<T>) -> Result<()> {
         let (len, piece) = (self.len(), STAGE / size_of::<T>());
-        let call = Call { operator: Some(op), ..self.call(NAME, Way::Staged) };
+        let call = Call { operator: Some(op), ..self.call(const { Op::of(NAME) }, Way::Staged) };
         let group = self.group();
         group.reach_out();
         let mut running = group.begin_call(&call, group.deadline())?;
@@ -114,7 +114,8 @@ impl<T: Element> Symmetric<T> {
         let looped = loop_for::<T>(self.group(), NAME, op)?;
         let len = self.len();
         super::check_len(self.group(), NAME, "an output", len, out.len())?;
-        let call = |way| Call { operator: Some(op), more: INTO, ..self.call(NAME, way) };
+        let call =
+            |way| Call { operator: Some(op), more: INTO, ..self.call(const { Op::of(NAME) }, way) };
         if self.is_small() {
             return self.staged(call(Way::Staged), 0..len, true, |from, _| {
                 // SAFETY: each rank has laid out `len` elements; `out` has as many and is ours alone.

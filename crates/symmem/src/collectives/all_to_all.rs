@@ -3,7 +3,7 @@
 use super::{block_len, check_len, copy_elements};
 use crate::dtype::Element;
 use crate::error::Result;
-use crate::group::Way;
+use crate::group::{Op, Way};
 use crate::symmetric::Symmetric;
 
 const NAME: &str = "all_to_all";
@@ -16,15 +16,20 @@ impl<T: Element> Symmetric<T> {
         check_len(self.group(), NAME, "an output", self.len(), out.len())?;
         let own = self.group().rank() * block;
         if self.is_small() {
-            return self.staged(self.call(NAME, Way::Staged), 0..self.len(), true, |from, _| {
-                for (rank, from) in from.iter().enumerate() {
-                    let to = out.as_mut_ptr().wrapping_add(rank * block);
-                    // SAFETY: each rank has laid out a block for each, and `out` has as many.
-                    unsafe { copy_elements(from.wrapping_add(own), to, block) };
-                }
-            });
+            return self.staged(
+                self.call(const { Op::of(NAME) }, Way::Staged),
+                0..self.len(),
+                true,
+                |from, _| {
+                    for (rank, from) in from.iter().enumerate() {
+                        let to = out.as_mut_ptr().wrapping_add(rank * block);
+                        // SAFETY: each rank has laid out a block for each, and `out` has as many.
+                        unsafe { copy_elements(from.wrapping_add(own), to, block) };
+                    }
+                },
+            );
         }
-        self.collective(self.call(NAME, Way::Direct), |session| {
+        self.collective(self.call(const { Op::of(NAME) }, Way::Direct), |session| {
             let order = (0..session.size()).map(|step| (session.rank() + step) % session.size());
             for rank in order {
                 let from = session.part(rank, own).cast_const();

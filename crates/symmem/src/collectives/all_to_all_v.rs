@@ -6,7 +6,7 @@
 use super::{block_len, check_len, copy_elements};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
-use crate::group::{Call, Group, Way};
+use crate::group::{Call, Group, Op, Way};
 use crate::symmetric::Symmetric;
 
 /// Rows that lie together at their source and at their destination.
@@ -251,7 +251,7 @@ impl<T: Element> Symmetric<T> {
     /// The call that moves the rows.
     fn rows_call(&self, call: &Exchange) -> Call {
         let more = [call.row_len, call.align, call.out];
-        Call { more, ..self.call(call.name, Way::Direct) }
+        Call { more, ..self.call(Op::of(call.name), Way::Direct) }
     }
 
     /// All ranks' splits, by rank; all ranks agree on the call once they have them.

@@ -3,7 +3,7 @@
 use super::copy_elements;
 use crate::dtype::Element;
 use crate::error::Result;
-use crate::group::{Call, Way};
+use crate::group::{Call, Op, Way};
 use crate::symmetric::Symmetric;
 
 const NAME: &str = "broadcast";
@@ -13,7 +13,7 @@ impl<T: Element> Symmetric<T> {
     pub fn broadcast(&mut self, root: usize) -> Result<()> {
         self.group().check_rank(NAME, root)?;
         let len = self.len();
-        let call = |way| Call { root: Some(root), ..self.call(NAME, way) };
+        let call = |way| Call { root: Some(root), ..self.call(const { Op::of(NAME) }, way) };
         if self.is_small() {
             let is_root = self.group().rank() == root;
             return self.staged(call(Way::Staged), 0..len, is_root, |from, own| {

@@ -28,7 +28,7 @@ pub use words::{memset32, write_value32};
 
 use crate::dtype::{Element, ReduceOp};
 use crate::error::{Error, Result};
-use crate::group::{Call, Group, Running, Staging, Way};
+use crate::group::{Call, Group, Op, Running, Staging, Way};
 use crate::symmetric::Symmetric;
 use host::copy::copy;
 use host::reduce::{Loop, reduce_loop};
@@ -94,7 +94,7 @@ impl<T: Element> Symmetric<T> {
     ) -> Result<R> {
         let group = self.group();
         group.reach_out();
-        record::<T>(group, call.op, self.len(), "direct");
+        record::<T>(group, call.op.name(), self.len(), "direct");
         let running = group.begin_call(&call, group.deadline())?;
         let mut session = Session { group, parts: self.parts(), running };
         let block = self.handle().block();
@@ -123,7 +123,7 @@ impl<T: Element> Symmetric<T> {
 
     /// A call on this memory.
     #[inline]
-    fn call(&self, op: &'static str, way: Way) -> Call {
+    fn call(&self, op: Op, way: Way) -> Call {
         Call {
             op,
             way,
@@ -147,7 +147,7 @@ impl<T: Element> Symmetric<T> {
         let group = self.group();
         group.reach_out();
         let mut running = group.begin_call(&call, group.deadline())?;
-        self.stage(&mut running, call.op, range, source, work)
+        self.stage(&mut running, call.op.name(), range, source, work)
     }
 
     /// One exchange of a call that [`Symmetric::staged`] makes.

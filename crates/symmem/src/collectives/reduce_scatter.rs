@@ -4,7 +4,7 @@ use super::host::copy::Stores;
 use super::{block_len, by_rank, check_len, loop_for, rows_of};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
-use crate::group::{Call, Way};
+use crate::group::{Call, Op, Way};
 use crate::symmetric::Symmetric;
 
 const NAME: &str = "reduce_scatter";
@@ -41,7 +41,8 @@ impl<T: Element> Symmetric<T> {
         check_len(self.group(), NAME, "an output", rows * block, out.len())?;
         let first = self.group().rank() * block;
         let more = [rows, columns, 0];
-        let call = |way| Call { operator: Some(op), more, ..self.call(NAME, way) };
+        let call =
+            |way| Call { operator: Some(op), more, ..self.call(const { Op::of(NAME) }, way) };
         if self.is_small() {
             return self.staged(call(Way::Staged), 0..self.len(), true, |from, _| {
                 for (row, out) in out.chunks_exact_mut(block.max(1)).enumerate() {

@@ -4,7 +4,7 @@ use super::host::copy::Stores;
 use super::{block_len, check_len, copy_elements, loop_for};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
-use crate::group::{Call, Way};
+use crate::group::{Call, Op, Way};
 use crate::symmetric::Symmetric;
 
 impl<T: Element> Symmetric<T> {
@@ -17,7 +17,11 @@ impl<T: Element> Symmetric<T> {
         if is_root {
             check_len(self.group(), NAME, "an output", len, out.len())?;
         }
-        let call = |way| Call { operator: Some(op), root: Some(root), ..self.call(NAME, way) };
+        let call = |way| Call {
+            operator: Some(op),
+            root: Some(root),
+            ..self.call(const { Op::of(NAME) }, way)
+        };
         if self.is_small() {
             return self.staged(call(Way::Staged), 0..len, true, |from, _| {
                 if is_root {
@@ -43,7 +47,7 @@ impl<T: Element> Symmetric<T> {
         if is_root {
             check_len(self.group(), NAME, "an output", len * self.group().size(), out.len())?;
         }
-        let call = |way| Call { root: Some(root), ..self.call(NAME, way) };
+        let call = |way| Call { root: Some(root), ..self.call(const { Op::of(NAME) }, way) };
         if self.is_small() {
             return self.staged(call(Way::Staged), 0..len, true, |from, _| {
                 for (rank, &from) in from.iter().enumerate().filter(|_| is_root) {
@@ -70,7 +74,7 @@ impl<T: Element> Symmetric<T> {
         let is_root = self.is_root(NAME, root)?;
         check_len(self.group(), NAME, "an output", block, out.len())?;
         let own = self.group().rank() * block;
-        let call = |way| Call { root: Some(root), ..self.call(NAME, way) };
+        let call = |way| Call { root: Some(root), ..self.call(const { Op::of(NAME) }, way) };
         if self.is_small() {
             return self.staged(call(Way::Staged), 0..self.len(), is_root, |from, _| {
                 if let Some(from) = from.get(root) {

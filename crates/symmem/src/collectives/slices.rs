@@ -10,7 +10,7 @@ use super::host::copy::{Stores, copy};
 use super::{LINE, block_len, by_rank, check_len, copy_elements, loop_for, plan, record, share};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
-use crate::group::{Call, Group, Memory, Running, STAGE, Staging};
+use crate::group::{Call, Group, Memory, Op, Running, STAGE, Staging};
 
 impl Group {
     /// Element i of `data` becomes the reduction of element i of all ranks. Collective; after an error `data` may be
@@ -19,7 +19,7 @@ impl Group {
         const NAME: &str = "all_reduce";
         let looped = loop_for::<T>(self, NAME, op)?;
         let len = data.len();
-        let call = Call { operator: Some(op), ..on_slices::<T>(NAME, len) };
+        let call = Call { operator: Some(op), ..on_slices::<T>(const { Op::of(NAME) }, len) };
         let mut running = self.begin_slices::<T>(&call)?;
         for piece in pieces::<T>(len, 1) {
             let data = data.get_mut(piece.clone()).unwrap_or_default();
@@ -53,7 +53,7 @@ impl Group {
 
     fn begin_slices<'c, T: Element>(&self, call: &'c Call) -> Result<Running<'_, 'c>> {
         self.reach_out();
-        record::<T>(self, call.op, call.len, "slices");
+        record::<T>(self, call.op.name(), call.len, "slices");
         self.begin_call(call, self.deadline())
     }
 
@@ -84,7 +84,7 @@ impl Group {
         const NAME: &str = "all_gather";
         let len = input.len();
         check_len(self, NAME, "an output", len.saturating_mul(self.size()), out.len())?;
-        let call = on_slices::<T>(NAME, len);
+        let call = on_slices::<T>(const { Op::of(NAME) }, len);
         let mut running = self.begin_slices::<T>(&call)?;
         for piece in pieces::<T>(len, 1) {
             let laid = Laid::one(input.as_ptr().wrapping_add(piece.start), piece.len());
@@ -108,7 +108,7 @@ impl Group {
         let looped = loop_for::<T>(self, NAME, op)?;
         let block = block_len(self, NAME, input.len())?;
         check_len(self, NAME, "an output", block, out.len())?;
-        let call = Call { operator: Some(op), ..on_slices::<T>(NAME, block) };
+        let call = Call { operator: Some(op), ..on_slices::<T>(const { Op::of(NAME) }, block) };
         let mut running = self.begin_slices::<T>(&call)?;
         for piece in pieces::<T>(block, self.size()) {
             let laid = Laid::blocks(input, block, self, &piece);
@@ -132,7 +132,7 @@ impl Group {
         const NAME: &str = "broadcast";
         self.check_rank(NAME, root)?;
         let len = data.len();
-        let call = Call { root: Some(root), ..on_slices::<T>(NAME, len) };
+        let call = Call { root: Some(root), ..on_slices::<T>(const { Op::of(NAME) }, len) };
         let mut running = self.begin_slices::<T>(&call)?;
         for piece in pieces::<T>(len, 1) {
             let data = data.get_mut(piece).unwrap_or_default();
@@ -159,7 +159,7 @@ impl Group {
         const NAME: &str = "all_to_all";
         let block = block_len(self, NAME, input.len())?;
         check_len(self, NAME, "an output", input.len(), out.len())?;
-        let call = on_slices::<T>(NAME, block);
+        let call = on_slices::<T>(const { Op::of(NAME) }, block);
         let mut running = self.begin_slices::<T>(&call)?;
         for piece in pieces::<T>(block, self.size()) {
             let laid = Laid::blocks(input, block, self, &piece);
@@ -270,7 +270,7 @@ fn pieces<T>(len: usize, blocks: usize) -> impl Iterator<Item = Range<usize>> {
 }
 
 /// A call on slices of `len` elements, or blocks of as many.
-fn on_slices<T: Element>(op: &'static str, len: usize) -> Call {
+fn on_slices<T: Element>(op: Op, len: usize) -> Call {
     Call { op, dtype: Some(T::DTYPE), memory: Memory::Slices, len, ..Call::default() }
 }
 

@@ -5,7 +5,7 @@ use crate::dtype::{DType, ReduceOp};
 /// One collective call, in all in which ranks must agree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Call {
-    pub(crate) op: &'static str,
+    pub(crate) op: Op,
     pub(crate) dtype: Option<DType>,
     pub(crate) operator: Option<ReduceOp>,
     pub(crate) way: Way,
@@ -40,9 +40,9 @@ pub(crate) enum Memory {
 }
 
 /// The call that is a barrier and nothing else.
-pub(super) const PLAIN: &str = "barrier";
+pub(super) const PLAIN: Op = Op::of("barrier");
 /// The call at which ranks come together before they exchange memory.
-pub(super) const RENDEZVOUS: &str = "rendezvous";
+pub(super) const RENDEZVOUS: Op = Op::of("rendezvous");
 /// The call of a rank that refuses to make another.
 pub(super) const REFUSAL: &str = "refuse";
 
@@ -53,20 +53,21 @@ impl Call {
     const WAYS: [Way; 5] = [Way::Any, Way::Staged, Way::OneShot, Way::TwoShot, Way::Direct];
 
     /// A call without data.
-    pub(crate) const fn plain(op: &'static str) -> Self {
+    pub(crate) const fn plain(op: Op) -> Self {
         let (dtype, operator, way, root) = (None, None, Way::Any, None);
         Self { op, dtype, operator, way, root, memory: Memory::None, len: 0, more: [0; 3] }
     }
 
     /// Whether a call that gave up can be resumed: it carries no data, so the same call again is the same in all.
     pub(super) fn is_resumable(&self) -> bool {
-        [PLAIN, "share", "release", "open", "close", RENDEZVOUS].contains(&self.op)
+        let op = self.op.name();
+        ["barrier", "share", "release", "open", "close", "rendezvous"].contains(&op)
     }
 
     #[inline]
     pub(super) fn words(&self) -> Words {
         let plus_one = |number: Option<u64>| number.map_or(0, |number| number + 1);
-        let kind = u64::from(op_code(self.op))
+        let kind = u64::from(self.op.0)
             | plus_one(self.dtype.map(|dtype| dtype as u64)) << 8
             | plus_one(self.operator.map(|operator| operator as u64)) << 16
             | (self.way as u64) << 24
@@ -85,7 +86,7 @@ impl Call {
         let part = |shift: u32| (kind >> shift & 0xff) as usize;
         let known = |part: usize| part.checked_sub(1);
         Self {
-            op: op_of(part(0) as u32).unwrap_or("an operation of another version"),
+            op: Op(part(0) as u8),
             dtype: known(part(8)).and_then(|i| DType::ALL.get(i).copied()),
             operator: known(part(16)).and_then(|i| ReduceOp::ALL.get(i).copied()),
             way: Self::WAYS.get(part(24)).copied().unwrap_or_default(),
@@ -124,7 +125,8 @@ impl Call {
             let name = |root: Option<usize>| root.map_or("none".into(), |r| format!("rank {r}"));
             return of("root", both(self.root, other.root, name));
         }
-        let mut details = details(self.op).into_iter().zip(self.more.iter().zip(&other.more));
+        let mut details =
+            details(self.op.name()).into_iter().zip(self.more.iter().zip(&other.more));
         if let Some((what, (a, b))) = details.find(|(_, (a, b))| a != b) {
             return of(what, (a.to_string(), b.to_string()));
         }
@@ -164,7 +166,7 @@ impl std::fmt::Display for Memory {
 
 impl std::fmt::Display for Call {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.op)?;
+        f.write_str(self.op.name())?;
         if let Some(dtype) = self.dtype {
             write!(f, " of {} {dtype}", self.len)?;
         }
@@ -215,7 +217,35 @@ const OPS: [&str; 30] = [
     "a kernel of the caller's",
 ];
 
-/// The number by which an operation is told, to ranks and by kernels.
+/// An operation by the number by which it is told, to ranks and by kernels.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Op(u8);
+
+impl Op {
+    /// The operation of a name. Called in constants by whatever is quick: it compares texts.
+    pub(crate) const fn of(name: &str) -> Self {
+        let mut code = 0;
+        while code < OPS.len() - 1 && !is_same(OPS[code], name) {
+            code += 1;
+        }
+        Self(code as u8)
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        op_of(self.0.into()).unwrap_or("an operation of another version")
+    }
+}
+
+const fn is_same(a: &str, b: &str) -> bool {
+    let (a, b) = (a.as_bytes(), b.as_bytes());
+    let mut i = 0;
+    while i < a.len() && i < b.len() && a[i] == b[i] {
+        i += 1;
+    }
+    i == a.len() && i == b.len()
+}
+
+/// The number of an operation.
 #[inline]
 pub(crate) fn op_code(op: &str) -> u32 {
     OPS.iter().position(|known| *known == op).unwrap_or(OPS.len() - 1) as u32
@@ -264,17 +294,17 @@ mod tests {
             way: Way::TwoShot,
             memory: Memory::Rendezvous(3, 128),
             len: 100,
-            ..Call::plain("all_reduce")
+            ..Call::plain(Op::of("all_reduce"))
         }
     }
 
     #[test]
     fn a_call_survives_its_way_to_a_peer() {
         let rooted = Call { root: Some(5), more: [1, 2, 3], ..reduction() };
-        for call in [Call::plain("barrier"), reduction(), rooted] {
+        for call in [Call::plain(Op::of("barrier")), reduction(), rooted] {
             assert_eq!(Call::from_words(&call.words()), call);
         }
-        assert_eq!(Call::plain("barrier").words(), [0; 8]);
+        assert_eq!(Call::plain(Op::of("barrier")).words(), [0; 8]);
     }
 
     #[test]
@@ -289,12 +319,12 @@ mod tests {
         assert_eq!(elsewhere, "memory: that of rendezvous 3 from byte 128, that of rendezvous 4");
         let maximum = text(differs(Call { operator: Some(ReduceOp::Max), ..reduction() }));
         assert_eq!(maximum, "operator: sum, max");
-        let barrier = text(differs(Call::plain("barrier")));
+        let barrier = text(differs(Call::plain(Op::of("barrier"))));
         assert_eq!(
             barrier,
             "operation: all_reduce of 100 f32, sum, memory: that of rendezvous 3 from byte 128, barrier"
         );
-        let rows = Call { more: [1, 2, 0], ..Call::plain("reduce_scatter") };
+        let rows = Call { more: [1, 2, 0], ..Call::plain(Op::of("reduce_scatter")) };
         let columns = Call { more: [1, 3, 0], ..rows };
         assert_eq!(text(rows.difference(&columns)), "number of columns: 2, 3");
     }
@@ -332,7 +362,10 @@ mod tests {
     fn every_operation_and_type_has_its_bits() {
         assert!(OPS.len() <= 32 && DType::ALL.len() <= 16);
         for (code, op) in OPS.iter().enumerate() {
-            assert_eq!((op_code(op), op_of(code as u32)), (code as u32, Some(*op)));
+            assert_eq!(
+                (op_code(op), Op::of(op), op_of(code as u32)),
+                (code as u32, Op(code as u8), Some(*op))
+            );
         }
         for (code, dtype) in DType::ALL.iter().enumerate() {
             assert_eq!(*dtype as usize, code);

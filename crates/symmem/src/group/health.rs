@@ -66,7 +66,13 @@ impl Health {
     /// Whether anything is wrong at all: what a healthy group looks at.
     #[inline]
     pub(super) fn trouble(&self) -> bool {
-        self.trouble.load(Ordering::Acquire) || self.poisoned().is_some()
+        self.is_troubled() || self.poisoned().is_some()
+    }
+
+    /// Whether this rank itself has seen anything wrong.
+    #[inline]
+    pub(super) fn is_troubled(&self) -> bool {
+        self.trouble.load(Ordering::Acquire)
     }
 
     /// How the member went, if it did.

@@ -24,7 +24,7 @@ use std::time::Duration;
 pub use world::{World, WorldOptions};
 
 pub(crate) use attached::WeakGroup;
-pub(crate) use call::{Call, Memory, Way, describe, digest, op_code, op_of};
+pub(crate) use call::{Call, Memory, Op, Way, describe, digest, op_code, op_of};
 pub(crate) use context::Context;
 pub(crate) use conversation::Conversation;
 pub(crate) use resync::Resync;
@@ -209,7 +209,7 @@ impl Group {
         self.check_channel(OP, channel)?;
         let mut deadline = deadline.into();
         if channel == 0 {
-            const BARRIER: Call = Call::plain(OP);
+            const BARRIER: Call = Call::plain(call::PLAIN);
             return self.begin_call(&BARRIER, deadline)?.barrier();
         }
         let signals = &self.formed_by(deadline)?.signals;
@@ -227,7 +227,7 @@ impl Group {
     /// Takes this rank's place in a collective call that it refuses to make, so that nobody waits for it: peers that make the
     /// call get [`Error::Mismatch`] at once, and all ranks stay in step. Succeeds, also where all ranks refuse.
     pub fn refuse(&self) -> Result<()> {
-        const REFUSED: Call = Call::plain(call::REFUSAL);
+        const REFUSED: Call = Call::plain(Op::of(call::REFUSAL));
         match self.begin_call(&REFUSED, self.deadline())?.barrier() {
             Err(Error::Mismatch { .. }) => Ok(()), // they know
             other => other,
@@ -390,7 +390,7 @@ impl Group {
 
     /// Tells those who have come to a rendezvous that this rank, which came too, no longer waits for it.
     fn decline_rendezvous(&self, number: u64) {
-        let Ok(conversation) = self.conversation(RENDEZVOUS, number, Deadline::NEVER) else {
+        let Ok(conversation) = self.conversation(RENDEZVOUS.name(), number, Deadline::NEVER) else {
             return;
         };
         let why = "it gave up before all had come".to_owned();

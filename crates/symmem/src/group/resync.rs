@@ -3,7 +3,7 @@
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 
 use super::Group;
-use super::call::Call;
+use super::call::{Call, Op};
 use super::form::Formed;
 use super::waiting::Waiting;
 use crate::error::Result;
@@ -81,7 +81,7 @@ impl Group {
     fn leave_all_calls(&self, formed: &Formed, deadline: Deadline) -> Result<()> {
         let signals = &formed.signals;
         if signals.out_of_step().is_none() {
-            formed.give_up(&Call::plain(OP));
+            formed.give_up(&Call::plain(Op::of(OP)));
         }
         for channel in 0..=signals.sequence() {
             let turn = signals.take_turn(channel, deadline);

@@ -79,10 +79,9 @@ impl Sequence {
         (mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as usize % KNOWN
     }
 
-    /// The number of a call, or that of one in full.
-    #[inline]
-    fn number(&self, words: &Words) -> u32 {
-        let place = Self::place(words);
+    /// The number of a call whose place is `place`, or that of one in full.
+    #[inline(always)]
+    fn number(&self, words: &Words, place: usize) -> u32 {
         match self.known.get(place) {
             Some(known) if is_equal(known, words) => FIRST + place as u32,
             _ => IN_FULL,
@@ -90,9 +89,9 @@ impl Sequence {
     }
 
     /// What stands for a call in its caller's flag.
-    #[inline(always)]
     fn word(&self, call: &Call) -> u32 {
-        if call.op == PLAIN { BARRIER } else { self.number(&call.words()) }
+        let words = call.words();
+        if call.op == PLAIN { BARRIER } else { self.number(&words, Self::place(&words)) }
     }
 
     /// Gives a number to a call that all ranks have just made.
@@ -117,7 +116,7 @@ impl Sequence {
     /// The call of a word in `rank`'s flag at `epoch`.
     fn call(&self, signals: &Signals<RegionPads>, rank: usize, word: u32, epoch: u32) -> Call {
         match word & !CONTINUED {
-            BARRIER => Call::plain("barrier"),
+            BARRIER => Call::plain(PLAIN),
             IN_FULL => Call::from_words(&unpack(&signals.description(rank, epoch))),
             number => {
                 let known = self.known.get((number - FIRST) as usize);
@@ -167,6 +166,7 @@ pub(crate) struct Running<'a, 'c> {
 }
 
 /// A call as far as it was made, for whoever has the turn.
+#[derive(Clone, Copy)]
 struct Made<'a, 'c> {
     group: &'a Group,
     formed: &'a Formed,
@@ -185,19 +185,31 @@ impl Group {
         deadline: Deadline,
     ) -> Result<Running<'_, 'c>> {
         let formed = self.formed_by(deadline).map_err(|e| self.not_made(call, e))?;
-        self.check_whole(call.op)?;
         let signals = &formed.signals;
+        // Before we have the turn: taking it waits for nothing, but what comes after waits for it.
+        let words = call.words();
+        let place = Sequence::place(&words);
         let turn = signals.take_turn(signals.sequence(), deadline);
-        let turn = turn.map_err(|stop| self.stopped(stop, call.op, None, |_| false))?;
-        if let Some(rank) = signals.out_of_step() {
-            return Err(self.out_of_step(call.op, rank));
+        let turn = turn.map_err(|stop| self.stopped(stop, call.op.name(), None, |_| false))?;
+        if self.0.health.is_troubled() || signals.is_troubled() {
+            self.check_in_step(call.op.name())?;
         }
         let deadline = match turn.is_done() {
             true => deadline,
             false => self.finish_earlier(formed, &turn, call, deadline)?,
         };
-        let word = formed.sequence.word(call);
+        let word = match call.op {
+            PLAIN => BARRIER,
+            _ => formed.sequence.number(&words, place),
+        };
         Ok(Running { turn, made: Made { group: self, formed, call, word, deadline } })
+    }
+
+    /// Fails if a rank was lost, or gave up a call.
+    #[cold]
+    fn check_in_step(&self, op: &'static str) -> Result<()> {
+        self.check_whole(op)?;
+        self.find_out_of_step().map_or(Ok(()), |rank| Err(self.out_of_step(op, rank)))
     }
 
     /// A call that gave up before its group was formed: peers make it, as in [`Formed::put_off`].
@@ -223,10 +235,16 @@ impl Group {
         if let Some(left_out) = formed.sequence.take_put_off().filter(|put_off| put_off != call) {
             formed.give_up(&left_out);
             let rank = formed.signals.decided_out_of_step().unwrap_or(self.rank());
-            return Err(self.out_of_step(call.op, rank));
+            return Err(self.out_of_step(call.op.name(), rank));
+        }
+        if !turn.is_unfinished() {
+            let mut made = Made { group: self, formed, call, word: BARRIER, deadline };
+            let mut waiting = Waiting::new(self, call.op.name());
+            let late = turn.await_late(&mut made.deadline, |arrived| waiting.is_hopeless(arrived));
+            return late.map_or_else(|stop| Err(made.failed(turn, stop)), |()| Ok(made.deadline));
         }
         let pending = Call::from_words(&load(&formed.sequence.pending));
-        if !turn.is_unfinished() || pending == *call {
+        if pending == *call {
             return Ok(deadline);
         }
         let word = formed.sequence.word(&pending);
@@ -280,7 +298,7 @@ impl Group {
                 formed.signals.pass_on_out();
                 let words = formed.signals.load_words(rank, Layout::given_up());
                 match Call::from_words(&unpack(&words)) {
-                    call if call.op == "resync" => "called resync".to_owned(),
+                    call if call.op.name() == "resync" => "called resync".to_owned(),
                     call => format!("gave up {call}"),
                 }
             }
@@ -379,7 +397,7 @@ impl Running<'_, '_> {
     pub(crate) fn check_not_given_up(&self) -> Result<()> {
         match self.made.formed.signals.given_up_meanwhile() {
             None => Ok(()),
-            Some(rank) => Err(self.made.group.out_of_step(self.made.call.op, rank)),
+            Some(rank) => Err(self.made.group.out_of_step(self.made.call.op.name(), rank)),
         }
     }
 }
@@ -396,29 +414,33 @@ impl Made<'_, '_> {
         let rank = group.rank();
         let (pads, layout) = formed.signals.pads();
         let staging = |epoch| Staging { pads, layout, rank, epoch };
-        let mut waiting = Waiting::new(group, call.op);
-        let exchanged = turn.exchange(
-            word,
-            &mut self.deadline,
-            |arrived| waiting.is_hopeless(arrived),
-            |to, epoch| {
-                if word == IN_FULL && to == rank {
-                    turn.describe(epoch, &pack(&call.words()));
-                }
-                write(&staging(epoch), to);
-            },
-            |epoch| read(&staging(epoch)),
-        );
-        drop(waiting);
-        match exchanged {
-            Ok(read) => {
-                if word & CONTINUED == 0 {
-                    self.all_agreed();
-                }
-                Ok(read)
+        let epoch = turn.arrive(word, |to, epoch| {
+            if word == IN_FULL && to == rank {
+                turn.describe(epoch, &pack(&call.words()));
             }
-            Err(stop) => Err(self.failed(turn, stop)),
+            write(&staging(epoch), to);
+        });
+        if !turn.all_agree_soon(word, epoch) {
+            self.deadline = self.await_agreement(turn, epoch)?;
         }
+        // While it is our turn: another thread of ours would let peers go on and overwrite it.
+        let read = read(&staging(epoch));
+        if word & CONTINUED == 0 {
+            self.all_agreed();
+        }
+        Ok(read)
+    }
+
+    /// The wait of a barrier that takes longer. What is left of the deadline.
+    #[cold]
+    #[inline(never)]
+    fn await_agreement(self, turn: &Turn<'_, RegionPads>, epoch: u32) -> Result<Deadline> {
+        let mut deadline = self.deadline;
+        let mut waiting = Waiting::new(self.group, self.call.op.name());
+        let lost = |arrived: &dyn Fn(usize) -> bool| waiting.is_hopeless(arrived);
+        let agreed = turn.await_agreement(epoch, &mut deadline, lost);
+        drop(waiting);
+        agreed.map_or_else(|stop| Err(self.failed(turn, stop)), |()| Ok(deadline))
     }
 
     /// All ranks have made this call.
@@ -427,14 +449,14 @@ impl Made<'_, '_> {
         if self.word == IN_FULL {
             let words = self.call.words();
             self.formed.sequence.learn(&words);
-            self.word = self.formed.sequence.number(&words);
+            self.word = self.formed.sequence.number(&words, Sequence::place(&words));
         }
         self.word |= CONTINUED;
     }
 
     #[cold]
-    fn failed(&self, turn: &Turn<'_, RegionPads>, stop: Stop) -> Error {
-        let (group, signals, op) = (self.group, &self.formed.signals, self.call.op);
+    fn failed(self, turn: &Turn<'_, RegionPads>, stop: Stop) -> Error {
+        let (group, signals, op) = (self.group, &self.formed.signals, self.call.op.name());
         store(&self.formed.sequence.pending, &self.call.words());
         match stop {
             Stop::Differs { rank } => {

@@ -65,6 +65,13 @@ impl<P: Pads> Signals<P> {
         self.out_of_step()
     }
 
+    /// Whether our pad says that a rank was lost, or that one gave up a call: what a healthy group looks at.
+    #[inline]
+    pub fn is_troubled(&self) -> bool {
+        let word = |index| self.pads.word(self.rank, index).load(Ordering::Acquire);
+        (word(Layout::POISON) | word(Layout::OUT)) != 0
+    }
+
     #[cold]
     fn who_gave_up(&self, out: u32) -> Option<usize> {
         let (generation, rank) = (out >> RANK_BITS, out & ((1 << RANK_BITS) - 1));

@@ -174,17 +174,17 @@ impl<P: Pads> Signals<P> {
     /// The right to use a channel, once no other thread of this rank has it.
     #[inline]
     pub fn take_turn(&self, channel: usize, deadline: Deadline) -> Result<Turn<'_, P>, Stop> {
-        let state = &self.channels[channel];
+        let count = &self.channels[channel];
         // Acquire: pairs with the release of the thread before us, whose counts we read.
-        if state.busy.swap(true, Ordering::Acquire) {
-            self.await_turn(state, deadline)?;
+        if count.busy.swap(true, Ordering::Acquire) {
+            self.await_turn(count, deadline)?;
         }
-        Ok(Turn { signals: self, channel })
+        Ok(Turn { signals: self, channel, count })
     }
 
     #[cold]
-    fn await_turn(&self, state: &Channel, deadline: Deadline) -> Result<(), Stop> {
-        let mut free = || (!state.busy.swap(true, Ordering::Acquire)).then_some(());
+    fn await_turn(&self, count: &Channel, deadline: Deadline) -> Result<(), Stop> {
+        let mut free = || (!count.busy.swap(true, Ordering::Acquire)).then_some(());
         poll_by(deadline, &mut free).map_err(|(why, after)| {
             let missing = vec![self.rank]; // another thread of our own holds the channel
             Stop::GivenUp { why, after, missing }
@@ -201,7 +201,6 @@ impl<P: Pads> Signals<P> {
     }
 
     /// Waits until all have reached the epoch that we have reached, with the same call.
-    #[inline(always)] // what comes after the last flag is what the peers wait for next
     fn await_all(
         &self,
         channel: usize,
@@ -276,10 +275,16 @@ impl<P: Pads> Signals<P> {
     ) -> Option<usize> {
         let call = self.channels[channel].call.load(Ordering::Relaxed);
         self.peers().filter(|&rank| arrived(rank)).find(|&rank| {
-            let word = self.pads.word(self.rank, self.layout.call(channel, rank, epoch));
-            let theirs = word.load(Ordering::Relaxed); // ordered by `has_reached`
+            let theirs = self.call_at(channel, rank, epoch);
             theirs != call || (call == IN_FULL && !self.describes_the_same(rank, epoch))
         })
+    }
+
+    /// What `rank`, which has reached `epoch`, called there.
+    #[inline]
+    fn call_at(&self, channel: usize, rank: usize, epoch: u32) -> u32 {
+        let word = self.pads.word(self.rank, self.layout.call(channel, rank, epoch));
+        word.load(Ordering::Relaxed) // ordered by `has_reached`
     }
 
     #[cold]
@@ -313,8 +318,7 @@ impl<P: Pads> Signals<P> {
 
     /// The word of `rank`'s call at the barrier of the sequence that we have reached; `rank` has reached it too.
     pub(crate) fn call_of(&self, rank: usize) -> u32 {
-        let index = self.layout.call(self.sequence(), rank, self.epoch());
-        self.pads.word(self.rank, index).load(Ordering::Relaxed)
+        self.call_at(self.sequence(), rank, self.epoch())
     }
 
     /// Whether we have reached a barrier of the sequence and not left it.

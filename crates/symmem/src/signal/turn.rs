@@ -1,6 +1,6 @@
 //! A barrier with data, by the one thread of a rank whose turn it is on a channel.
 
-use super::{DONE, LEFT_EARLY, Layout, Pads, Signals, Stop, UNFINISHED};
+use super::{Channel, DONE, IN_FULL, LEFT_EARLY, Layout, Pads, Signals, Stop, UNFINISHED};
 use crate::sync::atomic::fence;
 use crate::sync::{Deadline, Ended, Ordering, Word, current_core};
 
@@ -8,11 +8,14 @@ use crate::sync::{Deadline, Ended, Ordering, Word, current_core};
 pub struct Turn<'a, P: Pads> {
     pub(super) signals: &'a Signals<P>,
     pub(super) channel: usize,
+    /// Our count of the channel's barriers.
+    pub(super) count: &'a Channel,
 }
 
 impl<P: Pads> Drop for Turn<'_, P> {
+    #[inline]
     fn drop(&mut self) {
-        self.signals.channels[self.channel].busy.store(false, Ordering::Release);
+        self.count.busy.store(false, Ordering::Release);
     }
 }
 
@@ -20,13 +23,13 @@ impl<P: Pads> Turn<'_, P> {
     /// Whether we have reached a barrier and not left it, which the next exchange resumes.
     #[inline]
     pub fn is_unfinished(&self) -> bool {
-        self.signals.channels[self.channel].state.load(Ordering::Relaxed) == UNFINISHED
+        self.count.state.load(Ordering::Relaxed) == UNFINISHED
     }
 
     /// Whether all have reached the last barrier, and we have left it.
     #[inline]
     pub fn is_done(&self) -> bool {
-        self.signals.channels[self.channel].state.load(Ordering::Relaxed) == DONE
+        self.count.state.load(Ordering::Relaxed) == DONE
     }
 
     /// Says in full what an exchange with [`IN_FULL`] is about. Called by its `write`, for ourselves.
@@ -43,7 +46,6 @@ impl<P: Pads> Turn<'_, P> {
     ///
     /// What was written for e may be overwritten for e + 2 and not before: whoever writes for e + 2 has passed e + 1,
     /// which all ranks reach only when they have read e.
-    #[inline(always)] // the way of every small message; its closures are worth nothing elsewhere
     pub fn exchange<R>(
         &self,
         call: u32,
@@ -52,35 +54,26 @@ impl<P: Pads> Turn<'_, P> {
         write: impl FnMut(usize, u32),
         read: impl FnOnce(u32) -> R,
     ) -> Result<R, Stop> {
-        let (signals, channel) = (self.signals, self.channel);
-        let state = &signals.channels[channel].state;
-        if state.load(Ordering::Relaxed) == LEFT_EARLY {
-            self.await_late(deadline, &mut lost)?;
-        }
+        self.await_late(deadline, &mut lost)?;
         let epoch = self.arrive(call, write);
-        let all_here = signals.await_all(channel, epoch, deadline, lost);
-        let agreed = all_here.and_then(|()| match signals.differing(channel, epoch, |_| true) {
-            None => Ok(()),
-            Some(rank) => Err(Stop::Differs { rank }),
-        });
-        match agreed {
-            Ok(()) => state.store(DONE, Ordering::Relaxed),
-            // Ranks that disagree are done with this barrier, whoever has not come yet included.
-            Err(Stop::Differs { .. }) => state.store(LEFT_EARLY, Ordering::Relaxed),
-            Err(_) => {}
+        if !self.all_agree_soon(call, epoch) {
+            self.await_agreement(epoch, deadline, &mut lost)?;
         }
-        agreed.map(|()| read(epoch)) // while it is our turn: another thread of ours would let peers go on and overwrite it
+        Ok(read(epoch)) // while it is our turn: another thread of ours would let peers go on and overwrite it
     }
 
-    /// Waits for those who had not come when this rank left the last barrier.
+    /// Waits for those who had not come when this rank left the last barrier early.
     #[cold]
-    fn await_late(
+    pub(crate) fn await_late(
         &self,
         deadline: &mut Deadline,
         mut lost: impl FnMut(&dyn Fn(usize) -> bool) -> bool,
     ) -> Result<(), Stop> {
+        if self.count.state.load(Ordering::Relaxed) != LEFT_EARLY {
+            return Ok(());
+        }
         let (signals, channel) = (self.signals, self.channel);
-        let epoch = signals.channels[channel].epoch.load(Ordering::Relaxed);
+        let epoch = self.count.epoch.load(Ordering::Relaxed);
         let arrived = |rank| signals.has_reached(channel, rank, epoch);
         let all_here = || signals.missing(channel, epoch).is_empty();
         let broken = || lost(&arrived) || signals.out_of_step().is_some();
@@ -96,30 +89,26 @@ impl<P: Pads> Turn<'_, P> {
         }
     }
 
-    /// Publishes our arrival, or finds that we have arrived already in an earlier call that gave up.
-    #[inline]
-    fn arrive(&self, call: u32, mut write: impl FnMut(usize, u32)) -> u32 {
-        let (signals, channel) = (self.signals, self.channel);
-        let state = &signals.channels[channel];
-        let epoch = state.epoch.load(Ordering::Relaxed);
-        if state.state.load(Ordering::Relaxed) == UNFINISHED {
+    /// Publishes our arrival, or finds that we have arrived already in an earlier call that gave up. The barrier's number.
+    #[inline(always)] // as all of a small message's way
+    pub(crate) fn arrive(&self, call: u32, mut write: impl FnMut(usize, u32)) -> u32 {
+        let (signals, channel, count) = (self.signals, self.channel, self.count);
+        let epoch = count.epoch.load(Ordering::Relaxed);
+        if count.state.load(Ordering::Relaxed) == UNFINISHED {
             return epoch;
         }
         let epoch = epoch.wrapping_add(1);
-        state.epoch.store(epoch, Ordering::Relaxed);
-        state.call.store(call, Ordering::Relaxed);
-        state.state.store(UNFINISHED, Ordering::Relaxed);
+        count.epoch.store(epoch, Ordering::Relaxed);
+        count.call.store(call, Ordering::Relaxed);
+        count.state.store(UNFINISHED, Ordering::Relaxed);
         // By value: whatever the stores below touch, these need not be read again.
-        let (rank, layout, crowded) = (signals.rank, signals.layout, signals.patience.crowded);
-        let core = if crowded { current_core() } else { 0 };
-        state.core.store(core, Ordering::Relaxed);
+        let (rank, layout) = (signals.rank, signals.layout);
+        if signals.patience.crowded {
+            self.tell_core();
+        }
         write(rank, epoch);
         for peer in signals.peers() {
             write(peer, epoch);
-            if crowded {
-                let word = signals.pads.word(peer, layout.core(channel, rank));
-                word.store(core, Ordering::Relaxed);
-            }
             let call_word = signals.pads.word(peer, layout.call(channel, rank, epoch));
             call_word.store(call, Ordering::Relaxed);
             // Release: pairs with the acquire in `is_flagged` and publishes `call`, the payload and all data.
@@ -132,5 +121,65 @@ impl<P: Pads> Turn<'_, P> {
             signals.bell(peer).ring_if_asleep();
         }
         epoch
+    }
+
+    /// Tells all ranks on which core we are, where ranks outnumber the cores.
+    fn tell_core(&self) {
+        let (signals, core) = (self.signals, current_core());
+        self.count.core.store(core, Ordering::Relaxed);
+        for peer in signals.peers() {
+            let word = signals.pads.word(peer, signals.layout.core(self.channel, signals.rank));
+            word.store(core, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether all reach `epoch` within a short while, with the same `call`; then the barrier is done. Otherwise
+    /// [`Turn::await_agreement`] says what comes of it.
+    #[inline(always)] // what comes after the last flag is what the peers wait for next
+    pub(crate) fn all_agree_soon(&self, call: u32, epoch: u32) -> bool {
+        let (signals, channel) = (self.signals, self.channel);
+        if call == IN_FULL {
+            return false; // more to compare than the words beside the flags
+        }
+        let (mut rank, mut difference) = (0, 0);
+        for _ in 0..signals.patience.soon {
+            while rank == signals.rank || signals.has_reached(channel, rank, epoch) {
+                if rank != signals.rank {
+                    difference |= signals.call_at(channel, rank, epoch) ^ call;
+                }
+                rank += 1;
+                if rank == signals.layout.ranks {
+                    if difference == 0 {
+                        self.count.state.store(DONE, Ordering::Relaxed);
+                    }
+                    return difference == 0;
+                }
+            }
+            std::hint::spin_loop();
+        }
+        false
+    }
+
+    /// Waits until all have reached `epoch`, which we have reached, and compares their calls.
+    #[cold]
+    pub(crate) fn await_agreement(
+        &self,
+        epoch: u32,
+        deadline: &mut Deadline,
+        lost: impl FnMut(&dyn Fn(usize) -> bool) -> bool,
+    ) -> Result<(), Stop> {
+        let (signals, channel) = (self.signals, self.channel);
+        let all_here = signals.await_all(channel, epoch, deadline, lost);
+        let agreed = all_here.and_then(|()| match signals.differing(channel, epoch, |_| true) {
+            None => Ok(()),
+            Some(rank) => Err(Stop::Differs { rank }),
+        });
+        match agreed {
+            Ok(()) => self.count.state.store(DONE, Ordering::Relaxed),
+            // Ranks that disagree are done with this barrier, whoever has not come yet included.
+            Err(Stop::Differs { .. }) => self.count.state.store(LEFT_EARLY, Ordering::Relaxed),
+            Err(_) => {}
+        }
+        agreed
     }
 }

@@ -4,7 +4,7 @@ use super::handle::keeping;
 use super::{Memory, Shared, Symmetric};
 use crate::dtype::Element;
 use crate::error::{Error, Failed, Result};
-use crate::group::{Call, Group, Ticket};
+use crate::group::{Call, Group, Op, Ticket};
 
 /// Memory whose change to phase `P` did not come to its end: nobody may touch it until it does.
 ///
@@ -82,7 +82,7 @@ fn reach<T: Element>(
         Some(Some(false)) => *ticket = None,
         Some(None) | None => {}
     }
-    let call = Call { memory: memory.handle.memory(), ..Call::plain(op) };
+    let call = Call { memory: memory.handle.memory(), ..Call::plain(Op::of(op)) };
     let mut running = group.begin_call(&call, group.deadline())?;
     running.barrier().inspect_err(|error| {
         let is_void = match error {
