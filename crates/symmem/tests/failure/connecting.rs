@@ -177,9 +177,9 @@ fn a_rank_that_gave_up_because_of_another_is_not_blamed() {
         ranks.start(test_name!(), || {
             let slow: usize = std::env::var("SLOW").unwrap().parse().unwrap();
             let (hasty, patient) = ((slow + 1) % 3, (slow + 2) % 3);
-            let timeout = if rank() == hasty { ms(1000) } else { ms(20_000) };
+            let timeout = if rank() == hasty { ms(2000) } else { ms(20_000) };
             if rank() == slow {
-                std::thread::sleep(ms(2000));
+                std::thread::sleep(ms(4000));
             }
             let begin = Instant::now();
             let options = symmem::WorldOptions { timeout: Some(timeout), ..Default::default() };
