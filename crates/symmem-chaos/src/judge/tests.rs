@@ -1,0 +1,98 @@
+use super::*;
+use crate::generate::generate;
+use symmem_chaos::program::{Lane, Mode, Place, Policy, Spec};
+
+/// Two ranks, one call, and nothing that goes wrong by plan.
+fn program(faulty: bool) -> Program {
+    let spec = Spec { mode: Mode::Threads, ranks: 2, seed: 1, without: Vec::new() };
+    let steps = vec![Step { call: 0, op: Op::Barrier, variants: Vec::new() }];
+    let round = Round { policy: Policy::Stop, limit: 50, steps, faulty };
+    let lanes = vec![Lane { number: 0, place: Place::World, rounds: vec![round] }];
+    Program { lanes, faults: Vec::new(), ..generate(&spec) }
+}
+
+fn call(rank: usize, enter: u64, leave: u64, outcome: Outcome) -> Event {
+    Event::Call(Record {
+        rank,
+        lane: 0,
+        call: 0,
+        part: 0,
+        name: "barrier".into(),
+        enter: enter * MS,
+        leave: leave * MS,
+        starved: 0,
+        limit: 50 * MS,
+        members: vec![0, 1],
+        outcome,
+    })
+}
+
+fn timeout(rank: usize, after: u64) -> Outcome {
+    let (kind, text) = (Kind::Timeout, String::new());
+    Outcome::Err { kind, ranks: vec![rank], after: Some(after * MS), text }
+}
+
+fn classes(faulty: bool, events: &[Event]) -> Vec<String> {
+    let report = judge(&program(faulty), events);
+    report.violations.into_iter().map(|v| v.class).collect()
+}
+
+#[test]
+fn ranks_that_all_come_may_succeed() {
+    let events = [call(0, 10, 30, Outcome::Ok), call(1, 20, 30, Outcome::Ok)];
+    assert_eq!(classes(false, &events), Vec::<String>::new());
+}
+
+#[test]
+fn success_without_a_rank_is_a_lie() {
+    assert_eq!(classes(true, &[call(0, 10, 30, Outcome::Ok)]), ["ok without a rank"]);
+    let events = [call(0, 10, 30, Outcome::Ok), call(1, 40, 50, Outcome::Ok)];
+    assert_eq!(classes(true, &events), ["ok without a rank"]);
+}
+
+#[test]
+fn a_rank_that_is_late_may_be_blamed_and_one_that_had_come_may_not() {
+    let late = [call(0, 10, 60, timeout(1, 50)), call(1, 100, 150, timeout(0, 50))];
+    assert_eq!(classes(true, &late), Vec::<String>::new());
+    let there = [call(0, 10, 60, timeout(1, 50)), call(1, 12, 62, timeout(0, 50))];
+    assert_eq!(classes(true, &there), ["a timeout blames a rank that had come to barrier"]);
+}
+
+#[test]
+fn a_sum_that_was_given_up_ends_all_calls() {
+    let named = |event: Event| match event {
+        Event::Call(record) => {
+            Event::Call(Record { name: "all_reduce[u8,1,sum]".into(), ..record })
+        }
+        other => other,
+    };
+    let told =
+        Outcome::Err { kind: Kind::OutOfStep, ranks: vec![0], after: None, text: String::new() };
+    let first = named(call(0, 10, 60, timeout(1, 50)));
+    let events = [first.clone(), named(call(1, 100, 101, told.clone()))];
+    assert_eq!(classes(true, &events), Vec::<String>::new());
+    let events = [first, named(call(1, 100, 150, timeout(0, 50)))];
+    assert_eq!(classes(true, &events), ["not told that the group is out of step"]);
+    let events = [call(0, 100, 150, timeout(1, 50)), named(call(1, 10, 11, told))];
+    assert_eq!(classes(true, &events), ["out of step by nobody"]);
+}
+
+#[test]
+fn an_error_needs_a_reason_and_its_time() {
+    let early = [call(0, 10, 30, timeout(1, 20)), call(1, 100, 110, timeout(0, 50))];
+    assert_eq!(classes(true, &early), ["a timeout before its time"]);
+    let quiet = [call(0, 10, 60, timeout(1, 50)), call(1, 100, 150, timeout(0, 50))];
+    assert_eq!(classes(false, &quiet), ["Timeout where nothing went wrong"]);
+    let slow = [call(0, 10, 400, timeout(1, 390)), call(1, 500, 550, timeout(0, 50))];
+    assert_eq!(classes(true, &slow), ["deadline missed in barrier"]);
+}
+
+#[test]
+fn a_rank_that_lives_is_not_lost() {
+    let lost =
+        Outcome::Err { kind: Kind::PeerLost, ranks: vec![1], after: None, text: String::new() };
+    let events = [call(0, 10, 20, lost.clone()), call(1, 30, 80, timeout(0, 50))];
+    assert_eq!(classes(true, &events), ["a living rank is said to be lost"]);
+    let events = [call(0, 10, 20, lost), Event::Killed { rank: 1, at: 5 * MS }];
+    assert_eq!(classes(true, &events), Vec::<String>::new());
+}
