@@ -23,7 +23,7 @@ fn kind(record: &Record) -> Option<Kind> {
 }
 
 /// Whether the group had not even been formed.
-fn is_before_forming(record: &Record) -> bool {
+pub fn is_before_forming(record: &Record) -> bool {
     matches!(&record.outcome, Outcome::Err { text, .. } if text.starts_with("subgroup"))
 }
 
