@@ -1,7 +1,8 @@
 //! Errors: whether they are of the right kind, and name those who are to blame.
 
 use super::{Case, SLACK};
-use crate::names::{is_collective, short, signal_of};
+use crate::names::{is_collective, is_resumable, short, signal_of};
+use crate::steps::is_before_forming;
 use symmem_chaos::program::{Op, Step, Trouble};
 use symmem_chaos::record::{Kind, Outcome, Record};
 
@@ -116,10 +117,12 @@ impl<'a> Case<'a> {
 
     /// Whether `rank` had been in this call for a while and had not left it by an error.
     fn had_come(&self, record: &Record, rank: usize) -> bool {
+        let complete = self.complete(record);
         self.of_rank(record, rank).iter().any(|theirs| {
+            let since = complete.map_or(theirs.enter, |complete| complete.max(theirs.enter));
             let stalled = self.stalled(theirs.enter, record.leave);
             let slack = SLACK + theirs.starved + record.starved + stalled;
-            let long_ago = theirs.enter + slack < record.leave;
+            let long_ago = since + slack < record.leave;
             let same = theirs.name == record.name;
             let stayed = match &theirs.outcome {
                 Outcome::Open => false,
@@ -128,6 +131,18 @@ impl<'a> Case<'a> {
             };
             same && long_ago && stayed
         })
+    }
+
+    /// When the last rank came to a call of several steps, if all came before `record` ended. Each step begins when all have
+    /// made the one before: until the last rank came, nobody could do more than wait for it, and this call may have ended in
+    /// a later step, for which those that had come long ago had had no time. Barriers and changes of phase have one step.
+    fn complete(&self, record: &Record) -> Option<u64> {
+        if is_resumable(&record.name) && short(&record.name) != "rendezvous" {
+            return None;
+        }
+        let came = |rank: &usize| self.of_rank(record, *rank).iter().map(|r| r.enter).min();
+        let last = record.members.iter().map(came).collect::<Option<Vec<u64>>>()?;
+        last.into_iter().max().filter(|last| *last <= record.leave)
     }
 
     fn lost(&mut self, record: &'a Record, ranks: &[usize]) {
@@ -171,17 +186,25 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Whether the call was on a group of its own step, which `rank` gave up after an error, and dropped.
+    /// Whether the call was on a group of its own step, which `rank` gave up after an error, and dropped; or on that of its
+    /// thread, with which the rank's thread was through before the group was formed.
     fn dropped_group(&self, record: &Record, rank: usize) -> bool {
         let subgroup = self
             .place(record.lane, record.call)
             .is_some_and(|(_, step)| matches!(step.op, Op::Subgroup { .. }));
         let of_step =
             self.calls.range((record.lane, record.call, 0)..=(record.lane, record.call, 99));
-        let failed = |r: &&&Record| {
+        let failed = |r: &Record| {
             r.rank == rank && matches!(r.outcome, Outcome::Err { .. }) && r.leave <= record.leave
         };
-        subgroup && of_step.flat_map(|(_, records)| records).any(|r| failed(&r))
+        if subgroup && of_step.flat_map(|(_, records)| records).any(|r| failed(r)) {
+            return true;
+        }
+        let of_thread = |r: &&&Record| r.rank == rank && r.lane == record.lane;
+        let mut of_thread = self.calls.values().flatten().filter(of_thread).peekable();
+        let began = of_thread.peek().is_some();
+        let never_formed = began && of_thread.all(|r| failed(r) && is_before_forming(r));
+        is_before_forming(record) && never_formed
     }
 
     fn mismatch(&mut self, record: &'a Record, ranks: &[usize]) {

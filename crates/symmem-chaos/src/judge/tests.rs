@@ -58,14 +58,39 @@ fn a_rank_that_is_late_may_be_blamed_and_one_that_had_come_may_not() {
     assert_eq!(classes(true, &there), ["a timeout blames a rank that had come to barrier"]);
 }
 
+/// Ranks 1 and 2 have come to a rendezvous, and rank 2 came last.
+#[test]
+fn a_later_step_begins_when_the_last_rank_has_come() {
+    let blamed = |name: &str, last: u64| {
+        let three = |event: Event| match named(event, name) {
+            Event::Call(record) => Event::Call(Record { members: vec![0, 1, 2], ..record }),
+            other => other,
+        };
+        let second = timeout(2, 50);
+        let calls = [
+            call(0, 10, 60, timeout(1, 50)),
+            call(1, 12, 62, second.clone()),
+            call(2, last, last + 50, second),
+        ];
+        let found = classes(true, &calls.map(three));
+        found.iter().any(|class| class.contains("had come"))
+    };
+    assert!(!blamed("rendezvous[u8,1]", 55));
+    assert!(blamed("rendezvous[u8,1]", 20), "there was time");
+    assert!(blamed("rendezvous[u8,1]", 70), "rank 2 was missing, and not rank 1");
+    assert!(blamed("share@1", 55), "it has one step");
+}
+
+fn named(event: Event, name: &str) -> Event {
+    match event {
+        Event::Call(record) => Event::Call(Record { name: name.into(), ..record }),
+        other => other,
+    }
+}
+
 #[test]
 fn a_sum_that_was_given_up_ends_all_calls() {
-    let named = |event: Event| match event {
-        Event::Call(record) => {
-            Event::Call(Record { name: "all_reduce[u8,1,sum]".into(), ..record })
-        }
-        other => other,
-    };
+    let named = |event| named(event, "all_reduce[u8,1,sum]");
     let told =
         Outcome::Err { kind: Kind::OutOfStep, ranks: vec![0], after: None, text: String::new() };
     let first = named(call(0, 10, 60, timeout(1, 50)));
@@ -95,4 +120,52 @@ fn a_rank_that_lives_is_not_lost() {
     assert_eq!(classes(true, &events), ["a living rank is said to be lost"]);
     let events = [call(0, 10, 20, lost), Event::Killed { rank: 1, at: 5 * MS }];
     assert_eq!(classes(true, &events), Vec::<String>::new());
+}
+
+#[test]
+fn what_peers_offer_is_no_leak_while_they_wait() {
+    let text = "left over: 1 descriptors of memory, although all is dropped but the world";
+    let left_over = Event::Fault { rank: 0, text: text.into() };
+    let shrink = |event| named(event, "shrink");
+    let never_formed = Outcome::Err {
+        kind: Kind::PeerLost,
+        ranks: vec![2],
+        after: None,
+        text: "subgroup: rank 2 is gone".into(),
+    };
+    let killed = Event::Killed { rank: 2, at: MS };
+    let refused = shrink(call(0, 10, 11, never_formed));
+    let left = Event::Left { rank: 0, at: 30 * MS };
+    let awaited = |until| {
+        let waits = shrink(call(1, 10, until, Outcome::Ok));
+        classes(true, &[killed.clone(), refused.clone(), waits, left.clone(), left_over.clone()])
+    };
+    assert_eq!(awaited(31), Vec::<String>::new());
+    assert_eq!(awaited(29), ["left over"]);
+}
+
+/// Rank 1 is through with a thread whose group it has never formed.
+#[test]
+fn a_group_that_was_dropped_before_it_was_formed_is_lost_to_the_others() {
+    let lost = |text: &str| Outcome::Err {
+        kind: Kind::PeerLost,
+        ranks: vec![1],
+        after: None,
+        text: text.into(),
+    };
+    let gave_up = |text: &str| Outcome::Err {
+        kind: Kind::Timeout,
+        ranks: vec![0],
+        after: Some(50 * MS),
+        text: text.into(),
+    };
+    let told = |theirs: Outcome, end: u64| {
+        let dropped = lost("subgroup: rank 1 is gone: it dropped the group before using it");
+        let events = [call(0, 55, end, dropped), call(1, 10, 60, theirs)];
+        classes(true, &events)
+    };
+    let class = ["a living rank is said to be lost"];
+    assert_eq!(told(gave_up("subgroup: no answer from rank 0"), 61), Vec::<String>::new());
+    assert_eq!(told(gave_up("subgroup: no answer from rank 0"), 59), class, "it was in it");
+    assert_eq!(told(gave_up("barrier: no answer from rank 0"), 61), class, "it had formed it");
 }
