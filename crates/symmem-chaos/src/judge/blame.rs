@@ -2,7 +2,7 @@
 
 use super::{Case, SLACK};
 use crate::names::{is_collective, is_resumable, short, signal_of};
-use crate::steps::is_before_forming;
+use crate::steps::{is_before_forming, may_have_given_up};
 use symmem_chaos::program::{Op, Step, Trouble};
 use symmem_chaos::record::{Kind, Outcome, Record};
 
@@ -68,9 +68,7 @@ impl<'a> Case<'a> {
     fn gave_up_in_step(&self, record: &Record, rank: usize) -> bool {
         let of_step =
             self.calls.range((record.lane, record.call, 0)..=(record.lane, record.call, 89));
-        let gave_up = |r: &Record| {
-            matches!(&r.outcome, Outcome::Err { kind: Kind::Timeout | Kind::Interrupted, .. })
-        };
+        let gave_up = |r: &Record| may_have_given_up(r, record.leave);
         let mut of_step = of_step.flat_map(|(_, records)| records);
         of_step.any(|r| r.rank == rank && r.enter <= record.leave && gave_up(r))
     }
@@ -99,7 +97,9 @@ impl<'a> Case<'a> {
                 let before = (record.lane, record.call, record.part - 1);
                 let put = self.calls.get(&before).into_iter().flatten();
                 let mut put = put.filter(|r| r.rank == from && r.outcome == Outcome::Ok);
-                let clean = !self.failed_before(record.lane, record.rank, record.enter);
+                // Where a put or a wait gave up before, this wait may be for a later put than that of its own step.
+                let failed = |rank, by| self.failed_before(record.lane, rank, by);
+                let clean = !failed(record.rank, record.enter) && !failed(from, record.leave);
                 if clean && put.any(|r| r.leave + SLACK + record.starved < record.leave) {
                     let class = "a timeout blames a rank that had signalled";
                     self.wrong(record, class, &format!("rank {rank}"));
@@ -163,16 +163,12 @@ impl<'a> Case<'a> {
         if !is_collective(&record.name) {
             return;
         }
-        let key = (record.lane, record.call, record.part);
         let dead = |rank: &usize| self.killed.contains_key(rank);
         if !ranks.iter().all(dead) {
             return;
         }
         let others: Vec<usize> = self
-            .calls
-            .get(&key)
-            .into_iter()
-            .flatten()
+            .in_call(record)
             .filter_map(|r| match &r.outcome {
                 Outcome::Err { kind: Kind::PeerLost, ranks, .. } => ranks.first().copied(),
                 _ => None,

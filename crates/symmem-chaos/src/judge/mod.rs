@@ -13,6 +13,8 @@ use symmem_chaos::record::{Event, Kind, Outcome, Record};
 
 /// How much later than it noted a rank may have done something, without having waited for a core.
 const SLACK: u64 = 20 * MS;
+/// The first part of a call that is not the step's own: what brings the group back in step, or makes it smaller.
+const RECOVERY: usize = 90;
 
 struct Case<'a> {
     program: &'a Program,
@@ -116,8 +118,18 @@ impl<'a> Case<'a> {
             };
             return self.calls.values().flatten().filter(same).copied().collect();
         }
-        let key = (record.lane, record.call, record.part);
-        self.calls.get(&key).into_iter().flatten().filter(|r| r.rank == rank).copied().collect()
+        self.in_call(record).filter(|r| r.rank == rank).collect()
+    }
+
+    /// What all ranks did in the same call. After a loss ranks shrink their group as often as it takes, and one may come to the
+    /// last group in one step and another in two: there the calls of a group are known by its members.
+    fn in_call(&self, record: &Record) -> impl Iterator<Item = &'a Record> {
+        let Record { lane, call, part, ref name, ref members, .. } = *record;
+        let again = part >= RECOVERY;
+        let parts = if again { RECOVERY..=usize::MAX } else { part..=part };
+        let of_parts = self.calls.range((lane, call, *parts.start())..=(lane, call, *parts.end()));
+        let same = move |r: &&Record| !again || r.name == *name && r.members == *members;
+        of_parts.flat_map(|(_, records)| records).copied().filter(same)
     }
 
     fn one(&mut self, record: &'a Record) {
@@ -216,7 +228,7 @@ impl<'a> Case<'a> {
         let Some((round, step)) = self.place(record.lane, record.call) else { return };
         let behind = matches!(step.op, Op::Behind { .. });
         let lost = self.killed.values().any(|at| *at <= record.leave);
-        if round.faulty || lost || behind || record.leave == 0 || record.part >= 90 {
+        if round.faulty || lost || behind || record.leave == 0 || record.part >= RECOVERY {
             return;
         }
         // The machine itself was too slow to tell.

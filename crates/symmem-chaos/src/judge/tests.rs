@@ -169,3 +169,34 @@ fn a_group_that_was_dropped_before_it_was_formed_is_lost_to_the_others() {
     assert_eq!(told(gave_up("subgroup: no answer from rank 0"), 59), class, "it was in it");
     assert_eq!(told(gave_up("barrier: no answer from rank 0"), 61), class, "it had formed it");
 }
+
+#[test]
+fn whoever_is_killed_in_a_call_may_have_given_it_up() {
+    let told = |killed_at: u64| {
+        let out = Outcome::Err {
+            kind: Kind::OutOfStep,
+            ranks: vec![1],
+            after: None,
+            text: String::new(),
+        };
+        let open = Event::Killed { rank: 1, at: killed_at * MS };
+        let events = [call(0, 10, killed_at, out), call(1, 12, 0, Outcome::Open), open];
+        classes(true, &events.map(|event| named(event, "all_reduce[u8,1,sum]")))
+    };
+    assert_eq!(told(63), Vec::<String>::new());
+    assert_eq!(told(40), ["out of step by nobody"]);
+}
+
+/// Rank 0 comes to the smaller group in one step, rank 1 in two.
+#[test]
+fn calls_after_a_loss_are_known_by_the_members_of_their_group() {
+    let part = |event: Event, part: usize, members: &[usize]| match event {
+        Event::Call(r) => Event::Call(Record { part, members: members.to_vec(), ..r }),
+        other => other,
+    };
+    let ok = |rank, at, members: &[usize]| part(call(rank, 20, 30, Outcome::Ok), at, members);
+    let events = [ok(0, 92, &[0, 1]), ok(1, 94, &[0, 1])];
+    assert_eq!(classes(true, &events), Vec::<String>::new());
+    let events = [ok(0, 92, &[0, 1, 2]), ok(1, 94, &[0, 1])];
+    assert_eq!(classes(true, &events), ["ok without a rank"]);
+}
