@@ -119,10 +119,12 @@ impl<'a> Case<'a> {
     fn had_come(&self, record: &Record, rank: usize) -> bool {
         let complete = self.complete(record);
         self.of_rank(record, rank).iter().any(|theirs| {
-            let since = complete.map_or(theirs.enter, |complete| complete.max(theirs.enter));
+            let (since, starved) = match complete {
+                Some((last, starved)) => (last.max(theirs.enter), starved),
+                None => (theirs.enter, theirs.starved + record.starved),
+            };
             let stalled = self.stalled(theirs.enter, record.leave);
-            let slack = SLACK + theirs.starved + record.starved + stalled;
-            let long_ago = since + slack < record.leave;
+            let long_ago = since + SLACK + starved + stalled < record.leave;
             let same = theirs.name == record.name;
             let stayed = match &theirs.outcome {
                 Outcome::Open => false,
@@ -133,16 +135,21 @@ impl<'a> Case<'a> {
         })
     }
 
-    /// When the last rank came to a call of several steps, if all came before `record` ended. Each step begins when all have
-    /// made the one before: until the last rank came, nobody could do more than wait for it, and this call may have ended in
-    /// a later step, for which those that had come long ago had had no time. Barriers and changes of phase have one step.
-    fn complete(&self, record: &Record) -> Option<u64> {
+    /// When the last rank came to a call of several steps, if all came before `record` ended, and for how long ranks had no core
+    /// in it. Each step begins when all have made the one before: until the last rank came, nobody could do more than wait for
+    /// it, and this call may have ended in a later step, for which those that had come long ago had had no time; and whoever
+    /// has no core in one step keeps all others from the next. Barriers and changes of phase have one step.
+    fn complete(&self, record: &Record) -> Option<(u64, u64)> {
         if is_resumable(&record.name) && short(&record.name) != "rendezvous" {
             return None;
         }
-        let came = |rank: &usize| self.of_rank(record, *rank).iter().map(|r| r.enter).min();
-        let last = record.members.iter().map(came).collect::<Option<Vec<u64>>>()?;
-        last.into_iter().max().filter(|last| *last <= record.leave)
+        let (mut last, mut starved) = (0, 0);
+        for &rank in &record.members {
+            let theirs = self.of_rank(record, rank);
+            last = last.max(theirs.iter().map(|r| r.enter).min()?);
+            starved += theirs.iter().map(|r| r.starved).sum::<u64>();
+        }
+        (last <= record.leave).then_some((last, starved))
     }
 
     fn lost(&mut self, record: &'a Record, ranks: &[usize]) {
