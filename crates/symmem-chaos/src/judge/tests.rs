@@ -58,7 +58,7 @@ fn a_rank_that_is_late_may_be_blamed_and_one_that_had_come_may_not() {
     assert_eq!(classes(true, &there), ["a timeout blames a rank that had come to barrier"]);
 }
 
-/// Ranks 1 and 2 have come to a rendezvous, and rank 2 came last.
+/// Ranks 1 and 2 have come to a call, and rank 2 came last.
 #[test]
 fn a_later_step_begins_when_the_last_rank_has_come() {
     let blamed = |name: &str, last: u64| {
@@ -66,19 +66,20 @@ fn a_later_step_begins_when_the_last_rank_has_come() {
             Event::Call(record) => Event::Call(Record { members: vec![0, 1, 2], ..record }),
             other => other,
         };
-        let second = timeout(2, 50);
         let calls = [
-            call(0, 10, 60, timeout(1, 50)),
-            call(1, 12, 62, second.clone()),
-            call(2, last, last + 50, second),
+            call(0, 100, 200, timeout(1, 100)),
+            call(1, 102, 202, timeout(2, 100)),
+            call(2, last, last + 100, timeout(1, 100)),
         ];
         let found = classes(true, &calls.map(three));
         found.iter().any(|class| class.contains("had come"))
     };
-    assert!(!blamed("rendezvous[u8,1]", 55));
-    assert!(blamed("rendezvous[u8,1]", 20), "there was time");
-    assert!(blamed("rendezvous[u8,1]", 70), "rank 2 was missing, and not rank 1");
-    assert!(blamed("share@1", 55), "it has one step");
+    assert!(!blamed("rendezvous[u8,1]", 150));
+    assert!(blamed("rendezvous[u8,1]", 130), "there was time");
+    assert!(blamed("rendezvous[u8,1]", 210), "rank 2 was missing, and not rank 1");
+    assert!(!blamed("all_gather[u8,1]", 190));
+    assert!(blamed("all_gather[u8,1]", 150), "there was time");
+    assert!(blamed("share@1", 190), "it has one step");
 }
 
 fn named(event: Event, name: &str) -> Event {
