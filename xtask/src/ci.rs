@@ -8,7 +8,7 @@ use crate::command::{cargo, run};
 use crate::{Arguments, Outcome};
 
 const STEPS: &[&str] =
-    &["fmt", "clippy", "test", "python", "loom", "tsan", "fuzz", "kernels", "tidy", "doc"];
+    &["fmt", "clippy", "test", "chaos", "python", "loom", "tsan", "fuzz", "kernels", "tidy", "doc"];
 
 /// Runs the steps in order and stops at the first failure.
 pub(crate) fn ci(mut arguments: Arguments) -> Result<Outcome> {

@@ -129,6 +129,9 @@ impl Runner<'_> {
                         return true;
                     }
                 }
+                // The other thread shrinks the group that both use. Were both to do it, ranks would have to agree on whose
+                // call comes first, as for any collective.
+                Some(Next::Shrink) if self.lane.place == Place::Channels => return true,
                 Some(Next::Shrink) => {
                     self.call = round.steps.last().map_or(0, |s| s.call);
                     self.part = 91;

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::random::Random;
+use anyhow::Context;
 use rustix::process::{Pid, Signal, kill_process};
 use symmem::store::TcpServer;
 
@@ -79,8 +80,12 @@ pub struct Workers {
 
 impl Workers {
     pub fn new() -> anyhow::Result<Self> {
-        let dir = std::env::temp_dir().join(format!("chaos-{:016x}", Random::unseeded().next()));
-        std::fs::create_dir_all(dir.join("tmp"))?;
+        // Ranks note what they are about to do: a file on a disk may keep them waiting, which is neither the call's time nor
+        // counted as time without a core.
+        let name = format!("chaos-{:016x}", Random::unseeded().next());
+        let dirs = [PathBuf::from("/dev/shm"), std::env::temp_dir()].map(|base| base.join(&name));
+        let make = |dir: &PathBuf| std::fs::create_dir_all(dir.join("tmp")).is_ok();
+        let dir = dirs.into_iter().find(make).context("no directory for the notes of ranks")?;
         Ok(Self { dir, threads: None, ranks: Vec::new() })
     }
 

@@ -9,6 +9,8 @@ use symmem_chaos::record::{Kind, Outcome, Record};
 /// The calls of each group's sequence, in the order in which they began.
 pub struct Steps<'a> {
     calls: Vec<&'a Record>,
+    /// Signals through memory: a rank that does not get one does not close the memory, which is a call of the sequence.
+    signals: Vec<&'a Record>,
     /// Round by lane and call, and whether its ranks go on after an error.
     rounds: HashMap<(usize, usize), (usize, bool)>,
     /// How often the group of a call had been brought back in step, or formed anew, by rank, lane and time.
@@ -23,7 +25,7 @@ fn kind(record: &Record) -> Option<Kind> {
 }
 
 /// Whether the group had not even been formed.
-fn is_before_forming(record: &Record) -> bool {
+pub fn is_before_forming(record: &Record) -> bool {
     matches!(&record.outcome, Outcome::Err { text, .. } if text.starts_with("subgroup"))
 }
 
@@ -31,10 +33,16 @@ fn gave_up(record: &Record) -> bool {
     matches!(kind(record), Some(Kind::Timeout | Kind::Interrupted))
 }
 
+/// Whether a call was given up by then. A rank that was killed in one whose time was over may have died before it noted that.
+pub fn may_have_given_up(record: &Record, by: u64) -> bool {
+    let over = record.enter + record.limit - record.limit / 10;
+    gave_up(record) || record.outcome == Outcome::Open && over <= by
+}
+
 impl<'a> Steps<'a> {
     pub fn new(program: &Program, all: &BTreeMap<Key, Vec<&'a Record>>) -> Self {
         let mut rounds = HashMap::new();
-        let mut apart = Vec::new();
+        let (mut apart, mut memory) = (Vec::new(), Vec::new());
         for lane in &program.lanes {
             for (i, round) in lane.rounds.iter().enumerate() {
                 for step in &round.steps {
@@ -42,6 +50,9 @@ impl<'a> Steps<'a> {
                     rounds.insert((lane.number, step.call), (i, goes_on));
                     if matches!(step.op, Op::Subgroup { .. } | Op::Behind { .. }) {
                         apart.push((lane.number, step.call));
+                    }
+                    if matches!(step.op, Op::Memory { .. }) {
+                        memory.push((lane.number, step.call));
                     }
                 }
             }
@@ -60,8 +71,11 @@ impl<'a> Steps<'a> {
             let anew = ["resync", "shrink"].contains(&r.name.as_str());
             *count += usize::from(anew && r.outcome == Outcome::Ok);
         }
+        let is_signal =
+            |r: &&Record| r.name.contains("_signal") && memory.contains(&(r.lane, r.call));
+        let signals = records.iter().copied().filter(is_signal).collect();
         records.retain(|r| is_step(r));
-        Self { calls: records, rounds, generations }
+        Self { calls: records, signals, rounds, generations }
     }
 
     fn generation(&self, record: &Record) -> Option<usize> {
@@ -72,11 +86,19 @@ impl<'a> Steps<'a> {
         self.calls.iter().any(|r| std::ptr::eq(*r, record))
     }
 
+    fn is_signal(&self, record: &Record) -> bool {
+        self.signals.iter().any(|r| std::ptr::eq(*r, record))
+    }
+
     /// The calls of the same round of the same sequence.
     fn of_round(&self, record: &Record) -> impl Iterator<Item = &'a Record> {
-        let round = self.rounds.get(&(record.lane, record.call));
-        let own = self.calls.iter().copied().filter(|r| r.lane == record.lane);
-        own.filter(move |r| self.rounds.get(&(r.lane, r.call)) == round)
+        let calls = self.calls.iter().copied();
+        calls.filter(|r| self.is_same_round(r, record))
+    }
+
+    fn is_same_round(&self, a: &Record, b: &Record) -> bool {
+        let round = |r: &Record| self.rounds.get(&(r.lane, r.call));
+        a.lane == b.lane && round(a) == round(b)
     }
 
     /// Whether a rank went on after an error that left the others where they were: from there on, its calls need not be
@@ -87,7 +109,10 @@ impl<'a> Steps<'a> {
             let one_sided = gave_up(r) || matches!(kind(r), Some(Kind::PeerFailed | Kind::Usage));
             one_sided && (is_resumable(&r.name) || is_before_forming(r)) && r.enter <= record.leave
         };
-        goes_on && self.is_step(record) && self.of_round(record).any(shifts)
+        let left_open = |r: &Record| gave_up(r) && r.enter <= record.leave;
+        let mut signals = self.signals.iter().filter(|r| self.is_same_round(r, record));
+        let mut shifted = || self.of_round(record).any(shifts) || signals.any(|r| left_open(r));
+        goes_on && (self.is_step(record) || self.is_signal(record)) && shifted()
     }
 
     /// What a rank has called in this round by the end of `record` that looks the same.
@@ -122,10 +147,9 @@ impl<'a> Steps<'a> {
     /// Whether `rank` had given up a call when `record` ended, or had called resync.
     pub fn gave_up(&self, record: &Record, rank: usize) -> bool {
         let generation = self.generation(record);
-        let theirs = |r: &&&Record| {
-            r.rank == rank && r.lane == record.lane && r.enter <= record.leave && r.leave != 0
-        };
-        let reason = |r: &Record| r.name == "resync" || gave_up(r);
+        let theirs =
+            |r: &&&Record| r.rank == rank && r.lane == record.lane && r.enter <= record.leave;
+        let reason = |r: &Record| r.name == "resync" || may_have_given_up(r, record.leave);
         self.calls.iter().filter(theirs).any(|r| self.generation(r) >= generation && reason(r))
     }
 }

@@ -186,13 +186,18 @@ fn left_over(rank: usize, threads: usize) -> Option<Event> {
         left.extend(mapped.map(|line| format!("mapping {line}")));
         let more = count_threads().saturating_sub(threads);
         if more > 0 {
-            left.push(format!("{more} threads"));
+            let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+            let names = tasks.filter_map(|task| {
+                let of = |file| std::fs::read_to_string(task.path().join(file)).ok();
+                Some(format!("{} in {}", of("comm")?.trim(), of("wchan").unwrap_or_default()))
+            });
+            left.push(format!("{more} threads of {:?}", names.collect::<Vec<_>>()));
         }
         left
     };
     let mut left = look();
-    // Threads that the system has not yet taken away.
-    for _ in 0..50 {
+    // Threads that the system has not yet taken away, for want of a core: what is left for good is left after seconds, too.
+    for _ in 0..500 {
         if left.is_empty() {
             return None;
         }

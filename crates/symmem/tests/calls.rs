@@ -5,13 +5,15 @@
     reason = "helpers of tests stop at the first surprise too"
 )]
 
-use std::sync::Barrier;
+use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use symmem::{Error, Group, GroupOptions, Pool, ReduceOp, World, interruptible};
 
 const SHORT: Duration = Duration::from_millis(50);
 const LONG: Duration = Duration::from_secs(30);
+/// Held by tests that count descriptors.
+static DESCRIPTORS: Mutex<()> = Mutex::new(());
 
 fn group_with(world: &World, timeout: Duration) -> Group {
     let all: Vec<usize> = (0..world.size()).collect();
@@ -547,6 +549,7 @@ fn a_rank_that_flushes_denormals_gets_the_same_bits() {
 /// What came for a group or a rendezvous that will never be is given back.
 #[test]
 fn what_peers_offered_in_vain_is_not_kept() {
+    let _alone = DESCRIPTORS.lock().unwrap_or_else(PoisonError::into_inner);
     let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let options = symmem::WorldOptions { backend: Some("host".into()), ..Default::default() };
     let rounds = Barrier::new(2);
@@ -586,6 +589,46 @@ fn what_peers_offered_in_vain_is_not_kept() {
             let kept = descriptors().saturating_sub(before);
             assert!(kept < 20, "{kept} descriptors are left");
             rounds.wait();
+        })
+        .unwrap();
+}
+
+/// Rank 0 gives up a rendezvous, rank 1 comes, sends its memory and goes; rank 0 keeps the groups that it shrinks.
+#[test]
+fn what_a_rank_offered_before_it_went_is_not_kept() {
+    const GROUPS: usize = 40;
+    let _alone = DESCRIPTORS.lock().unwrap_or_else(PoisonError::into_inner);
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let options = symmem::WorldOptions { backend: Some("host".into()), ..Default::default() };
+    let rounds = Barrier::new(2);
+    options
+        .threads(2, |world| {
+            let short = Duration::from_millis(2);
+            let groups: Vec<Group> = (0..GROUPS).map(|_| group_with(&world, short)).collect();
+            rounds.wait();
+            let before = descriptors();
+            rounds.wait();
+            for group in &groups {
+                if world.rank() == 1 {
+                    rounds.wait();
+                }
+                assert!(group.alloc::<u8>(10).unwrap().rendezvous(group).is_err());
+                if world.rank() == 0 {
+                    rounds.wait();
+                }
+            }
+            rounds.wait();
+            if world.rank() == 1 {
+                return;
+            }
+            world.set_timeout(LONG);
+            assert!(matches!(world.barrier(), Err(Error::PeerLost { rank: 1, .. })));
+            let offered = descriptors().saturating_sub(before);
+            assert!(offered > GROUPS / 2, "the test itself: only {offered} were sent"); // other tests have some, too
+            let smaller: Vec<Group> = groups.iter().map(|g| g.shrink_by(LONG).unwrap()).collect();
+            assert!(smaller.iter().all(|group| group.size() == 1));
+            let kept = descriptors().saturating_sub(before);
+            assert!(kept < 20, "{kept} descriptors are left");
         })
         .unwrap();
 }

@@ -187,12 +187,12 @@ impl Conversation<'_> {
 
     fn collect(&self, phase: Phase) -> Result<Vec<Letter>> {
         let peers: Vec<usize> = self.peers().collect();
-        let inbox = self.context.mesh.inbox();
+        let mesh = &self.context.mesh;
         let waiting = format!("in {}, waiting for ranks of the world among {peers:?}", self.op);
         let _note = self.context.note(&waiting);
         let out_of_step = || self.group.and_then(Group::find_out_of_step);
         let is_over = || out_of_step().is_some();
-        let collected = inbox.collect(&self.subject, phase, &peers, self.deadline, &is_over);
+        let collected = mesh.collect(&self.subject, phase, &peers, self.deadline, &is_over);
         collected.map_err(|short| match short {
             Shortfall::Over => match (self.group, out_of_step()) {
                 (Some(group), Some(rank)) => group.out_of_step(self.op, rank),

@@ -3,7 +3,7 @@
 use super::Group;
 use super::form::{Plan, Root};
 use crate::error::{Error, Result};
-use crate::mesh::Gone;
+use crate::mesh::{Gone, Scope};
 use crate::sync::{Deadline, Ordering, lock_by};
 
 const OP: &str = "shrink";
@@ -65,12 +65,17 @@ impl Group {
         for (_, &gone) in members.iter().enumerate().filter(|(r, _)| !ranks.contains(r)) {
             inbox.mark_gone(gone, Gone::lost("the survivors went on without it"));
         }
+        let members: Vec<usize> = ranks.iter().filter_map(|&r| members.get(r).copied()).collect();
+        if let Some(formed) = self.0.health.formed.get().filter(|_| members.len() < self.size()) {
+            // A rendezvous that is pending will never be, whatever memory peers have sent for it.
+            inbox.begin_no_more(&Scope::Group(formed.id));
+        }
         let plan = Plan {
             op: OP,
             scope: format!("{:032x} shrunk {generation}", root.formed.id),
             label: format!("{}, shrunk to {ranks:?}", root.plan.label),
             _claim: None,
-            members: ranks.iter().filter_map(|&r| members.get(r).copied()).collect(),
+            members,
             pad_size: self.signal_pad_size(),
             limit: self.deadline(),
             order: self.order(),

@@ -171,6 +171,14 @@ impl Inbox {
         state.declined.remove(subject);
     }
 
+    /// No conversation of a scope will begin any more: drops what came for such, and what may still come.
+    pub(crate) fn begin_no_more(&self, scope: &Scope) {
+        let mut state = self.lock();
+        let State { letters, open, begun, .. } = &mut *state;
+        letters.retain(|subject, _| subject.scope != *scope || open.contains(subject));
+        begun.insert(scope.clone(), u64::MAX);
+    }
+
     /// Drops all that belongs to a scope, now and later.
     pub(crate) fn close_scope(&self, scope: &Scope) {
         let mut state = self.lock();
@@ -405,6 +413,17 @@ mod tests {
         inbox.deliver(1, first, Phase::Card, Letter::default());
         inbox.deliver(1, subject(3), Phase::Card, Letter::default());
         assert_eq!(inbox.lock().letters.len(), 2, "those that go on, and those to come, are kept");
+    }
+
+    #[test]
+    fn where_nothing_begins_any_more_only_what_goes_on_is_kept() {
+        let inbox = Inbox::default();
+        let open = inbox.begin(Scope::Group(7));
+        let deliver = |number| inbox.deliver(1, subject(number), Phase::Card, Letter::default());
+        (1..3).for_each(deliver);
+        inbox.begin_no_more(&Scope::Group(7));
+        (1..4).for_each(deliver);
+        assert!(inbox.lock().letters.keys().eq([&open]));
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::backend::Exported;
 use crate::error::{Error, Result};
 use crate::sync::Deadline;
 use socket::Packet;
-use watcher::Watcher;
+use watcher::{Peers, Watcher};
 
 /// Who speaks: a group that is being formed, known by its name and members, or one that stands.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -176,6 +176,35 @@ impl Mesh {
                 why: "it is not on this machine".into(),
             }),
         }
+    }
+
+    /// Waits for a letter from each of `from`: see [`Inbox::collect`]. What has come by the end of the deadline counts, be it in
+    /// the inbox or still in the socket.
+    pub(crate) fn collect(
+        &self,
+        subject: &Subject,
+        phase: Phase,
+        from: &[usize],
+        deadline: Deadline,
+        is_over: &dyn Fn() -> bool,
+    ) -> Result<Vec<Letter>, Shortfall> {
+        let deadline = deadline.start();
+        let collect = || self.inbox.collect(subject, phase, from, deadline, is_over);
+        match collect() {
+            Err(Shortfall::GivenUp { world_ranks, why, after }) => match self.peers() {
+                Some(peers) => {
+                    peers.take_in(&world_ranks);
+                    collect() // without waiting: what has ended its wait still does
+                }
+                None => Err(Shortfall::GivenUp { world_ranks, why, after }),
+            },
+            collected => collected,
+        }
+    }
+
+    fn peers(&self) -> Option<Arc<Peers>> {
+        let watcher = self.watcher.lock().unwrap_or_else(PoisonError::into_inner);
+        watcher.as_ref().map(|watcher| Arc::clone(watcher.peers()))
     }
 
     /// Says goodbye to all peers: from here on they count this rank as gone.

@@ -1,7 +1,7 @@
 //! The one thread of a mesh over sockets: takes in letters and notices deaths.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -14,12 +14,21 @@ pub(super) struct Watcher {
     /// What is written to it ends the thread.
     stop: Option<std::io::PipeWriter>,
     thread: Option<JoinHandle<()>>,
+    peers: Arc<Peers>,
+}
+
+/// The connections of a rank, for the thread and for whoever cannot wait until it gets a core.
+pub(super) struct Peers {
+    inbox: Arc<Inbox>,
+    peers: Vec<Peer>,
 }
 
 struct Peer {
     rank: usize,
     socket: Arc<OwnedFd>,
     process: Option<OwnedFd>,
+    /// Held from a packet's way out of the socket until it is in the inbox, so that packets stay in order.
+    reading: Mutex<()>,
 }
 
 impl Watcher {
@@ -29,14 +38,32 @@ impl Watcher {
             rank,
             process: socket::peer_process(&socket),
             socket,
+            reading: Mutex::new(()),
         };
-        let mut peers: Vec<Peer> = sockets.into_iter().map(peer).collect();
+        let peers = Arc::new(Peers { inbox, peers: sockets.into_iter().map(peer).collect() });
+        let watched = Arc::clone(&peers);
         let thread = std::thread::Builder::new()
             .name("symmem-watcher".into())
             .stack_size(256 << 10)
-            .spawn(move || while !ended_or_served(&inbox, &ended, &mut peers) {})
+            .spawn(move || {
+                let mut here: Vec<&Peer> = watched.peers.iter().collect();
+                while !ended_or_served(&watched.inbox, &ended, &mut here) {}
+            })
             .map_err(Error::system("starting the watcher thread"))?;
-        Ok(Self { stop: Some(stop), thread: Some(thread) })
+        Ok(Self { stop: Some(stop), thread: Some(thread), peers })
+    }
+
+    pub(super) fn peers(&self) -> &Arc<Peers> {
+        &self.peers
+    }
+}
+
+impl Peers {
+    /// Takes in what these ranks have sent, should the thread not have come to it.
+    pub(super) fn take_in(&self, from: &[usize]) {
+        for peer in self.peers.iter().filter(|peer| from.contains(&peer.rank)) {
+            serve(&self.inbox, peer, false);
+        }
     }
 }
 
@@ -54,7 +81,7 @@ impl Drop for Watcher {
 }
 
 /// Waits for something to happen and deals with it; true when the mesh is being taken down.
-fn ended_or_served(inbox: &Inbox, ended: &std::io::PipeReader, peers: &mut Vec<Peer>) -> bool {
+fn ended_or_served(inbox: &Inbox, ended: &std::io::PipeReader, peers: &mut Vec<&Peer>) -> bool {
     let mut fds = vec![PollFd::new(ended, PollFlags::IN)];
     for peer in peers.iter() {
         fds.push(PollFd::new(&*peer.socket, PollFlags::IN));
@@ -77,14 +104,20 @@ fn ended_or_served(inbox: &Inbox, ended: &std::io::PipeReader, peers: &mut Vec<P
             Some([socket, process]) => (*socket, *process && peer.process.is_some()),
             _ => (false, false),
         };
-        let closed = (readable || ended).then(|| take_in(inbox, peer)).flatten();
-        let gone = closed.or_else(|| ended.then(|| Gone::lost("its process ended")));
-        let Some(gone) = gone else { return true };
-        // If it lives after all, or a child of its holds the connection, they learn that it is over.
-        socket::end(&peer.socket);
-        inbox.mark_gone(peer.rank, gone);
-        false
+        !(readable || ended) || serve(inbox, peer, ended)
     });
+    false
+}
+
+/// Takes in what a peer has sent, and notes if that was its last; false if so.
+fn serve(inbox: &Inbox, peer: &Peer, ended: bool) -> bool {
+    let _reading = peer.reading.lock().unwrap_or_else(PoisonError::into_inner);
+    let closed = take_in(inbox, peer);
+    let gone = closed.or_else(|| ended.then(|| Gone::lost("its process ended")));
+    let Some(gone) = gone else { return true };
+    // If it lives after all, or a child of its holds the connection, they learn that it is over.
+    socket::end(&peer.socket);
+    inbox.mark_gone(peer.rank, gone);
     false
 }
 
@@ -113,6 +146,8 @@ mod tests {
     use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
 
     use super::*;
+    use crate::mesh::{Mesh, Phase, Scope};
+    use crate::sync::Deadline;
 
     /// What a rank is told of a peer that sends these bytes; and whether the peer sees its connection end.
     fn told_of_one_who_sends(bytes: &[u8]) -> (Gone, bool) {
@@ -131,6 +166,27 @@ mod tests {
             }
         };
         (gone, matches!(socket::receive(&theirs), Received::End))
+    }
+
+    /// The thread has no core, or waits for something else: here, until a packet of rank 1 is dealt with.
+    #[test]
+    fn what_lies_in_the_socket_at_the_deadline_has_come() {
+        let flags = SocketFlags::CLOEXEC;
+        let pair = || socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let (to_one, one) = pair();
+        let (to_two, two) = pair();
+        let mesh = Mesh::sockets(0, vec![None, Some(to_one), Some(to_two)]).unwrap();
+        let peers = Arc::clone(mesh.watcher.lock().unwrap().as_ref().unwrap().peers());
+        let _busy = peers.peers[0].reading.lock().unwrap();
+        let subject = mesh.inbox().begin(Scope::Group(7));
+        for socket in [&one, &two] {
+            let (subject, body) = (subject.clone(), vec![5]);
+            let letter = Packet::Letter { subject, phase: Phase::Card, body, fabric: None };
+            socket::send(socket, &letter, None, Deadline::NEVER).unwrap();
+        }
+        let limit = Deadline::after(Duration::from_millis(1));
+        let letters = mesh.collect(&subject, Phase::Card, &[2], limit, &|| false).unwrap();
+        assert_eq!(letters[0].body, [5]);
     }
 
     #[test]
