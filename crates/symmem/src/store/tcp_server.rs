@@ -102,8 +102,8 @@ impl Drop for TcpServer {
 /// What the thread owns.
 struct Service {
     listener: Listener,
-    /// Where it listens, unless at a Unix socket.
-    port: Option<u16>,
+    /// Those at our port, unless it is a Unix socket.
+    sockets: Option<Sockets>,
     stop: Arc<OwnedFd>,
     table: Table,
     clients: HashMap<Waiter, Client>,
@@ -145,13 +145,13 @@ struct Ready {
 
 impl Service {
     fn new(listener: Listener, address: &Address, stop: Arc<OwnedFd>) -> Self {
-        let port = match address {
-            Address::Tcp(address) => Some(address.port()),
+        let sockets = match address {
+            Address::Tcp(address) => Some(Sockets::at(address.port())),
             Address::Unix(_) => None,
         };
         Self {
             listener,
-            port,
+            sockets,
             stop,
             table: Table::with_limit(TABLE_LEN),
             clients: HashMap::new(),
@@ -235,9 +235,11 @@ impl Service {
         if arrived.is_empty() {
             return;
         }
-        let sockets = self.port.map(Sockets::at);
+        if let Some(sockets) = &mut self.sockets {
+            sockets.renew();
+        }
         for (stream, peer) in arrived {
-            match stream.client(&sockets) {
+            match stream.client(&self.sockets) {
                 Peer::Remote => self.admit(stream, peer),
                 Peer::User(uid) if private::is_trusted(uid) => self.admit(stream, peer),
                 Peer::User(uid) => {
