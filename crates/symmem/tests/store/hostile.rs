@@ -244,7 +244,7 @@ fn a_wait_at_a_server_that_has_gone_silent_ends_at_its_deadline() {
         assert!(!store.check(&["k"]).unwrap());
         let begin = std::time::Instant::now();
         let error = store.get("k", Deadline::within(Duration::from_millis(500))).unwrap_err();
-        assert!(begin.elapsed() < Duration::from_millis(1500), "{:?}", begin.elapsed());
+        assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
         assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     });
 }
@@ -266,7 +266,7 @@ fn calls_without_a_deadline_end_with_the_limit_that_the_store_was_given() {
         let begin = std::time::Instant::now();
         let error = store.add("n", 1).unwrap_err();
         assert!(error.to_string().contains("no answer to add"), "{error}");
-        assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+        assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
     });
 }
 
@@ -367,6 +367,30 @@ fn values_that_only_unread_answers_have_are_limited_together() {
     }
     assert_eq!(good.get("big", LONG).unwrap().len(), 4 << 20);
     server.assert_small();
+}
+
+/// Whoever pauses within a long query while others let their answers lie is not the one to drop.
+#[test]
+fn a_long_query_that_pauses_outlives_those_who_do_not_read() {
+    let server = server();
+    let good = client(&server);
+    let mut deaf = Vec::new();
+    for _ in 0..4 {
+        good.set("big", &vec![1; 4 << 20]).unwrap();
+        let mut stream = validated(&server);
+        stream.write_all(&query(3, &[(4, b"/big")])).unwrap();
+        deaf.push(stream);
+        good.check(&["big"]).unwrap();
+    }
+    good.set("big", b"").unwrap();
+    let mut slow = validated(&server);
+    let value = vec![1; 1 << 20];
+    slow.write_all(&query(1, &[(5, b"/slow"), (2 << 20, &value)])).unwrap();
+    // Longer than the server waits for the rest of a query that keeps others from sending theirs.
+    std::thread::sleep(Duration::from_millis(3500));
+    slow.write_all(&value).unwrap();
+    let deadline = Deadline::within(Duration::from_secs(10));
+    assert_eq!(good.get("slow", deadline).unwrap().len(), 2 << 20);
 }
 
 #[test]
