@@ -1,7 +1,12 @@
-//! The user at the other end of a TCP connection within this machine, from the kernel's tables of sockets.
+//! The user at the other end of a TCP connection within this machine, as the kernel knows it.
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+
+use super::socket_query::SocketQuery;
 
 /// Sockets that a process still holds; all others belong to nobody.
 const ESTABLISHED: &str = "01";
@@ -17,42 +22,114 @@ pub(super) enum Peer {
     Remote,
 }
 
-/// The TCP sockets of this machine, or network namespace, at one moment: those at one port, by their addresses.
-pub(super) struct Sockets(HashMap<(SocketAddr, SocketAddr), Row>);
+/// The TCP sockets of this machine, or network namespace, at one port.
+pub(super) struct Sockets {
+    port: u16,
+    /// Costs the same however many sockets there are: others could fill the table faster than we can read it.
+    query: Option<SocketQuery>,
+    /// For kernels that answer no queries; read when it is needed, and newer than the connections that are looked up in it.
+    table: OnceCell<io::Result<Table>>,
+}
 
 /// What the kernel says of a socket.
-struct Row {
-    is_established: bool,
-    uid: u32,
+pub(super) struct Row {
+    pub(super) is_established: bool,
+    pub(super) uid: u32,
 }
 
 impl Sockets {
     /// Those at `port`, at either end.
     pub(super) fn at(port: u16) -> Self {
-        let table = |name: &str| std::fs::read_to_string(format!("/proc/self/net/{name}")).ok();
-        Self::parse(["tcp", "tcp6"].into_iter().filter_map(table), port)
+        Self { port, query: SocketQuery::open().ok(), table: OnceCell::new() }
     }
 
-    fn parse(tables: impl Iterator<Item = String>, port: u16) -> Self {
-        let port = format!(":{port:04X} ");
-        let mut rows = HashMap::new();
-        for table in tables {
-            let lines = table.lines().skip(1).filter(|line| line.contains(&port));
-            rows.extend(lines.filter_map(row));
+    /// Forgets what has been read before the connections to come.
+    pub(super) fn renew(&mut self) {
+        self.table = OnceCell::new();
+    }
+
+    /// The other end of `stream`.
+    pub(super) fn other_end(&self, stream: &TcpStream) -> Peer {
+        let ends = || Some((stream.local_addr().ok()?, stream.peer_addr().ok()?));
+        let Some((local, peer)) = ends() else { return Peer::Nobody };
+        if let Some(found) = self.by_query(local, peer) {
+            return found;
         }
-        Self(rows)
+        // It may have ended since, and is then no reason to read the table.
+        if ends().is_none() { Peer::Nobody } else { self.by_table(local, peer) }
+    }
+
+    /// `None` where the kernel does not say.
+    fn by_query(&self, local: SocketAddr, peer: SocketAddr) -> Option<Peer> {
+        let (local, peer) = (canonical(local), canonical(peer));
+        let query = self.query.as_ref()?;
+        match query.connected(peer, local).ok()? {
+            Some(row) => Some(row.peer()),
+            // Who does not know our own end, either, knows nothing.
+            None => query.connected(local, peer).ok()?.map(|_| absent(peer)),
+        }
+    }
+
+    fn by_table(&self, local: SocketAddr, peer: SocketAddr) -> Peer {
+        match self.table.get_or_init(|| Table::read(self.port)) {
+            Ok(table) => table.other_end(local, peer),
+            // There is a table, and it may say that this is a stranger.
+            Err(error) => {
+                tracing::warn!(%error, "the kernel's table of sockets cannot be read");
+                Peer::Nobody
+            }
+        }
+    }
+}
+
+impl Row {
+    fn peer(&self) -> Peer {
+        if self.is_established { Peer::User(self.uid) } else { Peer::Nobody }
+    }
+}
+
+/// Who is at the other end of a connection where this machine has only ours.
+fn absent(peer: SocketAddr) -> Peer {
+    if is_of_this_machine(peer.ip()) { Peer::Nobody } else { Peer::Remote }
+}
+
+/// Sockets by their addresses.
+struct Table(HashMap<(SocketAddr, SocketAddr), Row>);
+
+impl Table {
+    fn read(port: u16) -> io::Result<Self> {
+        let mut table = Self(HashMap::new());
+        for name in ["tcp", "tcp6"] {
+            match File::open(format!("/proc/self/net/{name}")) {
+                Ok(file) => table.add(BufReader::new(file), port)?,
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        ErrorKind::NotFound | ErrorKind::PermissionDenied
+                    ) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(table)
+    }
+
+    /// Line by line: others decide how many there are.
+    fn add(&mut self, rows: impl BufRead, port: u16) -> io::Result<()> {
+        let port = format!(":{port:04X} ");
+        for line in rows.lines().skip(1) {
+            self.0.extend(Some(line?).filter(|line| line.contains(&port)).as_deref().and_then(row));
+        }
+        Ok(())
     }
 
     /// The other end of the connection that is `local` here and `peer` there.
-    pub(super) fn other_end(&self, local: SocketAddr, peer: SocketAddr) -> Peer {
-        let (local, peer) = (canonical(local), canonical(peer));
+    fn other_end(&self, local: SocketAddr, peer: SocketAddr) -> Peer {
+        let [local, peer] = [local, peer].map(|end| plain(canonical(end)));
         match self.0.get(&(peer, local)) {
-            Some(Row { is_established: true, uid }) => Peer::User(*uid),
-            Some(_) => Peer::Nobody,
+            Some(row) => row.peer(),
             // Where our own end is not listed, the tables say nothing.
             None if !self.0.contains_key(&(local, peer)) => Peer::Remote,
-            None if is_of_this_machine(peer.ip()) => Peer::Nobody,
-            None => Peer::Remote,
+            None => absent(peer),
         }
     }
 }
@@ -67,7 +144,15 @@ fn row(line: &str) -> Option<((SocketAddr, SocketAddr), Row)> {
 
 /// An IPv4 address also where it was written as one of IPv6.
 fn canonical(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
+    match address.ip().to_canonical() {
+        ip @ IpAddr::V4(_) => SocketAddr::new(ip, address.port()),
+        IpAddr::V6(_) => address,
+    }
+}
+
+/// Without the interface, which the table does not name.
+fn plain(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip(), address.port())
 }
 
 /// Only an address of this machine can be bound.
@@ -100,6 +185,18 @@ mod tests {
 
     use super::*;
 
+    /// Both ways to ask, which must agree.
+    fn other_end(of: &TcpStream, port: u16) -> Peer {
+        let (local, peer) = (of.local_addr().unwrap(), of.peer_addr().unwrap());
+        let sockets = Sockets::at(port);
+        let found = sockets.by_table(local, peer);
+        if let Some(answer) = sockets.by_query(local, peer) {
+            assert_eq!(answer, found);
+        }
+        assert_eq!(sockets.other_end(of), found);
+        found
+    }
+
     #[test]
     fn both_ends_of_a_connection_find_each_others_user() {
         for (listens, connects) in [
@@ -111,25 +208,41 @@ mod tests {
             let Ok(listener) = TcpListener::bind(listens) else { continue };
             let port = listener.local_addr().unwrap().port();
             let Ok(client) = TcpStream::connect((connects, port)) else { continue };
-            let (server, peer) = listener.accept().unwrap();
+            let (server, _) = listener.accept().unwrap();
             let me = Peer::User(crate::private::user());
-            let sockets = Sockets::at(port);
-            assert_eq!(sockets.other_end(server.local_addr().unwrap(), peer), me, "{listens}");
-            let (local, peer) = (client.local_addr().unwrap(), client.peer_addr().unwrap());
-            assert_eq!(sockets.other_end(local, peer), me, "{listens}");
+            assert_eq!(other_end(&server, port), me, "{listens}");
+            assert_eq!(other_end(&client, port), me, "{listens}");
             drop(client);
-            let ended = Sockets::at(port);
-            let (local, peer) = (server.local_addr().unwrap(), server.peer_addr().unwrap());
-            assert_eq!(ended.other_end(local, peer), Peer::Nobody, "{listens}");
+            assert_eq!(other_end(&server, port), Peer::Nobody, "{listens}");
         }
     }
 
     #[test]
+    fn a_listener_is_not_taken_for_a_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (local, peer) = (listener.local_addr().unwrap(), "127.0.0.1:1".parse().unwrap());
+        let sockets = Sockets::at(local.port());
+        assert_eq!(sockets.by_query(local, peer), None);
+        assert_eq!(sockets.by_query(peer, local), None);
+    }
+
+    #[test]
+    fn a_table_that_cannot_be_read_admits_nobody() {
+        let sockets = Sockets::at(1);
+        let full: io::Error = rustix::io::Errno::MFILE.into();
+        assert!(sockets.table.set(Err(full)).is_ok());
+        let end = "127.0.0.1:1".parse().unwrap();
+        assert_eq!(sockets.by_table(end, end), Peer::Nobody);
+    }
+
+    #[test]
     fn an_address_elsewhere_is_remote_and_a_machine_without_tables_knows_nobody() {
-        let local = "127.0.0.1:1".parse().unwrap();
-        assert_eq!(Sockets::at(1).other_end(local, "192.0.2.1:5".parse().unwrap()), Peer::Remote);
+        let (local, far) = ("127.0.0.1:1".parse().unwrap(), "192.0.2.1:5".parse().unwrap());
+        assert_eq!(Sockets::at(1).by_query(local, far), None);
+        assert_eq!(Sockets::at(1).by_table(local, far), Peer::Remote);
+        assert_eq!(absent(far), Peer::Remote);
         let here = "127.0.0.1:2".parse().unwrap();
-        let none = Sockets(HashMap::new());
+        let none = Table(HashMap::new());
         assert_eq!(none.other_end(local, here), Peer::Remote);
     }
 
@@ -137,7 +250,11 @@ mod tests {
     #[cfg(target_endian = "little")]
     fn the_kernels_tables_are_understood() {
         let row = "  7: 0100007F:1F90 0100007F:C350 01 00000000:00000000 00:00000000 00000000  1000        0 4242 1";
-        let parse = |row: &str| Sockets::parse([format!("header\n{row}\n")].into_iter(), 8080);
+        let parse = |row: &str| {
+            let mut table = Table(HashMap::new());
+            table.add(format!("header\n{row}\n").as_bytes(), 8080).unwrap();
+            table
+        };
         let sockets = parse(row);
         let (there, here) = ("127.0.0.1:8080".parse().unwrap(), "127.0.0.1:50000".parse().unwrap());
         assert_eq!(sockets.other_end(here, there), Peer::User(1000));

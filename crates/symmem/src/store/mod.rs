@@ -11,6 +11,7 @@ mod memory;
 mod prefix;
 mod seal;
 mod session;
+mod socket_query;
 mod stream;
 mod table;
 mod tcp_client;

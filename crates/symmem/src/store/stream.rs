@@ -149,13 +149,12 @@ impl Stream {
     }
 
     /// The user of the client at the other end, where it is on this machine. `sockets`, for TCP, are those at our port, and
-    /// newer than the connection.
+    /// as new as the connection.
     pub(super) fn client(&self, sockets: &Option<Sockets>) -> Peer {
         match self {
-            Self::Tcp(stream) => match (stream.local_addr(), stream.peer_addr(), sockets) {
-                (Ok(local), Ok(peer), Some(sockets)) => sockets.other_end(local, peer),
-                _ => Peer::Nobody, // it has ended
-            },
+            Self::Tcp(stream) => {
+                sockets.as_ref().map_or(Peer::Nobody, |sockets| sockets.other_end(stream))
+            }
             Self::Unix(stream) => private::peer_user(stream).map_or(Peer::Nobody, Peer::User),
         }
     }

@@ -102,8 +102,8 @@ impl Drop for TcpServer {
 /// What the thread owns.
 struct Service {
     listener: Listener,
-    /// Where it listens, unless at a Unix socket.
-    port: Option<u16>,
+    /// Those at our port, unless it is a Unix socket.
+    sockets: Option<Sockets>,
     stop: Arc<OwnedFd>,
     table: Table,
     clients: HashMap<Waiter, Client>,
@@ -145,13 +145,13 @@ struct Ready {
 
 impl Service {
     fn new(listener: Listener, address: &Address, stop: Arc<OwnedFd>) -> Self {
-        let port = match address {
-            Address::Tcp(address) => Some(address.port()),
+        let sockets = match address {
+            Address::Tcp(address) => Some(Sockets::at(address.port())),
             Address::Unix(_) => None,
         };
         Self {
             listener,
-            port,
+            sockets,
             stop,
             table: Table::with_limit(TABLE_LEN),
             clients: HashMap::new(),
@@ -235,9 +235,11 @@ impl Service {
         if arrived.is_empty() {
             return;
         }
-        let sockets = self.port.map(Sockets::at);
+        if let Some(sockets) = &mut self.sockets {
+            sockets.renew();
+        }
         for (stream, peer) in arrived {
-            match stream.client(&sockets) {
+            match stream.client(&self.sockets) {
                 Peer::Remote => self.admit(stream, peer),
                 Peer::User(uid) if private::is_trusted(uid) => self.admit(stream, peer),
                 Peer::User(uid) => {
@@ -305,11 +307,22 @@ impl Service {
         let late: Vec<Waiter> =
             self.clients.iter().filter(|(_, client)| late(client)).map(|(id, _)| *id).collect();
         late.into_iter().for_each(|id| self.dismiss(id, End::Evicted("a first query in time")));
-        let stalled =
-            |id: &Waiter| self.clients.get(id).is_some_and(|c| c.active.elapsed() > STALL);
-        if let Some(id) = self.longest().filter(stalled) {
+        if let Some(id) = self.stalled() {
             self.dismiss(id, End::Evicted("the rest of a long query, or that answers are read"));
         }
+    }
+
+    /// Whom to drop because the one with the longest query sends no more of it: of that one and those who do not read long
+    /// answers, whoever has been silent the longest. The query may be an honest one, and slow only because the machine is.
+    fn stalled(&self) -> Option<Waiter> {
+        let longest = self.longest()?;
+        if self.clients.get(&longest)?.active.elapsed() <= STALL {
+            return None;
+        }
+        // A value is kept as a whole until its last byte is sent.
+        let holds_up = |id: &Waiter, client: &Client| *id == longest || client.session.shared() > 0;
+        let held_up_by = self.clients.iter().filter(|(id, client)| holds_up(id, client));
+        held_up_by.min_by_key(|(_, client)| client.active).map(|(id, _)| *id)
     }
 
     fn serve(&mut self, id: Waiter, buffer: &mut [u8]) {

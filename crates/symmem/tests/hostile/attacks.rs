@@ -5,6 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::FromRawFd;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use symmem_testing::Random;
@@ -18,6 +19,7 @@ pub fn run(attack: &str) {
         "fill_open" => fill(true),
         "flood" => flood(false),
         "flood_open" => flood(true),
+        "hoard" => hoard(),
         "garbage" | "garbage_open" => garbage(),
         "plant" => plant(),
         "forge" => forge(),
@@ -35,8 +37,22 @@ fn port() -> u16 {
     std::env::var("PORT").unwrap().parse().unwrap()
 }
 
+/// Counts what this process tries, and says every second how much that is: its end comes without notice.
+fn attempt() {
+    static ATTEMPTS: AtomicU64 = AtomicU64::new(0);
+    if ATTEMPTS.fetch_add(1, Ordering::Relaxed) == 0 {
+        std::thread::spawn(|| {
+            loop {
+                std::thread::sleep(Duration::from_secs(1));
+                println!("attempts={}", ATTEMPTS.load(Ordering::Relaxed));
+            }
+        });
+    }
+}
+
 /// A connection that waits for nothing long.
 fn connect() -> Option<TcpStream> {
+    attempt();
     let stream = TcpStream::connect(("127.0.0.1", port())).ok()?;
     stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
@@ -97,6 +113,25 @@ fn fill(validated: bool) {
     }
 }
 
+/// Fills the machine's tables of sockets with connections to itself, which whoever reads those tables has to pass over.
+fn hoard() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let most = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most }).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut held = Vec::new();
+    loop {
+        match TcpStream::connect(address).and_then(|near| Ok((near, listener.accept()?))) {
+            Ok(pair) if held.len() < 200_000 => {
+                attempt();
+                held.push(pair);
+            }
+            _ => std::thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
 /// Asks for much and reads nothing; sends queries that never end; fills the table.
 fn flood(open: bool) {
     let mut random = Random::unseeded();
@@ -148,6 +183,7 @@ fn plant() {
     let number =
         |random: &mut Random| format!("symmem-{:016x}{:016x}", random.next(), random.next());
     for round in 0.. {
+        attempt();
         let path = tmp.join(number(&mut random));
         let _ = match round % 4 {
             0 => symlink(&home, &path),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use symmem::store::{MAX_KEY_LEN, MAX_KEYS, MAX_VALUE_LEN, SharedStore};
 use symmem::{Deadline, Error};
 
-use super::site::{LONG, SHORT, Site, on_threads};
+use super::site::{LONG, SHORT, Site, heard, on_threads};
 
 /// One test per check and store.
 macro_rules! suite {
@@ -147,7 +147,7 @@ pub fn delete_says_whether_there_was_a_key(site: &Site) {
     assert!(store.delete("k").unwrap());
     assert!(!store.delete("k").unwrap());
     assert!(!store.check(&["k"]).unwrap());
-    assert_eq!(timeout_op(store.get("k", SHORT).unwrap_err()), "get");
+    assert_eq!(timeout_op(heard(|| store.get("k", SHORT)).unwrap_err()), "get");
 }
 
 pub fn append_creates_and_extends(site: &Site) {
@@ -171,7 +171,7 @@ pub fn many_keys_are_set_and_read_in_order(site: &Site) {
 pub fn multi_get_waits_for_the_last_key(site: &Site) {
     let (a, b) = (site.open(), site.open());
     a.set("x", b"1").unwrap();
-    assert_eq!(timeout_op(a.multi_get(&["x", "y"], SHORT).unwrap_err()), "multi_get");
+    assert_eq!(timeout_op(heard(|| a.multi_get(&["x", "y"], SHORT)).unwrap_err()), "multi_get");
     thread::scope(|scope| {
         let reader = scope.spawn(|| a.multi_get(&["x", "y"], LONG).unwrap());
         b.multi_set(&[("z", b"3"), ("y", b"2")]).unwrap();
@@ -214,17 +214,17 @@ pub fn a_deadline_in_the_past_still_finds_what_is_there(site: &Site) {
     let past = Deadline::after(Duration::from_nanos(1));
     while !past.expired() {}
     store.set("k", b"v").unwrap();
-    store.wait(&["k"], past).unwrap();
-    assert_eq!(store.get("k", past).unwrap(), b"v");
-    assert_eq!(timeout_op(store.get("absent", past).unwrap_err()), "get");
+    heard(|| store.wait(&["k"], past)).unwrap();
+    assert_eq!(heard(|| store.get("k", past)).unwrap(), b"v");
+    assert_eq!(timeout_op(heard(|| store.get("absent", past)).unwrap_err()), "get");
 }
 
 pub fn a_client_works_after_a_wait_that_timed_out(site: &Site) {
     let (a, b) = (site.open(), site.open());
     for round in 0..5 {
         let key = format!("late {round}");
-        assert_eq!(timeout_op(a.wait(&["there", &key], SHORT).unwrap_err()), "wait");
-        assert_eq!(timeout_op(a.get(&key, SHORT).unwrap_err()), "get");
+        assert_eq!(timeout_op(heard(|| a.wait(&["there", &key], SHORT)).unwrap_err()), "wait");
+        assert_eq!(timeout_op(heard(|| a.get(&key, SHORT)).unwrap_err()), "get");
         // What comes after the time-out must not be taken for the answer to something else.
         b.set(&key, b"v").unwrap();
         assert_eq!(a.add("n", 1).unwrap(), round + 1);

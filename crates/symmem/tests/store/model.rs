@@ -7,7 +7,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use symmem::{Deadline, Error};
 
-use super::site::{self, LONG, Site};
+use super::site::{self, LONG, Site, heard};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -68,14 +68,14 @@ fn by_store(store: &dyn symmem::store::Store, op: &Op) -> Outcome {
     let one = |value| Outcome::Values(vec![value]);
     let result = match op {
         Op::Set(k, v) => store.set(KEYS[*k], v).map(nothing),
-        Op::Get(k) => store.get(KEYS[*k], AT_ONCE).map(one),
+        Op::Get(k) => heard(|| store.get(KEYS[*k], AT_ONCE)).map(one),
         Op::Add(k, n) => store.add(KEYS[*k], *n).map(number),
         Op::CompareSet(k, e, n) => store.compare_set(KEYS[*k], e, n).map(one),
         Op::Check(ks) => store.check(&names(ks)).map(truth),
-        Op::Wait(ks) => store.wait(&names(ks), AT_ONCE).map(nothing),
+        Op::Wait(ks) => heard(|| store.wait(&names(ks), AT_ONCE)).map(nothing),
         Op::Delete(k) => store.delete(KEYS[*k]).map(truth),
         Op::Append(k, v) => store.append(KEYS[*k], v).map(nothing),
-        Op::MultiGet(ks) => store.multi_get(&names(ks), AT_ONCE).map(Outcome::Values),
+        Op::MultiGet(ks) => heard(|| store.multi_get(&names(ks), AT_ONCE)).map(Outcome::Values),
         Op::MultiSet(es) => {
             let es: Vec<(&str, &[u8])> = es.iter().map(|(k, v)| (KEYS[*k], &v[..])).collect();
             store.multi_set(&es).map(nothing)
