@@ -122,6 +122,8 @@ impl Board {
         let place = |r: usize| Self::place(lane, round, r);
         self.store(place(rank), status as u64);
         let begin = Instant::now();
+        // Ranks that look all the time may leave no core to whom they wait for: a process that is about to end, say.
+        let mut nap = Duration::from_micros(100);
         let mut worst = status as u64;
         for &member in members {
             worst = worst.max(loop {
@@ -129,7 +131,10 @@ impl Board {
                 match self.load(place(member)) {
                     0 if gone => break Status::Lost as u64,
                     0 if begin.elapsed() > HANG => return None,
-                    0 => std::thread::sleep(Duration::from_micros(100)),
+                    0 => {
+                        std::thread::sleep(nap);
+                        nap = (2 * nap).min(Duration::from_millis(4));
+                    }
                     said => break said,
                 }
             });

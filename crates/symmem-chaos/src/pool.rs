@@ -192,7 +192,7 @@ impl Workers {
                 self.ranks.resize_with(n, || None);
                 break;
             }
-            std::thread::sleep(Duration::from_micros(300));
+            std::thread::sleep(Duration::from_millis(1));
         }
         wrong
     }
