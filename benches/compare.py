@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares two builds of the program on one machine: old and new in alternating rounds, a ratio for each round.
 
-    python3 benches/compare.py OLD NEW [--ranks 2,4] [--bytes 8,1K,...] [--rounds 11] [--backend host]
+    python3 benches/compare.py OLD NEW [--ranks 2,4] [--bytes 8,1K,...] [--rounds 11] [OPTIONS OF symmem bench]
 
 Prints, for each row, both medians and the median, quartiles and range of new / old over the rounds.
 """
@@ -13,12 +13,12 @@ import subprocess
 import tempfile
 
 
-def figures(program, ranks, options, rows):
+def figures(program, ranks, options, more):
     """One round of `program`: what was measured, in microseconds, by row and size."""
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "figures.json"
-        command = [program, "bench", *rows, "-n", str(ranks), "--rounds", "1"]
-        command += ["--bytes", options.bytes, "--backend", options.backend, "--json", str(file)]
+        command = [program, "bench", *options.rows.split(","), "-n", str(ranks), "--rounds", "1"]
+        command += ["--bytes", options.bytes, "--json", str(file), *more]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=300)
         lines = [json.loads(line) for line in file.read_text().splitlines() if line.startswith("{")]
     ours = [line for line in lines if line.get("system") == "symmem"]
@@ -40,9 +40,8 @@ def main():
     parser.add_argument("--ranks", default="2,4")
     parser.add_argument("--bytes", default="8,64,1K,16K,128K,1M")
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--backend", default="host")
     parser.add_argument("--rows", default="barrier,put_signal,all_reduce")
-    options = parser.parse_args()
+    options, more = parser.parse_known_args()
     print("| row | ranks | bytes | old, µs | new, µs | new / old | quartiles | range |")
     print("| --- | --: | --: | --: | --: | --: | --- | --- |")
     for ranks in map(int, options.ranks.split(",")):
@@ -51,7 +50,7 @@ def main():
             order = [options.old, options.new]
             if number % 2:
                 order.reverse()
-            measured = {program: figures(program, ranks, options, options.rows.split(",")) for program in order}
+            measured = {program: figures(program, ranks, options, more) for program in order}
             rounds.append((measured[options.old], measured[options.new]))
         for row in rounds[0][0]:
             both = [(old[row], new[row]) for old, new in rounds if row in old and row in new]
