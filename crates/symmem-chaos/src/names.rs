@@ -12,28 +12,47 @@ pub fn is_barrier(name: &str) -> bool {
     name.starts_with("barrier#")
 }
 
-/// Numbers the barriers of each rank on each channel: a call that ended at its deadline was for the same one as the next.
-pub fn count_barriers(calls: &BTreeMap<Key, Vec<&Record>>) -> HashMap<(usize, usize, u64), usize> {
+/// How often the group of a call had been brought back in step before, by rank, lane and the time when the call began. A group
+/// is known by its members: ranks may come to a smaller one in one step or in several.
+pub fn count_generations(
+    calls: &BTreeMap<Key, Vec<&Record>>,
+) -> HashMap<(usize, usize, u64), usize> {
+    let mut counts: HashMap<(usize, usize, &[usize]), usize> = HashMap::new();
+    let mut generations = HashMap::new();
+    for Record { rank, lane, enter, name, members, outcome, .. } in in_order(calls) {
+        let count = counts.entry((*rank, *lane, members)).or_default();
+        generations.insert((*rank, *lane, *enter), *count);
+        // One that is shrunk without having lost anybody is another, too.
+        let anew = ["resync", "shrink"].contains(&name.as_str());
+        *count += usize::from(anew && *outcome == Outcome::Ok);
+    }
+    generations
+}
+
+fn in_order<'a>(calls: &BTreeMap<Key, Vec<&'a Record>>) -> Vec<&'a Record> {
     let mut records: Vec<&Record> = calls.values().flatten().copied().collect();
     records.sort_by_key(|r| r.enter);
-    let mut generations: HashMap<(usize, usize), usize> = HashMap::new();
+    records
+}
+
+/// Numbers the barriers of each rank on each channel: a call that ended at its deadline was for the same one as the next.
+pub fn count_barriers(
+    calls: &BTreeMap<Key, Vec<&Record>>,
+    generations: &HashMap<(usize, usize, u64), usize>,
+) -> HashMap<(usize, usize, u64), usize> {
     let mut counts: HashMap<(usize, usize, usize, &str, &[usize]), usize> = HashMap::new();
     let mut numbers = HashMap::new();
-    for record in records {
-        let generation = generations.entry((record.rank, record.lane)).or_default();
-        if ["resync", "shrink"].contains(&record.name.as_str()) && record.outcome == Outcome::Ok {
-            *generation += 1; // what was not finished is forgotten
-        }
-        if is_barrier(&record.name) {
-            let Record { rank, lane, name, members, .. } = record;
-            let count = counts.entry((*rank, *lane, *generation, name, members)).or_default();
-            numbers.insert((*rank, *lane, record.enter), 1000 * *generation + *count);
-            let goes_on = matches!(
-                &record.outcome,
-                Outcome::Err { kind: Kind::Timeout | Kind::Interrupted, .. } | Outcome::Open
-            );
-            *count += usize::from(!goes_on);
-        }
+    for record in in_order(calls).into_iter().filter(|r| is_barrier(&r.name)) {
+        let Record { rank, lane, name, members, enter, .. } = record;
+        // What was not finished before is forgotten.
+        let generation = generations.get(&(*rank, *lane, *enter)).copied().unwrap_or_default();
+        let count = counts.entry((*rank, *lane, generation, name, members)).or_default();
+        numbers.insert((*rank, *lane, *enter), 1000 * generation + *count);
+        let goes_on = matches!(
+            &record.outcome,
+            Outcome::Err { kind: Kind::Timeout | Kind::Interrupted, .. } | Outcome::Open
+        );
+        *count += usize::from(!goes_on);
     }
     numbers
 }

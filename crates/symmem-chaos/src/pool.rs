@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -174,15 +174,20 @@ impl Workers {
                     let stops = Arc::clone(stops);
                     std::thread::spawn(move || stop(pid, time, &stops));
                 }
-                if worker.lines.try_iter().any(|line| line == ".") {
-                    over[rank] = true;
-                } else if let Ok(Some(status)) = worker.child.try_wait() {
-                    if status.signal() != Some(9) {
-                        wrong.push(format!("crash: rank {rank} ended: {status}"));
+                match worker.lines.try_recv() {
+                    Ok(line) => over[rank] = line == ".",
+                    Err(TryRecvError::Empty) => {}
+                    Err(TryRecvError::Disconnected) => {
+                        // Its output has ended, and so has the rank. To wait for the process may take the kernel longer than
+                        // the others would wait for the rank.
+                        board.gone(rank);
+                        over[rank] = true;
+                        match worker.child.wait() {
+                            Ok(status) if status.signal() == Some(9) => {}
+                            ended => wrong.push(format!("crash: rank {rank} ended: {ended:?}")),
+                        }
+                        self.ranks[rank] = None;
                     }
-                    board.gone(rank);
-                    over[rank] = true;
-                    self.ranks[rank] = None;
                 }
             }
             if begin.elapsed() > HANG {

@@ -4,6 +4,7 @@
 
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
 
 use symmem::{Error, Group};
@@ -16,9 +17,16 @@ pub fn now() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
+thread_local! {
+    /// Kept open: what a process looks up below `/proc` makes the kernel take the longer to forget it when it is killed.
+    static SCHEDULED: Option<std::fs::File> = std::fs::File::open("/proc/thread-self/schedstat").ok();
+}
+
 /// For how long this thread was ready to run and did not get a core, since it began.
 pub fn starved() -> u64 {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let mut bytes = [0; 100];
+    let read = SCHEDULED.with(|file| file.as_ref()?.read_at(&mut bytes, 0).ok());
+    let text = std::str::from_utf8(&bytes[..read.unwrap_or(0)]).unwrap_or_default();
     text.split_whitespace().nth(1).and_then(|delay| delay.parse().ok()).unwrap_or(0)
 }
 

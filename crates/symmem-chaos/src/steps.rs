@@ -13,7 +13,7 @@ pub struct Steps<'a> {
     signals: Vec<&'a Record>,
     /// Round by lane and call, and whether its ranks go on after an error.
     rounds: HashMap<(usize, usize), (usize, bool)>,
-    /// How often the group of a call had been brought back in step, or formed anew, by rank, lane and time.
+    /// See [`count_generations`](crate::names::count_generations).
     generations: HashMap<(usize, usize, u64), usize>,
 }
 
@@ -29,6 +29,10 @@ pub fn is_before_forming(record: &Record) -> bool {
     matches!(&record.outcome, Outcome::Err { text, .. } if text.starts_with("subgroup"))
 }
 
+fn is_same_group(a: &Record, b: &Record) -> bool {
+    a.lane == b.lane && a.members == b.members
+}
+
 fn gave_up(record: &Record) -> bool {
     matches!(kind(record), Some(Kind::Timeout | Kind::Interrupted))
 }
@@ -40,7 +44,11 @@ pub fn may_have_given_up(record: &Record, by: u64) -> bool {
 }
 
 impl<'a> Steps<'a> {
-    pub fn new(program: &Program, all: &BTreeMap<Key, Vec<&'a Record>>) -> Self {
+    pub fn new(
+        program: &Program,
+        all: &BTreeMap<Key, Vec<&'a Record>>,
+        generations: HashMap<(usize, usize, u64), usize>,
+    ) -> Self {
         let mut rounds = HashMap::new();
         let (mut apart, mut memory) = (Vec::new(), Vec::new());
         for lane in &program.lanes {
@@ -63,14 +71,6 @@ impl<'a> Steps<'a> {
         };
         let mut records: Vec<&Record> = all.values().flatten().copied().collect();
         records.sort_by_key(|r| r.enter);
-        let mut counts: HashMap<(usize, usize), usize> = HashMap::new();
-        let mut generations = HashMap::new();
-        for r in &records {
-            let count = counts.entry((r.rank, r.lane)).or_default();
-            generations.insert((r.rank, r.lane, r.enter), *count);
-            let anew = ["resync", "shrink"].contains(&r.name.as_str());
-            *count += usize::from(anew && r.outcome == Outcome::Ok);
-        }
         let is_signal =
             |r: &&Record| r.name.contains("_signal") && memory.contains(&(r.lane, r.call));
         let signals = records.iter().copied().filter(is_signal).collect();
@@ -128,7 +128,7 @@ impl<'a> Steps<'a> {
         }
         let generation = self.generation(record);
         let before = |r: &&&Record| {
-            r.lane == record.lane && self.generation(r) == generation && r.leave < record.enter
+            is_same_group(r, record) && self.generation(r) == generation && r.leave < record.enter
         };
         let data = |r: &&&Record| gave_up(r) && !is_resumable(&r.name) && !is_before_forming(r);
         self.calls.iter().filter(before).find(data).copied()
@@ -148,7 +148,7 @@ impl<'a> Steps<'a> {
     pub fn gave_up(&self, record: &Record, rank: usize) -> bool {
         let generation = self.generation(record);
         let theirs =
-            |r: &&&Record| r.rank == rank && r.lane == record.lane && r.enter <= record.leave;
+            |r: &&&Record| r.rank == rank && is_same_group(r, record) && r.enter <= record.leave;
         let reason = |r: &Record| r.name == "resync" || may_have_given_up(r, record.leave);
         self.calls.iter().filter(theirs).any(|r| self.generation(r) >= generation && reason(r))
     }

@@ -4,7 +4,9 @@ mod blame;
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::names::{Key, count_barriers, is_barrier, is_collective, short, signal_of};
+use crate::names::{
+    Key, count_barriers, count_generations, is_barrier, is_collective, short, signal_of,
+};
 use crate::report::{Report, Violation};
 use crate::steps::{Steps, is_before_forming};
 use crate::times::{MS, ms, union};
@@ -79,8 +81,9 @@ impl<'a> Case<'a> {
                 Event::Members { .. } | Event::Fault { .. } => {}
             }
         }
-        let (stalls, barriers) = (union(stalls), count_barriers(&calls));
-        let steps = Steps::new(program, &calls);
+        let generations = count_generations(&calls);
+        let (stalls, barriers) = (union(stalls), count_barriers(&calls, &generations));
+        let steps = Steps::new(program, &calls, generations);
         Self { program, calls, killed, left, stalls, barriers, steps, found: Vec::new() }
     }
 

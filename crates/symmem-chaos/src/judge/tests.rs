@@ -201,3 +201,29 @@ fn calls_after_a_loss_are_known_by_the_members_of_their_group() {
     let events = [ok(0, 92, &[0, 1, 2]), ok(1, 94, &[0, 1])];
     assert_eq!(classes(true, &events), ["ok without a rank"]);
 }
+
+/// Rank 0 has shrunk its group twice to come to the one of both, rank 1 once.
+#[test]
+fn who_gave_up_is_found_whatever_way_it_came_to_the_group() {
+    let shrunk = |rank, enter, members: &[usize]| match call(rank, enter, enter + 1, Outcome::Ok) {
+        Event::Call(r) => {
+            let (name, members) = ("shrink".into(), members.to_vec());
+            Event::Call(Record { part: 91, name, members, ..r })
+        }
+        other => other,
+    };
+    let told = |blamed| {
+        let kind = Kind::OutOfStep;
+        let out = Outcome::Err { kind, ranks: vec![blamed], after: None, text: String::new() };
+        let events = [
+            shrunk(0, 1, &[0, 1, 2, 3]),
+            shrunk(0, 3, &[0, 1, 2]),
+            shrunk(1, 1, &[0, 1, 2, 3]),
+            named(call(1, 10, 60, timeout(0, 50)), "all_reduce[u8,1,sum]"),
+            named(call(0, 100, 101, out), "all_reduce[u8,1,sum]"),
+        ];
+        classes(true, &events)
+    };
+    assert_eq!(told(1), Vec::<String>::new());
+    assert_eq!(told(2), ["out of step by nobody"]);
+}
