@@ -451,13 +451,13 @@ __device__ inline bool symmem_await(const SymmemGroup &group, const SymmemBlock 
     }
 }
 
-// After the block has read what peers' memory holds: whether no rank has given up since, which may have changed it.
-// Acquire: what it has read was there before.
-__device__ __forceinline__ bool symmem_is_whole(const SymmemGroup &group) {
+// After the block has read what peers' memory holds: what the first word of the pad says, which is not 0 once a rank has given
+// up, and may have changed that memory. Acquire: what the block has read was there before.
+__device__ __forceinline__ symmem_u32 symmem_broken(const SymmemGroup &group) {
     if (group.scope != SYMMEM_SCOPE_DEVICE) {
         symmem_fence(SYMMEM_SCOPE_SYSTEM);
     }
-    return symmem_untold(group, symmem_load_relaxed(symmem_own_pad(group)), true);
+    return symmem_load_relaxed(symmem_own_pad(group));
 }
 
 // How blocks meet.
@@ -484,9 +484,10 @@ template <int HOW> __device__ inline bool symmem_sync_blocks(const SymmemGroup &
     }
     for (symmem_u32 peer = threadIdx.x; good && peer < group.size; peer += blockDim.x) {
         if (peer != group.rank) {
-            good = symmem_await<(HOW & SYMMEM_LAST) ? SYMMEM_ACROSS : SYMMEM_ALWAYS>(group, block, peer);
-        } else if ((HOW & SYMMEM_LAST) && !(HOW & SYMMEM_FIRST)) {
-            good = symmem_is_whole(group);
+            // Asked for before the wait, so that both loads are under way together.
+            symmem_u32 broken = (HOW & SYMMEM_LAST) && !(HOW & SYMMEM_FIRST) ? symmem_broken(group) : 0;
+            good = symmem_await<(HOW & SYMMEM_LAST) ? SYMMEM_ACROSS : SYMMEM_ALWAYS>(group, block, peer) &&
+                   symmem_untold(group, broken, true);
         }
     }
     return __syncthreads_and(good);
