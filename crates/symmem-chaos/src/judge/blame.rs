@@ -193,7 +193,7 @@ impl<'a> Case<'a> {
     }
 
     /// Whether the call was on a group of its own step, which `rank` gave up after an error, and dropped; or on that of its
-    /// thread, with which the rank's thread was through before the group was formed.
+    /// thread, with which the rank's thread was through before it had formed the group. Others may have formed it by then.
     fn dropped_group(&self, record: &Record, rank: usize) -> bool {
         let subgroup = self
             .place(record.lane, record.call)
@@ -209,8 +209,7 @@ impl<'a> Case<'a> {
         let of_thread = |r: &&&Record| r.rank == rank && r.lane == record.lane;
         let mut of_thread = self.calls.values().flatten().filter(of_thread).peekable();
         let began = of_thread.peek().is_some();
-        let never_formed = began && of_thread.all(|r| failed(r) && is_before_forming(r));
-        is_before_forming(record) && never_formed
+        began && of_thread.all(|r| failed(r) && is_before_forming(r))
     }
 
     fn mismatch(&mut self, record: &'a Record, ranks: &[usize]) {

@@ -161,7 +161,7 @@ fn a_group_that_was_dropped_before_it_was_formed_is_lost_to_the_others() {
         text: text.into(),
     };
     let told = |theirs: Outcome, end: u64| {
-        let dropped = lost("subgroup: rank 1 is gone: it dropped the group before using it");
+        let dropped = lost("barrier: rank 1 is gone: it dropped the group before using it");
         let events = [call(0, 55, end, dropped), call(1, 10, 60, theirs)];
         classes(true, &events)
     };
