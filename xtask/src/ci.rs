@@ -41,7 +41,7 @@ pub(crate) fn ci(mut arguments: Arguments) -> Result<Outcome> {
 fn arguments_of(step: &str) -> Arguments {
     let words: &[&str] = match step {
         "kernels" => &["--check"],
-        "chaos" => &["--seconds", "60", "--seed", "ci"],
+        "chaos" => &["--seconds", "60", "--seed", "1"],
         _ => &[],
     };
     Arguments::new(words.iter().map(ToString::to_string))

@@ -20,8 +20,6 @@ const THREADS: u64 = 8;
 
 pub struct Options {
     time: Duration,
-    /// Fixed ones for half of the time, then random ones.
-    fixed: bool,
     seed: Option<u64>,
     ranks: (usize, usize),
     modes: Vec<Mode>,
@@ -37,7 +35,6 @@ impl Options {
     pub fn parse(arguments: &[String]) -> anyhow::Result<Self> {
         let mut options = Self {
             time: Duration::from_secs(60),
-            fixed: false,
             seed: None,
             ranks: (2, 6),
             modes: vec![Mode::Threads, Mode::Processes],
@@ -52,7 +49,6 @@ impl Options {
             match option.as_str() {
                 "--minutes" => options.time = Duration::from_secs_f64(60.0 * value.parse::<f64>()?),
                 "--seconds" => options.time = Duration::from_secs_f64(value.parse()?),
-                "--seed" if value == "ci" => options.fixed = true,
                 "--seed" => options.seed = Some(value.parse()?),
                 "--ranks" => options.ranks = ranks(value)?,
                 "--program" => options.program = Some(value.parse()?),
@@ -97,11 +93,10 @@ pub fn run(options: &Options) -> anyhow::Result<bool> {
     if let Some(spec) = &options.program {
         return one(&mut workers, spec, options.times);
     }
-    let random = options.seed.unwrap_or_else(|| Random::unseeded().next() >> 16);
-    println!("chaos: seed {random}, for {:?}", options.time);
+    let seed = options.seed.unwrap_or_else(|| Random::unseeded().next() >> 16);
+    println!("chaos: seed {seed}, for {:?}", options.time);
     let (begin, mut shown, mut sum) = (Instant::now(), Instant::now(), Sum::default());
     while begin.elapsed() < options.time {
-        let seed = if options.fixed && begin.elapsed() < options.time / 2 { 1 } else { random };
         let spec = nth(options, seed + sum.programs);
         let report = workers.run(&spec)?;
         sum.programs += 1;
