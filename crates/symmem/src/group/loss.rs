@@ -1,8 +1,11 @@
 //! What a lost member means to its group: the poison that ends everyone's wait.
 
+use std::time::Duration;
+
 use super::Inner;
 use super::health::{Health, Parting};
 use crate::mesh::{Gone, Mourner, Scope, Subject};
+use crate::sync::{Deadline, poll_by};
 
 impl Health {
     #[inline]
@@ -24,6 +27,18 @@ impl Health {
             }
             None => self.missed(awaited),
         }
+    }
+
+    /// As `loss`, for the error that a caller gets. A peer may have told us through the pad before we hear from the mesh how
+    /// the rank went.
+    #[cold]
+    pub(super) fn explained_loss(
+        &self,
+        awaited: impl Fn(usize) -> bool,
+    ) -> Option<(usize, String)> {
+        let (rank, how) = self.loss(awaited)?;
+        let soon = Deadline::after(Duration::from_millis(20));
+        Some((rank, poll_by(soon, &mut || self.how_gone(rank)).unwrap_or(how)))
     }
 
     /// Tells everyone the first loss through the pads, once these are there; or ourselves that someone left.

@@ -18,8 +18,7 @@
 //! | out of step | any but `resync` | out of step: `OutOfStep` |
 //! | any | `resync`, by all ranks | in step |
 
-use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::Group;
 use super::call::{Call, PLAIN, RENDEZVOUS, Words};
@@ -38,24 +37,26 @@ const FIRST: u32 = IN_FULL + 1;
 /// Set in all but the first barrier of a call.
 const CONTINUED: u32 = 1 << 31;
 
-/// What a rank knows of its group's calls. All but the outcomes is used by whoever has the turn of the sequence.
+/// What a rank knows of its group's calls. All but `awaited` is used by whoever has the turn of the sequence.
 pub(super) struct Sequence {
     known: Vec<[AtomicU64; 8]>,
     /// The call that gave up and may be resumed.
     pending: [AtomicU64; 8],
     /// One that gave up before peers could know of it, for it waited for an earlier one. The last word says whether there is.
     put_off: [AtomicU64; 8],
-    /// Whether changes of phase that gave up have come to pass.
-    outcomes: Mutex<HashMap<Ticket, bool>>,
+    /// Of the call that gave up, if somebody wants to know what becomes of it.
+    awaited: Mutex<Option<Ticket>>,
     /// How many rendezvous there were: the same on all ranks, because all have made the same calls.
     rendezvous: AtomicU64,
 }
 
-/// A barrier that a rank has reached and not left: generation of calls, and number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// A barrier that a rank has reached and not left, for those who ask later what became of it.
+#[derive(Clone, Debug)]
 pub(crate) struct Ticket {
     generation: u32,
     epoch: u32,
+    /// Whether all ranks came to it with the same call.
+    outcome: Arc<OnceLock<bool>>,
 }
 
 impl Default for Sequence {
@@ -65,7 +66,7 @@ impl Default for Sequence {
             known: std::iter::repeat_with(words).take(KNOWN).collect(),
             pending: words(),
             put_off: words(),
-            outcomes: Mutex::default(),
+            awaited: Mutex::default(),
             rendezvous: AtomicU64::new(0),
         }
     }
@@ -130,8 +131,8 @@ impl Sequence {
         self.rendezvous.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    fn outcomes(&self) -> MutexGuard<'_, HashMap<Ticket, bool>> {
-        self.outcomes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn awaited(&self) -> MutexGuard<'_, Option<Ticket>> {
+        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -266,9 +267,11 @@ impl Group {
     /// Notes what became of a call that had given up. Of a rendezvous that all have come to, the others learn that this rank
     /// does not wait for it: what they send would be kept here for good.
     fn settle(&self, formed: &Formed, call: &Call, completed: bool) {
-        let signals = &formed.signals;
-        let ticket = Ticket { generation: signals.generation(), epoch: signals.epoch() };
-        formed.sequence.outcomes().insert(ticket, completed);
+        let now = (formed.signals.generation(), formed.signals.epoch());
+        let ticket = formed.sequence.awaited().take();
+        if let Some(ticket) = ticket.filter(|ticket| (ticket.generation, ticket.epoch) == now) {
+            let _ = ticket.outcome.set(completed); // settled once
+        }
         if completed && call.op == RENDEZVOUS {
             self.decline_rendezvous(formed.sequence.count_rendezvous());
         }
@@ -307,18 +310,20 @@ impl Group {
         Error::OutOfStep { op, rank, what }
     }
 
-    /// What names the barrier that a change of phase has just given up, for [`Group::outcome`].
+    /// The barrier that a change of phase has just given up, for [`Group::outcome`].
     pub(crate) fn ticket(&self) -> Option<Ticket> {
-        let signals = &self.0.health.formed.get()?.signals;
-        let ticket = Ticket { generation: signals.generation(), epoch: signals.epoch() };
-        signals.is_unfinished().then_some(ticket)
+        let formed = self.0.health.formed.get()?;
+        let (generation, epoch) = (formed.signals.generation(), formed.signals.epoch());
+        let mut awaited = formed.sequence.awaited();
+        let known = awaited.take().filter(|t| (t.generation, t.epoch) == (generation, epoch));
+        let ticket = known.unwrap_or(Ticket { generation, epoch, outcome: Arc::default() });
+        formed.signals.is_unfinished().then(|| awaited.insert(ticket).clone())
     }
 
     /// Whether a change of phase that gave up has come to pass on all ranks; `None` as long as that is open.
-    pub(crate) fn outcome(&self, ticket: Ticket) -> Option<bool> {
-        let formed = self.0.health.formed.get()?;
-        let known = formed.sequence.outcomes().get(&ticket).copied();
-        known.or_else(|| (formed.signals.generation() != ticket.generation).then_some(false))
+    pub(crate) fn outcome(&self, ticket: &Ticket) -> Option<bool> {
+        let over = || (self.generation() != ticket.generation).then_some(false);
+        ticket.outcome.get().copied().or_else(over)
     }
 
     /// How often the group was resynchronised.

@@ -56,7 +56,8 @@ impl Group {
     ) -> Error {
         match stop {
             Stop::Lost => {
-                let (rank, how) = self.0.health.loss(|rank| !arrived(rank)).unwrap_or_default();
+                let loss = self.0.health.explained_loss(|rank| !arrived(rank));
+                let (rank, how) = loss.unwrap_or_default();
                 Error::PeerLost { rank, during: op, how }
             }
             Stop::GivenUp { why, after, missing } => match why.error(op, missing, after) {

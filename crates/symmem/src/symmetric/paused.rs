@@ -58,7 +58,7 @@ impl<P> Paused<P> {
     /// Whether nobody has come to the next phase, or will by this attempt.
     pub(crate) fn is_void<T: Element>(&self, memory: impl Fn(&P) -> &Memory<T>) -> bool {
         let group = memory(&self.phase).handle.group();
-        self.ticket.is_none_or(|ticket| group.outcome(ticket) == Some(false))
+        self.ticket.as_ref().is_none_or(|ticket| group.outcome(ticket) == Some(false))
     }
 
     pub(crate) fn op(&self) -> &'static str {
@@ -77,7 +77,7 @@ fn reach<T: Element>(
     ticket: &mut Option<Ticket>,
 ) -> Result<()> {
     let group = memory.handle.group();
-    match ticket.map(|ticket| group.outcome(ticket)) {
+    match ticket.as_ref().map(|ticket| group.outcome(ticket)) {
         Some(Some(true)) => return Ok(()),
         Some(Some(false)) => *ticket = None,
         Some(None) | None => {}
