@@ -14,8 +14,8 @@ load, store and signal in each other's memory, and call collectives on it::
     neighbour = x.peer((world.rank + 1) % world.size)     # a numpy array over another rank's part
     x.barrier()
 
-Waits give up Python's lock, end by Ctrl-C, at a deadline, or when a peer is lost; what goes wrong is an `Error` that names
-the rank, the operation and what was waited for.
+Waits release the GIL. Ctrl-C interrupts them, and so does a deadline or the loss of a peer. Failures are exceptions, subclasses
+of `Error`, that name the rank, the operation and what was waited for.
 """
 
 import atexit
