@@ -5,11 +5,14 @@ use crate::error::Result;
 use crate::group::{Group, no_descriptor};
 use crate::sync::{Deadline, Expiry, SharedWord, lock_by};
 
-/// The pads of all ranks for one allocation. Zero at first; the library itself never touches them.
+/// The pads of all ranks for one allocation. Zero at first; the library itself touches them only in these methods.
 ///
 /// Word `ws · channel + source` of a rank's pad is where `source` signals to it: 0 → 1 by the sender
 /// with release, 1 → 0 by the receiver with acquire, zero at rest. [`SignalPad::put`] and [`SignalPad::wait`]
 /// keep to that, so that they can be mixed with the user's own code, also on a GPU. [`SignalPad::barrier`] is made of them.
+///
+/// An allocation has one pad, whatever groups it is rendezvoused with, as in PyTorch. Two groups that use it at the same time
+/// need channels whose words are different: channel 1 of two ranks and channel 0 of four are both words 2 and 3.
 pub struct SignalPad<'a> {
     group: &'a Group,
     mapping: &'a Mapping,
