@@ -21,7 +21,7 @@ impl<T: Element> Symmetric<T> {
                 |from, _| {
                     for (rank, &from) in from.iter().enumerate() {
                         let to = out.as_mut_ptr().wrapping_add(rank * len);
-                        // SAFETY: each rank has laid out `len` elements; `out` has as many for each.
+                        // SAFETY: each rank has staged `len` elements; `out` has as many for each.
                         unsafe { copy_elements(from, to, len) };
                     }
                 },

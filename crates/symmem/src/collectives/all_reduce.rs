@@ -118,7 +118,7 @@ impl<T: Element> Symmetric<T> {
             |way| Call { operator: Some(op), more: INTO, ..self.call(const { Op::of(NAME) }, way) };
         if self.is_small() {
             return self.staged(call(Way::Staged), 0..len, true, |from, _| {
-                // SAFETY: each rank has laid out `len` elements; `out` has as many and is ours alone.
+                // SAFETY: each rank has staged `len` elements; `out` has as many and is ours alone.
                 unsafe { looped(from, &[out.as_mut_ptr()], len, Stores::Cached) };
             });
         }

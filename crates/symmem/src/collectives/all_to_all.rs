@@ -23,7 +23,7 @@ impl<T: Element> Symmetric<T> {
                 |from, _| {
                     for (rank, from) in from.iter().enumerate() {
                         let to = out.as_mut_ptr().wrapping_add(rank * block);
-                        // SAFETY: each rank has laid out a block for each, and `out` has as many.
+                        // SAFETY: each rank has staged a block for each, and `out` has as many.
                         unsafe { copy_elements(from.wrapping_add(own), to, block) };
                     }
                 },
