@@ -238,6 +238,22 @@ impl Group {
             let rank = formed.signals.decided_out_of_step().unwrap_or(self.rank());
             return Err(self.out_of_step(call.op.name(), rank));
         }
+        if turn.is_unfinished() && Call::from_words(&load(&formed.sequence.pending)) == *call {
+            return Ok(deadline);
+        }
+        formed.signals.announce_next(true);
+        let finished = self.await_earlier(formed, turn, call, deadline);
+        finished.inspect_err(|_| formed.signals.announce_next(false))
+    }
+
+    /// Waits for the calls before `call`: for late ranks of one that was left early, or for one that gave up.
+    fn await_earlier(
+        &self,
+        formed: &Formed,
+        turn: &Turn<'_, RegionPads>,
+        call: &Call,
+        deadline: Deadline,
+    ) -> Result<Deadline> {
         if !turn.is_unfinished() {
             let mut made = Made { group: self, formed, call, word: BARRIER, deadline };
             let mut waiting = Waiting::new(self, call.op.name());
@@ -245,9 +261,6 @@ impl Group {
             return late.map_or_else(|stop| Err(made.failed(turn, stop)), |()| Ok(made.deadline));
         }
         let pending = Call::from_words(&load(&formed.sequence.pending));
-        if pending == *call {
-            return Ok(deadline);
-        }
         let word = formed.sequence.word(&pending);
         let mut other = Made { group: self, formed, call: &pending, word, deadline };
         match other.exchange(turn, |_, _| (), |_| ()) {

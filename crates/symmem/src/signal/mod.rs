@@ -68,6 +68,10 @@ const UNFINISHED: u32 = 1;
 /// barriers ahead overwrites what the others have not read.
 const LEFT_EARLY: u32 = 2;
 
+/// How long a wait goes on beyond its deadline where everybody has made the call, and has only been kept from it by one
+/// that came at the last moment.
+const GRACE: Duration = Duration::from_millis(50);
+
 /// A rank's own count of barriers on one channel.
 struct Channel {
     epoch: AtomicU32,
@@ -217,7 +221,7 @@ impl<P: Pads> Signals<P> {
         };
         let in_the_way = || self.is_in_the_way(channel, next.get(), epoch);
         let mut stop = None;
-        let broken = || {
+        let mut broken = || {
             let arrived = |rank| self.has_reached(channel, rank, epoch);
             stop = match self.differing(channel, epoch, arrived) {
                 Some(rank) => Some(Stop::Differs { rank }),
@@ -226,16 +230,55 @@ impl<P: Pads> Signals<P> {
             };
             stop.is_some()
         };
-        let ended =
-            self.bell(self.rank).wait(self.patience, deadline, all_here, broken, in_the_way);
+        let bell = self.bell(self.rank);
+        let mut wait =
+            |deadline| bell.wait(self.patience, deadline, all_here, &mut broken, in_the_way);
+        let mut ended = wait(deadline);
+        if let Ended::GivenUp(Expiry::Deadline, after) = ended
+            && self.are_all_coming(channel, epoch)
+        {
+            ended = match wait(&mut Deadline::after(GRACE)) {
+                Ended::GivenUp(why, more) => Ended::GivenUp(why, after + more),
+                other => other,
+            };
+        }
         match ended {
             Ended::Ready => Ok(()),
             Ended::Broken => Err(stop.unwrap_or(Stop::Lost)),
-            Ended::GivenUp(why, after) => match self.missing(channel, epoch) {
+            Ended::GivenUp(why, after) => match self.absent(channel, epoch) {
                 missing if missing.is_empty() => Ok(()), // they came since the last look
                 missing => Err(Stop::GivenUp { why, after, missing }),
             },
         }
+    }
+
+    /// Tells all that we are in the next call, and reach it as soon as earlier ones are over; or that we no longer are.
+    #[cold]
+    pub(crate) fn announce_next(&self, is_coming: bool) {
+        let next = if is_coming { self.epoch().wrapping_add(1) } else { 0 };
+        self.pads.word(self.rank, Layout::COMING).store(next, Ordering::Relaxed); // a hint
+    }
+
+    /// Whether a rank that has not reached `epoch` has announced it.
+    fn is_coming(&self, channel: usize, rank: usize, epoch: u32) -> bool {
+        let word = self.pads.word(rank, Layout::COMING);
+        channel == self.sequence() && word.load(Ordering::Relaxed) == epoch
+    }
+
+    /// Whether everybody has made the call, and only has to notice that earlier ones are over.
+    #[cold]
+    fn are_all_coming(&self, channel: usize, epoch: u32) -> bool {
+        self.missing(channel, epoch).iter().all(|&rank| self.is_coming(channel, rank, epoch))
+    }
+
+    /// The ranks to blame for a wait that took too long: those that have not made the call, or else those that are slow to
+    /// reach it.
+    #[cold]
+    fn absent(&self, channel: usize, epoch: u32) -> Vec<usize> {
+        let missing = self.missing(channel, epoch);
+        let is_absent = |rank: &usize| !self.is_coming(channel, *rank, epoch);
+        let absent: Vec<usize> = missing.iter().copied().filter(is_absent).collect();
+        if absent.is_empty() { missing } else { absent }
     }
 
     #[cold]

@@ -76,6 +76,36 @@ fn two_that_differ_find_out_before_the_third_has_come() {
     });
 }
 
+/// Rank 2 is late for a call in which the others differ, and comes just before they give up the next one.
+#[test]
+fn a_rank_that_waits_for_a_late_one_is_not_blamed_for_the_next_call() {
+    let group = group(4, 0);
+    let soon = Duration::from_millis(5);
+    let missing = |rank: usize| match call(&group[rank], 9, soon) {
+        Err(Stop::GivenUp { missing, .. }) => missing,
+        other => panic!("{other:?}"),
+    };
+    group[1].announce_next(true);
+    assert_eq!(missing(0), [2, 3], "rank 1 has made the call");
+    group[2].announce_next(true);
+    group[3].announce_next(true);
+    assert_eq!(missing(0), [1, 2, 3], "all have made it, and all are too slow");
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| call(&group[0], 9, soon));
+        std::thread::sleep(2 * soon); // the deadline is over, and still they come
+        let others = [1, 2, 3].map(|rank| {
+            let rank = &group[rank];
+            scope.spawn(move || call(rank, 9, LONG))
+        });
+        assert_eq!(first.join().unwrap(), Ok(()));
+        others.into_iter().for_each(|call| assert_eq!(call.join().unwrap(), Ok(())));
+    });
+    group[1].announce_next(true);
+    group[1].announce_next(false);
+    group[2].announce_next(true);
+    assert_eq!(missing(0), [1, 3], "rank 1 has given it up");
+}
+
 #[test]
 fn the_same_call_in_full_is_the_same_and_another_is_not() {
     let described = |words: [[u32; 16]; 2]| {

@@ -83,9 +83,10 @@ impl<P: Pads> Turn<'_, P> {
             Ended::Broken => {
                 Err(signals.out_of_step().map_or(Stop::Lost, |rank| Stop::OutOfStep { rank }))
             }
-            Ended::GivenUp(why, after) => {
-                Err(Stop::GivenUp { why, after, missing: signals.missing(channel, epoch) })
-            }
+            Ended::GivenUp(why, after) => match signals.absent(channel, epoch) {
+                missing if missing.is_empty() => Ok(()), // they came since the last look
+                missing => Err(Stop::GivenUp { why, after, missing }),
+            },
         }
     }
 
