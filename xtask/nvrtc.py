@@ -1,5 +1,7 @@
 """Compiles CUDA C++ to PTX with NVRTC, which needs neither a GPU nor a toolkit.
 
+All PTX goes into one archive, compressed as a whole: kernels of different types have much in common.
+
 usage: nvrtc.py LIBNVRTC SOURCES OUT NAME:FILE:ARCHITECTURE[:MACRO=VALUE]...
 """
 
@@ -8,6 +10,8 @@ import pathlib
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
+
+import zstandard
 
 OPTIONS = ["-std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"]
 
@@ -54,8 +58,12 @@ def main():
     sources, out = pathlib.Path(sources), pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(2) as pool:
-        for name, ptx in pool.map(lambda job: compile_one(nvrtc, sources, job), jobs):
-            (out / f"{name}.ptx").write_text(ptx)
+        made = list(pool.map(lambda job: compile_one(nvrtc, sources, job), jobs))
+    for name, ptx in made:
+        (out / f"{name}.ptx").write_text(ptx)
+    # Each file after a line with its name and length.
+    archive = "".join(f"{name} {len(ptx)}\n{ptx}" for name, ptx in sorted(made))
+    (out / "ptx.zst").write_bytes(zstandard.ZstdCompressor(level=19).compress(archive.encode()))
 
 
 main()

@@ -1,7 +1,6 @@
-//! The PTX in `kernels/ptx`, made from `kernels/*.cu` by NVRTC and checked by ptxas. Both come as Python wheels of fixed
-//! versions, into a virtual environment of their own, and need no GPU.
+//! The PTX in `crates/symmem/kernels/ptx.zst`, made from the `*.cu` beside it by NVRTC and checked by ptxas. Both come as
+//! Python wheels of fixed versions, into a virtual environment of their own, and need no GPU.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
@@ -12,12 +11,11 @@ use crate::command::{output, root, run, target_dir};
 use crate::{Arguments, Outcome};
 
 /// NVRTC 12.4 makes PTX 8.4, which drivers from 550 on load. Of the newer toolkit only ptxas is used.
-const WHEELS: &[&str] = &["nvidia-cuda-nvrtc-cu12==12.4.127", "nvidia-cuda-nvcc==13.0.88"];
+const WHEELS: &[&str] =
+    &["nvidia-cuda-nvrtc-cu12==12.4.127", "nvidia-cuda-nvcc==13.0.88", "zstandard==0.25.0"];
 const PIP: &str = "-m pip install --quiet --no-input --disable-pip-version-check --no-deps --retries 1 --timeout 20";
-const NUMBERS: &[&str] = &[
-    "f64", "f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i8", "i16", "i32", "i64", "u8", "u16", "u32",
-    "u64",
-];
+/// The archive of all PTX, each file after a line with its name and length.
+const ARCHIVE: &str = "ptx.zst";
 /// What is also made for newer devices, on which a kernel can be launched before the one before it has ended.
 const NEWER: &[&str] = &["f32", "bf16", "f16"];
 /// Of which tiles are reduced.
@@ -30,7 +28,7 @@ const LAYOUT: &str = "symmem_layout";
 struct Job {
     name: String,
     source: &'static str,
-    number: Option<&'static str>,
+    number: Option<String>,
     /// The oldest architecture that runs it.
     oldest: u32,
 }
@@ -38,15 +36,23 @@ struct Job {
 impl Job {
     /// As `nvrtc.py` wants it.
     fn argument(&self) -> String {
-        let number = self.number.map_or_else(String::new, |number| format!(":SYMMEM_T={number}"));
+        let number =
+            self.number.as_ref().map_or_else(String::new, |number| format!(":SYMMEM_T={number}"));
         format!("{}:{}:compute_{}{number}", self.name, self.source, self.oldest)
     }
 }
 
-fn jobs() -> Vec<Job> {
+/// The element types that have a `Number_…` in `numbers.cuh`.
+fn numbers() -> Result<Vec<String>> {
+    let text = std::fs::read_to_string(sources().join("numbers.cuh")).context("no numbers.cuh")?;
+    let names = text.lines().filter_map(|line| line.strip_prefix("typedef ")?.strip_suffix(';'));
+    Ok(names.filter_map(|line| Some(line.split_once(" Number_")?.1.to_owned())).collect())
+}
+
+fn jobs() -> Result<Vec<Job>> {
     let plain =
         |name: &str, source| Job { name: name.to_owned(), source, number: None, oldest: 80 };
-    let reduce = NUMBERS.iter().map(|&number| Job {
+    let reduce = numbers()?.into_iter().map(|number| Job {
         name: format!("reduce_{number}"),
         source: "reduce.cu",
         number: Some(number),
@@ -55,25 +61,25 @@ fn jobs() -> Vec<Job> {
     let tiles = TILED.iter().map(|&number| Job {
         name: format!("tiles_{number}"),
         source: "tiles.cu",
-        number: Some(number),
+        number: Some(number.to_owned()),
         oldest: 80,
     });
     let multimem = SWITCHED.iter().map(|&number| Job {
         name: format!("multimem_{number}"),
         source: "multimem.cu",
-        number: Some(number),
+        number: Some(number.to_owned()),
         oldest: 90,
     });
     let newer = NEWER.iter().map(|&number| Job {
         name: format!("reduce_{number}_90"),
         source: "reduce.cu",
-        number: Some(number),
+        number: Some(number.to_owned()),
         oldest: 90,
     });
     let newer_move = Job { oldest: 90, ..plain("move_90", "move.cu") };
     let litmus = plain("litmus", "litmus.cu");
     let moves = [plain("move", "move.cu"), plain("rows", "rows.cu"), newer_move, litmus];
-    moves.into_iter().chain(reduce).chain(newer).chain(tiles).chain(multimem).collect()
+    Ok(moves.into_iter().chain(reduce).chain(newer).chain(tiles).chain(multimem).collect())
 }
 
 /// The tools, in the virtual environment.
@@ -83,33 +89,36 @@ struct Tools {
     ptxas: PathBuf,
 }
 
-/// Makes `kernels/ptx`, or with `--check` compares it with what would be made and assembles it.
+/// Makes the archive, or with `--check` compares it with what would be made and assembles it.
 pub(crate) fn kernels(mut arguments: Arguments) -> Result<Outcome> {
     let check = arguments.flag("--check");
     arguments.finish()?;
     let tools = match tools() {
         Ok(tools) => tools,
         Err(why) if check => {
-            let why =
-                format!("kernels/ptx was NOT checked, the CUDA wheels cannot be had: {why:#}");
+            let why = format!("{ARCHIVE} was NOT checked, the CUDA wheels cannot be had: {why:#}");
             return Ok(Outcome::Skipped(why));
         }
         Err(why) => return Err(why.context("the CUDA wheels cannot be had")),
     };
-    let (jobs, made) = (jobs(), target_dir("kernels").join("ptx"));
+    let (jobs, made) = (jobs()?, target_dir("kernels").join("ptx"));
     compile(&tools, &jobs, &made)?;
     if check {
-        compare(&jobs, &made)?;
+        compare(&tools, &made)?;
         assemble(&tools, &jobs, &made)?;
     } else {
-        publish(&jobs, &made)?;
+        std::fs::copy(made.join(ARCHIVE), committed()).context("could not write the archive")?;
     }
     println!("layout: {}", layout(&made.join("move.ptx"))?);
     Ok(Outcome::Done)
 }
 
+fn sources() -> PathBuf {
+    root().join("crates/symmem/kernels")
+}
+
 fn committed() -> PathBuf {
-    root().join("kernels/ptx")
+    sources().join(ARCHIVE)
 }
 
 /// Installs the wheels unless they are there.
@@ -139,45 +148,19 @@ fn tools() -> Result<Tools> {
 fn compile(tools: &Tools, jobs: &[Job], made: &Path) -> Result<()> {
     let mut command = Command::new(&tools.python);
     command.arg(root().join("xtask/nvrtc.py")).arg(&tools.nvrtc);
-    command.arg(root().join("kernels")).arg(made).args(jobs.iter().map(Job::argument));
+    command.arg(sources()).arg(made).args(jobs.iter().map(Job::argument));
     run(&mut command)
 }
 
-/// Replaces what is committed.
-fn publish(jobs: &[Job], made: &Path) -> Result<()> {
-    let to = committed();
-    std::fs::create_dir_all(&to).context("could not create kernels/ptx")?;
-    for name in names_in(&to)?.difference(&names_of(jobs)) {
-        std::fs::remove_file(to.join(name)).with_context(|| format!("could not remove {name}"))?;
-    }
-    for name in names_of(jobs) {
-        std::fs::copy(made.join(&name), to.join(&name))
-            .with_context(|| format!("could not write {name}"))?;
-    }
-    Ok(())
-}
-
-/// Fails unless what is committed is what the sources give.
-fn compare(jobs: &[Job], made: &Path) -> Result<()> {
-    let (wanted, there) = (names_of(jobs), names_in(&committed())?);
-    let read = |path: PathBuf| std::fs::read(path).ok();
-    let differs = |name: &&String| read(made.join(name)) != read(committed().join(name));
-    let mut wrong: Vec<_> = wanted.iter().filter(differs).collect();
-    wrong.extend(there.difference(&wanted));
-    if !wrong.is_empty() {
-        bail!("kernels/ptx is not what kernels/*.cu give (cargo xtask kernels): {wrong:?}");
-    }
-    println!("{} files in kernels/ptx are what kernels/*.cu give", wanted.len());
-    Ok(())
-}
-
-fn names_of(jobs: &[Job]) -> BTreeSet<String> {
-    jobs.iter().map(|job| format!("{}.ptx", job.name)).collect()
-}
-
-fn names_in(directory: &Path) -> Result<BTreeSet<String>> {
-    let entries = std::fs::read_dir(directory).context("could not list kernels/ptx")?;
-    entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+/// Fails unless what is committed is what the sources give. Compressors may differ, so the contents are compared.
+fn compare(tools: &Tools, made: &Path) -> Result<()> {
+    let unpack = "import sys, zstandard; \
+                  a, b = (zstandard.ZstdDecompressor().decompress(open(p, 'rb').read()) for p in sys.argv[1:]); \
+                  sys.exit(a != b)";
+    let mut command = Command::new(&tools.python);
+    command.args(["-c", unpack]).arg(committed()).arg(made.join(ARCHIVE));
+    run(&mut command)
+        .with_context(|| format!("{ARCHIVE} is not what the sources give (cargo xtask kernels)"))
 }
 
 /// Runs ptxas on every file, for every architecture that applies: NVRTC does not look into inline PTX.
@@ -248,17 +231,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_element_type_has_a_file_and_no_name_is_taken_twice() {
-        let jobs = jobs();
-        assert_eq!(names_of(&jobs).len(), jobs.len());
-        assert!(
-            NUMBERS.iter().all(|number| names_of(&jobs).contains(&format!("reduce_{number}.ptx")))
-        );
+    fn no_file_is_made_twice() {
+        let jobs = jobs().unwrap();
+        let names: std::collections::BTreeSet<_> = jobs.iter().map(|job| &job.name).collect();
+        assert_eq!(names.len(), jobs.len());
+        assert!(names.iter().any(|name| *name == "reduce_c128"));
     }
 
     #[test]
     fn a_job_says_what_to_compile() {
-        let jobs = jobs();
+        let jobs = jobs().unwrap();
         assert_eq!(jobs[0].argument(), "move:move.cu:compute_80");
         let last = jobs.last().unwrap().argument();
         assert_eq!(last, "multimem_f16:multimem.cu:compute_90:SYMMEM_T=f16");
@@ -279,10 +261,5 @@ mod tests {
     fn bytes_of_an_array_become_words() {
         let line = ".const .align 4 .b8 symmem_layout[12] = {32, 0, 0, 0, 104, 2, 0, 0, 176, 4};";
         assert_eq!(words(line), [32, 616, 1200]);
-    }
-
-    #[test]
-    fn the_committed_files_are_those_of_the_jobs() {
-        assert_eq!(names_in(&committed()).unwrap(), names_of(&jobs()));
     }
 }

@@ -43,7 +43,7 @@ const TASKS: &[Task] = &[
     Task { name: "hostile", options: "[--seconds N]", about: "attacks running jobs as another user (default 10 seconds a test; needs root)", run: suites::hostile },
     Task { name: "chaos", options: "[--minutes M | --seconds S] [--seed N] [--ranks A-B] [--mode threads|processes|both] [--program SPEC]", about: "runs random programs with faults and judges every call (default 60 seconds)", run: suites::chaos },
     Task { name: "tsan", options: "", about: "looks for data races with the thread sanitizer (nightly)", run: nightly::tsan },
-    Task { name: "kernels", options: "[--check]", about: "makes kernels/ptx; --check: compares it, and assembles it for each architecture", run: kernels::kernels },
+    Task { name: "kernels", options: "[--check]", about: "makes the archive of PTX; --check: compares it, and assembles it for each architecture", run: kernels::kernels },
     Task { name: "gpu", options: "[--bundle DIR]", about: "builds what wants a CUDA device into target/gpu (or DIR), and runs it where there is one", run: gpu::gpu },
     Task { name: "wheel", options: "", about: "builds the Python package, with the symmem program, into target/wheels (maturin from PyPI)", run: python::wheel },
     Task { name: "python", options: "[--site DIR] [--profile NAME]", about: "tests the wheel in a clean environment; --site: where torch is, unless SYMMEM_TEST_PYTHON has it; --profile: how it is built (dev)", run: python::python },

@@ -3,7 +3,7 @@
 //! Nothing here is taken from the library: the arithmetic is written anew, slowly, from the documentation.
 
 use half::{bf16, f16};
-use symmem::{Element, F8E4M3, F8E5M2, ReduceOp};
+use symmem::{Bool, Complex, F8E4M3, F8E5M2, Number, ReduceOp};
 
 /// One step of splitmix64.
 pub fn mix(x: u64) -> u64 {
@@ -46,7 +46,7 @@ impl Source {
 }
 
 /// An element type with arithmetic of our own.
-pub trait Plain: Element + PartialEq {
+pub trait Plain: Number + PartialEq + std::fmt::Debug {
     /// What reductions are computed in.
     type Sum: Copy + Default;
     /// A number without surprises: no NaN, nothing that overflows where a few are added.
@@ -122,6 +122,56 @@ floats! {
     F8E5M2, f32, |b| F8E5M2(eighth(b)), |x: F8E5M2| small(x.0, 2, 15), |w| F8E5M2(nearest(w, 2, 15)), |x: F8E5M2| u64::from(x.0);
 }
 
+impl Plain for Bool {
+    type Sum = bool;
+    fn random(bits: u64) -> Self {
+        Self::from(bits & 1 == 1)
+    }
+    fn wide(self) -> bool {
+        self.into()
+    }
+    fn rounded(wide: bool) -> Self {
+        wide.into()
+    }
+    fn combine(op: ReduceOp, a: bool, b: bool) -> bool {
+        match op {
+            ReduceOp::Product | ReduceOp::Min | ReduceOp::And => a && b,
+            ReduceOp::Xor => a != b,
+            _ => a || b,
+        }
+    }
+    fn parted(a: bool, _ranks: usize) -> bool {
+        a
+    }
+    fn raw(self) -> u64 {
+        bool::from(self).into()
+    }
+}
+
+macro_rules! complex {
+    ($($part:ty),*) => {$(
+        impl Plain for Complex<$part> {
+            type Sum = Self;
+            fn random(bits: u64) -> Self {
+                Self::new(fraction(bits) as $part, fraction(mix(bits)) as $part)
+            }
+            fn wide(self) -> Self { self }
+            fn rounded(wide: Self) -> Self { wide }
+            fn combine(op: ReduceOp, a: Self, b: Self) -> Self {
+                if op == ReduceOp::Product { a * b } else { a + b }
+            }
+            fn parted(a: Self, ranks: usize) -> Self {
+                Self::new(a.re / ranks as $part, a.im / ranks as $part)
+            }
+            fn raw(self) -> u64 {
+                mix(self.re.to_bits().into()) ^ u64::from(self.im.to_bits())
+            }
+        }
+    )*};
+}
+
+complex!(f32, f64);
+
 /// Between -8 and 8, of every size down to small ones, and now and then a small integer or a zero.
 fn fraction(bits: u64) -> f64 {
     let sign = if bits & 1 == 0 { 1.0 } else { -1.0 };
@@ -177,82 +227,6 @@ fn nearest(x: f32, mantissa: u32, bias: i32) -> u8 {
         }
     };
     sign | up
-}
-
-/// Runs a generic expression with `$T` as the type of a [`symmem::DType`].
-#[macro_export]
-macro_rules! with_type {
-    ($dtype:expr, $T:ident => $body:expr) => {{
-        use symmem::DType;
-        match $dtype {
-            #[cfg(not(feature = "few"))]
-            DType::F64 => {
-                type $T = f64;
-                $body
-            }
-            DType::F32 => {
-                type $T = f32;
-                $body
-            }
-            #[cfg(not(feature = "few"))]
-            DType::F16 => {
-                type $T = half::f16;
-                $body
-            }
-            DType::BF16 => {
-                type $T = half::bf16;
-                $body
-            }
-            #[cfg(not(feature = "few"))]
-            DType::F8E4M3 => {
-                type $T = symmem::F8E4M3;
-                $body
-            }
-            #[cfg(not(feature = "few"))]
-            DType::F8E5M2 => {
-                type $T = symmem::F8E5M2;
-                $body
-            }
-            DType::I64 => {
-                type $T = i64;
-                $body
-            }
-            #[cfg(not(feature = "few"))]
-            DType::I32 => {
-                type $T = i32;
-                $body
-            }
-            #[cfg(not(feature = "few"))]
-            DType::I16 => {
-                type $T = i16;
-                $body
-            }
-            #[cfg(not(feature = "few"))]
-            DType::I8 => {
-                type $T = i8;
-                $body
-            }
-            #[cfg(not(feature = "few"))]
-            DType::U64 => {
-                type $T = u64;
-                $body
-            }
-            #[cfg(not(feature = "few"))]
-            DType::U32 => {
-                type $T = u32;
-                $body
-            }
-            #[cfg(not(feature = "few"))]
-            DType::U16 => {
-                type $T = u16;
-                $body
-            }
-            _ => {
-                type $T = u8;
-                $body
-            }
-        }
-    }};
 }
 
 #[cfg(test)]

@@ -8,26 +8,6 @@ use symmem_chaos::program::{
     Cut, Fault, Lane, Mode, Op, Place, Policy, Program, Round, Slot, Spec, Step, Trouble, Waiting,
     Work,
 };
-
-#[cfg(feature = "few")]
-const TYPES: [DType; 4] = [DType::F32, DType::BF16, DType::I64, DType::U8];
-#[cfg(not(feature = "few"))]
-const TYPES: [DType; 14] = [
-    DType::F64,
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::F8E4M3,
-    DType::F8E5M2,
-    DType::I64,
-    DType::I32,
-    DType::I16,
-    DType::I8,
-    DType::U64,
-    DType::U32,
-    DType::U16,
-    DType::U8,
-];
 /// Divisible by every number of ranks.
 const BLOCKS: usize = 60;
 /// Nothing takes so long where nothing goes wrong.
@@ -213,13 +193,14 @@ impl Maker {
     }
 
     fn typed(&mut self) -> (DType, ReduceOp) {
-        let dtype = self.pick(&TYPES);
-        let number = matches!(
-            dtype,
-            DType::F64 | DType::F32 | DType::F16 | DType::BF16 | DType::F8E4M3 | DType::F8E5M2
-        );
-        let ops = if number { &ReduceOp::ALL[..5] } else { &ReduceOp::ALL[..] };
-        (dtype, self.pick(ops))
+        let dtype = self.pick(DType::ALL);
+        (dtype, self.operator(dtype))
+    }
+
+    fn operator(&mut self, dtype: DType) -> ReduceOp {
+        let mut ops = ReduceOp::ALL.to_vec();
+        ops.retain(|op| op.applies_to(dtype.kind()));
+        self.pick(&ops)
     }
 
     /// From none to several pieces of the staging buffers.
@@ -242,7 +223,7 @@ impl Maker {
             let at = self.random.below(self.slots.len());
             return self.slots[at];
         }
-        let dtype = self.pick(&TYPES);
+        let dtype = self.pick(DType::ALL);
         let len = self.len(dtype) % 150_000; // it may be used again where limits are short
         let len = if self.one_in(3) { len } else { len.next_multiple_of(BLOCKS) };
         // Its number says what it is: two of one number are one.
@@ -252,13 +233,7 @@ impl Maker {
 
     fn on_memory(&mut self) -> Op {
         let slot = self.slot();
-        let ops = match slot.dtype {
-            DType::F64 | DType::F32 | DType::F16 | DType::BF16 | DType::F8E4M3 | DType::F8E5M2 => {
-                &ReduceOp::ALL[..5]
-            }
-            _ => &ReduceOp::ALL[..],
-        };
-        let (op, root) = (self.pick(ops), self.random.below(6));
+        let (op, root) = (self.operator(slot.dtype), self.random.below(6));
         let algorithms =
             [Algorithm::Auto, Algorithm::Staged, Algorithm::OneShot, Algorithm::TwoShot];
         let work = match self.random.below(if slot.len.is_multiple_of(BLOCKS) { 16 } else { 12 }) {

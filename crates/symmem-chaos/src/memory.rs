@@ -3,14 +3,13 @@
 use std::any::Any;
 use std::time::Duration;
 
-use symmem::{Deadline, Error, Group, Open, Paused, Shared, Symmetric};
+use symmem::{Deadline, Error, Group, Open, Paused, Shared, Symmetric, with_element};
 
 use crate::api;
 use crate::element::{Plain, Source};
 use crate::lane::Runner;
 use crate::program::{Slot, Work};
 use crate::slices::difference;
-use crate::with_type;
 
 /// Memory of any type that a lane holds between its steps.
 pub trait Held {
@@ -41,7 +40,7 @@ impl<T: Plain> Held for Mem<T> {
 
 /// Does the work of a step, with memory that is allocated if it is not there.
 pub fn work(runner: &mut Runner<'_>, slot: Slot, work: Work) {
-    with_type!(slot.dtype, T => on::<T>(runner, slot, work));
+    with_element!(slot.dtype, T => on::<T>(runner, slot, work));
 }
 
 fn take<T: Plain>(runner: &mut Runner<'_>, slot: Slot) -> Option<Mem<T>> {

@@ -1,11 +1,10 @@
 //! Collectives on slices, and whether they gave what they should.
 
-use symmem::{Group, ReduceOp};
+use symmem::{Group, ReduceOp, with_element};
 
 use crate::element::Plain;
 use crate::lane::Runner;
 use crate::program::Op;
-use crate::with_type;
 
 /// The first place where two differ, in words.
 pub fn difference<T: Plain>(got: &[T], expected: impl Iterator<Item = T>) -> Option<String> {
@@ -23,18 +22,20 @@ pub fn run(runner: &mut Runner<'_>, op: &Op) {
     let group = runner.group.clone();
     match *op {
         Op::AllReduce { dtype, len, op } => {
-            with_type!(dtype, T => all_reduce::<T>(runner, &group, len, op));
+            with_element!(dtype, T => all_reduce::<T>(runner, &group, len, op));
         }
         Op::AllGather { dtype, len } => {
-            with_type!(dtype, T => all_gather::<T>(runner, &group, len))
+            with_element!(dtype, T => all_gather::<T>(runner, &group, len));
         }
         Op::ReduceScatter { dtype, len, op } => {
-            with_type!(dtype, T => reduce_scatter::<T>(runner, &group, len, op));
+            with_element!(dtype, T => reduce_scatter::<T>(runner, &group, len, op));
         }
         Op::Broadcast { dtype, len, root } => {
-            with_type!(dtype, T => broadcast::<T>(runner, &group, len, root));
+            with_element!(dtype, T => broadcast::<T>(runner, &group, len, root));
         }
-        Op::AllToAll { dtype, len } => with_type!(dtype, T => all_to_all::<T>(runner, &group, len)),
+        Op::AllToAll { dtype, len } => {
+            with_element!(dtype, T => all_to_all::<T>(runner, &group, len));
+        }
         _ => {}
     }
 }

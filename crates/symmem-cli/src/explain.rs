@@ -36,26 +36,9 @@ const COLLECTIVES: [&str; 8] = [
     "scatter",
 ];
 
-const TYPES: [DType; 14] = [
-    DType::F64,
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::F8E4M3,
-    DType::F8E5M2,
-    DType::I64,
-    DType::I32,
-    DType::I16,
-    DType::I8,
-    DType::U64,
-    DType::U32,
-    DType::U16,
-    DType::U8,
-];
-
 fn dtype(name: &str) -> Result<DType, String> {
-    let names = || TYPES.map(DType::name).join(", ");
-    TYPES.into_iter().find(|t| t.name() == name).ok_or_else(|| format!("one of {}", names()))
+    let names = || DType::ALL.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(", ");
+    DType::by_name(name).ok_or_else(|| format!("one of {}", names()))
 }
 
 impl Args {
@@ -121,7 +104,7 @@ mod tests {
 
     #[test]
     fn every_type_is_known_by_its_name() {
-        assert!(TYPES.iter().all(|t| dtype(t.name()) == Ok(*t)));
+        assert!(DType::ALL.iter().all(|t| dtype(t.name()) == Ok(*t)));
         assert!(dtype("f80").unwrap_err().contains("bf16"));
     }
 }

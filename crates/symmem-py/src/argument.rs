@@ -16,7 +16,7 @@ use crate::memory::Place;
 #[pyfunction]
 pub(crate) fn span(array: &Bound<'_, PyAny>) -> PyResult<(usize, usize, &'static str)> {
     let slice = Slice::input("span", array)?;
-    Ok((slice.address, slice.bytes, slice.dtype.unwrap_or(Type::BYTES).name))
+    Ok((slice.address, slice.bytes, slice.dtype.unwrap_or(Type::of(symmem::DType::U8)).name))
 }
 
 /// Where an argument's elements lie. They stay there for as long as this lives.

@@ -117,7 +117,7 @@ impl Export {
             data: self.address as *mut c_void,
             device: [self.device.0, self.device.1],
             ndim: self.shape.len() as i32,
-            dtype: Number { code: self.dtype.code, bits: self.dtype.bits, lanes: 1 },
+            dtype: Number { code: self.dtype.code, bits: self.dtype.bits(), lanes: 1 },
             shape: self.shape.as_mut_ptr(),
             strides: self.strides.as_mut_ptr(),
             byte_offset: 0,

@@ -88,10 +88,10 @@ impl Handle {
             return Err(usage(py, op, expected, rank.to_string()));
         };
         let shape = vec![nbytes.unwrap_or_else(|| len.saturating_sub(offset))];
-        Array::check(py, op, (len, offset), Type::BYTES, &shape)?;
+        Array::check(py, op, (len, offset), Type::of(symmem::DType::U8), &shape)?;
         let (keep, used): (Arc<Inner>, _) = (Arc::clone(&self.0), self.0.allocation.used.clone());
         let keep = (keep as Arc<dyn Send + Sync>, used);
-        Ok(Array::new(address + offset, Type::BYTES, shape, self.place(), keep))
+        Ok(Array::new(address + offset, Type::of(symmem::DType::U8), shape, self.place(), keep))
     }
 }
 

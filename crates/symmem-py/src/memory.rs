@@ -233,7 +233,8 @@ impl Memory {
     ) -> PyResult<Array> {
         const OP: &str = "view";
         let held = self.held(py, OP)?;
-        let dtype = dtype.map_or(Ok(Type::BYTES), |given| Type::named(OP, given))?;
+        let dtype =
+            dtype.map_or(Ok(Type::of(symmem::DType::U8)), |given| Type::named(OP, given))?;
         let shape = shape.unwrap_or_else(|| vec![held.bytes.saturating_sub(offset) / dtype.size()]);
         Array::check(py, OP, (held.bytes, offset), dtype, &shape)?;
         let used = held.used.clone();

@@ -188,7 +188,7 @@ pub(crate) fn nccl_call(
     op: i32,
     root: usize,
 ) -> PyResult<()> {
-    let dtype = Type::by_name(dtype).and_then(|known| known.element);
+    let dtype = Type::by_name(dtype).and_then(Type::number);
     let dtype = dtype.ok_or_else(|| usage(py, "nccl", "a type of the library's", name))?;
     let communicators: PyResult<Vec<Inner>> =
         communicators.iter().map(|one| one.get().get(py).cloned()).collect();

@@ -11,7 +11,7 @@ use symmem_sys::nvrtc::{Failure, Nvrtc};
 
 const WHEEL: &str = "nvidia-cuda-nvrtc-cu12==12.4.127";
 const PIP: &str = "-m pip install --quiet --no-input --disable-pip-version-check --no-deps --retries 1 --timeout 20";
-const HEADER: &str = include_str!("../../../kernels/symmem.cuh");
+const HEADER: &str = include_str!("../../symmem/kernels/symmem.cuh");
 const OPTIONS: [&str; 2] = ["-std=c++17", "--gpu-architecture=compute_80"];
 
 /// The compiler, or `None`, with the reason printed.
@@ -74,7 +74,7 @@ fn a_kernel_with_the_public_header_becomes_ptx() {
 #[test]
 fn the_kernel_of_the_example_compiles() {
     let Some(nvrtc) = nvrtc() else { return };
-    let example = include_str!("../../../examples/08_custom_kernel.rs");
+    let example = include_str!("../../symmem/examples/08_custom_kernel.rs");
     let (_, rest) = example.split_once("r#\"").unwrap();
     let (source, _) = rest.split_once("\"#;").unwrap();
     let ptx = nvrtc.compile(source, "pass_on.cu", &OPTIONS, &[("symmem.cuh", HEADER)]).unwrap();

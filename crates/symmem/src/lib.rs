@@ -48,13 +48,15 @@ pub mod model {
 }
 
 pub use collectives::{Algorithm, Open};
-pub use dtype::{DType, Element, F8E4M3, F8E5M2, Order, ReduceOp};
+pub use dtype::{Bool, DType, Element, F8E4M3, F8E5M2, Number, Order, ReduceOp};
 pub use error::{Error, Failed, Result};
 pub use group::{
     DEFAULT_SIGNAL_PAD_SIZE, Group, GroupOptions, World, WorldOptions, set_signal_pad_size,
     signal_pad_size,
 };
+pub use half::{bf16, f16};
 pub use interrupt::interruptible;
+pub use num_complex::Complex;
 pub use symmetric::{Buffer, Handle, Paused, Pool, Shared, SignalPad, Symmetric};
 pub use sync::Deadline;
 

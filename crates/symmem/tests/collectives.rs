@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use half::{bf16, f16};
 use proptest::prelude::*;
-use symmem::{Algorithm, Element, Error, ReduceOp, Symmetric, World, WorldOptions};
+use symmem::{Algorithm, Error, Number, ReduceOp, Symmetric, World, WorldOptions};
 use symmem_testing::{Random, Ranks, assert_nothing_is_held, conformance, die, test_name};
 
 /// A float that can be compared with the exact result.
-trait Float: Element + Default {
+trait Float: Number + Default {
     /// The largest relative error of one rounding.
     const ROUNDING: f64;
     fn new(value: f64) -> Self;
@@ -68,7 +68,7 @@ impl Case {
     }
 }
 
-fn symmetric<T: Element>(world: &World, values: &[T]) -> Symmetric<T> {
+fn symmetric<T: Number>(world: &World, values: &[T]) -> Symmetric<T> {
     let mut x = world.alloc::<T>(values.len()).unwrap().rendezvous(world).unwrap();
     x.local_mut().copy_from_slice(values);
     x

@@ -68,6 +68,9 @@ conforms! {
     nothing_is_left_of_what_is_dropped(2);
     senseless_groups_are_refused(2);
     reductions_give_the_bits_of_their_definition(3);
+    whatever_is_not_zero_is_true(3);
+    structs_of_the_users_can_be_moved(3);
+    operators_that_do_not_apply_are_refused(2);
     every_way_gives_the_same_bits_around_its_limits(3);
     small_collectives_follow_each_other(3);
     a_collective_that_gave_up_needs_a_resync(3);

@@ -74,8 +74,10 @@ mod cuda_fake {
         .unwrap();
     }
 
-    /// The bytes of each parameter of a kernel, as its PTX declares them.
-    fn declared(ptx: &str, kernel: &str) -> Vec<usize> {
+    /// The bytes of each parameter of a kernel, as the PTX file `file` declares them.
+    fn declared(file: &str, kernel: &str) -> Vec<usize> {
+        let files = symmem::cuda::ptx_files().unwrap();
+        let (_, ptx) = files.iter().find(|(name, _)| name == file).unwrap();
         let (_, rest) = ptx.split_once(&format!(".entry {kernel}(")).unwrap();
         let list = rest.split_once(')').unwrap().0.split(',');
         let bytes = |declared: &str| match declared.split_once('[') {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use half::{bf16, f16};
 use symmem::cuda::{Buffer, Gpu, Stream};
 use symmem::nccl::{Communicator, Feature, Nccl, Source, Target};
-use symmem::{DType, Element, Error, F8E5M2, Group, ReduceOp, World};
+use symmem::{DType, Error, F8E5M2, Group, Number, ReduceOp, World};
 use symmem_testing::{Ranks, test_name};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -33,14 +33,14 @@ impl Alone {
         Self { group: (*world).clone(), nccl, gpu, stream, communicator }
     }
 
-    fn buffer<T: Element>(&self, data: &[T]) -> Buffer<T> {
+    fn buffer<T: Number>(&self, data: &[T]) -> Buffer<T> {
         let mut buffer = self.gpu.alloc(&self.group, data.len()).unwrap();
         buffer.write(data, &self.stream).unwrap();
         buffer
     }
 
     /// All collectives with one element type; of one rank, each gives what it got.
-    fn collectives<T: Element + PartialEq>(&self, data: &[T]) {
+    fn collectives<T: Number + PartialEq>(&self, data: &[T]) {
         let Self { communicator: comm, stream, .. } = self;
         let from = self.buffer(data);
         let zero = vec![data[0]; data.len()];

@@ -12,7 +12,7 @@ mod nccl_fake {
     use symmem::World;
     use symmem::cuda::{Buffer, Gpu, Stream};
     use symmem::nccl::{Communicator, Nccl};
-    use symmem::{Element, Group};
+    use symmem::{Group, Number};
     use symmem_sys::cuda::fake::{Config, Fake};
     use symmem_testing::{FakeNccl, Live};
 
@@ -35,12 +35,12 @@ mod nccl_fake {
             self.communicator.rank()
         }
 
-        fn buffer<T: Element>(&self, data: &[T]) -> Buffer<T> {
+        fn buffer<T: Number>(&self, data: &[T]) -> Buffer<T> {
             buffer(self.world, &self.gpu, &self.stream, data)
         }
     }
 
-    fn buffer<T: Element>(group: &Group, gpu: &Gpu, stream: &Stream, data: &[T]) -> Buffer<T> {
+    fn buffer<T: Number>(group: &Group, gpu: &Gpu, stream: &Stream, data: &[T]) -> Buffer<T> {
         let mut buffer = gpu.alloc::<T>(group, data.len()).unwrap();
         buffer.write(data, stream).unwrap();
         buffer

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use half::bf16;
 use symmem::cuda::{Gpu, SignalOp, Stream, Symmetric};
-use symmem::{Element, Error, GroupOptions, ReduceOp, World};
+use symmem::{Error, GroupOptions, Number, ReduceOp, World};
 use symmem_testing::{Ranks, test_name};
 
 fn sizes() -> Vec<usize> {
@@ -47,7 +47,7 @@ fn each(test: &'static str, body: impl Fn(&World, &Gpu, &Stream)) {
     }
 }
 
-fn memory<T: Element>(world: &World, gpu: &Gpu, stream: &Stream, data: &[T]) -> Symmetric<T> {
+fn memory<T: Number>(world: &World, gpu: &Gpu, stream: &Stream, data: &[T]) -> Symmetric<T> {
     let mut x = gpu.alloc::<T>(world, data.len()).unwrap().rendezvous(world).unwrap();
     x.write(data, stream).unwrap();
     x.barrier(stream).unwrap();

@@ -1,13 +1,13 @@
 //! The types of elements that can be measured, and small numbers of each that add up exactly.
 
 use half::{bf16, f16};
-use symmem::Element;
+use symmem::Number;
 
 /// Their names, for `--dtype`.
 pub(super) const DTYPES: [&str; 8] = ["f32", "f64", "bf16", "f16", "i32", "i64", "u32", "u8"];
 
 /// An element that stands for a small number.
-pub(super) trait Value: Element + PartialEq {
+pub(super) trait Value: Number + PartialEq {
     /// What the floor adds in its place: the same bytes, and whatever addition the processor has for them.
     type Lane: Lane;
     /// Whether that is the same as adding the values.

@@ -6,7 +6,7 @@ pub(crate) mod slices;
 
 use pyo3::prelude::*;
 use symmem::cuda::{self, Stream, ViewMut};
-use symmem::{Algorithm, Element, ReduceOp, Symmetric};
+use symmem::{Algorithm, Element, Number, ReduceOp, Symmetric};
 
 use crate::argument::Slice;
 use crate::dtype::{Type, with_element};
@@ -71,7 +71,6 @@ macro_rules! collective {
         let (handle, py, part, out): (&Handle, _, Part, _) = ($handle, $py, $part, $out);
         let element = part.dtype.$kind(py, part.op)?;
         let out = handle.output(py, part, out)?;
-        let part = Part { count: part.count.saturating_mul(part.dtype.words()), ..part };
         with_element!(element, T => match handle.cuda() {
             None => handle.on_host::<T>(py, part, out, |$x, $to| $work),
             Some(device) => {
@@ -191,7 +190,7 @@ impl Handle {
         op: ReduceOp,
         out: Option<usize>,
     ) -> Option<symmem::Result<()>> {
-        let (device, dtype) = (self.cuda()?, part.dtype.element?);
+        let (device, dtype) = (self.cuda()?, part.dtype.number()?);
         let bytes = part.count.saturating_mul(part.dtype.size());
         let to = out.map_or(Slice::EMPTY, |address| Slice::raw(address, bytes));
         let taken = |base: usize| to.touches(base.saturating_add(part.offset), bytes);
@@ -199,11 +198,11 @@ impl Handle {
             return None;
         }
         let to = out.map(|_| to);
-        Some(with_element!(dtype, T => self.put_reduction::<T>(device, part, op, to)))
+        symmem::with_element!(dtype, T => self.put_reduction::<T>(device, part, op, to))
     }
 
     /// The last of [`Handle::reduce_in_stream`], which has checked everything.
-    fn put_reduction<T: Element>(
+    fn put_reduction<T: Number>(
         &self,
         device: &cuda::Symmetric<u8>,
         part: Part,
@@ -328,9 +327,8 @@ impl Handle {
         (out, received): (&Bound<'_, PyAny>, &Bound<'_, PyAny>),
     ) -> PyResult<()> {
         let mut received = Slice::output(part.op, received)?;
-        received.check(py, part.op, Type::NUMBERS, self.place())?;
+        received.check(py, part.op, Type::of(symmem::DType::I64), self.place())?;
         let received = &mut received;
-        let rows = rows.of_words(part.dtype.words());
         collective!(
             self,
             py,
@@ -361,16 +359,6 @@ impl Handle {
 }
 
 impl Rows {
-    /// The same rows, with so many elements for each.
-    fn of_words(self, words: usize) -> Self {
-        let long = |len: usize| len.saturating_mul(words);
-        match self {
-            Self::ByRank(len) => Self::ByRank(long(len)),
-            Self::ByExpert(len, align) => Self::ByExpert(long(len), align),
-            Self::FromExperts(len) => Self::FromExperts(long(len)),
-        }
-    }
-
     fn on_host<T: Element>(
         self,
         x: &mut Symmetric<T>,

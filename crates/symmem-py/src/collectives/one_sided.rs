@@ -44,7 +44,7 @@ impl Handle {
         const OP: &str = "put";
         self.check_open(py, OP)?;
         let data = Slice::input(OP, data)?;
-        let dtype = data.dtype().unwrap_or(Type::BYTES);
+        let dtype = data.dtype().unwrap_or(Type::of(symmem::DType::U8));
         data.check(py, OP, dtype, self.place())?;
         with_element!(dtype.moved(py, OP)?, T => self.put_elements::<T>(py, to, &data))
     }
@@ -74,7 +74,7 @@ impl Handle {
         const OP: &str = "get";
         self.check_open(py, OP)?;
         let mut out = Slice::output(OP, out)?;
-        let dtype = out.dtype().unwrap_or(Type::BYTES);
+        let dtype = out.dtype().unwrap_or(Type::of(symmem::DType::U8));
         out.check(py, OP, dtype, self.place())?;
         with_element!(dtype.moved(py, OP)?, T => self.get_elements::<T>(py, from, &mut out))
     }

@@ -3,7 +3,8 @@
 use super::SOON;
 use half::{bf16, f16};
 use symmem::{
-    Algorithm, Element, Error, F8E4M3, F8E5M2, GroupOptions, Pool, ReduceOp, Symmetric, World,
+    Algorithm, Bool, Complex, Element, Error, F8E4M3, F8E5M2, GroupOptions, Number, Pool, ReduceOp,
+    Symmetric, World,
 };
 
 /// Numbers that tell every mistake, different for each rank and element.
@@ -18,23 +19,19 @@ fn float(rank: usize, i: usize) -> f32 {
     (seed(rank, i) % 2001) as f32 / 16.0 - 62.5
 }
 
-fn filled<T: Element>(
-    world: &World,
-    len: usize,
-    value: impl Fn(usize, usize) -> T,
-) -> Symmetric<T> {
+fn filled<T: Number>(world: &World, len: usize, value: impl Fn(usize, usize) -> T) -> Symmetric<T> {
     let mut x = world.alloc::<T>(len).unwrap().rendezvous(world).unwrap();
     let rank = world.rank();
     x.local_mut().iter_mut().enumerate().for_each(|(i, v)| *v = value(rank, i));
     x
 }
 
-fn bytes<T: Element>(values: &[T]) -> Vec<u8> {
+fn bytes<T: Number>(values: &[T]) -> Vec<u8> {
     values.iter().flat_map(|v| format!("{v:?},").into_bytes()).collect()
 }
 
 /// All ways of reducing all elements give the bits of the definition, on every rank.
-fn reduces<T: Element>(
+fn reduces<T: Number>(
     world: &World,
     len: usize,
     op: ReduceOp,
@@ -95,10 +92,106 @@ pub fn reductions_give_the_bits_of_their_definition(world: World) {
         reduces(&world, len, ReduceOp::Max, e4m3, |of| of(0));
         let e5m2 = |_: usize, i: usize| F8E5M2([0x3c, 0x40, 0xbc][i % 3]);
         reduces(&world, len, ReduceOp::Min, e5m2, |of| of(0));
+        let truth = |r: usize, i: usize| Bool::from(seed(r, i) % 3 == 0);
+        let all = |of: &dyn Fn(usize) -> Bool| Bool::from((0..n).all(|r| of(r).into()));
+        let any = |of: &dyn Fn(usize) -> Bool| Bool::from((0..n).any(|r| of(r).into()));
+        for (op, defined) in [
+            (ReduceOp::Sum, &any as &dyn Fn(&dyn Fn(usize) -> Bool) -> Bool),
+            (ReduceOp::Product, &all),
+            (ReduceOp::Max, &any),
+            (ReduceOp::Min, &all),
+            (ReduceOp::Or, &any),
+            (ReduceOp::And, &all),
+        ] {
+            reduces(&world, len, op, truth, defined);
+        }
+        let complex = |r: usize, i: usize| Complex::new(float(r, i), float(r + 7, i) / 3.0);
+        reduces(&world, len, ReduceOp::Sum, complex, |of| (1..n).fold(of(0), |s, r| s + of(r)));
+        reduces(&world, len, ReduceOp::Product, complex, |of| (1..n).fold(of(0), |p, r| p * of(r)));
+        let wide = |r: usize, i: usize| Complex::new(to_f64(r, i), to_f64(r + 7, i));
+        reduces(&world, len, ReduceOp::Product, wide, |of| (1..n).fold(of(0), |p, r| p * of(r)));
+        reduces(&world, len, ReduceOp::Average, wide, |of| {
+            let sum = (1..n).fold(of(0), |s, r| s + of(r));
+            Complex::new(sum.re / n as f64, sum.im / n as f64)
+        });
+        let index = |r: usize, i: usize| seed(r, i) as usize;
+        reduces(&world, len, ReduceOp::Max, index, |of| (0..n).map(of).fold(0, usize::max));
     }
 }
 
-/// Around the sizes at which the way changes: the line of the flag, the desk beside it and its end.
+/// Bytes that are no truth value of Rust's count as true, and results are 0 or 1.
+pub fn whatever_is_not_zero_is_true(world: World) {
+    let rank = world.rank();
+    let mut bytes = world.alloc::<u8>(4).unwrap().rendezvous(&world).unwrap();
+    bytes.local_mut().copy_from_slice(&[0, 2, if rank == 0 { 4 } else { 0 }, rank as u8 + 1]);
+    // SAFETY: nobody touches the bytes while there is a part of them.
+    let mut truth = unsafe { bytes.handle().part::<Bool>(0, 4) }.unwrap();
+    truth.all_reduce(ReduceOp::Product).unwrap();
+    drop(truth);
+    assert_eq!(bytes.local(), [0, 1, u8::from(world.size() == 1), 1]);
+}
+
+/// A type of the user's: as many bytes as none of the library's.
+#[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct Particle {
+    position: [f32; 3],
+    charge: i16,
+    kind: [u8; 2],
+}
+
+impl Element for Particle {}
+
+/// Structs move through memory and slices as numbers do; ranks with other structs are told.
+pub fn structs_of_the_users_can_be_moved(world: World) {
+    let n = world.size();
+    let one = |rank: usize, i: usize| Particle {
+        position: [float(rank, i), i as f32, -1.0],
+        charge: rank as i16,
+        kind: [i as u8, 7],
+    };
+    for len in [1, 3, 100, 20_000] {
+        let own: Vec<Particle> = (0..len).map(|i| one(world.rank(), i)).collect();
+        let mut x = world.alloc::<Particle>(len).unwrap().rendezvous(&world).unwrap();
+        x.local_mut().copy_from_slice(&own);
+        let mut all = vec![one(0, 0); len * n];
+        x.all_gather(&mut all).unwrap();
+        let right =
+            |all: &[Particle]| all.iter().enumerate().all(|(i, got)| *got == one(i / len, i % len));
+        assert!(right(&all));
+        all.fill(one(0, 0));
+        world.all_gather(&own, &mut all).unwrap();
+        assert!(right(&all));
+        x.broadcast(n - 1).unwrap();
+        assert_eq!(x.local()[len - 1], one(n - 1, len - 1));
+        let open = x.open().unwrap();
+        open.put((world.rank() + 1) % n, 0, &own[..1]).unwrap();
+        let x = open.close().unwrap();
+        assert_eq!(x.local()[0], one((world.rank() + n - 1) % n, 0));
+    }
+    if n > 1 {
+        let own = [one(0, 0)];
+        let e = if world.rank() == 0 {
+            world.broadcast(&mut own.clone(), 0).unwrap_err()
+        } else {
+            world.broadcast(&mut [0.0_f32], 0).unwrap_err()
+        };
+        assert!(e.to_string().contains("a struct of 16 bytes"), "{e}");
+    }
+}
+
+/// Operators that mean nothing for a type are refused on every rank, and the next call works.
+pub fn operators_that_do_not_apply_are_refused(world: World) {
+    let refused = |e: Error| assert!(matches!(e, Error::Usage { .. }), "{e}");
+    refused(world.all_reduce(&mut [Bool::from(true)], ReduceOp::Average).unwrap_err());
+    refused(world.all_reduce(&mut [Complex::new(1.0_f32, 0.0)], ReduceOp::Max).unwrap_err());
+    refused(world.all_reduce(&mut [1.0_f32], ReduceOp::Xor).unwrap_err());
+    let mut one = [1_u32];
+    world.all_reduce(&mut one, ReduceOp::Sum).unwrap();
+    assert_eq!(one, [world.size() as u32]);
+}
+
+/// Around the sizes at which the way changes: the line of the flag, the staging buffer beside it and its end.
 pub fn every_way_gives_the_same_bits_around_its_limits(world: World) {
     let sum = sum(&world);
     for len in [5, 6, 7, 127, 128, 160, 192, 193, 256, 320, 2047, 4095, 4096, 4097, 9000] {

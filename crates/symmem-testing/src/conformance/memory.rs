@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use symmem::{Element, Error, Handle, Pool, World};
+use symmem::{Error, Handle, Number, Pool, World};
 
 use super::{SOON, next, previous};
 
@@ -32,7 +32,7 @@ pub fn mismatches_are_told_to_every_rank(world: World) {
 
 /// All sizes work, also none and one that is no multiple of anything.
 pub fn any_length_works(world: World) {
-    fn check<T: Element + PartialEq>(world: &World, len: usize, value: T) {
+    fn check<T: Number + PartialEq>(world: &World, len: usize, value: T) {
         let mut x = world.alloc::<T>(len).unwrap().rendezvous(world).unwrap();
         x.local_mut().fill(value);
         let shared = x.share().unwrap();

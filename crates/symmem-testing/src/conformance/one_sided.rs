@@ -1,11 +1,11 @@
 //! What the phase of one-sided access promises.
 
 use half::bf16;
-use symmem::{Element, Error, Symmetric, World};
+use symmem::{Error, Number, Symmetric, World};
 
 use super::{SHORT, SOON, next, previous};
 
-fn zeros<T: Element>(world: &World, len: usize) -> Symmetric<T> {
+fn zeros<T: Number>(world: &World, len: usize) -> Symmetric<T> {
     world.alloc::<T>(len).unwrap().rendezvous(world).unwrap()
 }
 
@@ -71,7 +71,7 @@ pub fn values_in_the_pad_are_set_and_awaited(world: World) {
 
 /// Puts that meet leave whole elements, of every size.
 pub fn elements_are_never_torn(world: World) {
-    fn race<T: Element>(world: &World, value: impl Fn(usize) -> T) {
+    fn race<T: Number>(world: &World, value: impl Fn(usize) -> T) {
         let open = zeros::<T>(world, 500).open().unwrap();
         let whole =
             |v: &T| (0..world.size()).any(|r| format!("{v:?}") == format!("{:?}", value(r)));
@@ -137,7 +137,7 @@ pub fn bad_one_sided_calls_are_named(world: World) {
 
 /// Whoever leaves the phase alone has all elements of its part, of any size and number, and can bring them again.
 pub fn giving_up_leaves_a_copy_of_every_element(world: World) {
-    fn check<T: Element + PartialEq>(world: &World, len: usize, value: impl Fn(usize) -> T) {
+    fn check<T: Number + PartialEq>(world: &World, len: usize, value: impl Fn(usize) -> T) {
         let all: Vec<T> = (0..len).map(|i| value(i * 7 + world.rank())).collect();
         let mut x = world.alloc::<T>(len).unwrap().rendezvous(world).unwrap();
         x.local_mut().copy_from_slice(&all);

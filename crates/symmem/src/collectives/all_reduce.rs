@@ -3,7 +3,7 @@
 use super::host::copy::Stores;
 use super::host::reduce::Loop;
 use super::{Session, by_rank, loop_for, plan, share};
-use crate::dtype::{Element, ReduceOp};
+use crate::dtype::{Number, ReduceOp};
 use crate::error::Result;
 use crate::group::{Call, Op, STAGE, Staging, Way};
 use crate::symmetric::Symmetric;
@@ -33,7 +33,7 @@ pub enum Algorithm {
     CopyEngine,
 }
 
-impl<T: Element> Symmetric<T> {
+impl<T: Number> Symmetric<T> {
     /// In place: element i becomes the reduction of element i of all ranks. Collective.
     pub fn all_reduce(&mut self, op: ReduceOp) -> Result<()> {
         self.all_reduce_with(op, Algorithm::Auto)

@@ -26,7 +26,7 @@ pub use one_sided::Open;
 pub(crate) use words::{fill_range, write_place};
 pub use words::{memset32, write_value32};
 
-use crate::dtype::{Element, ReduceOp};
+use crate::dtype::{Element, Number, ReduceOp};
 use crate::error::{Error, Result};
 use crate::group::{Call, Group, Op, Running, Staging, Way};
 use crate::symmetric::Symmetric;
@@ -252,7 +252,7 @@ fn share<T>(len: usize, rank: usize, ranks: usize) -> Range<usize> {
     begin..(begin + each).min(len)
 }
 
-pub(crate) fn loop_for<T: Element>(
+pub(crate) fn loop_for<T: Number>(
     group: &Group,
     name: &'static str,
     op: ReduceOp,

@@ -2,14 +2,14 @@
 
 use super::host::copy::Stores;
 use super::{block_len, by_rank, check_len, loop_for, rows_of};
-use crate::dtype::{Element, ReduceOp};
+use crate::dtype::{Number, ReduceOp};
 use crate::error::Result;
 use crate::group::{Call, Op, Way};
 use crate::symmetric::Symmetric;
 
 const NAME: &str = "reduce_scatter";
 
-impl<T: Element> Symmetric<T> {
+impl<T: Number> Symmetric<T> {
     /// The elements are one block for each rank; `out` becomes the reduction of all ranks' blocks for this one.
     /// Collective.
     pub fn reduce_scatter(&mut self, op: ReduceOp, out: &mut [T]) -> Result<()> {

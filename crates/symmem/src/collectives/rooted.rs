@@ -2,12 +2,12 @@
 
 use super::host::copy::Stores;
 use super::{block_len, check_len, copy_elements, loop_for};
-use crate::dtype::{Element, ReduceOp};
+use crate::dtype::{Element, Number, ReduceOp};
 use crate::error::Result;
 use crate::group::{Call, Op, Way};
 use crate::symmetric::Symmetric;
 
-impl<T: Element> Symmetric<T> {
+impl<T: Number> Symmetric<T> {
     /// On rank `root`, `out` becomes the reduction of all ranks' elements; on others it is not looked at. Collective.
     pub fn reduce(&mut self, op: ReduceOp, root: usize, out: &mut [T]) -> Result<()> {
         const NAME: &str = "reduce";
@@ -38,7 +38,9 @@ impl<T: Element> Symmetric<T> {
             Ok(())
         })
     }
+}
 
+impl<T: Element> Symmetric<T> {
     /// On rank `root`, `out` becomes all ranks' elements, by rank; on others it is not looked at. Collective.
     pub fn gather(&mut self, root: usize, out: &mut [T]) -> Result<()> {
         const NAME: &str = "gather";

@@ -8,14 +8,14 @@ use std::ops::Range;
 
 use super::host::copy::{Stores, copy};
 use super::{LINE, block_len, by_rank, check_len, copy_elements, loop_for, plan, record, share};
-use crate::dtype::{Element, ReduceOp};
+use crate::dtype::{Element, Number, ReduceOp};
 use crate::error::Result;
 use crate::group::{Call, Group, Memory, Op, Running, STAGE, Staging};
 
 impl Group {
     /// Element i of `data` becomes the reduction of element i of all ranks. Collective; after an error `data` may be
     /// reduced in part.
-    pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
+    pub fn all_reduce<T: Number>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
         const NAME: &str = "all_reduce";
         let looped = loop_for::<T>(self, NAME, op)?;
         let len = data.len();
@@ -98,7 +98,7 @@ impl Group {
     }
 
     /// `input` is one block for each rank; `out` becomes the reduction of all ranks' blocks for this one. Collective.
-    pub fn reduce_scatter<T: Element>(
+    pub fn reduce_scatter<T: Number>(
         &self,
         input: &[T],
         op: ReduceOp,

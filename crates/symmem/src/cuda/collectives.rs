@@ -13,7 +13,7 @@ use super::replays::{Launched, Replays};
 use super::stream::{Place, Stream};
 use super::symmetric::{Symmetric, ViewMut};
 use crate::collectives::Algorithm;
-use crate::dtype::{DType, Element, ReduceOp};
+use crate::dtype::{Element, Number, ReduceOp};
 use crate::error::{Error, Result};
 use crate::group::digest;
 
@@ -29,38 +29,29 @@ const MOST_FLAGGED: usize = 16 << 30;
 /// Up to how many bytes the device is done sooner than the host with the next launch, so that it pays to replay.
 const REPLAYED: usize = 64 << 10;
 
-/// The PTX file of the reductions of a type.
-pub(super) const fn file(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F64 => "reduce_f64",
-        DType::F32 => "reduce_f32",
-        DType::F16 => "reduce_f16",
-        DType::BF16 => "reduce_bf16",
-        DType::F8E4M3 => "reduce_f8e4m3",
-        DType::F8E5M2 => "reduce_f8e5m2",
-        DType::I64 => "reduce_i64",
-        DType::I32 => "reduce_i32",
-        DType::I16 => "reduce_i16",
-        DType::I8 => "reduce_i8",
-        DType::U64 => "reduce_u64",
-        DType::U32 => "reduce_u32",
-        DType::U16 => "reduce_u16",
-        DType::U8 => "reduce_u8",
-    }
-}
-
 /// Up to how many bytes an all-reduce sends with their flags; beyond, each rank reduces its share. Every rank sends to every
 /// other, so it grows with the square of their number. Measured on an H200 that the ranks share, as is what follows.
-fn is_small(bytes: usize, ranks: usize) -> bool {
-    bytes <= (1 << 18).min((2 << 20) / (ranks * ranks).max(1))
+fn is_small<T>(len: usize, ranks: usize) -> bool {
+    let bytes = len * size_of::<T>();
+    fits_flag::<T>() && bytes <= (1 << 18).min((2 << 20) / (ranks * ranks).max(1))
 }
 
 /// The same for the block of a reduce-scatter.
-fn is_small_block(bytes: usize, ranks: usize) -> bool {
-    bytes <= (1 << 17) && is_small(bytes, ranks)
+fn is_small_block<T>(len: usize, ranks: usize) -> bool {
+    len * size_of::<T>() <= (1 << 17) && is_small::<T>(len, ranks)
 }
 
-impl<T: Element> Symmetric<T> {
+/// Whether an element fits beside a flag.
+const fn fits_flag<T>() -> bool {
+    size_of::<T>() <= 8
+}
+
+/// The file of a type's reductions.
+pub(super) fn reductions<T: Number>() -> &'static str {
+    T::DTYPE.kernels().unwrap_or_default()
+}
+
+impl<T: Number> Symmetric<T> {
     /// In place: element i becomes the reduction of element i of all ranks. Collective, in `stream`.
     pub fn all_reduce(&mut self, op: ReduceOp, stream: &Stream) -> Result<()> {
         self.all_reduce_with(op, Algorithm::Auto, stream)
@@ -78,14 +69,18 @@ impl<T: Element> Symmetric<T> {
         self.check_operator(NAME, op)?;
         let (bytes, ranks) = (self.len() * size_of::<T>(), self.group().size());
         let chosen = match algorithm {
-            Algorithm::Auto if is_small(bytes, ranks) => Algorithm::Staged,
+            Algorithm::Auto if is_small::<T>(self.len(), ranks) => Algorithm::Staged,
             Algorithm::Auto if self.may_multimem(op) => Algorithm::Multimem,
             Algorithm::Auto => Algorithm::TwoShot,
             given => given,
         };
         match chosen {
-            Algorithm::Staged => {
+            Algorithm::Staged if fits_flag::<T>() => {
                 self.flagged(NAME, "all_reduce_flagged", op, self.own_mut(), stream)
+            }
+            Algorithm::Staged => {
+                let ways = "Auto, OneShot or TwoShot for elements of more than 8 bytes";
+                Err(self.no_such_way(NAME, ways, chosen))
             }
             Algorithm::Multimem => self.multimem_all_reduce(op, stream),
             Algorithm::CopyEngine => {
@@ -125,7 +120,7 @@ impl<T: Element> Symmetric<T> {
         let (mut parts, mut first, mut length) = (self.parts, 0_u64, self.len() as u64);
         let (mut op, mut backwards) = (op as u32, u32::from(self.backwards));
         self.enqueue(NAME, call, stream, |turn| {
-            let (kernel, blocks) = self.shaped(file(T::DTYPE), name, share)?;
+            let (kernel, blocks) = self.shaped(reductions::<T>(), name, share)?;
             let mut group = turn.group;
             let list = parameters![group, parts, first, length, op, backwards, draws];
             // Only the kernel that goes both ways has parameters for that.
@@ -145,7 +140,7 @@ impl<T: Element> Symmetric<T> {
         const NAME: &str = "all_reduce";
         self.check_out(NAME, self.len(), out.len)?;
         let len = self.len();
-        if is_small(len * size_of::<T>(), self.group().size()) {
+        if is_small::<T>(len, self.group().size()) {
             return self.flagged(NAME, "all_reduce_flagged", op, out, stream);
         }
         self.pull(NAME, op, out, (0, 1, len, len), true, stream)
@@ -161,7 +156,7 @@ impl<T: Element> Symmetric<T> {
         const NAME: &str = "reduce_scatter";
         let block = self.block(NAME, self.len())?;
         self.check_out(NAME, block, out.len)?;
-        if is_small_block(block * size_of::<T>(), self.group().size()) {
+        if is_small_block::<T>(block, self.group().size()) {
             return self.flagged(NAME, "reduce_scatter_flagged", op, out, stream);
         }
         let first = self.group().rank() * block;
@@ -201,6 +196,82 @@ impl<T: Element> Symmetric<T> {
         self.pull(NAME, op, out, (0, 1, len, len), is_root, stream)
     }
 
+    /// Sends our elements with flags, and reduces what all have sent into `to`, by `kernel`.
+    fn flagged(
+        &self,
+        name: &'static str,
+        kernel: &'static str,
+        op: ReduceOp,
+        to: ViewMut<'_, T>,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.check_operator(name, op)?;
+        let call = self.digest(name, &[op as usize, Algorithm::Staged as usize]);
+        let (bytes, ranks) = (to.len * size_of::<T>(), self.group().size());
+        if bytes > MOST_FLAGGED {
+            let expected = format!("at most {MOST_FLAGGED} bytes with flags");
+            return Err(self.group().usage(name, expected, bytes.to_string()));
+        }
+        let (mut length, mut op, from) = (to.len as u64, op as u32, self.view());
+        let (mut from, mut to) = (from.address, to.address);
+        self.enqueue(name, call, stream, |turn| {
+            let mut group = turn.group;
+            let shape = flagged(bytes, ranks);
+            let kernel = self.gpu.kernel(reductions::<T>(), kernel, shape.1)?;
+            let blocks = shape.0.min(self.together(kernel));
+            let launched = Launched::new(kernel, blocks, &group, [from, to, length, op.into()]);
+            let launch = |place: Place<'_>| {
+                let list = parameters![group, from, to, length, op];
+                // SAFETY: the kernel's parameters in order; our part has `length` elements, or as many for each rank.
+                unsafe { self.launch(kernel, blocks, place, list) }
+            };
+            let replays = turn.replays.filter(|_| bytes <= REPLAYED);
+            // SAFETY: likewise; what the group's parameter has else is the same in all its calls.
+            unsafe { Replays::launch(replays, launched, turn.place, launch) }
+        })
+    }
+
+    /// Reduces `rows` rows of `columns` elements of all parts, from `first` on and `pitch` apart, into `out`.
+    fn pull(
+        &self,
+        name: &'static str,
+        op: ReduceOp,
+        out: ViewMut<'_, T>,
+        (first, rows, columns, pitch): (usize, usize, usize, usize),
+        active: bool,
+        stream: &Stream,
+    ) -> Result<()> {
+        if self.may_multimem(op) {
+            let shape = (first, rows, columns, pitch);
+            return self.multimem_pull(name, op, out, shape, active, stream);
+        }
+        self.check_operator(name, op)?;
+        if !out.address.is_multiple_of(size_of::<T>() as u64) {
+            let expected = format!("an output at a multiple of {} bytes", size_of::<T>());
+            return Err(self
+                .refused(name, self.group().usage(name, expected, format!("{:#x}", out.address))));
+        }
+        let call = self.digest(name, &[op as usize, rows, columns, pitch]);
+        let bytes = rows * columns * size_of::<T>();
+        let [mut first, mut rows, mut columns, mut pitch] =
+            [first, rows, columns, pitch].map(|n| n as u64);
+        let (mut to, mut active, mut op) = (out.address, u32::from(active), op as u32);
+        let mut parts = self.parts;
+        self.enqueue(name, call, stream, |turn| {
+            let (kernel, blocks) = self.shaped(reductions::<T>(), "reduce_pull", bytes)?;
+            let mut group = turn.group;
+            let list = parameters![group, parts, to, first, rows, columns, pitch, active, op];
+            // SAFETY: the kernel's parameters in order; the rows lie within all parts, and `out` has as many elements.
+            unsafe { self.launch(kernel, blocks, turn.place, list) }
+        })
+    }
+
+    pub(super) fn check_operator(&self, name: &'static str, op: ReduceOp) -> Result<()> {
+        crate::collectives::loop_for::<T>(self.group(), name, op).map(drop)
+    }
+}
+
+impl<T: Element> Symmetric<T> {
     /// `out` becomes all ranks' elements, one rank's after the other's. Collective, in `stream`.
     pub fn all_gather(&mut self, out: ViewMut<'_, T>, stream: &Stream) -> Result<()> {
         const NAME: &str = "all_gather";
@@ -269,71 +340,6 @@ impl<T: Element> Symmetric<T> {
         let ranks = self.group().size() as u32;
         let threads = ranks.next_multiple_of(32) + 32; // one warp more than tells the peers
         self.gpu.kernel("move", "barrier", threads)
-    }
-
-    /// Sends our elements with flags, and reduces what all have sent into `to`, by `kernel`.
-    fn flagged(
-        &self,
-        name: &'static str,
-        kernel: &'static str,
-        op: ReduceOp,
-        to: ViewMut<'_, T>,
-        stream: &Stream,
-    ) -> Result<()> {
-        self.check_operator(name, op)?;
-        let call = self.digest(name, &[op as usize, Algorithm::Staged as usize]);
-        let (bytes, ranks) = (to.len * size_of::<T>(), self.group().size());
-        if bytes > MOST_FLAGGED {
-            let expected = format!("at most {MOST_FLAGGED} bytes with flags");
-            return Err(self.group().usage(name, expected, bytes.to_string()));
-        }
-        let (mut length, mut op, from) = (to.len as u64, op as u32, self.view());
-        let (mut from, mut to) = (from.address, to.address);
-        self.enqueue(name, call, stream, |turn| {
-            let mut group = turn.group;
-            let shape = flagged(bytes, ranks);
-            let kernel = self.gpu.kernel(file(T::DTYPE), kernel, shape.1)?;
-            let blocks = shape.0.min(self.together(kernel));
-            let launched = Launched::new(kernel, blocks, &group, [from, to, length, op.into()]);
-            let launch = |place: Place<'_>| {
-                let list = parameters![group, from, to, length, op];
-                // SAFETY: the kernel's parameters in order; our part has `length` elements, or as many for each rank.
-                unsafe { self.launch(kernel, blocks, place, list) }
-            };
-            let replays = turn.replays.filter(|_| bytes <= REPLAYED);
-            // SAFETY: likewise; what the group's parameter has else is the same in all its calls.
-            unsafe { Replays::launch(replays, launched, turn.place, launch) }
-        })
-    }
-
-    /// Reduces `rows` rows of `columns` elements of all parts, from `first` on and `pitch` apart, into `out`.
-    fn pull(
-        &self,
-        name: &'static str,
-        op: ReduceOp,
-        out: ViewMut<'_, T>,
-        (first, rows, columns, pitch): (usize, usize, usize, usize),
-        active: bool,
-        stream: &Stream,
-    ) -> Result<()> {
-        if self.may_multimem(op) {
-            let shape = (first, rows, columns, pitch);
-            return self.multimem_pull(name, op, out, shape, active, stream);
-        }
-        self.check_operator(name, op)?;
-        let call = self.digest(name, &[op as usize, rows, columns, pitch]);
-        let bytes = rows * columns * size_of::<T>();
-        let [mut first, mut rows, mut columns, mut pitch] =
-            [first, rows, columns, pitch].map(|n| n as u64);
-        let (mut to, mut active, mut op) = (out.address, u32::from(active), op as u32);
-        let mut parts = self.parts;
-        self.enqueue(name, call, stream, |turn| {
-            let (kernel, blocks) = self.shaped(file(T::DTYPE), "reduce_pull", bytes)?;
-            let mut group = turn.group;
-            let list = parameters![group, parts, to, first, rows, columns, pitch, active, op];
-            // SAFETY: the kernel's parameters in order; the rows lie within all parts, and `out` has as many elements.
-            unsafe { self.launch(kernel, blocks, turn.place, list) }
-        })
     }
 
     /// Runs the kernel `name` that moves blocks of `len` elements to `out`.
@@ -440,10 +446,6 @@ impl<T: Element> Symmetric<T> {
             tracing::warn!("the other ranks wait for {name} in vain: {e}");
         }
         error
-    }
-
-    pub(super) fn check_operator(&self, name: &'static str, op: ReduceOp) -> Result<()> {
-        crate::collectives::loop_for::<T>(self.group(), name, op).map(drop)
     }
 }
 

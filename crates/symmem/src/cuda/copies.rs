@@ -4,15 +4,88 @@
 //! Copies cannot be called back. Where a meeting fails they are still made, of whatever the peers have there.
 #![allow(unsafe_code)] // S1, S3: lengths are checked here, and copies touch nothing else
 
-use super::collectives::file;
+use super::collectives::reductions;
 use super::comm::Turn;
 use super::kernels::parameters;
 use super::layout::Pointers;
 use super::stream::Stream;
 use super::symmetric::{Symmetric, View, ViewMut};
 use crate::collectives::Algorithm;
-use crate::dtype::{Element, ReduceOp};
+use crate::dtype::{Element, Number, ReduceOp};
 use crate::error::Result;
+
+impl<T: Number> Symmetric<T> {
+    /// As [`Symmetric::reduce_scatter`], by [`Algorithm::Auto`], [`Algorithm::Multimem`] or [`Algorithm::CopyEngine`]. The
+    /// last gathers the blocks in memory of this rank's, as much as its part, which the first such call allocates.
+    pub fn reduce_scatter_with(
+        &mut self,
+        op: ReduceOp,
+        out: ViewMut<'_, T>,
+        algorithm: Algorithm,
+        stream: &Stream,
+    ) -> Result<()> {
+        const NAME: &str = "reduce_scatter";
+        let block = self.block(NAME, self.len())?;
+        match algorithm {
+            Algorithm::Auto => self.reduce_scatter(op, out, stream),
+            Algorithm::Multimem => {
+                self.check_out(NAME, block, out.len)?;
+                let first = self.group().rank() * block;
+                self.multimem_pull(NAME, op, out, (first, 1, block, block), true, stream)
+            }
+            Algorithm::CopyEngine => {
+                self.check_operator(NAME, op)?;
+                self.check_out(NAME, block, out.len)?;
+                let gathered = self.scratch()?;
+                self.fetch_and_reduce(op, out, gathered, stream)
+            }
+            other => Err(self.no_such_way(NAME, "Auto, Multimem or CopyEngine", other)),
+        }
+    }
+
+    /// Copies all ranks' blocks for this one to `gathered`, and reduces them from there in rank order.
+    fn fetch_and_reduce(
+        &self,
+        op: ReduceOp,
+        out: ViewMut<'_, T>,
+        gathered: u64,
+        stream: &Stream,
+    ) -> Result<()> {
+        const NAME: &str = "reduce_scatter";
+        let call = self.digest(NAME, &[op as usize, Algorithm::CopyEngine as usize]);
+        let bytes = out.len * size_of::<T>();
+        let own = (self.group().rank() * bytes) as u64;
+        let blocks: Vec<usize> =
+            (0..self.group().size()).map(|peer| gathered as usize + peer * bytes).collect();
+        self.enqueue(NAME, call, stream, |turn| {
+            self.meet(&turn)?;
+            for (peer, from) in self.parts_in_turn() {
+                let to = gathered + (peer * bytes) as u64;
+                // SAFETY: our block of the peer's part; `gathered` has room for one of each rank.
+                unsafe { self.copy(to, from + own, bytes, stream) }?;
+            }
+            self.reduce_gathered(&turn, op, Pointers::new(&blocks), out)
+        })
+    }
+
+    /// Reduces `parts`, which all lie with this rank. All ranks meet in the kernel: their copies are made.
+    fn reduce_gathered(
+        &self,
+        turn: &Turn<'_>,
+        op: ReduceOp,
+        parts: Pointers,
+        out: ViewMut<'_, T>,
+    ) -> Result<()> {
+        let bytes = out.len * size_of::<T>();
+        let (kernel, blocks) = self.shaped(reductions::<T>(), "reduce_pull", bytes)?;
+        let (mut group, mut parts, mut to, mut op) = (turn.group, parts, out.address, op as u32);
+        let (mut first, mut rows, mut active) = (0_u64, 1_u64, 1_u32);
+        let (mut columns, mut pitch) = (out.len as u64, out.len as u64);
+        let list = parameters![group, parts, to, first, rows, columns, pitch, active, op];
+        // SAFETY: the kernel's parameters in order; each part and `out` have as many elements.
+        unsafe { self.launch(kernel, blocks, turn.place, list) }
+    }
+}
 
 impl<T: Element> Symmetric<T> {
     /// As [`Symmetric::all_gather`], by [`Algorithm::Auto`] or [`Algorithm::CopyEngine`].
@@ -65,34 +138,6 @@ impl<T: Element> Symmetric<T> {
         }
     }
 
-    /// As [`Symmetric::reduce_scatter`], by [`Algorithm::Auto`], [`Algorithm::Multimem`] or [`Algorithm::CopyEngine`]. The
-    /// last gathers the blocks in memory of this rank's, as much as its part, which the first such call allocates.
-    pub fn reduce_scatter_with(
-        &mut self,
-        op: ReduceOp,
-        out: ViewMut<'_, T>,
-        algorithm: Algorithm,
-        stream: &Stream,
-    ) -> Result<()> {
-        const NAME: &str = "reduce_scatter";
-        let block = self.block(NAME, self.len())?;
-        match algorithm {
-            Algorithm::Auto => self.reduce_scatter(op, out, stream),
-            Algorithm::Multimem => {
-                self.check_out(NAME, block, out.len)?;
-                let first = self.group().rank() * block;
-                self.multimem_pull(NAME, op, out, (first, 1, block, block), true, stream)
-            }
-            Algorithm::CopyEngine => {
-                self.check_operator(NAME, op)?;
-                self.check_out(NAME, block, out.len)?;
-                let gathered = self.scratch()?;
-                self.fetch_and_reduce(op, out, gathered, stream)
-            }
-            other => Err(self.no_such_way(NAME, "Auto, Multimem or CopyEngine", other)),
-        }
-    }
-
     /// Copies `from` to this rank's block of all ranks' memory: through the address of `all`, or one after the other.
     fn copy_to_all(&self, from: View<'_, T>, all: Option<u64>, stream: &Stream) -> Result<()> {
         const NAME: &str = "all_gather";
@@ -108,49 +153,6 @@ impl<T: Element> Symmetric<T> {
             }
             self.meet(&turn)
         })
-    }
-
-    /// Copies all ranks' blocks for this one to `gathered`, and reduces them from there in rank order.
-    fn fetch_and_reduce(
-        &self,
-        op: ReduceOp,
-        out: ViewMut<'_, T>,
-        gathered: u64,
-        stream: &Stream,
-    ) -> Result<()> {
-        const NAME: &str = "reduce_scatter";
-        let call = self.digest(NAME, &[op as usize, Algorithm::CopyEngine as usize]);
-        let bytes = out.len * size_of::<T>();
-        let own = (self.group().rank() * bytes) as u64;
-        let blocks: Vec<usize> =
-            (0..self.group().size()).map(|peer| gathered as usize + peer * bytes).collect();
-        self.enqueue(NAME, call, stream, |turn| {
-            self.meet(&turn)?;
-            for (peer, from) in self.parts_in_turn() {
-                let to = gathered + (peer * bytes) as u64;
-                // SAFETY: our block of the peer's part; `gathered` has room for one of each rank.
-                unsafe { self.copy(to, from + own, bytes, stream) }?;
-            }
-            self.reduce_gathered(&turn, op, Pointers::new(&blocks), out)
-        })
-    }
-
-    /// Reduces `parts`, which all lie with this rank. All ranks meet in the kernel: their copies are made.
-    fn reduce_gathered(
-        &self,
-        turn: &Turn<'_>,
-        op: ReduceOp,
-        parts: Pointers,
-        out: ViewMut<'_, T>,
-    ) -> Result<()> {
-        let bytes = out.len * size_of::<T>();
-        let (kernel, blocks) = self.shaped(file(T::DTYPE), "reduce_pull", bytes)?;
-        let (mut group, mut parts, mut to, mut op) = (turn.group, parts, out.address, op as u32);
-        let (mut first, mut rows, mut active) = (0_u64, 1_u64, 1_u32);
-        let (mut columns, mut pitch) = (out.len as u64, out.len as u64);
-        let list = parameters![group, parts, to, first, rows, columns, pitch, active, op];
-        // SAFETY: the kernel's parameters in order; each part and `out` have as many elements.
-        unsafe { self.launch(kernel, blocks, turn.place, list) }
     }
 
     /// All ranks and their parts, each rank beginning with its own and going down: no two read from one at once.

@@ -3,8 +3,10 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::io::Read;
 use std::sync::{Mutex, PoisonError};
 
+use ruzstd::decoding::StreamingDecoder;
 use symmem_sys::cuda::{Context, Driver, Function, Launch, Module};
 
 use super::gpu::Gpu;
@@ -12,42 +14,26 @@ use super::room::Grids;
 use super::stream::Place;
 use crate::error::{Error, Result};
 
-macro_rules! files {
-    ($($name:literal),* $(,)?) => {
-        /// The PTX of each file.
-        const FILES: &[(&str, &str)] =
-            &[$(($name, include_str!(concat!("../../../../kernels/ptx/", $name, ".ptx")))),*];
-    };
-}
+/// All PTX, compressed as a whole: each file after a line with its name and length.
+const ARCHIVE: &[u8] = include_bytes!("../../kernels/ptx.zst");
 
-files!(
-    "move",
-    "rows",
-    "reduce_f64",
-    "reduce_f32",
-    "reduce_f16",
-    "reduce_bf16",
-    "reduce_f8e4m3",
-    "reduce_f8e5m2",
-    "reduce_i8",
-    "reduce_i16",
-    "reduce_i32",
-    "reduce_i64",
-    "reduce_u8",
-    "reduce_u16",
-    "reduce_u32",
-    "reduce_u64",
-    "move_90",
-    "reduce_f32_90",
-    "reduce_f16_90",
-    "reduce_bf16_90",
-    "tiles_f32",
-    "tiles_f16",
-    "tiles_bf16",
-    "multimem_f32",
-    "multimem_f16",
-    "multimem_bf16",
-);
+/// All PTX files that the library carries, by name.
+#[doc(hidden)]
+pub fn ptx_files() -> Result<Vec<(String, String)>> {
+    let broken = |why: String| Error::Unavailable { what: "the library's kernels".into(), why };
+    let mut decoder = StreamingDecoder::new(ARCHIVE).map_err(|e| broken(e.to_string()))?;
+    let mut text = String::new();
+    decoder.read_to_string(&mut text).map_err(|e| broken(e.to_string()))?;
+    let (mut rest, mut files) = (text.as_str(), Vec::new());
+    while let Some((head, body)) = rest.split_once('\n') {
+        let (name, length) = head.split_once(' ').unwrap_or((head, ""));
+        let file = length.parse().ok().and_then(|length: usize| body.split_at_checked(length));
+        let (file, next) = file.ok_or_else(|| broken(format!("their archive ends in {name}")))?;
+        files.push((name.to_owned(), file.to_owned()));
+        rest = next;
+    }
+    Ok(files)
+}
 
 /// What is loaded on one device.
 #[derive(Default)]
@@ -55,7 +41,8 @@ pub(super) struct Kernels(Mutex<Loaded>);
 
 #[derive(Default)]
 struct Loaded {
-    modules: HashMap<&'static str, Module>,
+    /// With whether its kernels may be launched early.
+    modules: HashMap<&'static str, (Module, bool)>,
     /// Few, and looked for at every launch.
     functions: Vec<(Key, BuiltIn)>,
 }
@@ -81,7 +68,7 @@ impl Kernels {
         if loaded.modules.is_empty() || driver.context_push(context).is_err() {
             return;
         }
-        for (_, module) in loaded.modules.drain() {
+        for (_, (module, _)) in loaded.modules.drain() {
             // SAFETY: S4: loaded by us; whoever could launch something of it is gone.
             if let Err(e) = unsafe { driver.module_unload(module) } {
                 tracing::warn!("{e}");
@@ -104,20 +91,12 @@ impl Gpu {
         if let Some((_, kernel)) = loaded.functions.iter().find(|(known, _)| *known == key) {
             return Ok(*kernel);
         }
-        let newer = FILES.iter().find(|(known, _)| {
-            self.is_hopper() && known.strip_suffix("_90").is_some_and(|known| known == file)
-        });
-        let known = newer.or_else(|| FILES.iter().find(|(known, _)| *known == file));
-        let (file, ptx) = known.ok_or_else(|| Error::Unavailable {
-            what: format!("the kernels {file}"),
-            why: "there are none".into(),
-        })?;
-        let module = match loaded.modules.get(file) {
-            Some(module) => *module,
+        let (module, early) = match loaded.modules.get(file) {
+            Some(known) => *known,
             None => {
-                let module = self.call(|driver| driver.module_load(ptx))?;
-                loaded.modules.insert(file, module);
-                module
+                let made = self.load(file)?;
+                loaded.modules.insert(file, made);
+                made
             }
         };
         let (function, each) = self.call(|driver| {
@@ -125,9 +104,21 @@ impl Gpu {
             Ok((function, driver.max_active_blocks(function, threads, 0)?))
         })?;
         let fit = each * self.multiprocessors();
-        let kernel = BuiltIn { function, threads, fit, early: newer.is_some() };
+        let kernel = BuiltIn { function, threads, fit, early };
         loaded.functions.push((key, kernel));
         Ok(kernel)
+    }
+
+    /// Loads a file, in the form for newer devices where this is one and there is such; and whether it was that.
+    fn load(&self, file: &'static str) -> Result<(Module, bool)> {
+        let files = ptx_files()?;
+        let find = |name: &str| files.iter().find(|(known, _)| known == name);
+        let newer = find(&format!("{file}_90")).filter(|_| self.is_hopper());
+        let (_, text) = newer.or_else(|| find(file)).ok_or_else(|| Error::Unavailable {
+            what: format!("the kernels {file}"),
+            why: "there are none".into(),
+        })?;
+        self.call(|driver| driver.module_load(text)).map(|module| (module, newer.is_some()))
     }
 
     /// Puts a kernel of so many blocks there, on a device on which `crowd` ranks do so.
@@ -167,16 +158,27 @@ pub(super) use parameters;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dtype::DType;
 
     /// Those that may be launched before the ones before them have ended.
     #[test]
     fn kernels_that_may_come_early_wait_by_themselves() {
-        let newer = FILES.iter().filter(|(file, _)| file.ends_with("_90"));
+        let files = ptx_files().unwrap();
+        let newer = files.iter().filter(|(file, _)| file.ends_with("_90"));
         let kernels: Vec<&str> = newer.flat_map(|(_, ptx)| ptx.split(".entry ").skip(1)).collect();
         assert!(kernels.len() > 20);
         for kernel in kernels {
             let name = kernel.split('(').next().unwrap_or_default();
             assert!(kernel.contains("griddepcontrol.wait;"), "{name}");
+        }
+    }
+
+    #[test]
+    fn every_element_type_has_its_kernels() {
+        let files = ptx_files().unwrap();
+        for dtype in DType::ALL {
+            let own = files.iter().find(|(file, _)| Some(file.as_str()) == dtype.kernels());
+            assert!(own.is_some_and(|(_, ptx)| ptx.contains("reduce_pull")), "{dtype}");
         }
     }
 }

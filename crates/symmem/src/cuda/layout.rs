@@ -88,7 +88,7 @@ mod tests {
 
     use super::*;
 
-    /// The numbers of `symmem_layout` in `kernels/ptx/move.ptx`.
+    /// The numbers of `symmem_layout` in `move.ptx`.
     #[test]
     fn structures_are_laid_out_as_the_kernels_say() {
         let ours = [
@@ -109,7 +109,8 @@ mod tests {
             offset_of!(DeviceHandle, multicast),
             offset_of!(DeviceHandle, group_pads),
         ];
-        let ptx = include_str!("../../../../kernels/ptx/move.ptx");
+        let files = crate::cuda::ptx_files().unwrap();
+        let (_, ptx) = files.iter().find(|(name, _)| name == "move").unwrap();
         let (_, rest) = ptx.split_once("symmem_layout").unwrap();
         let (list, _) = rest.split_once('{').unwrap().1.split_once('}').unwrap();
         let mut bytes: Vec<usize> = list.split(',').map(|n| n.trim().parse().unwrap()).collect();

@@ -32,6 +32,8 @@ mod tiles;
 
 pub use gpu::Gpu;
 pub use graph::Graph;
+#[doc(hidden)]
+pub use kernels::ptx_files;
 pub use layout::DeviceHandle;
 pub use module::{HEADER, Kernel, Module, Parameter};
 pub use nvshmem::{Nvshmem, SignalOp};

@@ -9,7 +9,7 @@ use super::kernels::parameters;
 use super::stream::Stream;
 use super::symmetric::{Symmetric, View, ViewMut};
 use crate::collectives::Algorithm;
-use crate::dtype::{DType, Element, Order, ReduceOp};
+use crate::dtype::{DType, Element, Number, Order, ReduceOp};
 use crate::error::{Error, Result};
 
 /// The PTX file of what the switch can add up.
@@ -22,7 +22,7 @@ const fn file(dtype: DType) -> Option<&'static str> {
     }
 }
 
-impl<T: Element> Symmetric<T> {
+impl<T: Number> Symmetric<T> {
     /// As [`Symmetric::all_reduce_into`], by [`Algorithm::Auto`] or [`Algorithm::Multimem`].
     pub fn all_reduce_into_with(
         &mut self,
@@ -66,7 +66,9 @@ impl<T: Element> Symmetric<T> {
             other => Err(self.no_such_way(NAME, "Auto or Multimem", other)),
         }
     }
+}
 
+impl<T: Element> Symmetric<T> {
     /// Copies `from` to all ranks' memory from element `at` on, by the copy engine and the address of all. Not collective:
     /// nobody waits for anybody, so a barrier has to say when peers may look. [`Error::Unavailable`] without multicast.
     pub fn copy_to_multicast(

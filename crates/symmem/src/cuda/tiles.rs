@@ -6,7 +6,7 @@ use super::kernels::parameters;
 use super::stream::Stream;
 use super::symmetric::{Symmetric, ViewMut};
 use crate::collectives::{Algorithm, check_len};
-use crate::dtype::{DType, Element, ReduceOp};
+use crate::dtype::{DType, Element, Number, ReduceOp};
 use crate::error::Result;
 
 /// The most tiles of one rank in a call.
@@ -77,7 +77,7 @@ const fn file(dtype: DType) -> Option<&'static str> {
     }
 }
 
-impl<T: Element> Symmetric<T> {
+impl<T: Number> Symmetric<T> {
     /// On rank `root`, `out` becomes the reduction of all ranks' tile; elsewhere it is not touched. Collective, in `stream`,
     /// of f32, f16 and bf16.
     ///
@@ -220,6 +220,48 @@ impl<T: Element> Symmetric<T> {
         self.reduce_tiles(NAME, op, wanted, rows * columns / ranks, &agreed, algorithm, stream)
     }
 
+    /// Reduces this rank's tiles, which with all ranks are as large as `work` elements.
+    #[allow(clippy::too_many_arguments)] // likewise
+    fn reduce_tiles(
+        &self,
+        name: &'static str,
+        op: ReduceOp,
+        mut tiles: Tiles,
+        work: usize,
+        agreed: &[usize],
+        algorithm: Algorithm,
+        stream: &Stream,
+    ) -> Result<()> {
+        let by_switch = match algorithm {
+            Algorithm::Multimem => true,
+            Algorithm::Auto => self.may_multimem(op),
+            other => return Err(self.no_such_way(name, "Auto or Multimem", other)),
+        };
+        let Some(tiled) = file(T::DTYPE) else {
+            let expected = "elements of f32, f16 or bf16".to_owned();
+            return Err(self.group().usage(name, expected, T::DTYPE.to_string()));
+        };
+        self.check_operator(name, op)?;
+        let (file, mut all) = if by_switch { self.check_multimem(name, op)? } else { (tiled, 0) };
+        let mut terms = vec![op as usize, usize::from(by_switch)];
+        terms.extend(agreed);
+        let call = self.digest(name, &terms);
+        let (mut parts, mut op) = (self.parts, op as u32);
+        self.enqueue(name, call, stream, |turn| {
+            let kernel = if by_switch { "multimem_reduce_tiles" } else { "reduce_tiles" };
+            let (kernel, blocks) = self.shaped(file, kernel, work * size_of::<T>())?;
+            let mut group = turn.group;
+            let list = match by_switch {
+                true => parameters![group, parts, all, tiles],
+                false => parameters![group, parts, tiles, op],
+            };
+            // SAFETY: the kernel's parameters in order; tiles lie within all parts, and outputs have room for them.
+            unsafe { self.launch(kernel, blocks, turn.place, list) }
+        })
+    }
+}
+
+impl<T: Element> Symmetric<T> {
     /// All-to-all of a matrix of `rows` by `columns` that cuts it along one dimension and joins what comes along the other.
     /// Along columns and rows (1, 0): `out` becomes, rank by rank, the columns that each has for this one. Along rows and
     /// columns (0, 1): each row of `out` becomes, rank by rank, the rows that each has for this one. Collective, in `stream`.
@@ -276,46 +318,6 @@ impl<T: Element> Symmetric<T> {
         let expected =
             format!("tiles of one matrix within the {} elements of each rank", self.len());
         Err(self.group().usage(name, expected, format!("{tile:?}")))
-    }
-
-    /// Reduces this rank's tiles, which with all ranks are as large as `work` elements.
-    #[allow(clippy::too_many_arguments)] // likewise
-    fn reduce_tiles(
-        &self,
-        name: &'static str,
-        op: ReduceOp,
-        mut tiles: Tiles,
-        work: usize,
-        agreed: &[usize],
-        algorithm: Algorithm,
-        stream: &Stream,
-    ) -> Result<()> {
-        let by_switch = match algorithm {
-            Algorithm::Multimem => true,
-            Algorithm::Auto => self.may_multimem(op),
-            other => return Err(self.no_such_way(name, "Auto or Multimem", other)),
-        };
-        let Some(tiled) = file(T::DTYPE) else {
-            let expected = "elements of f32, f16 or bf16".to_owned();
-            return Err(self.group().usage(name, expected, T::DTYPE.to_string()));
-        };
-        self.check_operator(name, op)?;
-        let (file, mut all) = if by_switch { self.check_multimem(name, op)? } else { (tiled, 0) };
-        let mut terms = vec![op as usize, usize::from(by_switch)];
-        terms.extend(agreed);
-        let call = self.digest(name, &terms);
-        let (mut parts, mut op) = (self.parts, op as u32);
-        self.enqueue(name, call, stream, |turn| {
-            let kernel = if by_switch { "multimem_reduce_tiles" } else { "reduce_tiles" };
-            let (kernel, blocks) = self.shaped(file, kernel, work * size_of::<T>())?;
-            let mut group = turn.group;
-            let list = match by_switch {
-                true => parameters![group, parts, all, tiles],
-                false => parameters![group, parts, tiles, op],
-            };
-            // SAFETY: the kernel's parameters in order; tiles lie within all parts, and outputs have room for them.
-            unsafe { self.launch(kernel, blocks, turn.place, list) }
-        })
     }
 }
 

@@ -2,11 +2,14 @@
 //! and with one result for each input whatever code they make of it.
 #![allow(unsafe_code)] // instructions that the processor was asked for before; no S-invariant
 
+use std::fmt::Debug;
+
 use half::{bf16, f16};
+use num_complex::Complex;
 
 #[cfg(target_arch = "x86_64")]
 use super::x86::{avx512, f16c};
-use super::{F8E4M3, F8E5M2};
+use super::{Bool, Element, F8E4M3, F8E5M2, Kind};
 
 /// What conversions are compiled for: one of these instruction sets, with those before it.
 pub const PORTABLE: u8 = 0;
@@ -19,20 +22,42 @@ pub const AVX512: u8 = 2;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub const AVX512_BF16: u8 = 3;
 
-/// An element type with the type that reductions of it are computed in.
-pub trait Number: Copy + 'static {
+/// An element type that can be reduced: all of the library's own.
+pub trait Number: Element + Arithmetic + PartialEq + Debug {}
+
+impl<T: Element + Arithmetic + PartialEq + Debug> Number for T {}
+
+/// An element type with the type that reductions of it are computed in. Out of reach of other crates, which cannot have
+/// the library reduce types of their own.
+///
+/// Operators that do not apply to a type are refused before anything is computed, so their methods may do anything.
+pub trait Arithmetic: Copy + 'static {
     type Wide: Copy;
-    const IS_FLOAT: bool;
     fn widen(self) -> Self::Wide;
     fn narrow(wide: Self::Wide) -> Self;
     fn add(a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn multiply(a: Self::Wide, b: Self::Wide) -> Self::Wide;
-    fn min(a: Self::Wide, b: Self::Wide) -> Self::Wide;
-    fn max(a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn divide(a: Self::Wide, ranks: usize) -> Self::Wide;
-    fn and(a: Self::Wide, b: Self::Wide) -> Self::Wide;
-    fn or(a: Self::Wide, b: Self::Wide) -> Self::Wide;
-    fn xor(a: Self::Wide, b: Self::Wide) -> Self::Wide;
+    #[inline(always)]
+    fn min(a: Self::Wide, _b: Self::Wide) -> Self::Wide {
+        a
+    }
+    #[inline(always)]
+    fn max(a: Self::Wide, _b: Self::Wide) -> Self::Wide {
+        a
+    }
+    #[inline(always)]
+    fn and(a: Self::Wide, _b: Self::Wide) -> Self::Wide {
+        a
+    }
+    #[inline(always)]
+    fn or(a: Self::Wide, _b: Self::Wide) -> Self::Wide {
+        a
+    }
+    #[inline(always)]
+    fn xor(a: Self::Wide, _b: Self::Wide) -> Self::Wide {
+        a
+    }
 
     /// The last instruction set that makes conversions of this type faster.
     const FASTEST: u8 = AVX512;
@@ -59,9 +84,8 @@ pub trait Number: Copy + 'static {
 
 macro_rules! integers {
     ($($type:ty),*) => {$(
-        impl Number for $type {
+        impl Arithmetic for $type {
             type Wide = $type;
-            const IS_FLOAT: bool = false;
             #[inline(always)]
             fn widen(self) -> $type { self }
             #[inline(always)]
@@ -79,7 +103,7 @@ macro_rules! integers {
                 match <$type>::try_from(ranks.max(1)) {
                     Ok(ranks) => a.wrapping_div(ranks),
                     // More ranks than the type can count; the quotient fits again.
-                    Err(_) => (i128::from(a) / ranks as i128) as $type,
+                    Err(_) => (a as i128 / ranks as i128) as $type,
                 }
             }
             #[inline(always)]
@@ -92,13 +116,12 @@ macro_rules! integers {
     )*};
 }
 
-integers!(i8, i16, i32, i64, u8, u16, u32, u64);
+integers!(i8, i16, i32, i64, isize, u8, u16, u32, u64, usize);
 
 macro_rules! floats {
     ($($type:ty, $wide:ty, |$x:ident| $widen:expr, |$w:ident| $narrow:expr, {$($fast:item)*};)*) => {$(
-        impl Number for $type {
+        impl Arithmetic for $type {
             type Wide = $wide;
-            const IS_FLOAT: bool = true;
             #[inline(always)]
             fn widen(self) -> $wide { let $x = self; $widen }
             #[inline(always)]
@@ -122,12 +145,6 @@ macro_rules! floats {
             }
             #[inline(always)]
             fn divide(a: $wide, ranks: usize) -> $wide { a / ranks as $wide }
-            #[inline(always)]
-            fn and(a: $wide, b: $wide) -> $wide { <$wide>::from_bits(a.to_bits() & b.to_bits()) }
-            #[inline(always)]
-            fn or(a: $wide, b: $wide) -> $wide { <$wide>::from_bits(a.to_bits() | b.to_bits()) }
-            #[inline(always)]
-            fn xor(a: $wide, b: $wide) -> $wide { <$wide>::from_bits(a.to_bits() ^ b.to_bits()) }
             $($fast)*
         }
     )*};
@@ -195,6 +212,83 @@ floats! {
     };
     F8E5M2, f32, |x| decode::<2, 15>(u32::from(x.0)), |w| F8E5M2(encode::<2, 15>(w) as u8), {};
     F8E4M3, f32, |x| decode_e4m3(u32::from(x.0)), |w| F8E4M3(encode_e4m3(w) as u8), {};
+}
+
+impl Arithmetic for Bool {
+    /// 0 or 1.
+    type Wide = u8;
+    #[inline(always)]
+    fn widen(self) -> u8 {
+        bool::from(self).into()
+    }
+    #[inline(always)]
+    fn narrow(wide: u8) -> Self {
+        Self::from(wide != 0)
+    }
+    #[inline(always)]
+    fn add(a: u8, b: u8) -> u8 {
+        a | b
+    }
+    #[inline(always)]
+    fn multiply(a: u8, b: u8) -> u8 {
+        a & b
+    }
+    #[inline(always)]
+    fn divide(a: u8, _ranks: usize) -> u8 {
+        a
+    }
+    #[inline(always)]
+    fn min(a: u8, b: u8) -> u8 {
+        a & b
+    }
+    #[inline(always)]
+    fn max(a: u8, b: u8) -> u8 {
+        a | b
+    }
+    #[inline(always)]
+    fn and(a: u8, b: u8) -> u8 {
+        a & b
+    }
+    #[inline(always)]
+    fn or(a: u8, b: u8) -> u8 {
+        a | b
+    }
+    #[inline(always)]
+    fn xor(a: u8, b: u8) -> u8 {
+        a ^ b
+    }
+}
+
+macro_rules! complex {
+    ($($part:ty),*) => {$(
+        impl Arithmetic for Complex<$part> {
+            type Wide = Self;
+            #[inline(always)]
+            fn widen(self) -> Self { self }
+            #[inline(always)]
+            fn narrow(wide: Self) -> Self {
+                Self::new(<$part>::narrow(wide.re), <$part>::narrow(wide.im))
+            }
+            #[inline(always)]
+            fn add(a: Self, b: Self) -> Self { Self::new(a.re + b.re, a.im + b.im) }
+            /// Each product and each sum is rounded, as in the kernels.
+            #[inline(always)]
+            fn multiply(a: Self, b: Self) -> Self {
+                Self::new(a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re)
+            }
+            #[inline(always)]
+            fn divide(a: Self, ranks: usize) -> Self {
+                Self::new(a.re / ranks as $part, a.im / ranks as $part)
+            }
+        }
+    )*};
+}
+
+complex!(f32, f64);
+
+/// Whether results depend on the floating-point environment.
+pub(crate) const fn computes_in_floats(kind: Kind) -> bool {
+    matches!(kind, Kind::Float | Kind::Complex)
 }
 
 #[inline(always)]
@@ -400,20 +494,20 @@ mod tests {
     #[test]
     fn min_and_max_know_signed_zeros_and_pass_nan_on() {
         assert_eq!(f32::min(-0.0, 0.0).to_bits() >> 31, 1);
-        assert_eq!(<f32 as Number>::min(0.0, -0.0).to_bits(), (-0.0f32).to_bits());
-        assert_eq!(<f32 as Number>::max(-0.0, 0.0).to_bits(), 0.0f32.to_bits());
-        assert_eq!(<f32 as Number>::min(1.0, 2.0), 1.0);
-        assert_eq!(<f32 as Number>::max(-1.0, -2.0), -1.0);
-        assert!(<f32 as Number>::min(f32::NAN, 1.0).is_nan());
-        assert!(<f32 as Number>::max(1.0, f32::NAN).is_nan());
+        assert_eq!(<f32 as Arithmetic>::min(0.0, -0.0).to_bits(), (-0.0f32).to_bits());
+        assert_eq!(<f32 as Arithmetic>::max(-0.0, 0.0).to_bits(), 0.0f32.to_bits());
+        assert_eq!(<f32 as Arithmetic>::min(1.0, 2.0), 1.0);
+        assert_eq!(<f32 as Arithmetic>::max(-1.0, -2.0), -1.0);
+        assert!(<f32 as Arithmetic>::min(f32::NAN, 1.0).is_nan());
+        assert!(<f32 as Arithmetic>::max(1.0, f32::NAN).is_nan());
     }
 
     #[test]
     fn integers_wrap_and_averages_go_towards_zero() {
-        assert_eq!(<u8 as Number>::add(200, 100), 44);
-        assert_eq!(<i8 as Number>::multiply(100, 2), -56);
-        assert_eq!(<i32 as Number>::divide(-7, 2), -3);
-        assert_eq!(<i8 as Number>::divide(100, 300), 0);
-        assert_eq!(<i8 as Number>::divide(-128, 128), -1);
+        assert_eq!(<u8 as Arithmetic>::add(200, 100), 44);
+        assert_eq!(<i8 as Arithmetic>::multiply(100, 2), -56);
+        assert_eq!(<i32 as Arithmetic>::divide(-7, 2), -3);
+        assert_eq!(<i8 as Arithmetic>::divide(100, 300), 0);
+        assert_eq!(<i8 as Arithmetic>::divide(-128, 128), -1);
     }
 }

@@ -1,13 +1,16 @@
 //! Reduction operators, and what each means for each kind of number.
 
+use super::Kind;
+
 /// How elements of all ranks become one: ((x₀ ⊕ x₁) ⊕ x₂) …, in rank order, on every rank alike.
 ///
-/// | operator | integers | floats |
-/// |---|---|---|
-/// | `Sum`, `Product` | wrap around | 8- and 16-bit types compute in f32 and round once, at the end |
-/// | `Average` | the sum, divided by the number of ranks, towards zero | likewise |
-/// | `Min`, `Max` | | −0 is below +0; a NaN anywhere gives NaN |
-/// | `And`, `Or`, `Xor` | bit by bit | refused |
+/// | operator | integers | floats | complex numbers | [`Bool`](crate::Bool) |
+/// |---|---|---|---|---|
+/// | `Sum` | wraps around | 8- and 16-bit types compute in f32 and round once, at the end | by component | or |
+/// | `Product` | wraps around | likewise | each product and sum is rounded | and |
+/// | `Average` | the sum, divided by the number of ranks, towards zero | likewise | by component | refused |
+/// | `Min`, `Max` | | −0 is below +0; a NaN anywhere gives NaN | refused | and, or |
+/// | `And`, `Or`, `Xor` | bit by bit | refused | refused | of truth values |
 ///
 /// A float result that is no number is always the same quiet NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -61,9 +64,15 @@ impl ReduceOp {
         }
     }
 
-    /// Whether it works on bits rather than on numbers.
-    pub const fn is_bitwise(self) -> bool {
-        matches!(self, Self::And | Self::Or | Self::Xor)
+    /// Whether it applies to elements of this kind.
+    pub const fn applies_to(self, kind: Kind) -> bool {
+        match (kind, self) {
+            (Kind::Signed | Kind::Unsigned, _) => true,
+            (Kind::Float, op) => !matches!(op, Self::And | Self::Or | Self::Xor),
+            (Kind::Complex, op) => matches!(op, Self::Sum | Self::Average | Self::Product),
+            (Kind::Bool, op) => !matches!(op, Self::Average),
+            (Kind::Struct, _) => false,
+        }
     }
 }
 

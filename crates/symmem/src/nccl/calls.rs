@@ -21,7 +21,7 @@ impl Communicator {
         const OP: &str = "all_reduce";
         let (from, to) = (from.into(), to.into());
         self.check_len(OP, (from.len, from.dtype), (to.len, to.dtype))?;
-        let (span, op) = (reduced(OP, from.len, from.dtype)?, op.into().code(OP, self.rank())?);
+        let (span, op) = reduced(OP, self.rank(), from.len, from.dtype, op.into())?;
         self.call(OP, stream, |nccl, comm| {
             // SAFETY: as long as each other, and live in the stream.
             unsafe { nccl.all_reduce(comm, from.address, to.address, span, op, stream.raw()) }
@@ -37,7 +37,7 @@ impl Communicator {
     ) -> Result<()> {
         const OP: &str = "all_reduce";
         let to = elements.into();
-        let (span, op) = (reduced(OP, to.len, to.dtype)?, op.into().code(OP, self.rank())?);
+        let (span, op) = reduced(OP, self.rank(), to.len, to.dtype, op.into())?;
         self.call(OP, stream, |nccl, comm| {
             // SAFETY: live in the stream.
             unsafe { nccl.all_reduce(comm, to.address, to.address, span, op, stream.raw()) }
@@ -61,7 +61,7 @@ impl Communicator {
             self.check_len(OP, (from.len, from.dtype), (to.len, to.dtype))?;
         }
         let to = to.map_or(0, |to| to.address);
-        let (span, op) = (reduced(OP, from.len, from.dtype)?, op.into().code(OP, self.rank())?);
+        let (span, op) = reduced(OP, self.rank(), from.len, from.dtype, op.into())?;
         self.call(OP, stream, |nccl, comm| {
             // SAFETY: as long as each other, and live in the stream; only the root writes.
             unsafe { nccl.reduce(comm, from.address, to, span, op, root, stream.raw()) }
@@ -113,7 +113,7 @@ impl Communicator {
         const OP: &str = "reduce_scatter";
         let (from, to) = (from.into(), to.into());
         self.check_len(OP, (from.len, from.dtype), (to.len * self.size(), to.dtype))?;
-        let (span, op) = (reduced(OP, to.len, to.dtype)?, op.into().code(OP, self.rank())?);
+        let (span, op) = reduced(OP, self.rank(), to.len, to.dtype, op.into())?;
         self.call(OP, stream, |nccl, comm| {
             // SAFETY: as long as all ranks' parts, and live in the stream.
             unsafe { nccl.reduce_scatter(comm, from.address, to.address, span, op, stream.raw()) }

@@ -7,7 +7,7 @@ use symmem_sys::nccl as sys;
 
 use super::communicator::Communicator;
 use crate::cuda::{View, ViewMut};
-use crate::dtype::{DType, Element, ReduceOp};
+use crate::dtype::{DType, Element, Kind, ReduceOp};
 use crate::error::{Error, Result};
 
 /// Elements on a device that a call reads.
@@ -74,43 +74,52 @@ impl<'a, T: Element> From<ViewMut<'a, T>> for Target<'a> {
 
 /// So many elements, for a call that only moves them: as bytes, where the library does not know them or an old one does not.
 pub(super) fn moved(len: usize, dtype: DType) -> sys::Span {
-    let own = match dtype {
-        DType::F8E4M3 | DType::F8E5M2 => None,
-        other => convert(other),
+    let known = dtype.nccl().filter(|_| !matches!(dtype, DType::F8E4M3 | DType::F8E5M2));
+    let (kind, parts) = known.unwrap_or((sys::DataType::U8, dtype.size()));
+    sys::Span { count: len * parts, kind }
+}
+
+/// So many elements, and the operator as the library has it for them.
+pub(super) fn reduced(
+    name: &'static str,
+    rank: usize,
+    len: usize,
+    dtype: DType,
+    op: Operator,
+) -> Result<(sys::Span, sys::RedOp)> {
+    let usage = |expected: &str, got: String| Error::Usage {
+        op: name,
+        rank: Some(rank),
+        expected: expected.into(),
+        got,
     };
-    match own {
-        Some(kind) => sys::Span { count: len, kind },
-        None => sys::Span { count: len * dtype.size(), kind: sys::DataType::U8 },
-    }
-}
-
-/// So many elements, for a call that reckons with them.
-pub(super) fn reduced(op: &'static str, len: usize, dtype: DType) -> Result<sys::Span> {
-    let kind = convert(dtype).ok_or_else(|| Error::Usage {
-        op,
-        rank: None,
-        expected: "a type that NCCL reduces".into(),
-        got: format!("Unconvertible NCCL type {dtype}"),
+    let (kind, parts) = dtype.nccl().ok_or_else(|| {
+        usage("a type that NCCL reduces", format!("Unconvertible NCCL type {dtype}"))
     })?;
-    Ok(sys::Span { count: len, kind })
-}
-
-const fn convert(dtype: DType) -> Option<sys::DataType> {
-    Some(match dtype {
-        DType::F64 => sys::DataType::F64,
-        DType::F32 => sys::DataType::F32,
-        DType::F16 => sys::DataType::F16,
-        DType::BF16 => sys::DataType::Bf16,
-        DType::F8E4M3 => sys::DataType::F8E4M3,
-        DType::F8E5M2 => sys::DataType::F8E5M2,
-        DType::I64 => sys::DataType::I64,
-        DType::I32 => sys::DataType::I32,
-        DType::I8 => sys::DataType::I8,
-        DType::U64 => sys::DataType::U64,
-        DType::U32 => sys::DataType::U32,
-        DType::U8 => sys::DataType::U8,
-        DType::I16 | DType::U16 => return None,
-    })
+    let code = match (dtype.kind(), op.0) {
+        (_, Ok(code)) => code,
+        // As PyTorch has it: the smallest and the largest of 0 and 1 are "and" and "or".
+        (Kind::Bool, Err(ReduceOp::Sum | ReduceOp::Max | ReduceOp::Or)) => sys::RedOp::MAX,
+        (Kind::Bool, Err(ReduceOp::Product | ReduceOp::Min | ReduceOp::And)) => sys::RedOp::MIN,
+        (Kind::Bool, Err(op)) => return Err(usage("an operator of truth values", op.to_string())),
+        // Sums go by part.
+        (Kind::Complex, Err(ReduceOp::Sum)) => sys::RedOp::SUM,
+        (Kind::Complex, Err(ReduceOp::Average)) => sys::RedOp::AVG,
+        (Kind::Complex, Err(op)) => {
+            return Err(usage("sum or avg of complex numbers", op.to_string()));
+        }
+        (_, Err(op)) => match op {
+            ReduceOp::Sum => sys::RedOp::SUM,
+            ReduceOp::Average => sys::RedOp::AVG,
+            ReduceOp::Product => sys::RedOp::PROD,
+            ReduceOp::Min => sys::RedOp::MIN,
+            ReduceOp::Max => sys::RedOp::MAX,
+            ReduceOp::And | ReduceOp::Or | ReduceOp::Xor => {
+                return Err(usage("sum, prod, min, max or avg", op.to_string()));
+            }
+        },
+    };
+    Ok((sys::Span { count: len * parts, kind }, code))
 }
 
 /// How elements are reduced: a [`ReduceOp`], a [`ScaledSum`], or a number of the library's own.
@@ -122,27 +131,11 @@ impl Operator {
     pub const fn from_code(code: i32) -> Self {
         Self(Ok(sys::RedOp(code)))
     }
-
-    pub(super) fn code(self, op: &'static str, rank: usize) -> Result<sys::RedOp> {
-        self.0.map_err(|bitwise| Error::Usage {
-            op,
-            rank: Some(rank),
-            expected: "sum, prod, min, max or avg".into(),
-            got: bitwise.to_string(),
-        })
-    }
 }
 
 impl From<ReduceOp> for Operator {
     fn from(op: ReduceOp) -> Self {
-        Self(match op {
-            ReduceOp::Sum => Ok(sys::RedOp::SUM),
-            ReduceOp::Average => Ok(sys::RedOp::AVG),
-            ReduceOp::Product => Ok(sys::RedOp::PROD),
-            ReduceOp::Min => Ok(sys::RedOp::MIN),
-            ReduceOp::Max => Ok(sys::RedOp::MAX),
-            ReduceOp::And | ReduceOp::Or | ReduceOp::Xor => Err(op),
-        })
+        Self(Err(op))
     }
 }
 

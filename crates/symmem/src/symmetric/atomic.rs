@@ -1,27 +1,33 @@
-//! Elements that others may touch meanwhile, each as a relaxed atomic of its size: a load that meets a store gets the old
-//! element or the new one.
-#![allow(unsafe_code)] // S2 (atomics of the elements' size), S3: callers hand over ranges that they may touch
+//! Elements that others may touch meanwhile, as relaxed atomics: a load that meets a store gets the old element or the new
+//! one. Elements of more than 8 bytes, and those of odd sizes, are several atomics each.
+#![allow(unsafe_code)] // S2 (atomics of the same size for all), S3: callers hand over ranges that they may touch
 
 use crate::dtype::Element;
 use crate::sync::Ordering;
 use crate::sync::shared::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 
-macro_rules! by_size {
-    ($($size:literal => $atomic:ty, $bits:ty;)*) => {
+/// Bytes of the atomics that elements of `size` bytes are touched by: elements lie at multiples of their size.
+const fn unit(size: usize) -> usize {
+    let largest = 1 << size.trailing_zeros();
+    if largest > 8 { 8 } else { largest }
+}
+
+macro_rules! by_unit {
+    ($($unit:literal => $atomic:ty, $bits:ty;)*) => {
         /// Stores all of `data`, from `to` on.
         ///
         /// # Safety
-        /// There are as many elements, aligned, and while this runs they are touched by atomics of their size only.
+        /// There are as many elements, at a multiple of their size, and while this runs they are touched by these functions only.
         pub(crate) unsafe fn store<T: Element>(data: &[T], to: *mut T) {
-            match size_of::<T>() {
-                $($size => for (i, value) in data.iter().enumerate() {
-                    // SAFETY: an element has the size of these bits, and none of its bits are undefined.
-                    let bits = unsafe { std::ptr::from_ref(value).cast::<$bits>().read_unaligned() };
+            match unit(size_of::<T>()) {
+                $($unit => for i in 0..size_of_val(data) / $unit {
+                    // SAFETY: within `data`, none of whose bits are undefined.
+                    let bits = unsafe { data.as_ptr().cast::<$bits>().add(i).read_unaligned() };
                     // SAFETY: as the caller promises.
                     let word = unsafe { <$atomic>::from_ptr(to.cast::<$bits>().wrapping_add(i)) };
                     word.store(bits, Ordering::Relaxed);
                 },)*
-                _ => {} // no element has another size
+                _ => {} // there are no others
             }
         }
 
@@ -30,13 +36,13 @@ macro_rules! by_size {
         /// # Safety
         /// As for `store`.
         pub(crate) unsafe fn load<T: Element>(from: *mut T, out: &mut [T]) {
-            match size_of::<T>() {
-                $($size => for (i, value) in out.iter_mut().enumerate() {
+            match unit(size_of::<T>()) {
+                $($unit => for i in 0..size_of_val(out) / $unit {
                     // SAFETY: as the caller promises.
                     let word = unsafe { <$atomic>::from_ptr(from.cast::<$bits>().wrapping_add(i)) };
                     let bits = word.load(Ordering::Relaxed);
-                    // SAFETY: an element has the size of these bits, and every pattern of them is one.
-                    unsafe { std::ptr::from_mut(value).cast::<$bits>().write_unaligned(bits) };
+                    // SAFETY: within `out`, of which every pattern of bits is a value.
+                    unsafe { out.as_mut_ptr().cast::<$bits>().add(i).write_unaligned(bits) };
                 },)*
                 _ => {}
             }
@@ -44,9 +50,19 @@ macro_rules! by_size {
     };
 }
 
-by_size! {
+by_unit! {
     1 => AtomicU8, u8;
     2 => AtomicU16, u16;
     4 => AtomicU32, u32;
     8 => AtomicU64, u64;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_of_every_size_have_their_atomics() {
+        assert_eq!([1, 2, 3, 4, 6, 8, 12, 16, 24].map(unit), [1, 2, 1, 4, 2, 8, 4, 8, 8]);
+    }
 }

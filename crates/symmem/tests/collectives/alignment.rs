@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use half::bf16;
-use symmem::{Algorithm, Element, ReduceOp, Symmetric, World, WorldOptions};
+use symmem::{Algorithm, Number, ReduceOp, Symmetric, World, WorldOptions};
 use symmem_testing::{Ranks, test_name};
 
 use crate::threads;
@@ -20,7 +20,7 @@ const LIMITS: [usize; 10] = [1, 8, 24, 32, 64, 128, 256, 512, 4 << 10, 16 << 10]
 const WORKSPACE: usize = 1 << 20;
 
 /// A number whose sum can be told from all others.
-trait Summand: Element {
+trait Summand: Number {
     const ZERO: Self;
     fn of(seed: u64) -> Self;
     /// One after the other, rounded to the type at the end.
@@ -173,7 +173,7 @@ fn same<T: Summand>(got: &[T], expected: &[T], what: &str) {
     }
 }
 
-fn describe<T: Element>(what: &str, world: &World, len: usize, bytes: usize) -> String {
+fn describe<T: Number>(what: &str, world: &World, len: usize, bytes: usize) -> String {
     format!("{what} of {len} {} by {} ranks, misaligned by {bytes}", T::DTYPE, world.size())
 }
 

@@ -8,7 +8,6 @@ use symmem_testing::test_name;
 
 use crate::each;
 
-const PTX: &str = include_str!("../../../../kernels/ptx/litmus.ptx");
 const BLOCKS: u32 = 8;
 const THREADS: u32 = 128;
 
@@ -17,6 +16,12 @@ fn memory(world: &World, gpu: &Gpu) -> (Symmetric<u32>, Buffer<u32>) {
     let words = (BLOCKS * THREADS) as usize * world.size();
     let x = gpu.alloc::<u32>(world, words).unwrap().rendezvous(world).unwrap();
     (x, gpu.alloc::<u32>(world, 1).unwrap())
+}
+
+/// The module of the litmus kernels.
+fn ptx() -> String {
+    let files = symmem::cuda::ptx_files().unwrap();
+    files.into_iter().find(|(name, _)| name == "litmus").unwrap().1
 }
 
 fn launch(kernel: &Kernel, stream: &Stream, list: &[Parameter<'_>]) -> Result<()> {
@@ -31,7 +36,7 @@ fn is_quick() -> bool {
 
 /// Runs a kernel that goes through many rounds by itself, at system and at device scope.
 fn rounds(world: &World, gpu: &Gpu, stream: &Stream, name: &str) {
-    let kernel = gpu.module(PTX).unwrap().kernel(name).unwrap();
+    let kernel = gpu.module(&ptx()).unwrap().kernel(name).unwrap();
     let (x, wrong) = memory(world, gpu);
     let rounds: u32 = if is_quick() { 20_000 } else { 50 };
     for scope in [0_u32, 1] {
@@ -60,7 +65,7 @@ fn nothing_overtakes_a_signal() {
 #[ignore = "needs a CUDA device: cargo xtask gpu"]
 fn nothing_overtakes_a_barrier_in_a_stream() {
     each(test_name!(), |world, gpu, stream| {
-        let module = gpu.module(PTX).unwrap();
+        let module = gpu.module(&ptx()).unwrap();
         let [write, check] =
             ["litmus_write", "litmus_check"].map(|name| module.kernel(name).unwrap());
         let (x, wrong) = memory(world, gpu);

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use symmem::cuda::{Gpu, Stream, Tile, TileMut, ViewMut};
-use symmem::{Algorithm, Element, ReduceOp, World};
+use symmem::{Algorithm, Number, ReduceOp, World};
 use symmem_testing::test_name;
 
 use crate::{Sample, each, input, same};
@@ -20,7 +20,7 @@ fn sums<T: Sample>(world: &World, data: &[T]) -> Vec<T> {
     x.local().to_vec()
 }
 
-fn tile_of<T: Element>(all: &[T], tile: &Tile) -> Vec<T> {
+fn tile_of<T: Number>(all: &[T], tile: &Tile) -> Vec<T> {
     let row = |i: usize| &all[tile.first + i * tile.pitch..][..tile.columns];
     (0..tile.rows).flat_map(|i| row(i).to_vec()).collect()
 }

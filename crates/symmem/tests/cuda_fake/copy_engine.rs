@@ -13,7 +13,6 @@ use super::{GROUP, Group, configured, declared, drivers, load, ranks};
 
 const WAY: Algorithm = Algorithm::CopyEngine;
 const COPY: &str = "cuMemcpyDtoDAsync";
-const REDUCE: &str = include_str!("../../../../kernels/ptx/reduce_f32.ptx");
 
 /// Waits until all of `n` have come, each as often as this one, as blocks that meet do.
 fn meet(arrivals: &AtomicUsize, n: usize) {
@@ -32,7 +31,7 @@ fn meeting(devices: Vec<Config>) -> Vec<Arc<Fake>> {
         let all = arrivals.clone();
         driver.kernel("barrier", &[GROUP], move |_| meet(&all, n));
         let all = arrivals.clone();
-        driver.kernel("reduce_pull", &declared(REDUCE, "reduce_pull"), move |launched| {
+        driver.kernel("reduce_pull", &declared("reduce_f32", "reduce_pull"), move |launched| {
             meet(&all, n);
             reduce(launched);
         });
@@ -171,7 +170,7 @@ fn ways_that_differ_are_different_calls() {
     let calls: Arc<std::sync::Mutex<Vec<u32>>> = Arc::default();
     let note = calls.clone();
     let noted = move |launched: &Launched| note.lock().unwrap().push(Group::of(launched).u32(16));
-    let sizes = declared(include_str!("../../../../kernels/ptx/move.ptx"), "all_gather");
+    let sizes = declared("move", "all_gather");
     drivers[0].kernel("all_gather", &sizes, noted.clone());
     drivers[0].kernel("barrier", &[GROUP], noted);
     ranks(&drivers, |world, _, gpu, stream| {

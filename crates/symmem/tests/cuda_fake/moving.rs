@@ -7,16 +7,13 @@ use symmem_sys::cuda::fake::{Fake, Launched};
 
 use super::{declared, drivers, ranks};
 
-const MOVE: &str = include_str!("../../../../kernels/ptx/move.ptx");
-const REDUCE: &str = include_str!("../../../../kernels/ptx/reduce_f32.ptx");
-
 type Seen = Arc<Mutex<Vec<Launched>>>;
 
 /// Has launches noted with as many bytes of each parameter as the kernel takes.
 fn noting(driver: &Fake) -> Seen {
     let seen = Seen::default();
-    let moves = ["all_to_all", "gather", "scatter"].map(|kernel| (MOVE, kernel));
-    for (ptx, kernel) in moves.into_iter().chain([(REDUCE, "reduce_pull")]) {
+    let moves = ["all_to_all", "gather", "scatter"].map(|kernel| ("move", kernel));
+    for (ptx, kernel) in moves.into_iter().chain([("reduce_f32", "reduce_pull")]) {
         let into = seen.clone();
         driver.kernel(kernel, &declared(ptx, kernel), move |launched| {
             into.lock().unwrap().push(launched.clone());

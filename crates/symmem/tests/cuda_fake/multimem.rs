@@ -4,14 +4,13 @@ use std::sync::{Arc, Mutex};
 
 use half::{bf16, f16};
 use symmem::cuda::{Gpu, Stream, Symmetric, View, ViewMut};
-use symmem::{Algorithm, Element, Error, Group, GroupOptions, Order, ReduceOp, World};
+use symmem::{Algorithm, Error, Group, GroupOptions, Number, Order, ReduceOp, World};
 use symmem_sys::cuda::code;
 use symmem_sys::cuda::fake::{Config, Fake, Launched};
 
 use super::multicast::{able, logged};
 use super::{GROUP, configured, declared, load, ranks};
 
-const PTX: &str = include_str!("../../../../kernels/ptx/multimem_f32.ptx");
 const SUM: ReduceOp = ReduceOp::Sum;
 
 fn able_drivers(n: usize) -> Vec<Arc<Fake>> {
@@ -25,7 +24,7 @@ type Seen = Arc<Mutex<Vec<(String, Vec<u64>)>>>;
 fn watch(driver: &Fake, kernels: &[&str]) -> Seen {
     let seen = Seen::default();
     for kernel in kernels {
-        let (seen, sizes) = (seen.clone(), declared(PTX, kernel));
+        let (seen, sizes) = (seen.clone(), declared("multimem_f32", kernel));
         assert_eq!(sizes[0], GROUP, "{kernel}");
         driver.kernel(kernel, &sizes, move |launched: &Launched| {
             let number = |i| launched.u64(i).or(launched.u32(i).map(u64::from)).unwrap_or(0);
@@ -36,7 +35,7 @@ fn watch(driver: &Fake, kernels: &[&str]) -> Seen {
     seen
 }
 
-fn rendezvous<T: Element>(group: &Group, gpu: &Gpu, len: usize) -> Symmetric<T> {
+fn rendezvous<T: Number>(group: &Group, gpu: &Gpu, len: usize) -> Symmetric<T> {
     gpu.alloc::<T>(group, len).unwrap().rendezvous(group).unwrap()
 }
 
@@ -45,7 +44,7 @@ fn all_ranks(world: &World, order: Option<Order>) -> Group {
     world.subgroup_with(&all, GroupOptions { order, ..Default::default() }).unwrap()
 }
 
-fn each_way<T: Element>(world: &World, driver: &Fake, gpu: &Gpu, stream: &Stream) {
+fn each_way<T: Number>(world: &World, driver: &Fake, gpu: &Gpu, stream: &Stream) {
     const WAY: Algorithm = Algorithm::Multimem;
     let (n, rank, len) = (world.size(), world.rank(), 5 * world.size());
     let seen =
@@ -92,7 +91,7 @@ fn a_caller_who_asks_gets_the_switchs_kernels() {
 }
 
 /// The error of a call that the switch cannot do, which puts nothing into the stream.
-fn refused<T: Element>(x: &mut Symmetric<T>, op: ReduceOp, driver: &Fake, at: &Stream) -> String {
+fn refused<T: Number>(x: &mut Symmetric<T>, op: ReduceOp, driver: &Fake, at: &Stream) -> String {
     let before = driver.launches().len();
     let e = x.all_reduce_with(op, Algorithm::Multimem, at).unwrap_err();
     assert!(matches!(e, Error::Usage { op: "all_reduce", rank: Some(_), .. }), "{e}");

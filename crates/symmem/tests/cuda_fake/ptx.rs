@@ -1,8 +1,6 @@
 //! What the committed PTX says about order: docs/memory-model.md has the argument, and these are the instructions that it
 //! rests on.
 
-use std::path::Path;
-
 /// A kernel of a PTX file: its name, and its instructions without those of the functions that it calls.
 struct Kernel {
     file: String,
@@ -35,12 +33,8 @@ impl Kernel {
 }
 
 fn kernels() -> Vec<Kernel> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels/ptx");
     let mut kernels = Vec::new();
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let file = path.file_stem().unwrap().to_string_lossy().into_owned();
-        let text = std::fs::read_to_string(&path).unwrap();
+    for (file, text) in symmem::cuda::ptx_files().unwrap() {
         for part in text.split(".entry ").skip(1) {
             let name = part.split('(').next().unwrap().to_owned();
             let body = part.split("\n}").next().unwrap().split('\n');

@@ -9,7 +9,6 @@ use symmem_sys::cuda::fake::{Fake, Launched};
 
 use super::{Group, declared, drivers, on, ranks, word};
 
-const ROWS: &str = include_str!("../../../../kernels/ptx/rows.ptx");
 /// Numbers by which kernels say what they are about.
 const ALL_TO_ALL_V: u32 = 7;
 const ALL_TO_ALL_V_2D: u32 = 13;
@@ -25,7 +24,7 @@ fn noting(driver: &Fake) -> Seen {
     let seen = Seen::default();
     for kernel in ["all_to_all_v_plan", "all_to_all_v"] {
         let into = seen.clone();
-        driver.kernel(kernel, &declared(ROWS, kernel), move |launched| {
+        driver.kernel(kernel, &declared("rows", kernel), move |launched| {
             if launched.function == "all_to_all_v" {
                 word(launched.u64(2).unwrap()).store(OUT, Ordering::Relaxed);
                 word(launched.u64(3).unwrap()).store(RECEIVED, Ordering::Relaxed);
@@ -187,7 +186,7 @@ fn a_capture_needs_a_call_before_it_and_replays() {
 fn rows_that_do_not_fit_are_a_usage_error_of_their_call() {
     let drivers = drivers(2);
     for driver in &drivers {
-        driver.kernel("all_to_all_v_plan", &declared(ROWS, "all_to_all_v_plan"), |launched| {
+        driver.kernel("all_to_all_v_plan", &declared("rows", "all_to_all_v_plan"), |launched| {
             let group = Group::of(launched);
             let note = [5, group.u32(12), 0, 1, 3, 0];
             for (i, value) in note.into_iter().enumerate() {

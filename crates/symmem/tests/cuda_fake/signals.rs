@@ -12,7 +12,6 @@ use symmem_testing::{Ranks, die, test_name};
 
 use super::{Group, declared, drivers, load, on, ranks, word};
 
-const MOVE: &str = include_str!("../../../../kernels/ptx/move.ptx");
 /// Numbers by which kernels say what they are about.
 const PUT_SIGNAL: u32 = 10;
 const WAIT_SIGNAL: u32 = 11;
@@ -58,17 +57,17 @@ fn check_launch(launched: &Launched, threads: u32, op: u32) {
 /// Has launches signal as the kernels do.
 fn signalling(drivers: &[Arc<Fake>]) {
     for driver in drivers {
-        driver.kernel("put_signal", &declared(MOVE, "put_signal"), |launched| {
+        driver.kernel("put_signal", &declared("move", "put_signal"), |launched| {
             check_launch(launched, 32, PUT_SIGNAL);
             let (to, channel) = (launched.u32(1).unwrap(), launched.u32(2).unwrap());
             Handle::of(launched).put(to as usize, channel);
         });
-        driver.kernel("wait_signal", &declared(MOVE, "wait_signal"), |launched| {
+        driver.kernel("wait_signal", &declared("move", "wait_signal"), |launched| {
             check_launch(launched, 32, WAIT_SIGNAL);
             let (from, channel) = (launched.u32(1).unwrap(), launched.u32(2).unwrap());
             Handle::of(launched).wait(from as usize, channel);
         });
-        driver.kernel("barrier_on_channel", &declared(MOVE, "barrier_on_channel"), |launched| {
+        driver.kernel("barrier_on_channel", &declared("move", "barrier_on_channel"), |launched| {
             check_launch(launched, 32, BARRIER_ON_CHANNEL);
             let (handle, channel) = (Handle::of(launched), launched.u32(1).unwrap());
             let (own, size) = (handle.0.rank(), handle.0.size());
@@ -86,8 +85,8 @@ fn own_words(pads: &[usize], rank: usize, channel: usize) -> Vec<u32> {
 
 #[test]
 fn a_handle_is_as_long_as_the_kernels_say() {
-    assert_eq!(declared(MOVE, "put_signal"), [size_of::<DeviceHandle>(), 4, 4]);
-    assert_eq!(declared(MOVE, "barrier_on_channel"), [size_of::<DeviceHandle>(), 4]);
+    assert_eq!(declared("move", "put_signal"), [size_of::<DeviceHandle>(), 4, 4]);
+    assert_eq!(declared("move", "barrier_on_channel"), [size_of::<DeviceHandle>(), 4]);
 }
 
 #[test]
@@ -122,7 +121,7 @@ fn signals_go_around_on_the_first_and_on_the_last_channel() {
 #[test]
 fn a_signals_time_limit_is_that_of_its_group() {
     let drivers = drivers(1);
-    drivers[0].kernel("put_signal", &declared(MOVE, "put_signal"), |launched| {
+    drivers[0].kernel("put_signal", &declared("move", "put_signal"), |launched| {
         let handle = Handle::of(launched);
         assert_eq!(handle.0.u64(24), 7_000_000_000);
         assert_eq!(load(handle.0.mailbox()), 0, "the mailbox is mapped, and nobody is lost");
@@ -273,7 +272,7 @@ fn give_up(launched: &Launched) {
 fn a_wait_in_vain_is_the_error_of_every_call_until_the_group_is_back_in_step() {
     let drivers = drivers(2);
     for driver in &drivers {
-        driver.kernel("wait_signal", &declared(MOVE, "wait_signal"), give_up);
+        driver.kernel("wait_signal", &declared("move", "wait_signal"), give_up);
     }
     ranks(&drivers, |world, driver, gpu, stream| {
         let x = gpu.alloc::<u32>(world, 4).unwrap().rendezvous(world).unwrap();
@@ -310,7 +309,7 @@ fn a_call_waits_for_its_own_limit_or_the_groups() {
     let drivers = drivers(1);
     for driver in &drivers {
         for kernel in ["put_signal", "wait_signal", "barrier_on_channel"] {
-            driver.kernel(kernel, &declared(MOVE, kernel), |_| ());
+            driver.kernel(kernel, &declared("move", kernel), |_| ());
         }
     }
     ranks(&drivers, |world, driver, gpu, stream| {

@@ -7,9 +7,6 @@ use symmem_sys::cuda::fake::Launched;
 use super::multicast::able;
 use super::{GROUP, configured, declared, drivers, ranks};
 
-const TILES: &str = include_str!("../../../../kernels/ptx/tiles_f32.ptx");
-const MULTIMEM: &str = include_str!("../../../../kernels/ptx/multimem_f32.ptx");
-const ROWS: &str = include_str!("../../../../kernels/ptx/rows.ptx");
 const POINTERS: usize = 576;
 const SUM: ReduceOp = ReduceOp::Sum;
 
@@ -32,7 +29,7 @@ fn last(launches: Vec<Launched>, name: &str) -> Launched {
 
 #[test]
 fn a_tile_goes_to_its_root_alone() {
-    let sizes = declared(TILES, "reduce_tiles");
+    let sizes = declared("tiles_f32", "reduce_tiles");
     assert_eq!(sizes, [GROUP, POINTERS, 536, 4]);
     ranks(&drivers(2), |world, driver, gpu, stream| {
         driver.kernel("reduce_tiles", &sizes, |_| {});
@@ -56,7 +53,7 @@ fn a_tile_goes_to_its_root_alone() {
 
 #[test]
 fn the_switch_reduces_tiles_where_the_caller_asks_for_it() {
-    let sizes = declared(MULTIMEM, "multimem_reduce_tiles");
+    let sizes = declared("multimem_f32", "multimem_reduce_tiles");
     assert_eq!(sizes, [GROUP, POINTERS, 8, 536]);
     ranks(&configured(2, &vec![able(); 2]), |world, driver, gpu, stream| {
         driver.kernel("multimem_reduce_tiles", &sizes, |_| {});
@@ -77,7 +74,7 @@ fn the_switch_reduces_tiles_where_the_caller_asks_for_it() {
 
 #[test]
 fn blocks_at_offsets_are_tiles_of_their_owners() {
-    let sizes = declared(TILES, "reduce_tiles");
+    let sizes = declared("tiles_f32", "reduce_tiles");
     ranks(&drivers(2), |world, driver, gpu, stream| {
         driver.kernel("reduce_tiles", &sizes, |_| {});
         let mut x = gpu.alloc::<f32>(world, 64 * 8).unwrap().rendezvous(world).unwrap();
@@ -104,7 +101,7 @@ fn blocks_at_offsets_are_tiles_of_their_owners() {
 
 #[test]
 fn rows_and_columns_change_places() {
-    let sizes = declared(ROWS, "all_to_all_nd");
+    let sizes = declared("rows", "all_to_all_nd");
     assert_eq!(sizes, [GROUP, POINTERS, 8, 8, 8, 8, 8, 8, 8]);
     ranks(&drivers(2), |world, driver, gpu, stream| {
         driver.kernel("all_to_all_nd", &sizes, |_| {});

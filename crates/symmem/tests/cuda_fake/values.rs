@@ -7,7 +7,6 @@ use symmem_sys::cuda::fake::Launched;
 
 use super::{Group, declared, drivers, ranks};
 
-const MOVE: &str = include_str!("../../../../kernels/ptx/move.ptx");
 /// Where a handle has its first pad.
 const PADS: usize = 616;
 
@@ -20,7 +19,7 @@ fn word<'a>(launched: &Launched, rank: usize, number: u32) -> &'a AtomicU64 {
 
 #[test]
 fn a_value_is_awaited_by_whom_it_was_put_for() {
-    let (put, wait) = (declared(MOVE, "put_value"), declared(MOVE, "wait_value"));
+    let (put, wait) = (declared("move", "put_value"), declared("move", "wait_value"));
     assert_eq!((&put[1..], &wait[1..]), (&[4, 4, 8][..], &[4, 4, 8, 4][..]));
     ranks(&drivers(2), |world, driver, gpu, stream| {
         driver.kernel("put_value", &put, |l| {

@@ -1,14 +1,14 @@
 //! What NVSHMEM does in streams.
 
 use symmem::cuda::{Gpu, SignalOp, Stream, Symmetric};
-use symmem::{Element, Error, ReduceOp, World};
+use symmem::{Error, Number, ReduceOp, World};
 use symmem_testing::test_name;
 
 use super::{counts, load, open, ranks};
 
 const LEN: usize = 12;
 
-fn memory<T: Element>(world: &World, gpu: &Gpu, stream: &Stream, data: &[T]) -> Symmetric<T> {
+fn memory<T: Number>(world: &World, gpu: &Gpu, stream: &Stream, data: &[T]) -> Symmetric<T> {
     let mut x = gpu.alloc::<T>(world, data.len()).unwrap().rendezvous(world).unwrap();
     x.write(data, stream).unwrap();
     world.barrier().unwrap();

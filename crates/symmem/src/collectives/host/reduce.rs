@@ -6,8 +6,9 @@
 
 use super::copy::{self, Stores, VECTOR};
 use super::environment::DefaultFloats;
+use crate::dtype::Number;
 use crate::dtype::ReduceOp;
-use crate::dtype::number::{AVX2, AVX512, AVX512_BF16, Number, PORTABLE};
+use crate::dtype::number::{AVX2, AVX512, AVX512_BF16, PORTABLE, computes_in_floats};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// Elements that are worked on at once: a few registers full, whatever the registers.
@@ -63,12 +64,12 @@ pub(crate) type Loop<N> = unsafe fn(&[*const N], &[*mut N], usize, Stores);
 #[inline]
 pub(crate) fn reduce_loop<N: Number>(op: ReduceOp) -> Option<Loop<N>> {
     match op {
+        _ if !op.applies_to(N::DTYPE.kind()) => None,
         ReduceOp::Sum => Some(best::<N, Sum>()),
         ReduceOp::Average => Some(best::<N, Average>()),
         ReduceOp::Product => Some(best::<N, Product>()),
         ReduceOp::Min => Some(best::<N, Min>()),
         ReduceOp::Max => Some(best::<N, Max>()),
-        _ if N::IS_FLOAT => None,
         ReduceOp::And => Some(best::<N, And>()),
         ReduceOp::Or => Some(best::<N, Or>()),
         ReduceOp::Xor => Some(best::<N, Xor>()),
@@ -190,7 +191,7 @@ unsafe fn body<N: Number, O: Operator, const V: u8>(
     len: usize,
     stores: Stores,
 ) {
-    let _floats = N::IS_FLOAT.then(DefaultFloats::enter);
+    let _floats = computes_in_floats(N::DTYPE.kind()).then(DefaultFloats::enter);
     let stream = V != PORTABLE
         && stores == Stores::Streaming
         && to.iter().all(|to| to.cast::<u8>().align_offset(VECTOR) == 0);

@@ -42,8 +42,8 @@ template <bool TO_ALL> struct Places {
 };
 
 // One element, `at` bytes from the beginning of the parts.
-__device__ __forceinline__ symmem_u64 reduced_element(const SymmemPointers &parts, symmem_u32 size, symmem_u64 at,
-                                                      Op op) {
+__device__ __forceinline__ ElementBits reduced_element(const SymmemPointers &parts, symmem_u32 size, symmem_u64 at,
+                                                       Op op) {
     Number::Wide sum = Number::widen(load_bits<Number::BYTES>(static_cast<const char *>(parts.at[0]) + at));
 #pragma unroll 1
     for (symmem_u32 rank = 1; rank < size; rank++) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ symmem_u64 reduced_element(const SymmemPointers &part
 // Likewise, to where it belongs; `byte` counts bytes of the result.
 template <bool TO_ALL> __device__ inline void reduce_element(const Places<TO_ALL> &places, symmem_u64 byte, Op op) {
     symmem_u64 at = places.at(byte);
-    symmem_u64 bits = reduced_element(places.parts, places.size, places.first + at, op);
+    ElementBits bits = reduced_element(places.parts, places.size, places.first + at, op);
     if constexpr (TO_ALL) {
         for (symmem_u32 rank = 0; rank < places.size; rank++) {
             store_bits<Number::BYTES>(places.part(rank, at), bits);

@@ -1,10 +1,10 @@
-// Element types and operators with the bits of the host's: crates/symmem/src/dtype/number.rs and op.rs.
+// Element types and operators with the bits of the host's: src/dtype/number.rs and op.rs.
 //
 // `Number` is the type that SYMMEM_T names. Elements travel as bits in 32-bit words; `Wide` is what they are computed
 // in. 8- and 16-bit floats compute in f32 and round once. A result that is no number is always the same NaN.
 #pragma once
 
-#include "symmem.cuh"
+#include "vectors.cuh"
 
 // The host's `ReduceOp as u32`.
 enum Op : symmem_u32 { SUM, AVERAGE, PRODUCT, MIN, MAX, AND, OR, XOR };
@@ -27,6 +27,23 @@ template <class W, int B> struct Integer {
     }
     template <int N> static __device__ __forceinline__ W divide(W a) { return widen((symmem_u64)a) / (W)N; }
     static __device__ __forceinline__ W bits(Op op, W a, W b) {
+        return op == AND ? a & b : op == OR ? a | b : a ^ b;
+    }
+};
+
+// Truth values: 0 is false, everything else is true. Results are 0 or 1.
+struct Truth {
+    typedef symmem_u32 Wide;
+    static const int BYTES = 1;
+    static __device__ __forceinline__ symmem_u32 widen(symmem_u64 bits) { return bits != 0; }
+    static __device__ __forceinline__ symmem_u64 narrow(symmem_u32 wide) { return wide; }
+    static __device__ __forceinline__ symmem_u32 add(symmem_u32 a, symmem_u32 b) { return a | b; }
+    static __device__ __forceinline__ symmem_u32 multiply(symmem_u32 a, symmem_u32 b) { return a & b; }
+    static __device__ __forceinline__ symmem_u32 min(symmem_u32 a, symmem_u32 b) { return a & b; }
+    static __device__ __forceinline__ symmem_u32 max(symmem_u32 a, symmem_u32 b) { return a | b; }
+    static __device__ __forceinline__ symmem_u32 divide(symmem_u32 a, symmem_u32) { return a; } // refused by the host
+    template <int N> static __device__ __forceinline__ symmem_u32 divide(symmem_u32 a) { return a; }
+    static __device__ __forceinline__ symmem_u32 bits(Op op, symmem_u32 a, symmem_u32 b) {
         return op == AND ? a & b : op == OR ? a | b : a ^ b;
     }
 };
@@ -80,6 +97,44 @@ struct F64 {
     }
     template <int N> static __device__ __forceinline__ double divide(double a) { return __dmul_rn(a, 1.0 / N); }
     static __device__ __forceinline__ double bits(Op, double a, double) { return a; }
+};
+
+// Complex numbers of which each part is an F: sums go by part, and in a product each multiplication and addition is rounded.
+template <class F> struct Complex {
+    typedef typename F::Wide Part;
+    struct Wide {
+        Part re, im;
+    };
+    static const int BYTES = 2 * F::BYTES;
+    typedef typename Raw<BYTES>::Type Bits;
+    static __device__ __forceinline__ Wide widen(Bits bits) {
+        if constexpr (BYTES == 16) {
+            return {F::widen(bits.low), F::widen(bits.high)};
+        } else {
+            return {F::widen(bits & 0xffffffff), F::widen(bits >> 32)};
+        }
+    }
+    static __device__ __forceinline__ Bits narrow(Wide x) {
+        if constexpr (BYTES == 16) {
+            return {F::narrow(x.re), F::narrow(x.im)};
+        } else {
+            return F::narrow(x.re) | F::narrow(x.im) << 32;
+        }
+    }
+    static __device__ __forceinline__ Wide add(Wide a, Wide b) { return {F::add(a.re, b.re), F::add(a.im, b.im)}; }
+    static __device__ __forceinline__ Wide multiply(Wide a, Wide b) {
+        return {F::add(F::multiply(a.re, b.re), -F::multiply(a.im, b.im)),
+                F::add(F::multiply(a.re, b.im), F::multiply(a.im, b.re))};
+    }
+    static __device__ __forceinline__ Wide min(Wide a, Wide) { return a; } // refused by the host, as what follows
+    static __device__ __forceinline__ Wide max(Wide a, Wide) { return a; }
+    static __device__ __forceinline__ Wide bits(Op, Wide a, Wide) { return a; }
+    static __device__ __forceinline__ Wide divide(Wide a, symmem_u32 ranks) {
+        return {F::divide(a.re, ranks), F::divide(a.im, ranks)};
+    }
+    template <int N> static __device__ __forceinline__ Wide divide(Wide a) {
+        return {F::template divide<N>(a.re), F::template divide<N>(a.im)};
+    }
 };
 
 struct BF16 : F32 {
@@ -167,10 +222,14 @@ typedef Integer<symmem_u32, 1> Number_u8;
 typedef Integer<symmem_u32, 2> Number_u16;
 typedef Integer<symmem_u32, 4> Number_u32;
 typedef Integer<symmem_u64, 8> Number_u64;
+typedef Truth Number_bool;
+typedef Complex<F32> Number_c64;
+typedef Complex<F64> Number_c128;
 
 #define NUMBER_OF(name) Number_##name
 #define NUMBER(name) NUMBER_OF(name)
 typedef NUMBER(SYMMEM_T) Number;
+typedef Raw<Number::BYTES>::Type ElementBits;
 
 __device__ __forceinline__ Number::Wide combine(Op op, Number::Wide a, Number::Wide b) {
     return op <= AVERAGE    ? Number::add(a, b)
@@ -185,16 +244,53 @@ template <int W> struct Pack {
     static const int LANES = 4 * W / Number::BYTES;
     Number::Wide lanes[LANES];
 
-    static __device__ __forceinline__ Number::Wide lane(const symmem_u32 (&words)[W], int i) {
+    static __device__ __forceinline__ symmem_u64 pair(const symmem_u32 (&words)[W], int i) {
+        return words[i % W] | (symmem_u64)words[(i + 1) % W] << 32;
+    }
+
+    static __device__ __forceinline__ void set_pair(symmem_u32 (&words)[W], int i, symmem_u64 bits) {
+        words[i % W] = (symmem_u32)bits;
+        words[(i + 1) % W] = (symmem_u32)(bits >> 32);
+    }
+
+    static __device__ __forceinline__ void get(const symmem_u32 (&words)[W], int i, WideBits &bits) {
+        bits = {pair(words, 4 * i), pair(words, 4 * i + 2)};
+    }
+
+    static __device__ __forceinline__ void get(const symmem_u32 (&words)[W], int i, symmem_u64 &bits) {
+        const int per_word = 4 / (Number::BYTES < 4 ? Number::BYTES : 4);
+        symmem_u32 word = words[i / per_word % W];
+        if (Number::BYTES == 8) {
+            bits = pair(words, 2 * i);
+        } else if (Number::BYTES == 4) {
+            bits = word;
+        } else {
+            bits = word >> (8 * Number::BYTES * (i % per_word)) & ((1u << (8 * Number::BYTES % 32)) - 1);
+        }
+    }
+
+    static __device__ __forceinline__ void put(symmem_u32 (&words)[W], int i, WideBits bits) {
+        set_pair(words, 4 * i, bits.low);
+        set_pair(words, 4 * i + 2, bits.high);
+    }
+
+    // Into words that are 0.
+    static __device__ __forceinline__ void put(symmem_u32 (&words)[W], int i, symmem_u64 bits) {
         const int per_word = 4 / (Number::BYTES < 4 ? Number::BYTES : 4);
         if (Number::BYTES == 8) {
-            return Number::widen(words[2 * i % W] | (symmem_u64)words[(2 * i + 1) % W] << 32);
+            set_pair(words, 2 * i, bits);
+        } else if (Number::BYTES == 4) {
+            words[i % W] = (symmem_u32)bits;
+        } else {
+            symmem_u32 kept = (symmem_u32)bits & ((1u << (8 * Number::BYTES % 32)) - 1);
+            words[i / per_word % W] |= kept << (8 * Number::BYTES * (i % per_word));
         }
-        symmem_u32 word = words[i / per_word % W];
-        if (Number::BYTES == 4) {
-            return Number::widen(word);
-        }
-        return Number::widen(word >> (8 * Number::BYTES * (i % per_word)) & ((1u << (8 * Number::BYTES % 32)) - 1));
+    }
+
+    static __device__ __forceinline__ Number::Wide lane(const symmem_u32 (&words)[W], int i) {
+        ElementBits bits;
+        get(words, i, bits);
+        return Number::widen(bits);
     }
 
     __device__ __forceinline__ void set(const symmem_u32 (&words)[W]) {
@@ -248,19 +344,9 @@ template <int W> struct Pack {
         for (int w = 0; w < W; w++) {
             words[w] = 0;
         }
-        const int per_word = 4 / (Number::BYTES < 4 ? Number::BYTES : 4);
 #pragma unroll
         for (int i = 0; i < LANES; i++) {
-            symmem_u64 bits = Number::narrow(lanes[i]);
-            if (Number::BYTES == 8) {
-                words[2 * i % W] = (symmem_u32)bits;
-                words[(2 * i + 1) % W] = (symmem_u32)(bits >> 32);
-            } else if (Number::BYTES == 4) {
-                words[i % W] = (symmem_u32)bits;
-            } else {
-                symmem_u32 kept = (symmem_u32)bits & ((1u << (8 * Number::BYTES % 32)) - 1);
-                words[i / per_word % W] |= kept << (8 * Number::BYTES * (i % per_word));
-            }
+            put(words, i, Number::narrow(lanes[i]));
         }
     }
 };

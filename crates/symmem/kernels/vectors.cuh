@@ -32,12 +32,28 @@ template <> struct Bits<2> { typedef unsigned short Type; };
 template <> struct Bits<4> { typedef symmem_u32 Type; };
 template <> struct Bits<8> { typedef symmem_u64 Type; };
 
-template <int BYTES> __device__ __forceinline__ symmem_u64 load_bits(const char *from) {
-    return *reinterpret_cast<const volatile typename Bits<BYTES>::Type *>(from);
+// The bits of an element of 16 bytes; those of all others fit into 64.
+struct WideBits {
+    symmem_u64 low, high;
+};
+template <int BYTES> struct Raw { typedef symmem_u64 Type; };
+template <> struct Raw<16> { typedef WideBits Type; };
+
+template <int BYTES> __device__ __forceinline__ typename Raw<BYTES>::Type load_bits(const char *from) {
+    if constexpr (BYTES == 16) {
+        return {load_bits<8>(from), load_bits<8>(from + 8)};
+    } else {
+        return *reinterpret_cast<const volatile typename Bits<BYTES>::Type *>(from);
+    }
 }
 
-template <int BYTES> __device__ __forceinline__ void store_bits(char *to, symmem_u64 bits) {
-    *reinterpret_cast<typename Bits<BYTES>::Type *>(to) = (typename Bits<BYTES>::Type)bits;
+template <int BYTES> __device__ __forceinline__ void store_bits(char *to, typename Raw<BYTES>::Type bits) {
+    if constexpr (BYTES == 16) {
+        store_bits<8>(to, bits.low);
+        store_bits<8>(to + 8, bits.high);
+    } else {
+        *reinterpret_cast<typename Bits<BYTES>::Type *>(to) = (typename Bits<BYTES>::Type)bits;
+    }
 }
 
 __device__ __forceinline__ symmem_u64 least(symmem_u64 a, symmem_u64 b) { return a < b ? a : b; }

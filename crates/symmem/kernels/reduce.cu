@@ -4,6 +4,12 @@
 #define KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #define CONSTANT const __grid_constant__
 
+// Elements that are too wide to travel beside a flag.
+#define WIDER_THAN_UNITS_c128 1
+#define JOINED(a, b) a##b
+#define JOIN(a, b) JOINED(a, b)
+#if !JOIN(WIDER_THAN_UNITS_, SYMMEM_T)
+
 // ---- data that carries its flag ---------------------------------------------------------------------------------------
 
 // What is seldom is not inlined: code that a kernel runs through once takes longest to fetch.
@@ -283,6 +289,8 @@ KERNEL(256, 4) reduce_scatter_flagged(CONSTANT SymmemGroup group, const char *in
     }
 }
 
+#endif // elements that fit into units
+
 // ---- between two meetings ---------------------------------------------------------------------------------------------
 
 template <class S>
@@ -360,7 +368,7 @@ KERNEL(512, 2) all_reduce_one_shot_in_place(CONSTANT SymmemGroup group, CONSTANT
     for (symmem_u64 base = 0; base < units; base += threads_of_grid()) {
         symmem_u64 unit = base + thread_of_grid();
         symmem_u32 vector[4];
-        symmem_u64 element;
+        ElementBits element;
         symmem_u64 at = unit < loose ? cut.loose_at(unit * Number::BYTES) : cut.head + 16 * (unit - loose);
         if (unit < loose) {
             element = reduced_element(parts, group.size, begin + at, (Op)op);
