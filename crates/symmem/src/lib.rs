@@ -47,7 +47,7 @@ pub mod model {
     pub use crate::signal::{Layout, Pads, Signals, Stop};
 }
 
-pub use collectives::{Algorithm, Open};
+pub use collectives::Algorithm;
 pub use dtype::{Bool, DType, Element, F8E4M3, F8E5M2, Number, Order, ReduceOp};
 pub use error::{Error, Failed, Result};
 pub use group::{
@@ -57,7 +57,7 @@ pub use group::{
 pub use half::{bf16, f16};
 pub use interrupt::interruptible;
 pub use num_complex::Complex;
-pub use symmetric::{Buffer, Handle, Paused, Pool, Shared, SignalPad, Symmetric};
+pub use symmetric::{Buffer, Handle, Open, Paused, Pool, Shared, SignalPad, Symmetric};
 pub use sync::Deadline;
 
 /// Only so that the example of the readme is tested.

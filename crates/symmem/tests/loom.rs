@@ -148,7 +148,7 @@ impl Rank {
     /// A call without data.
     fn call(&self, call: u32, mut deadline: Deadline) -> Result<(), Stop> {
         let turn = self.signals.take_turn(0, NEVER)?;
-        turn.exchange(call, &mut deadline, |_| false, |_, _| (), |_| ())
+        turn.exchange(call, None, &mut deadline, |_| false).map(drop)
     }
 
     /// A call in which each rank writes a value into its own place for the epoch, and reads those of all others. The
@@ -157,21 +157,14 @@ impl Rank {
         let place = |of: usize, epoch: u32| 2 * of + (epoch & 1) as usize;
         let value = |of: usize, epoch: u32| 10 * epoch + of as u32;
         let turn = self.signals.take_turn(0, NEVER)?;
-        turn.exchange(
-            call,
-            &mut deadline,
-            |_| false,
-            |to, epoch| {
-                if to == self.rank {
-                    self.data.write(place(to, epoch), value(to, epoch));
-                }
-            },
-            |epoch| {
-                let other = 1 - self.rank;
-                assert_eq!(self.data.read(place(other, epoch)), value(other, epoch));
-                epoch
-            },
-        )
+        if !turn.is_unfinished() {
+            let epoch = turn.next_epoch();
+            self.data.write(place(self.rank, epoch), value(self.rank, epoch));
+        }
+        let epoch = turn.exchange(call, None, &mut deadline, |_| false)?;
+        let other = 1 - self.rank;
+        assert_eq!(self.data.read(place(other, epoch)), value(other, epoch));
+        Ok(epoch)
     }
 
     fn put(&self, to: usize) {

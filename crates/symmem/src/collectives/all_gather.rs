@@ -1,41 +1,52 @@
 //! All-gather: every rank gets all ranks' elements.
+#![allow(unsafe_code)] // S2, S3
 
-use super::{check_len, copy_elements};
+use super::{check_len, copy_bytes};
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::group::{Op, Way};
-use crate::symmetric::Symmetric;
+use crate::symmetric::{Memory, Phase, Symmetric};
 
 const NAME: &str = "all_gather";
 
 impl<T: Element> Symmetric<T> {
     /// `out` becomes all ranks' elements, one rank's after the other's. Collective.
+    ///
+    /// ```
+    /// # symmem::World::threads(3, |world| -> symmem::Result<()> {
+    /// let mut x = world.alloc::<u32>(2)?.rendezvous(&world)?;
+    /// x.local_mut().fill(world.rank() as u32);
+    /// let mut all = [0; 6];
+    /// x.all_gather(&mut all)?;
+    /// assert_eq!(all, [0, 0, 1, 1, 2, 2]);
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn all_gather(&mut self, out: &mut [T]) -> Result<()> {
-        let len = self.len();
-        check_len(self.group(), NAME, "an output", len * self.group().size(), out.len())?;
-        if self.is_small() {
-            return self.staged(
-                self.call(const { Op::of(NAME) }, Way::Staged),
-                0..len,
-                true,
-                |from, _| {
-                    for (rank, &from) in from.iter().enumerate() {
-                        let to = out.as_mut_ptr().wrapping_add(rank * len);
-                        // SAFETY: each rank has staged `len` elements; `out` has as many for each.
-                        unsafe { copy_elements(from, to, len) };
-                    }
-                },
-            );
-        }
-        self.collective(self.call(const { Op::of(NAME) }, Way::Direct), |session| {
-            // Our own first: it is in our cache, and the others' come while it is written.
-            let order = (0..session.size()).map(|step| (session.rank() + step) % session.size());
-            for rank in order {
-                let to = out.as_mut_ptr().wrapping_add(rank * len);
-                // SAFETY: each part has `len` elements, which nobody writes; `out` has as many for each rank.
-                unsafe { copy_elements(session.part(rank, 0).cast_const(), to, len) };
-            }
-            Ok(())
-        })
+        check_len(self.group(), NAME, "an output", self.len() * self.group().size(), out.len())?;
+        all_gather(self.memory(), out.as_mut_ptr().cast())
     }
+}
+
+/// Into `out`, which has room for all parts.
+fn all_gather(memory: &Memory, out: *mut u8) -> Result<()> {
+    let bytes = memory.bytes();
+    if memory.is_small() {
+        let call = memory.call(const { Op::of(NAME) }, Way::Staged);
+        let mut running = memory.begin_staged(&call)?;
+        for (rank, &from) in memory.stage(&mut running, true)?.iter().enumerate() {
+            // SAFETY: each rank has staged its part; `out` has room for each.
+            unsafe { copy_bytes(from, out.wrapping_add(rank * bytes), bytes) };
+        }
+        return Ok(());
+    }
+    let call = memory.call(const { Op::of(NAME) }, Way::Direct);
+    let session = memory.enter(&call)?;
+    for rank in session.ranks_from_own() {
+        let from = memory.part(rank, 0).cast_const();
+        // SAFETY: nobody writes the part; `out` has room for each.
+        unsafe { copy_bytes(from, out.wrapping_add(rank * bytes), bytes) };
+    }
+    session.leave()
 }

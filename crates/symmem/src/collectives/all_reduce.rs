@@ -1,12 +1,14 @@
 //! All-reduce: every rank gets the reduction of all ranks' elements.
+#![allow(unsafe_code)] // S2, S3
 
 use super::host::copy::Stores;
-use super::host::reduce::Loop;
-use super::{Session, by_rank, loop_for, plan, share};
+use super::host::reduce::Reduce;
+use super::staged::{Input, exchange, pieces, sources};
+use super::{PerRank, check_len, copy_bytes, loop_for, plan, share};
 use crate::dtype::{Number, ReduceOp};
 use crate::error::Result;
-use crate::group::{Call, Op, STAGE, Staging, Way};
-use crate::symmetric::Symmetric;
+use crate::group::{Call, Op, Staging, Way};
+use crate::symmetric::{Memory, Phase, Symmetric};
 
 const NAME: &str = "all_reduce";
 /// Sets calls whose result goes elsewhere apart from those in place.
@@ -35,107 +37,137 @@ pub enum Algorithm {
 
 impl<T: Number> Symmetric<T> {
     /// In place: element i becomes the reduction of element i of all ranks. Collective.
+    ///
+    /// ```
+    /// # symmem::World::threads(3, |world| -> symmem::Result<()> {
+    /// let mut x = world.alloc::<f32>(1000)?.rendezvous(&world)?;
+    /// x.local_mut().fill(world.rank() as f32);
+    /// x.all_reduce(symmem::ReduceOp::Sum)?;
+    /// assert!(x.local().iter().all(|sum| *sum == 3.0));
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn all_reduce(&mut self, op: ReduceOp) -> Result<()> {
         self.all_reduce_with(op, Algorithm::Auto)
     }
 
     /// As [`Symmetric::all_reduce`], by the given algorithm.
     pub fn all_reduce_with(&mut self, op: ReduceOp, algorithm: Algorithm) -> Result<()> {
-        let looped = loop_for::<T>(self.group(), NAME, op)?;
-        let len = self.len();
-        let (bytes, ranks) = (len * size_of::<T>(), self.group().size());
-        let algorithm = match algorithm {
-            Algorithm::Multimem | Algorithm::CopyEngine => {
-                let expected = "an algorithm for host memory".to_owned();
-                return Err(self.group().usage(NAME, expected, format!("{algorithm:?}")));
-            }
-            // What travels in the line of the flag needs no thought, and has no time for any.
-            Algorithm::Auto if bytes <= Staging::TINY => Algorithm::Staged,
-            Algorithm::Auto => {
-                let rates = self.group().rates()?;
-                let chosen = plan::quickest(rates, bytes, ranks);
-                tracing::debug!(op = NAME, bytes, ranks, ?chosen, because = ?plan::estimate(rates, bytes, ranks));
-                chosen
-            }
-            given => given,
-        };
-        let way = match algorithm {
-            Algorithm::Staged => return self.all_reduce_staged(op, looped),
-            Algorithm::OneShot => Way::OneShot,
-            _ => Way::TwoShot,
-        };
-        let call = Call { operator: Some(op), ..self.call(const { Op::of(NAME) }, way) };
-        self.collective(call, |session| match way {
-            Way::OneShot => {
-                let mut whole = Vec::with_capacity(len);
-                // SAFETY: all parts have `len` elements, and so has the vector; peers only read until they synchronise.
-                unsafe { session.reduce(looped, 0..len, &[whole.as_mut_ptr()]) };
-                session.synchronize()?;
-                // SAFETY: nobody reads our part any more.
-                unsafe {
-                    super::copy_elements(whole.as_ptr(), session.part(session.rank(), 0), len)
-                };
-                Ok(())
-            }
-            _ => {
-                let own = share::<T>(len, session.rank(), session.size());
-                let part = |rank| session.part(rank, own.start);
-                by_rank(session.size(), part, |parts| {
-                    // SAFETY: within all parts; no other rank touches the elements of our share.
-                    unsafe { session.reduce(looped, own.clone(), parts) };
-                });
-                Ok(())
-            }
-        })
-    }
-
-    fn all_reduce_staged(&mut self, op: ReduceOp, looped: Loop<T>) -> Result<()> {
-        let (len, piece) = (self.len(), STAGE / size_of::<T>());
-        let call = Call { operator: Some(op), ..self.call(const { Op::of(NAME) }, Way::Staged) };
-        let group = self.group();
-        group.reach_out();
-        let mut running = group.begin_call(&call, group.deadline())?;
-        let mut begin = 0;
-        loop {
-            let end = (begin + piece).min(len);
-            self.stage(&mut running, NAME, begin..end, true, |from, own| {
-                // SAFETY: each rank has staged that many elements; our part has them too, and is ours alone.
-                unsafe { looped(from, &[own], end - begin, Stores::Cached) };
-            })?;
-            begin = end;
-            if begin == len {
-                return Ok(());
-            }
-        }
+        let reduce = loop_for::<T>(self.group(), NAME, op)?;
+        all_reduce(self.memory(), (op, reduce), algorithm)
     }
 
     /// Into `out`, leaving this memory as it is. Collective.
     pub fn all_reduce_into(&mut self, op: ReduceOp, out: &mut [T]) -> Result<()> {
-        let looped = loop_for::<T>(self.group(), NAME, op)?;
-        let len = self.len();
-        super::check_len(self.group(), NAME, "an output", len, out.len())?;
-        let call =
-            |way| Call { operator: Some(op), more: INTO, ..self.call(const { Op::of(NAME) }, way) };
-        if self.is_small() {
-            return self.staged(call(Way::Staged), 0..len, true, |from, _| {
-                // SAFETY: each rank has staged `len` elements; `out` has as many and is ours alone.
-                unsafe { looped(from, &[out.as_mut_ptr()], len, Stores::Cached) };
-            });
-        }
-        self.collective(call(Way::Direct), |session: &mut Session<'_, T>| {
-            // SAFETY: all have `len` elements; `out` is ours alone, and nobody writes any part.
-            unsafe { session.reduce(looped, 0..len, &[out.as_mut_ptr()]) };
-            Ok(())
-        })
+        let reduce = loop_for::<T>(self.group(), NAME, op)?;
+        check_len(self.group(), NAME, "an output", self.len(), out.len())?;
+        all_reduce_into(self.memory(), (op, reduce), out.as_mut_ptr().cast())
     }
 
     /// As [`Symmetric::all_reduce_into`], of `input`, which is put into this memory first. Collective.
     pub fn all_reduce_from(&mut self, input: &[T], op: ReduceOp, out: &mut [T]) -> Result<()> {
-        super::check_len(self.group(), NAME, "an input", self.len(), input.len())?;
+        check_len(self.group(), NAME, "an input", self.len(), input.len())?;
         // Shorter while the memory is suspended: then the call says why.
         if self.local_mut().len() == input.len() {
             self.local_mut().copy_from_slice(input);
         }
         self.all_reduce_into(op, out)
     }
+}
+
+/// The way to go: the given one, or the quickest.
+fn choose(memory: &Memory, algorithm: Algorithm) -> Result<Way> {
+    let (group, bytes) = (memory.group(), memory.bytes());
+    let chosen = match algorithm {
+        Algorithm::Multimem | Algorithm::CopyEngine => {
+            let expected = "an algorithm for host memory".to_owned();
+            return Err(group.usage(NAME, expected, format!("{algorithm:?}")));
+        }
+        // What travels in the line of the flag needs no thought, and has no time for any.
+        Algorithm::Auto if bytes <= Staging::TINY => Algorithm::Staged,
+        Algorithm::Auto => {
+            let (rates, ranks) = (group.rates()?, group.size());
+            let chosen = plan::quickest(rates, bytes, ranks);
+            tracing::debug!(op = NAME, bytes, ranks, ?chosen, because = ?plan::estimate(rates, bytes, ranks));
+            chosen
+        }
+        given => given,
+    };
+    Ok(match chosen {
+        Algorithm::Staged => Way::Staged,
+        Algorithm::OneShot => Way::OneShot,
+        _ => Way::TwoShot,
+    })
+}
+
+fn all_reduce(
+    memory: &Memory,
+    (op, reduce): (ReduceOp, Reduce),
+    algorithm: Algorithm,
+) -> Result<()> {
+    let way = choose(memory, algorithm)?;
+    let call = Call { operator: Some(op), ..memory.call(const { Op::of(NAME) }, way) };
+    match way {
+        Way::Staged => staged(memory, &call, reduce),
+        Way::OneShot => one_shot(memory, &call, reduce),
+        _ => two_shot(memory, &call, reduce),
+    }
+}
+
+/// Through the staging buffers, one after the other.
+fn staged(memory: &Memory, call: &Call, reduce: Reduce) -> Result<()> {
+    let size = memory.dtype().size();
+    let mut running = memory.begin_staged(call)?;
+    for piece in pieces(memory.len(), size, 1) {
+        let (own, bytes) = (memory.own(piece.start), piece.len() * size);
+        // SAFETY: a piece of our own part.
+        let staging = unsafe { exchange(&mut running, &Input::one(own, bytes)) }?;
+        let from = sources(memory.group(), &staging, bytes, 0, own);
+        // SAFETY: each rank has staged as many elements; our part has them too, and is ours alone.
+        unsafe { reduce(&from, &[own], piece.len(), Stores::Cached) };
+    }
+    Ok(())
+}
+
+/// Every rank reduces everything, and stores it once all have read its part.
+fn one_shot(memory: &Memory, call: &Call, reduce: Reduce) -> Result<()> {
+    let mut session = memory.enter(call)?;
+    let mut whole: Vec<u8> = Vec::with_capacity(memory.bytes());
+    // SAFETY: the vector has room for a part; peers only read until they synchronise.
+    unsafe { session.reduce(reduce, 0..memory.len(), &[whole.as_mut_ptr()]) };
+    session.synchronize()?;
+    // SAFETY: nobody reads our part any more.
+    unsafe { copy_bytes(whole.as_ptr(), memory.own(0), memory.bytes()) };
+    session.leave()
+}
+
+/// Every rank reduces its share, and stores it with all.
+fn two_shot(memory: &Memory, call: &Call, reduce: Reduce) -> Result<()> {
+    let session = memory.enter(call)?;
+    let own = share(memory.len(), memory.dtype().size(), session.rank(), session.size());
+    let to = PerRank::new(session.size(), |rank| memory.part(rank, own.start));
+    // SAFETY: within all parts; no other rank touches the elements of our share.
+    unsafe { session.reduce(reduce, own, &to) };
+    session.leave()
+}
+
+/// Into `out`, which has room for a part.
+fn all_reduce_into(memory: &Memory, (op, reduce): (ReduceOp, Reduce), out: *mut u8) -> Result<()> {
+    let len = memory.len();
+    let call =
+        |way| Call { operator: Some(op), more: INTO, ..memory.call(const { Op::of(NAME) }, way) };
+    if memory.is_small() {
+        let call = call(Way::Staged);
+        let mut running = memory.begin_staged(&call)?;
+        let staged = memory.stage(&mut running, true)?;
+        // SAFETY: each rank has staged its part; `out` has room for one and is ours alone.
+        unsafe { reduce(&staged, &[out], len, Stores::Cached) };
+        return Ok(());
+    }
+    let call = call(Way::Direct);
+    let session = memory.enter(&call)?;
+    // SAFETY: nobody writes any part; `out` has room for one and is ours alone.
+    unsafe { session.reduce(reduce, 0..len, &[out]) };
+    session.leave()
 }

@@ -1,42 +1,56 @@
 //! All-to-all: every rank gets one block from every rank.
+#![allow(unsafe_code)] // S2, S3
 
-use super::{block_len, check_len, copy_elements};
+use super::{block_len, check_len, copy_bytes};
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::group::{Op, Way};
-use crate::symmetric::Symmetric;
+use crate::symmetric::{Memory, Phase, Symmetric};
 
 const NAME: &str = "all_to_all";
 
 impl<T: Element> Symmetric<T> {
     /// The elements are one block for each rank; `out` becomes the blocks that all ranks have for this one, by rank.
     /// Collective.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let mut x = world.alloc::<usize>(2)?.rendezvous(&world)?;
+    /// x.local_mut().copy_from_slice(&[10 * world.rank(), 10 * world.rank() + 1]);
+    /// let mut out = [0; 2];
+    /// x.all_to_all(&mut out)?;
+    /// assert_eq!(out, [world.rank(), 10 + world.rank()]);
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn all_to_all(&mut self, out: &mut [T]) -> Result<()> {
         let block = block_len(self.group(), NAME, self.len())?;
         check_len(self.group(), NAME, "an output", self.len(), out.len())?;
-        let own = self.group().rank() * block;
-        if self.is_small() {
-            return self.staged(
-                self.call(const { Op::of(NAME) }, Way::Staged),
-                0..self.len(),
-                true,
-                |from, _| {
-                    for (rank, from) in from.iter().enumerate() {
-                        let to = out.as_mut_ptr().wrapping_add(rank * block);
-                        // SAFETY: each rank has staged a block for each, and `out` has as many.
-                        unsafe { copy_elements(from.wrapping_add(own), to, block) };
-                    }
-                },
-            );
-        }
-        self.collective(self.call(const { Op::of(NAME) }, Way::Direct), |session| {
-            let order = (0..session.size()).map(|step| (session.rank() + step) % session.size());
-            for rank in order {
-                let from = session.part(rank, own).cast_const();
-                // SAFETY: each part and `out` have a block for each rank; nobody writes any part.
-                unsafe { copy_elements(from, out.as_mut_ptr().wrapping_add(rank * block), block) };
-            }
-            Ok(())
-        })
+        all_to_all(self.memory(), block, out.as_mut_ptr().cast())
     }
+}
+
+/// Blocks of `block` elements, into `out`, which has room for one of each rank.
+fn all_to_all(memory: &Memory, block: usize, out: *mut u8) -> Result<()> {
+    let bytes = block * memory.dtype().size();
+    let own = memory.group().rank() * bytes;
+    if memory.is_small() {
+        let call = memory.call(const { Op::of(NAME) }, Way::Staged);
+        let mut running = memory.begin_staged(&call)?;
+        for (rank, from) in memory.stage(&mut running, true)?.iter().enumerate() {
+            let to = out.wrapping_add(rank * bytes);
+            // SAFETY: each rank has staged a block for each, and `out` has room for as many.
+            unsafe { copy_bytes(from.wrapping_add(own), to, bytes) };
+        }
+        return Ok(());
+    }
+    let call = memory.call(const { Op::of(NAME) }, Way::Direct);
+    let session = memory.enter(&call)?;
+    for rank in session.ranks_from_own() {
+        let from = memory.part(rank, 0).wrapping_add(own).cast_const();
+        // SAFETY: each part and `out` have a block for each rank; nobody writes any part.
+        unsafe { copy_bytes(from, out.wrapping_add(rank * bytes), bytes) };
+    }
+    session.leave()
 }

@@ -2,12 +2,13 @@
 //!
 //! All ranks first read all ranks' splits, and so come to the same verdict: whether everything fits everywhere. Only then
 //! does each fetch its rows. There is no limit to the numbers of ranks and experts.
+#![allow(unsafe_code)] // S2, S3
 
-use super::{block_len, check_len, copy_elements};
+use super::{block_len, check_len, copy_bytes};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::group::{Call, Group, Op, Way};
-use crate::symmetric::Symmetric;
+use crate::symmetric::{Memory, Phase, Symmetric};
 
 /// Rows that lie together at their source and at their destination.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -251,7 +252,7 @@ impl<T: Element> Symmetric<T> {
     /// The call that moves the rows.
     fn rows_call(&self, call: &Exchange) -> Call {
         let more = [call.row_len, call.align, call.out];
-        Call { more, ..self.call(Op::of(call.name), Way::Direct) }
+        Call { more, ..self.memory().call(Op::of(call.name), Way::Direct) }
     }
 
     /// All ranks' splits, by rank; all ranks agree on the call once they have them.
@@ -260,18 +261,10 @@ impl<T: Element> Symmetric<T> {
             let (expected, got) = ("splits in the memory's group", format!("{:?}", splits.group()));
             return Err(self.group().usage(call.name, expected.into(), got));
         }
-        let words = splits.len();
-        let mut table = vec![0; words * self.group().size()];
-        let (memory, len) = (splits.handle().memory(), words);
-        let splits_call = Call { memory, len, ..self.rows_call(call) };
-        splits.collective(splits_call, |session| {
-            for rank in 0..session.size() {
-                let to = table.as_mut_ptr().wrapping_add(rank * words);
-                // SAFETY: each part has `words` elements, which nobody writes; the table has as many for each rank.
-                unsafe { copy_elements(session.part(rank, 0).cast_const(), to, words) };
-            }
-            Ok(())
-        })?;
+        let mut table = vec![0; splits.len() * self.group().size()];
+        let (memory, len) = (splits.handle().memory(), splits.len());
+        let call = Call { memory, len, ..self.rows_call(call) };
+        gather_parts(splits.memory(), &call, table.as_mut_ptr().cast())?;
         Ok(table)
     }
 
@@ -288,22 +281,44 @@ impl<T: Element> Symmetric<T> {
             check_pieces(self.group(), call.name, rank, &pieces(rank), room)?;
         }
         let pieces = pieces(self.group().rank());
-        let row = call.row_len;
-        self.collective(self.rows_call(call), |session| {
-            for piece in pieces.iter().filter(|piece| piece.rows != 0) {
-                let from = session.part(piece.source, piece.from * row).cast_const();
-                let to = out.as_mut_ptr().wrapping_add(piece.to * row);
-                // SAFETY: both lie within the part, which nobody writes, and within `out`: `check_pieces` saw to it.
-                unsafe { copy_elements(from, to, piece.rows * row) };
-            }
-            Ok(())
-        })?;
+        let to = out.as_mut_ptr().cast();
+        fetch_rows(self.memory(), &self.rows_call(call), call.row_len, &pieces, to)?;
         let (splits, offsets) = received.split_at_mut(pieces.len());
         for ((piece, split), offset) in pieces.iter().zip(splits).zip(offsets) {
             (*split, *offset) = (piece.rows as i64, piece.to as i64);
         }
         Ok(())
     }
+}
+
+/// All ranks' parts into `to`, which has room for them.
+fn gather_parts(memory: &Memory, call: &Call, to: *mut u8) -> Result<()> {
+    let session = memory.enter(call)?;
+    for rank in session.ranks_from_own() {
+        let to = to.wrapping_add(rank * memory.bytes());
+        // SAFETY: nobody writes the part; there is room for each.
+        unsafe { copy_bytes(memory.part(rank, 0).cast_const(), to, memory.bytes()) };
+    }
+    session.leave()
+}
+
+/// Pieces of rows of `row` elements, which lie within all parts, into `out`, in which they lie as well.
+fn fetch_rows(
+    memory: &Memory,
+    call: &Call,
+    row: usize,
+    pieces: &[Piece],
+    out: *mut u8,
+) -> Result<()> {
+    let bytes = row * memory.dtype().size();
+    let session = memory.enter(call)?;
+    for piece in pieces.iter().filter(|piece| piece.rows != 0) {
+        let from = memory.part(piece.source, piece.from * row).cast_const();
+        let to = out.wrapping_add(piece.to * bytes);
+        // SAFETY: both lie within the part, which nobody writes, and within `out`: `check_pieces` saw to it.
+        unsafe { copy_bytes(from, to, piece.rows * bytes) };
+    }
+    session.leave()
 }
 
 #[cfg(test)]

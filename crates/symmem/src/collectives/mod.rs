@@ -11,50 +11,86 @@ mod all_to_all;
 pub(crate) mod all_to_all_v;
 mod broadcast;
 mod host;
-mod one_sided;
+mod per_rank;
 pub mod plan;
 mod reduce_scatter;
 mod rooted;
 mod slices;
-mod words;
+mod staged;
 
 use std::ops::Range;
-use std::ptr::NonNull;
 
 pub use all_reduce::Algorithm;
-pub use one_sided::Open;
-pub(crate) use words::{fill_range, write_place};
-pub use words::{memset32, write_value32};
 
-use crate::dtype::{Element, Number, ReduceOp};
-use crate::error::{Error, Result};
-use crate::group::{Call, Group, Op, Running, Staging, Way};
-use crate::symmetric::Symmetric;
+use crate::dtype::{Number, ReduceOp};
+use crate::error::Result;
+use crate::group::{Call, Group, Op, Running, Way};
+use crate::symmetric::Memory;
 use host::copy::copy;
-use host::reduce::{Loop, reduce_loop};
+use host::reduce::{Reduce, reduce_loop};
+use per_rank::PerRank;
 
 /// Work is divided at multiples of this many bytes, so that no two ranks write one cache line.
 const LINE: usize = 64;
 
-/// One call of a collective, as its work sees it: all ranks are in it, and nobody else touches any part.
-struct Session<'a, T> {
-    group: &'a Group,
-    parts: &'a [NonNull<T>],
-    running: Running<'a, 'a>,
+/// A call on all ranks' parts where they lie, from the barrier at which all have come to that at which all are done. In
+/// between nobody else touches any part.
+///
+/// If it is dropped before [`Session::leave`], peers may be in the middle of the work: our part is suspended.
+struct Session<'m, 'c> {
+    memory: &'m Memory,
+    running: Running<'m, 'c>,
+    is_over: bool,
 }
 
-impl<T: Element> Session<'_, T> {
+impl Memory {
+    /// A call on this memory.
+    #[inline]
+    fn call(&self, op: Op, way: Way) -> Call {
+        Call {
+            op,
+            way,
+            dtype: Some(self.dtype()),
+            memory: self.handle().memory(),
+            len: self.len(),
+            ..Call::default()
+        }
+    }
+
+    /// Waits until all ranks have made the call.
+    fn enter<'m, 'c>(&'m self, call: &'c Call) -> Result<Session<'m, 'c>> {
+        let (group, block) = (self.group(), self.handle().block());
+        group.reach_out();
+        record(group, call, "direct");
+        let mut running = group.begin_call(call, group.deadline())?;
+        block.set_open(true);
+        match running.barrier().and_then(|()| running.check_not_given_up()) {
+            Ok(()) => Ok(Session { memory: self, running, is_over: false }),
+            Err(error) => {
+                if running.is_void(&error) {
+                    block.set_open(false);
+                } else {
+                    self.suspend();
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Session<'_, '_> {
     fn rank(&self) -> usize {
-        self.group.rank()
+        self.memory.group().rank()
     }
 
     fn size(&self) -> usize {
-        self.group.size()
+        self.memory.group().size()
     }
 
-    /// Rank `rank`'s part from element `at` on.
-    fn part(&self, rank: usize, at: usize) -> *mut T {
-        self.parts.get(rank).map_or(std::ptr::null_mut(), |part| part.as_ptr().wrapping_add(at))
+    /// All ranks, beginning with our own: it is in our cache, and the others do not all begin with the same.
+    fn ranks_from_own(&self) -> impl Iterator<Item = usize> + use<> {
+        let (rank, size) = (self.rank(), self.size());
+        (0..size).map(move |step| (rank + step) % size)
     }
 
     /// A barrier within the call: what each rank wrote before is seen by all after.
@@ -62,215 +98,67 @@ impl<T: Element> Session<'_, T> {
         self.running.barrier()
     }
 
-    /// Waits until all ranks have made the call. On an error says whether no rank can be at work on our part.
-    fn enter(&mut self) -> Result<(), (Error, bool)> {
-        let entered = self.running.barrier().and_then(|()| self.running.check_not_given_up());
-        entered.map_err(|error| {
-            let is_void = self.running.is_void(&error);
-            (error, is_void)
-        })
-    }
-
-    /// Reduces the elements of `range` of all parts into `to`, at the elements from `at` on of each.
+    /// Reduces the elements of `range` of all parts into `to`.
     ///
     /// # Safety
-    /// The range lies within the parts and, shifted to `at`, within every destination, and nobody else writes there.
-    unsafe fn reduce(&self, looped: Loop<T>, range: Range<usize>, to: &[*mut T]) {
-        let stores = plan::results(range.len() * size_of::<T>(), to.len());
-        let part = |rank| self.part(rank, range.start).cast_const();
+    /// The range lies within the parts, every destination has as many elements, and nobody else writes there.
+    unsafe fn reduce(&self, reduce: Reduce, range: Range<usize>, to: &[*mut u8]) {
+        let stores = plan::results(range.len() * self.memory.dtype().size(), to.len());
+        let part = |rank| self.memory.part(rank, range.start).cast_const();
         // SAFETY: as the caller promises.
-        by_rank(self.size(), part, |from| unsafe { looped(from, to, range.len(), stores) });
+        unsafe { reduce(&PerRank::new(self.size(), part), to, range.len(), stores) };
+    }
+
+    /// Waits until all ranks are done: from here each has its part for itself again.
+    fn leave(mut self) -> Result<()> {
+        self.running.barrier()?;
+        self.memory.handle().block().set_open(false);
+        self.is_over = true;
+        Ok(())
     }
 }
 
-impl<T: Element> Symmetric<T> {
-    /// Runs `work` between the barrier at which all ranks have come and that at which all are done.
-    ///
-    /// After a failure in between, peers may be in the middle of the work: this rank's part is suspended.
-    fn collective<R>(
-        &mut self,
-        call: Call,
-        work: impl FnOnce(&mut Session<'_, T>) -> Result<R>,
-    ) -> Result<R> {
-        let group = self.group();
-        group.reach_out();
-        record::<T>(group, call.op.name(), self.len(), "direct");
-        let running = group.begin_call(&call, group.deadline())?;
-        let mut session = Session { group, parts: self.parts(), running };
-        let block = self.handle().block();
-        block.set_open(true);
-        let done = session.enter().and_then(|()| {
-            let done = work(&mut session);
-            done.and_then(|result| session.synchronize().map(|()| result)).map_err(|e| (e, false))
-        });
-        drop(session);
-        done.inspect(|_| block.set_open(false)).map_err(|(error, is_void)| {
-            if is_void {
-                self.handle().block().set_open(false)
-            } else {
-                self.suspend()
-            }
-            error
-        })
-    }
-
-    /// Whether parts that are only read go through the staging buffers; the same on all ranks.
-    fn is_small(&self) -> bool {
-        let (group, bytes) = (self.group(), self.len() * size_of::<T>());
-        bytes <= Staging::TINY
-            || group.rates().is_ok_and(|rates| plan::small(rates, bytes, group.size()))
-    }
-
-    /// A call on this memory.
-    #[inline]
-    fn call(&self, op: Op, way: Way) -> Call {
-        Call {
-            op,
-            way,
-            dtype: Some(T::DTYPE),
-            memory: self.handle().memory(),
-            len: self.len(),
-            ..Call::default()
+impl Drop for Session<'_, '_> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.memory.suspend();
         }
-    }
-
-    /// [`Group::staged`] with the elements of `range` of our part, written by every rank that is a `source`; `work` also
-    /// gets where our own part has these elements. Nobody touches a peer's part, so a failure leaves all memory to its
-    /// owner.
-    fn staged<R>(
-        &mut self,
-        call: Call,
-        range: Range<usize>,
-        source: bool,
-        work: impl FnOnce(&[*const T], *mut T) -> R,
-    ) -> Result<R> {
-        let group = self.group();
-        group.reach_out();
-        let mut running = group.begin_call(&call, group.deadline())?;
-        self.stage(&mut running, call.op.name(), range, source, work)
-    }
-
-    /// One exchange of a call that [`Symmetric::staged`] makes.
-    #[inline]
-    fn stage<R>(
-        &self,
-        running: &mut Running<'_, '_>,
-        op: &'static str,
-        range: Range<usize>,
-        source: bool,
-        work: impl FnOnce(&[*const T], *mut T) -> R,
-    ) -> Result<R> {
-        record::<T>(self.group(), op, range.len(), "staged");
-        let (group, bytes) = (self.group(), range.len() * size_of::<T>());
-        let own = self.parts().get(group.rank()).map_or(std::ptr::null_mut(), |part| part.as_ptr());
-        let own = own.wrapping_add(range.start);
-        let write = |to: *mut u8| {
-            if source {
-                // SAFETY: our own part, and a place of our own, which nobody reads yet.
-                unsafe { copy(own.cast(), to, bytes, plan::lay(bytes)) };
-            }
-        };
-        group.staged(running, bytes, write, Some(own.cast_const()), |from| work(from, own))
-    }
-}
-
-impl Group {
-    /// The way of what is small or not in symmetric memory: every rank writes at most `bytes` bytes, by `write`, into its
-    /// staging buffer, and `work` gets what each has written, by rank. `bytes` is the same on all ranks, and at most
-    /// [`STAGE`](crate::group::STAGE).
-    ///
-    /// One barrier is all: what is written stays as it is until all have passed the next. What this rank has written it
-    /// finds at `own`, where that is given: lines that peers are fetching from our cache are slow to read for us as well.
-    #[inline]
-    fn staged<T, R>(
-        &self,
-        running: &mut Running<'_, '_>,
-        bytes: usize,
-        write: impl Fn(*mut u8),
-        own: Option<*const T>,
-        work: impl FnOnce(&[*const T]) -> R,
-    ) -> Result<R> {
-        let own = |rank| own.filter(|_| rank == self.rank());
-        if bytes > Staging::TINY {
-            let write = |staging: &Staging<'_>, to: usize| {
-                if to == self.rank() {
-                    write(staging.stage(to));
-                }
-            };
-            let read = |staging: &Staging<'_>| {
-                let place = |rank| own(rank).unwrap_or(staging.stage(rank).cast_const().cast());
-                by_rank(self.size(), place, work)
-            };
-            return running.exchange(write, read);
-        }
-        let mut tiny = [0_u64; Staging::TINY / size_of::<u64>()];
-        write(tiny.as_mut_ptr().cast());
-        let write = |staging: &Staging<'_>, to: usize| {
-            let place = staging.tiny_for(to);
-            for (at, word) in tiny.iter().enumerate() {
-                // Word by word, as `write` has written them: wider loads would wait until those stores are through.
-                // SAFETY: as many words as there are, aligned; `to` does not read them before our flag.
-                unsafe { place.wrapping_add(at).write_volatile(*word) };
-            }
-        };
-        let read = |staging: &Staging<'_>| {
-            let place = |rank| own(rank).unwrap_or(staging.tiny_from(rank).cast());
-            by_rank(self.size(), place, work)
-        };
-        running.exchange(write, read)
     }
 }
 
 /// What a call leaves for those who listen.
 #[inline(always)]
-fn record<T: Element>(group: &Group, op: &'static str, len: usize, way: &'static str) {
+fn record(group: &Group, call: &Call, way: &'static str) {
     // All in the macro, which looks at none of it unless somebody listens.
-    tracing::debug!(op, group = group.name(), rank = group.rank(), bytes = len * size_of::<T>(), dtype = %T::DTYPE, way);
+    tracing::debug!(op = call.op.name(), group = group.name(), rank = group.rank(), len = call.len, dtype = ?call.dtype, way);
 }
 
-/// Calls `f` with a pointer for each rank, made by `of`; without an allocation where the ranks are few.
-#[inline]
-fn by_rank<P: Copy, R>(ranks: usize, of: impl Fn(usize) -> P, f: impl FnOnce(&[P]) -> R) -> R {
-    if ranks == 2 {
-        return f(&[of(0), of(1)]);
-    }
-    let mut few = [of(0); 16];
-    match few.get_mut(..ranks) {
-        Some(few) => {
-            few.iter_mut().enumerate().for_each(|(rank, pointer)| *pointer = of(rank));
-            f(few)
-        }
-        None => f(&(0..ranks).map(of).collect::<Vec<_>>()),
-    }
-}
-
-/// The elements that rank `rank` of `ranks` works on: equal shares, cut at cache lines.
-fn share<T>(len: usize, rank: usize, ranks: usize) -> Range<usize> {
-    let line = (LINE / size_of::<T>()).max(1);
+/// The elements, of `size` bytes each, that rank `rank` of `ranks` works on: equal shares, cut at cache lines.
+fn share(len: usize, size: usize, rank: usize, ranks: usize) -> Range<usize> {
+    let line = (LINE / size).max(1);
     let each = len.div_ceil(ranks).next_multiple_of(line);
     let begin = (rank * each).min(len);
     begin..(begin + each).min(len)
 }
 
+/// The loop that reduces elements of type `T`.
 pub(crate) fn loop_for<T: Number>(
     group: &Group,
     name: &'static str,
     op: ReduceOp,
-) -> Result<Loop<T>> {
-    reduce_loop::<T>(op).ok_or_else(|| {
-        group.usage(name, format!("an operator that {} has", T::DTYPE), op.to_string())
-    })
+) -> Result<Reduce> {
+    let refused =
+        || group.usage(name, format!("an operator that {} has", T::DTYPE), op.to_string());
+    reduce_loop::<T>(op).ok_or_else(refused)
 }
 
-/// Copies `len` elements.
+/// Copies `bytes`.
 ///
 /// # Safety
-/// Both may be touched for that many elements by nobody else, and they do not overlap.
-unsafe fn copy_elements<T>(from: *const T, to: *mut T, len: usize) {
+/// Both may be touched for that many bytes by nobody else, and they do not overlap.
+unsafe fn copy_bytes(from: *const u8, to: *mut u8, bytes: usize) {
     // SAFETY: as the caller promises.
-    unsafe {
-        copy(from.cast(), to.cast(), len * size_of::<T>(), plan::stores(len * size_of::<T>()))
-    };
+    unsafe { copy(from, to, bytes, plan::stores(bytes)) };
 }
 
 pub(crate) fn check_len(

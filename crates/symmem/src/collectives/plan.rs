@@ -117,10 +117,10 @@ pub(super) fn results(bytes: usize, destinations: usize) -> Stores {
     }
 }
 
-/// How `bytes` are laid out for peers. They have the old contents in their caches. As many lines as a core has stores
-/// under way are taken back from there all at once; beyond, each costs many times what it costs to store around the
+/// How `bytes` are written to a staging buffer. Peers have its old contents in their caches. As many lines as a core has
+/// stores under way are taken back from there all at once; beyond, each costs many times what it costs to store around the
 /// caches and have the peer fetch it from memory.
-pub(super) fn lay(bytes: usize) -> Stores {
+pub(super) fn staging(bytes: usize) -> Stores {
     if bytes > 2048 { Stores::Streaming } else { Stores::Cached }
 }
 

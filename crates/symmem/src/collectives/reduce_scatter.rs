@@ -1,17 +1,31 @@
 //! Reduce-scatter: rank r gets block r of the reduction of all ranks' elements.
+#![allow(unsafe_code)] // S2, S3
 
 use super::host::copy::Stores;
-use super::{block_len, by_rank, check_len, loop_for, rows_of};
+use super::host::reduce::Reduce;
+use super::{PerRank, block_len, check_len, loop_for, rows_of};
 use crate::dtype::{Number, ReduceOp};
 use crate::error::Result;
 use crate::group::{Call, Op, Way};
-use crate::symmetric::Symmetric;
+use crate::symmetric::{Memory, Phase, Symmetric};
 
 const NAME: &str = "reduce_scatter";
 
 impl<T: Number> Symmetric<T> {
     /// The elements are one block for each rank; `out` becomes the reduction of all ranks' blocks for this one.
     /// Collective.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let mut x = world.alloc::<i32>(4)?.rendezvous(&world)?;
+    /// x.local_mut().copy_from_slice(&[1, 2, 3, 4]);
+    /// let mut out = [0; 2];
+    /// x.reduce_scatter(symmem::ReduceOp::Sum, &mut out)?;
+    /// assert_eq!(out, if world.rank() == 0 { [2, 4] } else { [6, 8] });
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn reduce_scatter(&mut self, op: ReduceOp, out: &mut [T]) -> Result<()> {
         let block = block_len(self.group(), NAME, self.len())?;
         self.reduce_rows(op, 1, block * self.group().size(), out)
@@ -36,34 +50,46 @@ impl<T: Number> Symmetric<T> {
         columns: usize,
         out: &mut [T],
     ) -> Result<()> {
-        let looped = loop_for::<T>(self.group(), NAME, op)?;
+        let reduce = loop_for::<T>(self.group(), NAME, op)?;
         let block = block_len(self.group(), NAME, columns)?;
         check_len(self.group(), NAME, "an output", rows * block, out.len())?;
-        let first = self.group().rank() * block;
-        let more = [rows, columns, 0];
-        let call =
-            |way| Call { operator: Some(op), more, ..self.call(const { Op::of(NAME) }, way) };
-        if self.is_small() {
-            return self.staged(call(Way::Staged), 0..self.len(), true, |from, _| {
-                for (row, out) in out.chunks_exact_mut(block.max(1)).enumerate() {
-                    let begin = row * columns + first;
-                    let source = |rank: usize| {
-                        from.get(rank).map_or(std::ptr::null(), |p| p.wrapping_add(begin))
-                    };
-                    // SAFETY: within what each rank has laid out; `out` has a block's length and is ours alone.
-                    by_rank(from.len(), source, |from| unsafe {
-                        looped(from, &[out.as_mut_ptr()], block, Stores::Cached)
-                    });
-                }
-            });
-        }
-        self.collective(call(Way::Direct), |session| {
-            for (row, out) in out.chunks_exact_mut(block.max(1)).enumerate() {
-                let begin = row * columns + first;
-                // SAFETY: within all parts; `out` has a block's length and is ours alone, and nobody writes any part.
-                unsafe { session.reduce(looped, begin..begin + block, &[out.as_mut_ptr()]) };
-            }
-            Ok(())
-        })
+        reduce_scatter(self.memory(), (op, reduce), (rows, columns), out.as_mut_ptr().cast())
     }
+}
+
+/// Blocks of rows of `columns`, into `out`, which has room for one block of each row.
+fn reduce_scatter(
+    memory: &Memory,
+    (op, reduce): (ReduceOp, Reduce),
+    (rows, columns): (usize, usize),
+    out: *mut u8,
+) -> Result<()> {
+    let (rank, ranks, size) = (memory.group().rank(), memory.group().size(), memory.dtype().size());
+    let block = columns / ranks;
+    // Of each row: where our block begins in the parts, and where its reduction goes.
+    let blocks =
+        (0..rows).map(|row| (row * columns + rank * block, out.wrapping_add(row * block * size)));
+    let call = |way| Call {
+        operator: Some(op),
+        more: [rows, columns, 0],
+        ..memory.call(const { Op::of(NAME) }, way)
+    };
+    if memory.is_small() {
+        let call = call(Way::Staged);
+        let mut running = memory.begin_staged(&call)?;
+        let staged = memory.stage(&mut running, true)?;
+        for (begin, to) in blocks {
+            let from = PerRank::new(ranks, |rank| staged[rank].wrapping_add(begin * size));
+            // SAFETY: within what each rank has staged; `out` has room for a block and is ours alone.
+            unsafe { reduce(&from, &[to], block, Stores::Cached) };
+        }
+        return Ok(());
+    }
+    let call = call(Way::Direct);
+    let session = memory.enter(&call)?;
+    for (begin, to) in blocks {
+        // SAFETY: within all parts, which nobody writes; `out` has room for a block and is ours alone.
+        unsafe { session.reduce(reduce, begin..begin + block, &[to]) };
+    }
+    session.leave()
 }

@@ -1,100 +1,126 @@
 //! Collectives with one rank at their root: reduce, gather, scatter.
+#![allow(unsafe_code)] // S2, S3
 
 use super::host::copy::Stores;
-use super::{block_len, check_len, copy_elements, loop_for};
+use super::host::reduce::Reduce;
+use super::{block_len, check_len, copy_bytes, loop_for};
 use crate::dtype::{Element, Number, ReduceOp};
 use crate::error::Result;
 use crate::group::{Call, Op, Way};
-use crate::symmetric::Symmetric;
+use crate::symmetric::{Memory, Phase, Symmetric};
+
+const REDUCE: &str = "reduce";
+const GATHER: &str = "gather";
+const SCATTER: &str = "scatter";
 
 impl<T: Number> Symmetric<T> {
     /// On rank `root`, `out` becomes the reduction of all ranks' elements; on others it is not looked at. Collective.
     pub fn reduce(&mut self, op: ReduceOp, root: usize, out: &mut [T]) -> Result<()> {
-        const NAME: &str = "reduce";
-        let looped = loop_for::<T>(self.group(), NAME, op)?;
-        let len = self.len();
-        let is_root = self.is_root(NAME, root)?;
-        if is_root {
-            check_len(self.group(), NAME, "an output", len, out.len())?;
+        let looped = loop_for::<T>(self.group(), REDUCE, op)?;
+        if self.is_root(REDUCE, root)? {
+            check_len(self.group(), REDUCE, "an output", self.len(), out.len())?;
         }
-        let call = |way| Call {
-            operator: Some(op),
-            root: Some(root),
-            ..self.call(const { Op::of(NAME) }, way)
-        };
-        if self.is_small() {
-            return self.staged(call(Way::Staged), 0..len, true, |from, _| {
-                if is_root {
-                    // SAFETY: each rank has laid out `len` elements; `out` has as many and is ours alone.
-                    unsafe { looped(from, &[out.as_mut_ptr()], len, Stores::Cached) };
-                }
-            });
-        }
-        self.collective(call(Way::Direct), |session| {
-            if session.rank() == root {
-                // SAFETY: all have `len` elements; `out` is ours alone, and nobody writes any part.
-                unsafe { session.reduce(looped, 0..len, &[out.as_mut_ptr()]) };
-            }
-            Ok(())
-        })
+        reduce(self.memory(), (op, looped), root, out.as_mut_ptr().cast())
     }
 }
 
 impl<T: Element> Symmetric<T> {
     /// On rank `root`, `out` becomes all ranks' elements, by rank; on others it is not looked at. Collective.
     pub fn gather(&mut self, root: usize, out: &mut [T]) -> Result<()> {
-        const NAME: &str = "gather";
-        let len = self.len();
-        let is_root = self.is_root(NAME, root)?;
-        if is_root {
-            check_len(self.group(), NAME, "an output", len * self.group().size(), out.len())?;
+        if self.is_root(GATHER, root)? {
+            let expected = self.len() * self.group().size();
+            check_len(self.group(), GATHER, "an output", expected, out.len())?;
         }
-        let call = |way| Call { root: Some(root), ..self.call(const { Op::of(NAME) }, way) };
-        if self.is_small() {
-            return self.staged(call(Way::Staged), 0..len, true, |from, _| {
-                for (rank, &from) in from.iter().enumerate().filter(|_| is_root) {
-                    let to = out.as_mut_ptr().wrapping_add(rank * len);
-                    // SAFETY: each rank has laid out `len` elements; `out` has as many for each.
-                    unsafe { copy_elements(from, to, len) };
-                }
-            });
-        }
-        self.collective(call(Way::Direct), |session| {
-            for rank in (0..session.size()).filter(|_| session.rank() == root) {
-                let to = out.as_mut_ptr().wrapping_add(rank * len);
-                // SAFETY: each part has `len` elements, which nobody writes; `out` has as many for each rank.
-                unsafe { copy_elements(session.part(rank, 0).cast_const(), to, len) };
-            }
-            Ok(())
-        })
+        gather(self.memory(), root, out.as_mut_ptr().cast())
     }
 
     /// The elements of rank `root` are one block for each rank; `out` becomes that for this one. Collective.
     pub fn scatter(&mut self, root: usize, out: &mut [T]) -> Result<()> {
-        const NAME: &str = "scatter";
-        let block = block_len(self.group(), NAME, self.len())?;
-        let is_root = self.is_root(NAME, root)?;
-        check_len(self.group(), NAME, "an output", block, out.len())?;
-        let own = self.group().rank() * block;
-        let call = |way| Call { root: Some(root), ..self.call(const { Op::of(NAME) }, way) };
-        if self.is_small() {
-            return self.staged(call(Way::Staged), 0..self.len(), is_root, |from, _| {
-                if let Some(from) = from.get(root) {
-                    // SAFETY: the root has laid out a block for each rank, and `out` is one long.
-                    unsafe { copy_elements(from.wrapping_add(own), out.as_mut_ptr(), block) };
-                }
-            });
-        }
-        self.collective(call(Way::Direct), |session| {
-            let from = session.part(root, own).cast_const();
-            // SAFETY: the root's part has a block for each rank, and `out` is one long; nobody writes any part.
-            unsafe { copy_elements(from, out.as_mut_ptr(), block) };
-            Ok(())
-        })
+        let block = block_len(self.group(), SCATTER, self.len())?;
+        self.is_root(SCATTER, root)?;
+        check_len(self.group(), SCATTER, "an output", block, out.len())?;
+        scatter(self.memory(), root, block, out.as_mut_ptr().cast())
     }
 
     fn is_root(&self, name: &'static str, root: usize) -> Result<bool> {
         self.group().check_rank(name, root)?;
         Ok(self.group().rank() == root)
     }
+}
+
+/// Into `out`, which has room for a part on the root.
+fn reduce(
+    memory: &Memory,
+    (op, reduce): (ReduceOp, Reduce),
+    root: usize,
+    out: *mut u8,
+) -> Result<()> {
+    let (len, is_root) = (memory.len(), memory.group().rank() == root);
+    let call = |way| Call {
+        operator: Some(op),
+        root: Some(root),
+        ..memory.call(const { Op::of(REDUCE) }, way)
+    };
+    if memory.is_small() {
+        let call = call(Way::Staged);
+        let mut running = memory.begin_staged(&call)?;
+        let staged = memory.stage(&mut running, true)?;
+        if is_root {
+            // SAFETY: each rank has staged its part; `out` has room for one and is ours alone.
+            unsafe { reduce(&staged, &[out], len, Stores::Cached) };
+        }
+        return Ok(());
+    }
+    let call = call(Way::Direct);
+    let session = memory.enter(&call)?;
+    if is_root {
+        // SAFETY: nobody writes any part; `out` has room for one and is ours alone.
+        unsafe { session.reduce(reduce, 0..len, &[out]) };
+    }
+    session.leave()
+}
+
+/// Into `out`, which has room for all parts on the root.
+fn gather(memory: &Memory, root: usize, out: *mut u8) -> Result<()> {
+    let (bytes, is_root) = (memory.bytes(), memory.group().rank() == root);
+    let call = |way| Call { root: Some(root), ..memory.call(const { Op::of(GATHER) }, way) };
+    if memory.is_small() {
+        let call = call(Way::Staged);
+        let mut running = memory.begin_staged(&call)?;
+        let staged = memory.stage(&mut running, true)?;
+        for (rank, &from) in staged.iter().enumerate().filter(|_| is_root) {
+            // SAFETY: each rank has staged its part; `out` has room for each.
+            unsafe { copy_bytes(from, out.wrapping_add(rank * bytes), bytes) };
+        }
+        return Ok(());
+    }
+    let call = call(Way::Direct);
+    let session = memory.enter(&call)?;
+    for rank in session.ranks_from_own().filter(|_| is_root) {
+        let from = memory.part(rank, 0).cast_const();
+        // SAFETY: nobody writes any part; `out` has room for each.
+        unsafe { copy_bytes(from, out.wrapping_add(rank * bytes), bytes) };
+    }
+    session.leave()
+}
+
+/// Into `out`, which has room for a block of `block` elements.
+fn scatter(memory: &Memory, root: usize, block: usize, out: *mut u8) -> Result<()> {
+    let (rank, bytes) = (memory.group().rank(), block * memory.dtype().size());
+    let call = |way| Call { root: Some(root), ..memory.call(const { Op::of(SCATTER) }, way) };
+    if memory.is_small() {
+        let call = call(Way::Staged);
+        let mut running = memory.begin_staged(&call)?;
+        if let Some(from) = memory.stage(&mut running, rank == root)?.get(root) {
+            // SAFETY: the root has staged a block for each rank.
+            unsafe { copy_bytes(from.wrapping_add(rank * bytes), out, bytes) };
+        }
+        return Ok(());
+    }
+    let call = call(Way::Direct);
+    let session = memory.enter(&call)?;
+    let from = memory.part(root, rank * block).cast_const();
+    // SAFETY: the root's part has a block for each rank; nobody writes any part.
+    unsafe { copy_bytes(from, out, bytes) };
+    session.leave()
 }

@@ -2,99 +2,43 @@
 //!
 //! A rank stages a piece, and peers read it from there. Each rank has two staging buffers in turn, and a flag comes with each
 //! piece, so one exchange per piece is all: while a slow rank still reads one, the others stage the next.
-#![allow(unsafe_code)] // S2 (what is laid out stays until the next exchange), S3 (pieces of slices checked here)
+#![allow(unsafe_code)] // S2 (what is staged stays until the next exchange), S3 (pieces of slices checked here)
 
 use std::ops::Range;
 
 use super::host::copy::{Stores, copy};
-use super::{LINE, block_len, by_rank, check_len, copy_elements, loop_for, plan, record, share};
-use crate::dtype::{Element, Number, ReduceOp};
+use super::host::reduce::Reduce;
+use super::staged::{Input, exchange, pieces, sources};
+use super::{block_len, check_len, copy_bytes, loop_for, plan, record, share};
+use crate::dtype::{DType, Element, Number, ReduceOp};
 use crate::error::Result;
-use crate::group::{Call, Group, Memory, Op, Running, STAGE, Staging};
+use crate::group::{Call, Group, Memory, Op, Running, Staging};
 
 impl Group {
     /// Element i of `data` becomes the reduction of element i of all ranks. Collective; after an error `data` may be
     /// reduced in part.
+    ///
+    /// ```
+    /// # symmem::World::threads(3, |world| -> symmem::Result<()> {
+    /// let mut data = [1.0_f32, world.rank() as f32];
+    /// world.all_reduce(&mut data, symmem::ReduceOp::Sum)?;
+    /// assert_eq!(data, [3.0, 3.0]);
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn all_reduce<T: Number>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
-        const NAME: &str = "all_reduce";
-        let looped = loop_for::<T>(self, NAME, op)?;
-        let len = data.len();
-        let call = Call { operator: Some(op), ..on_slices::<T>(const { Op::of(NAME) }, len) };
-        let mut running = self.begin_slices::<T>(&call)?;
-        for piece in pieces::<T>(len, 1) {
-            let data = data.get_mut(piece.clone()).unwrap_or_default();
-            let (data, len) = (data.as_mut_ptr(), data.len());
-            let laid = Laid::one(data, len);
-            // SAFETY: a piece of `data`, which fits a staging buffer.
-            let lay = |to: *mut u8| unsafe { laid.lay(to) };
-            if laid.bytes() <= Staging::TINY
-                || plan::at_once(self.rates()?, laid.bytes(), self.size())
-            {
-                self.staged(&mut running, laid.bytes(), lay, None, |from| {
-                    // SAFETY: every other rank has laid out a piece of this length, and here is ours.
-                    let reduce =
-                        |from: &[*const T]| unsafe { looped(from, &[data], len, Stores::Cached) };
-                    self.beside(from, 0, data, reduce);
-                })?;
-                continue;
-            }
-            let own = share::<T>(len, self.rank(), self.size());
-            self.staged(&mut running, laid.bytes(), lay, None, |from| {
-                let to = data.wrapping_add(own.start);
-                // SAFETY: our share of what every other rank has laid out, and of ours.
-                let reduce =
-                    |from: &[*const T]| unsafe { looped(from, &[to], own.len(), Stores::Cached) };
-                self.beside(from, own.start, to, reduce);
-            })?;
-            self.gather_shares(&mut running, data, len)?;
-        }
-        Ok(())
-    }
-
-    fn begin_slices<'c, T: Element>(&self, call: &'c Call) -> Result<Running<'_, 'c>> {
-        self.reach_out();
-        record::<T>(self, call.op.name(), call.len, "slices");
-        self.begin_call(call, self.deadline())
-    }
-
-    /// Every rank has its share of the `len` elements at `data`, and gets those of the others.
-    fn gather_shares<T: Element>(
-        &self,
-        running: &mut Running<'_, '_>,
-        data: *mut T,
-        len: usize,
-    ) -> Result<()> {
-        let shares = |rank| share::<T>(len, rank, self.size());
-        let laid =
-            Laid::one(data.wrapping_add(shares(self.rank()).start), shares(self.rank()).len());
-        // SAFETY: our share of the elements, which fits a staging buffer.
-        let lay = |to: *mut u8| unsafe { laid.lay(to) };
-        let most = shares(0).len() * size_of::<T>();
-        self.staged(running, most, lay, None, |from: &[*const T]| {
-            for (rank, from) in from.iter().enumerate().filter(|(rank, _)| *rank != self.rank()) {
-                let to = data.wrapping_add(shares(rank).start);
-                // SAFETY: the rank has laid out its share, and here is the place for it.
-                unsafe { copy_elements(*from, to, shares(rank).len()) };
-            }
-        })
+        let reduce = loop_for::<T>(self, "all_reduce", op)?;
+        let data = Slice::new(data.as_mut_ptr().cast(), data.len(), T::DTYPE);
+        all_reduce(self, data, (op, reduce))
     }
 
     /// `out` becomes all ranks' `input`s, one rank's after the other's. Collective.
     pub fn all_gather<T: Element>(&self, input: &[T], out: &mut [T]) -> Result<()> {
-        const NAME: &str = "all_gather";
-        let len = input.len();
-        check_len(self, NAME, "an output", len.saturating_mul(self.size()), out.len())?;
-        let call = on_slices::<T>(const { Op::of(NAME) }, len);
-        let mut running = self.begin_slices::<T>(&call)?;
-        for piece in pieces::<T>(len, 1) {
-            let laid = Laid::one(input.as_ptr().wrapping_add(piece.start), piece.len());
-            // SAFETY: a piece of `input`, which fits a staging buffer.
-            let lay = |to: *mut u8| unsafe { laid.lay(to) };
-            self.staged(&mut running, laid.bytes(), lay, None, |from| {
-                self.take_up(from, 0, laid.from, out, len, &piece);
-            })?;
-        }
-        Ok(())
+        let expected = input.len().saturating_mul(self.size());
+        check_len(self, "all_gather", "an output", expected, out.len())?;
+        let input = Slice::new(input.as_ptr().cast_mut().cast(), input.len(), T::DTYPE);
+        all_gather(self, input, out.as_mut_ptr().cast())
     }
 
     /// `input` is one block for each rank; `out` becomes the reduction of all ranks' blocks for this one. Collective.
@@ -105,53 +49,17 @@ impl Group {
         out: &mut [T],
     ) -> Result<()> {
         const NAME: &str = "reduce_scatter";
-        let looped = loop_for::<T>(self, NAME, op)?;
+        let reduce = loop_for::<T>(self, NAME, op)?;
         let block = block_len(self, NAME, input.len())?;
         check_len(self, NAME, "an output", block, out.len())?;
-        let call = Call { operator: Some(op), ..on_slices::<T>(const { Op::of(NAME) }, block) };
-        let mut running = self.begin_slices::<T>(&call)?;
-        for piece in pieces::<T>(block, self.size()) {
-            let laid = Laid::blocks(input, block, self, &piece);
-            // SAFETY: a piece of each block of `input`, which all together fit a staging buffer.
-            let lay = |to: *mut u8| unsafe { laid.lay(to) };
-            let out = out.get_mut(piece).unwrap_or_default();
-            self.staged(&mut running, laid.bytes(), lay, None, |from| {
-                let own = laid.from.wrapping_add(self.rank() * block);
-                let (out, len) = (out.as_mut_ptr(), out.len());
-                self.beside(from, self.rank() * len, own, |from| {
-                    // SAFETY: every other rank has laid out a piece of this length for us, ours is in `input`; `out` is one.
-                    unsafe { looped(from, &[out], len, Stores::Cached) };
-                });
-            })?;
-        }
-        Ok(())
+        let blocks = Slice::new(input.as_ptr().cast_mut().cast(), block, T::DTYPE);
+        reduce_scatter(self, blocks, (op, reduce), out.as_mut_ptr().cast())
     }
 
     /// `data` becomes that of rank `root`. Collective.
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result<()> {
-        const NAME: &str = "broadcast";
-        self.check_rank(NAME, root)?;
-        let len = data.len();
-        let call = Call { root: Some(root), ..on_slices::<T>(const { Op::of(NAME) }, len) };
-        let mut running = self.begin_slices::<T>(&call)?;
-        for piece in pieces::<T>(len, 1) {
-            let data = data.get_mut(piece).unwrap_or_default();
-            let (data, len) = (data.as_mut_ptr(), data.len());
-            let laid = Laid::one(data, len);
-            let lay = |to: *mut u8| {
-                if self.rank() == root {
-                    // SAFETY: a piece of `data`, which fits a staging buffer.
-                    unsafe { laid.lay(to) };
-                }
-            };
-            self.staged(&mut running, laid.bytes(), lay, None, |from: &[*const T]| {
-                if let Some(from) = from.get(root).filter(|_| self.rank() != root) {
-                    // SAFETY: the root has laid out a piece of this length, and here is the place for it.
-                    unsafe { copy_elements(*from, data, len) };
-                }
-            })?;
-        }
-        Ok(())
+        self.check_rank("broadcast", root)?;
+        broadcast(self, Slice::new(data.as_mut_ptr().cast(), data.len(), T::DTYPE), root)
     }
 
     /// `input` is one block for each rank; `out` becomes the blocks that all ranks have for this one, by rank. Collective.
@@ -159,135 +67,188 @@ impl Group {
         const NAME: &str = "all_to_all";
         let block = block_len(self, NAME, input.len())?;
         check_len(self, NAME, "an output", input.len(), out.len())?;
-        let call = on_slices::<T>(const { Op::of(NAME) }, block);
-        let mut running = self.begin_slices::<T>(&call)?;
-        for piece in pieces::<T>(block, self.size()) {
-            let laid = Laid::blocks(input, block, self, &piece);
-            // SAFETY: a piece of each block of `input`, which all together fit a staging buffer.
-            let lay = |to: *mut u8| unsafe { laid.lay(to) };
-            self.staged(&mut running, laid.bytes(), lay, None, |from| {
-                let own = laid.from.wrapping_add(self.rank() * block);
-                self.take_up(from, self.rank() * piece.len(), own, out, block, &piece);
-            })?;
-        }
-        Ok(())
-    }
-
-    /// Calls `f` with where each rank has laid out what we want, `at` elements from its start, and with our own at `own`:
-    /// what we laid out ourselves has gone to memory, and what we laid it out from is in our cache.
-    fn beside<T, R>(
-        &self,
-        from: &[*const T],
-        at: usize,
-        own: *const T,
-        f: impl FnOnce(&[*const T]) -> R,
-    ) -> R {
-        let place = |rank: usize| match from.get(rank) {
-            Some(place) if rank != self.rank() => place.wrapping_add(at),
-            _ => own,
-        };
-        by_rank(from.len(), place, f)
-    }
-
-    /// Copies what each rank has laid out, `at` elements from its start, to `piece` of that rank's block of `out`.
-    fn take_up<T: Element>(
-        &self,
-        from: &[*const T],
-        at: usize,
-        own: *const T,
-        out: &mut [T],
-        block: usize,
-        piece: &Range<usize>,
-    ) {
-        let stores = plan::stores(size_of_val(out));
-        // Our own first: it is in our cache. Then each rank begins with another one.
-        for rank in (0..self.size()).map(|step| (self.rank() + step) % self.size()) {
-            let to = rank * block + piece.start;
-            let to = out.get_mut(to..to + piece.len()).unwrap_or_default();
-            let from = if rank == self.rank() {
-                Some(own)
-            } else {
-                from.get(rank).map(|p| p.wrapping_add(at))
-            };
-            if let Some(from) = from {
-                // SAFETY: the rank has laid out a piece of this length there, and `to` is one.
-                unsafe { copy(from.cast(), to.as_mut_ptr().cast(), size_of_val(to), stores) };
-            }
-        }
+        let blocks = Slice::new(input.as_ptr().cast_mut().cast(), block, T::DTYPE);
+        all_to_all(self, blocks, out.as_mut_ptr().cast())
     }
 }
 
-/// What a rank lays out: the same piece of every block of a slice, each at its place. By address, because the result
-/// may go to the same place, once all have laid out theirs.
-struct Laid<T> {
-    from: *const T,
-    /// Elements from one block to the next.
-    block: usize,
-    blocks: usize,
-    /// Elements of a piece.
+/// The data of a call, or the first block of it.
+#[derive(Clone, Copy)]
+struct Slice {
+    first: *mut u8,
     len: usize,
-    /// The block that nobody takes up: our own.
-    without: Option<usize>,
+    dtype: DType,
+    /// Bytes of an element.
+    size: usize,
 }
 
-impl<T> Laid<T> {
-    fn one(from: *const T, len: usize) -> Self {
-        Self { from, block: len, blocks: 1, len, without: None }
+impl Slice {
+    fn new(first: *mut u8, len: usize, dtype: DType) -> Self {
+        Self { first, len, dtype, size: dtype.size() }
     }
 
-    /// A piece of one block for each rank of `group`.
-    fn blocks(of: &[T], block: usize, group: &Group, piece: &Range<usize>) -> Self {
-        let from = of.as_ptr().wrapping_add(piece.start);
-        let (blocks, without) = (group.size(), Some(group.rank()));
-        Self { from, block, blocks, len: piece.len(), without }
+    fn call(&self, op: Op) -> Call {
+        let (dtype, memory, len) = (Some(self.dtype), Memory::Slices, self.len);
+        Call { op, dtype, memory, len, ..Call::default() }
     }
 
-    fn bytes(&self) -> usize {
-        self.blocks * self.len * size_of::<T>()
+    /// From element `at` on.
+    fn at(&self, at: usize) -> *mut u8 {
+        self.first.wrapping_add(at * self.size)
     }
 
-    /// # Safety
-    /// The pieces may be read, and `to` written for that many bytes.
-    unsafe fn lay(&self, to: *mut u8) {
-        let bytes = self.len * size_of::<T>();
-        for block in (0..self.blocks).filter(|block| Some(*block) != self.without) {
-            let from = self.from.wrapping_add(block * self.block).cast();
-            // SAFETY: as the caller promises.
-            unsafe { copy(from, to.wrapping_add(block * bytes), bytes, plan::lay(self.bytes())) };
+    /// Pieces of which a staging buffer holds one of each of `blocks`.
+    fn pieces(&self, blocks: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        pieces(self.len, self.size, blocks)
+    }
+
+    /// The same piece of each of a block for each rank, without ours.
+    fn input_of_blocks(&self, group: &Group, piece: &Range<usize>) -> Input {
+        Input {
+            from: self.at(piece.start).cast_const(),
+            block: self.len * self.size,
+            blocks: group.size(),
+            piece: piece.len() * self.size,
+            without: Some(group.rank()),
         }
     }
 }
 
-/// Cuts a block of `len` elements into pieces, of which a staging buffer holds one of each of `blocks`. One empty piece if there are
-/// no elements, so that ranks still meet.
-fn pieces<T>(len: usize, blocks: usize) -> impl Iterator<Item = Range<usize>> {
-    let most = (STAGE / blocks / size_of::<T>()).max(1);
-    let count = len.div_ceil(most).max(1);
-    // All of about the same length: what is left over at the end would not be worth its exchange.
-    let each =
-        len.div_ceil(count).max(1).next_multiple_of((LINE / size_of::<T>()).max(1)).min(most);
-    (0..len.div_ceil(each).max(1)).map(move |i| i * each..((i + 1) * each).min(len))
+fn begin<'g, 'c>(group: &'g Group, call: &'c Call) -> Result<Running<'g, 'c>> {
+    group.reach_out();
+    record(group, call, "slices");
+    group.begin_call(call, group.deadline())
 }
 
-/// A call on slices of `len` elements, or blocks of as many.
-fn on_slices<T: Element>(op: Op, len: usize) -> Call {
-    Call { op, dtype: Some(T::DTYPE), memory: Memory::Slices, len, ..Call::default() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pieces_cover_everything_once_and_fit_a_staging_buffer() {
-        for (len, blocks) in
-            [(0, 1), (1, 3), (100, 7), (STAGE / 4, 1), (STAGE / 4 + 1, 1), (1 << 20, 72)]
-        {
-            let cut: Vec<_> = pieces::<f32>(len, blocks).collect();
-            assert!(cut.iter().all(|p| p.len() * blocks * 4 <= STAGE));
-            assert!(cut.windows(2).all(|p| p[0].end == p[1].start && !p[1].is_empty()));
-            assert_eq!((cut[0].start, cut[cut.len() - 1].end), (0, len));
+fn all_reduce(group: &Group, data: Slice, (op, reduce): (ReduceOp, Reduce)) -> Result<()> {
+    let call = Call { operator: Some(op), ..data.call(const { Op::of("all_reduce") }) };
+    let mut running = begin(group, &call)?;
+    for piece in data.pieces(1) {
+        let (first, len, bytes) = (data.at(piece.start), piece.len(), piece.len() * data.size);
+        let at_once = bytes <= Staging::TINY || plan::at_once(group.rates()?, bytes, group.size());
+        // What of the piece this rank reduces: all of it, or its share.
+        let own = if at_once { 0..len } else { share(len, data.size, group.rank(), group.size()) };
+        let (at, to) = (own.start * data.size, first.wrapping_add(own.start * data.size));
+        // SAFETY: a piece of the data.
+        let staging = unsafe { exchange(&mut running, &Input::one(first, bytes)) }?;
+        let from = sources(group, &staging, bytes, at, to);
+        // SAFETY: what every other rank has staged, and ours, which nobody else touches.
+        unsafe { reduce(&from, &[to], own.len(), Stores::Cached) };
+        if !at_once {
+            gather_shares(group, &mut running, first, len, data.size)?;
         }
-        assert_eq!(pieces::<u8>(STAGE + 1, 1).map(|p| p.len()).max(), Some(STAGE / 2 + 64));
+    }
+    Ok(())
+}
+
+/// Every rank has its share of the `len` elements from `first` on, and gets those of the others.
+fn gather_shares(
+    group: &Group,
+    running: &mut Running<'_, '_>,
+    first: *mut u8,
+    len: usize,
+    size: usize,
+) -> Result<()> {
+    let shares = |rank| share(len, size, rank, group.size());
+    let place = |rank: usize| first.wrapping_add(shares(rank).start * size);
+    let own = Input {
+        piece: shares(group.rank()).len() * size,
+        ..Input::one(place(group.rank()), shares(0).len() * size)
+    };
+    // SAFETY: our share of the elements.
+    let staging = unsafe { exchange(running, &own) }?;
+    for rank in (0..group.size()).filter(|rank| *rank != group.rank()) {
+        let from = staging.of(rank, own.block);
+        // SAFETY: the rank has staged its share, and here is the place for it.
+        unsafe { copy_bytes(from, place(rank), shares(rank).len() * size) };
+    }
+    Ok(())
+}
+
+fn all_gather(group: &Group, input: Slice, out: *mut u8) -> Result<()> {
+    let call = input.call(const { Op::of("all_gather") });
+    let mut running = begin(group, &call)?;
+    for piece in input.pieces(1) {
+        let (own, bytes) = (input.at(piece.start), piece.len() * input.size);
+        // SAFETY: a piece of the input.
+        let staging = unsafe { exchange(&mut running, &Input::one(own, bytes)) }?;
+        let from = sources(group, &staging, bytes, 0, own);
+        // SAFETY: each rank has staged a piece; `out` has room for a block of each.
+        unsafe { copy_pieces(group, &from, input, &piece, out) };
+    }
+    Ok(())
+}
+
+fn reduce_scatter(
+    group: &Group,
+    input: Slice,
+    (op, reduce): (ReduceOp, Reduce),
+    out: *mut u8,
+) -> Result<()> {
+    let call = Call { operator: Some(op), ..input.call(const { Op::of("reduce_scatter") }) };
+    let mut running = begin(group, &call)?;
+    for piece in input.pieces(group.size()) {
+        let staged = input.input_of_blocks(group, &piece);
+        // SAFETY: a piece of each block of the input.
+        let staging = unsafe { exchange(&mut running, &staged) }?;
+        let own = input.at(group.rank() * input.len + piece.start);
+        let from = sources(group, &staging, staged.bytes(), group.rank() * staged.piece, own);
+        let to = out.wrapping_add(piece.start * input.size);
+        // SAFETY: every other rank has staged a piece for us, ours is in the input; `out` has room for a block.
+        unsafe { reduce(&from, &[to], piece.len(), Stores::Cached) };
+    }
+    Ok(())
+}
+
+fn broadcast(group: &Group, data: Slice, root: usize) -> Result<()> {
+    let is_root = group.rank() == root;
+    let call = Call { root: Some(root), ..data.call(const { Op::of("broadcast") }) };
+    let mut running = begin(group, &call)?;
+    for piece in data.pieces(1) {
+        let (own, bytes) = (data.at(piece.start), piece.len() * data.size);
+        let input = if is_root { Input::one(own, bytes) } else { Input::none(bytes) };
+        // SAFETY: a piece of the data.
+        let staging = unsafe { exchange(&mut running, &input) }?;
+        if !is_root {
+            // SAFETY: the root has staged a piece, and here is the place for it.
+            unsafe { copy_bytes(staging.of(root, bytes), own, bytes) };
+        }
+    }
+    Ok(())
+}
+
+fn all_to_all(group: &Group, input: Slice, out: *mut u8) -> Result<()> {
+    let call = input.call(const { Op::of("all_to_all") });
+    let mut running = begin(group, &call)?;
+    for piece in input.pieces(group.size()) {
+        let staged = input.input_of_blocks(group, &piece);
+        // SAFETY: a piece of each block of the input.
+        let staging = unsafe { exchange(&mut running, &staged) }?;
+        let own = input.at(group.rank() * input.len + piece.start);
+        let from = sources(group, &staging, staged.bytes(), group.rank() * staged.piece, own);
+        // SAFETY: each rank has staged a piece for us; `out` has room for a block of each.
+        unsafe { copy_pieces(group, &from, input, &piece, out) };
+    }
+    Ok(())
+}
+
+/// Copies each rank's piece to its place in that rank's block of `out`.
+///
+/// # Safety
+/// The pieces may be read, and `out` written for a block of each rank.
+unsafe fn copy_pieces(
+    group: &Group,
+    from: &[*const u8],
+    block: Slice,
+    piece: &Range<usize>,
+    out: *mut u8,
+) {
+    let bytes = block.len * block.size;
+    let stores = plan::stores(bytes * from.len());
+    // Our own first: it is in our cache. Then each rank begins with another one.
+    for rank in (0..from.len()).map(|step| (group.rank() + step) % from.len()) {
+        let to = out.wrapping_add(rank * bytes + piece.start * block.size);
+        // SAFETY: as the caller promises.
+        unsafe { copy(from[rank], to, piece.len() * block.size, stores) };
     }
 }

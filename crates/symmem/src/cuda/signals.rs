@@ -12,10 +12,10 @@ use super::kernels::parameters;
 use super::layout::DeviceHandle;
 use super::stream::Stream;
 use super::symmetric::{Symmetric, View, ViewMut};
-use crate::collectives::{fill_range, write_place};
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::group::op_code;
+use crate::symmetric::{fill_range, write_place};
 
 /// What a wait for a value waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

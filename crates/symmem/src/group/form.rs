@@ -7,7 +7,7 @@ use super::context::{Context, Name};
 use super::conversation::{Card, Conversation};
 use super::health::{Health, Parting};
 use super::sequence::Sequence;
-use super::staging::{STAGE, staging_offset};
+use super::staging::{RegionPads, STAGE, staging_offset};
 use super::{Group, Inner, check_pad_size, no_descriptor};
 use crate::backend::{Allocation, Exported};
 use crate::dtype::Order;
@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::machine::{self, Costs, Rates};
 use crate::mesh::{Gone, Phase, Scope, Subject};
 use crate::region::{Region, Words};
-use crate::signal::{Layout, Pads, Signals};
+use crate::signal::{Layout, Signals};
 use crate::sync::atomic::AtomicU32;
 use crate::sync::{Deadline, Expiry, Ordering, Patience, Setting, SharedWord, lock_by};
 
@@ -145,22 +145,6 @@ pub(super) struct Root {
     pub(super) plan: Arc<Plan>,
     pub(super) rank: usize,
     pub(super) formed: Arc<Formed>,
-}
-
-/// The group's pads in mapped memory.
-pub(super) struct RegionPads {
-    pub(super) words: Vec<Words>,
-    /// Twice [`STAGE`] bytes each.
-    pub(super) stages: Vec<Region>,
-}
-
-impl Pads for RegionPads {
-    type Word = SharedWord;
-
-    #[inline]
-    fn word(&self, owner: usize, index: usize) -> &SharedWord {
-        &self.words[owner][index]
-    }
 }
 
 impl Group {

@@ -22,11 +22,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::Group;
 use super::call::{Call, PLAIN, RENDEZVOUS, Words};
-use super::form::{Formed, RegionPads};
-use super::staging::Staging;
+use super::form::Formed;
+use super::staging::{RegionPads, Staging};
 use super::waiting::Waiting;
 use crate::error::{Error, Result};
-use crate::signal::{BARRIER, IN_FULL, Layout, Signals, Stop, Turn};
+use crate::signal::{BARRIER, IN_FULL, Layout, Signals, Stop, Tiny, Turn};
 use crate::sync::shared::AtomicU64;
 use crate::sync::{Deadline, Ordering};
 
@@ -263,8 +263,8 @@ impl Group {
         let pending = Call::from_words(&load(&formed.sequence.pending));
         let word = formed.sequence.word(&pending);
         let mut other = Made { group: self, formed, call: &pending, word, deadline };
-        match other.exchange(turn, |_, _| (), |_| ()) {
-            Ok(()) => self.settle(formed, &pending, true),
+        match other.exchange(turn, None) {
+            Ok(_) => self.settle(formed, &pending, true),
             // It failed here when it gave up, and now it is over on all ranks, which go on to this one.
             Err(Error::Mismatch { .. }) => self.settle(formed, &pending, false),
             Err(error) => {
@@ -376,21 +376,24 @@ impl Formed {
 }
 
 impl Running<'_, '_> {
+    /// The staging buffers of the next exchange. They are free: nobody reads what they held.
+    #[inline]
+    pub(crate) fn staging(&self) -> Staging<'_> {
+        self.made.staging(self.turn.next_epoch())
+    }
+
+    /// A barrier with data: what this rank wrote to the next staging buffers, and `tiny`, is seen by all ranks after it. The
+    /// staging buffers of all ranks, which stay as they are until the next exchange.
+    #[inline(always)]
+    pub(crate) fn exchange(&mut self, tiny: Option<&Tiny>) -> Result<Staging<'_>> {
+        let epoch = self.made.exchange(&self.turn, tiny)?;
+        Ok(self.made.staging(epoch))
+    }
+
     /// A barrier of the call: what each rank wrote before is seen by all after.
     #[inline(always)]
     pub(crate) fn barrier(&mut self) -> Result<()> {
-        self.exchange(|_, _| (), |_| ())
-    }
-
-    /// A barrier with data: `write(s, r)` writes what rank r shall find in the staging buffers, for ourselves first and for
-    /// each peer just before its flag; `read` takes up what all have written. See [`Turn::exchange`].
-    #[inline(always)]
-    pub(crate) fn exchange<R>(
-        &mut self,
-        write: impl FnMut(&Staging<'_>, usize),
-        read: impl FnOnce(&Staging<'_>) -> R,
-    ) -> Result<R> {
-        self.made.exchange(&self.turn, write, read)
+        self.made.exchange(&self.turn, None).map(drop)
     }
 
     /// Whether, after the call has failed with `error`, no rank can be or come to be at work in it: see [`Signals::is_void`].
@@ -420,33 +423,26 @@ impl Running<'_, '_> {
     }
 }
 
-impl Made<'_, '_> {
+impl<'a> Made<'a, '_> {
     #[inline(always)]
-    fn exchange<R>(
-        &mut self,
-        turn: &Turn<'_, RegionPads>,
-        mut write: impl FnMut(&Staging<'_>, usize),
-        read: impl FnOnce(&Staging<'_>) -> R,
-    ) -> Result<R> {
-        let Self { group, formed, call, word, .. } = *self;
-        let rank = group.rank();
-        let (pads, layout) = formed.signals.pads();
-        let staging = |epoch| Staging { pads, layout, rank, epoch };
-        let epoch = turn.arrive(word, |to, epoch| {
-            if word == IN_FULL && to == rank {
-                turn.describe(epoch, &pack(&call.words()));
-            }
-            write(&staging(epoch), to);
-        });
-        if !turn.all_agree_soon(word, epoch) {
+    fn exchange(&mut self, turn: &Turn<'_, RegionPads>, tiny: Option<&Tiny>) -> Result<u32> {
+        if self.word == IN_FULL && !turn.is_unfinished() {
+            turn.describe(&pack(&self.call.words()));
+        }
+        let epoch = turn.arrive(self.word, tiny);
+        if !turn.all_agree_soon(self.word, epoch) {
             self.deadline = self.await_agreement(turn, epoch)?;
         }
-        // While it is our turn: another thread of ours would let peers go on and overwrite it.
-        let read = read(&staging(epoch));
-        if word & CONTINUED == 0 {
+        if self.word & CONTINUED == 0 {
             self.all_agreed();
         }
-        Ok(read)
+        Ok(epoch)
+    }
+
+    #[inline]
+    fn staging(&self, epoch: u32) -> Staging<'a> {
+        let (pads, layout) = self.formed.signals.pads();
+        Staging { pads, layout, rank: self.group.rank(), epoch }
     }
 
     /// The wait of a barrier that takes longer. What is left of the deadline.

@@ -3,9 +3,11 @@
 //! A few bytes lie in the line of the flag itself, in the pad of each rank that shall read them. More lie behind the
 //! words of the writer's own pad, once for all readers. Each place is there twice, for even and odd epochs:
 //! see `Turn::exchange`.
+#![allow(unsafe_code)] // S2 (nobody reads before the flag), S3
 
-use super::form::RegionPads;
-use crate::signal::Layout;
+use crate::region::{Region, Words};
+use crate::signal::{Layout, Pads, Tiny};
+use crate::sync::SharedWord;
 
 /// Bytes of a staging buffer, for each of two epochs in turn.
 pub(crate) const STAGE: usize = 128 << 10;
@@ -13,6 +15,32 @@ pub(crate) const STAGE: usize = 128 << 10;
 /// Where the staging buffers begin in a pad: on a page of their own.
 pub(super) const fn staging_offset(layout: Layout) -> usize {
     (layout.words() * 4).next_multiple_of(4096)
+}
+
+/// The group's pads in mapped memory.
+pub(super) struct RegionPads {
+    pub(super) words: Vec<Words>,
+    /// Twice [`STAGE`] bytes each.
+    pub(super) stages: Vec<Region>,
+}
+
+impl Pads for RegionPads {
+    type Word = SharedWord;
+
+    #[inline]
+    fn word(&self, owner: usize, index: usize) -> &SharedWord {
+        &self.words[owner][index]
+    }
+
+    #[inline]
+    fn write_tiny(&self, owner: usize, index: usize, tiny: &Tiny) {
+        let to = self.words[owner][index..index + 2 * tiny.len()].as_ptr().cast_mut().cast::<u64>();
+        for (at, value) in tiny.iter().enumerate() {
+            // Word by word, as the caller has written them: wider loads would wait until those stores are through.
+            // SAFETY: S3: as many words, aligned; S2: the owner does not read them before our flag.
+            unsafe { to.add(at).write_volatile(*value) };
+        }
+    }
 }
 
 /// All staging buffers, at one epoch, as one rank sees them.
@@ -27,29 +55,31 @@ impl Staging<'_> {
     /// Bytes that fit into the line of a flag.
     pub(crate) const TINY: usize = Layout::PAYLOAD;
 
-    /// The [`Staging::TINY`] bytes that this rank has for rank `to`; null for a rank that is not in the group.
+    /// What rank `rank` has staged for this one, of which there are so many bytes.
     #[inline]
-    pub(crate) fn tiny_for(&self, to: usize) -> *mut u64 {
-        self.tiny(to, self.rank)
+    pub(crate) fn of(&self, rank: usize, bytes: usize) -> *const u8 {
+        if bytes <= Self::TINY { self.tiny(rank) } else { self.stage(rank).cast_const() }
     }
 
-    /// Those that rank `from` has for this rank.
+    /// This rank's own buffer, for more than [`Staging::TINY`] bytes.
     #[inline]
-    pub(crate) fn tiny_from(&self, from: usize) -> *const u64 {
-        self.tiny(self.rank, from).cast_const()
+    pub(crate) fn own(&self) -> *mut u8 {
+        self.stage(self.rank)
     }
 
+    /// What came with the flag of rank `source`; null for a rank that is not in the group.
     #[inline]
-    fn tiny(&self, owner: usize, source: usize) -> *mut u64 {
+    fn tiny(&self, source: usize) -> *const u8 {
         let first = self.layout.payload(source, self.epoch);
-        let words = self.pads.words.get(owner).and_then(|w| w.get(first..first + Self::TINY / 4));
+        let words = self.pads.words.get(self.rank);
+        let words = words.and_then(|words| words.get(first..first + Self::TINY / 4));
         // Not through the first word alone: a pointer to one element reaches no further.
-        words.map_or(std::ptr::null_mut(), |words| words.as_ptr().cast_mut().cast())
+        words.map_or(std::ptr::null(), |words| words.as_ptr().cast())
     }
 
     /// The [`STAGE`] bytes that rank `rank` has for all; null for a rank that is not in the group.
     #[inline]
-    pub(crate) fn stage(&self, rank: usize) -> *mut u8 {
+    fn stage(&self, rank: usize) -> *mut u8 {
         let offset = (self.epoch & 1) as usize * STAGE;
         let stage =
             self.pads.stages.get(rank).and_then(|staging| staging.at::<u8>(offset, STAGE).ok());

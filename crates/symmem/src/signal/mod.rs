@@ -27,7 +27,19 @@ pub trait Pads: Send + Sync {
     type Word: Word;
     /// Word `index` (from [`Layout`]) of the pad of rank `owner`.
     fn word(&self, owner: usize, index: usize) -> &Self::Word;
+
+    /// Writes what travels beside a flag to the words from `index` on. The flag publishes it.
+    fn write_tiny(&self, owner: usize, index: usize, tiny: &Tiny) {
+        for (i, value) in tiny.iter().enumerate() {
+            let (low, high) = (*value as u32, (*value >> 32) as u32);
+            self.word(owner, index + 2 * i).store(low, Ordering::Relaxed);
+            self.word(owner, index + 2 * i + 1).store(high, Ordering::Relaxed);
+        }
+    }
 }
+
+/// What travels in the line of a flag.
+pub type Tiny = [u64; Layout::PAYLOAD / 8];
 
 /// Why a wait ended without success.
 #[derive(Debug, PartialEq, Eq)]
@@ -172,7 +184,7 @@ impl<P: Pads> Signals<P> {
         if let Some(rank) = self.out_of_step() {
             return Err(Stop::OutOfStep { rank });
         }
-        turn.exchange(BARRIER, deadline, lost, |_, _| (), |_| ())
+        turn.exchange(BARRIER, None, deadline, lost).map(drop)
     }
 
     /// The right to use a channel, once no other thread of this rank has it.

@@ -34,17 +34,12 @@ fn what_was_written_counts_though_the_call_gave_up() {
     let staging = [SharedWord::new(0), SharedWord::new(0)];
     let exchange = |rank: usize, value: u32, limit: Duration| {
         let turn = group[rank].take_turn(1, limit.into()).unwrap();
-        turn.exchange(
-            7,
-            &mut limit.into(),
-            |_| false,
-            |to, _| {
-                if to == rank {
-                    staging[rank].store(value, Ordering::Relaxed);
-                }
-            },
-            |_| staging.each_ref().map(|word| word.load(Ordering::Relaxed)),
-        )
+        if !turn.is_unfinished() {
+            staging[rank].store(value, Ordering::Relaxed);
+        }
+        let epoch = turn.exchange(7, None, &mut limit.into(), |_| false)?;
+        assert_eq!(epoch, 1);
+        Ok(staging.each_ref().map(|word| word.load(Ordering::Relaxed)))
     };
     assert!(matches!(exchange(0, 1, Duration::from_millis(5)), Err(Stop::GivenUp { .. })));
     assert_eq!(exchange(1, 2, LONG), Ok([1, 2]));
@@ -53,7 +48,7 @@ fn what_was_written_counts_though_the_call_gave_up() {
 
 fn call(rank: &Signals<PlainPads>, word: u32, limit: Duration) -> Result<(), Stop> {
     let turn = rank.take_turn(rank.sequence(), limit.into())?;
-    turn.exchange(word, &mut limit.into(), |_| false, |_, _| (), |_| ())
+    turn.exchange(word, None, &mut limit.into(), |_| false).map(drop)
 }
 
 #[test]
@@ -113,8 +108,8 @@ fn the_same_call_in_full_is_the_same_and_another_is_not() {
         let calls: Vec<_> = std::thread::scope(|scope| {
             let run = |(rank, words): (&'_ Signals<PlainPads>, [u32; 16])| {
                 let turn = rank.take_turn(rank.sequence(), LONG.into()).unwrap();
-                let describe = |_, epoch| turn.describe(epoch, &words);
-                turn.exchange(IN_FULL, &mut LONG.into(), |_| false, describe, |_| ())
+                turn.describe(&words);
+                turn.exchange(IN_FULL, None, &mut LONG.into(), |_| false).map(drop)
             };
             let threads: Vec<_> =
                 group.iter().zip(words).map(|call| scope.spawn(move || run(call))).collect();

@@ -1,6 +1,6 @@
 //! A barrier with data, by the one thread of a rank whose turn it is on a channel.
 
-use super::{Channel, DONE, IN_FULL, LEFT_EARLY, Layout, Pads, Signals, Stop, UNFINISHED};
+use super::{Channel, DONE, IN_FULL, LEFT_EARLY, Layout, Pads, Signals, Stop, Tiny, UNFINISHED};
 use crate::sync::atomic::fence;
 use crate::sync::{Deadline, Ended, Ordering, Word, current_core};
 
@@ -32,34 +32,40 @@ impl<P: Pads> Turn<'_, P> {
         self.count.state.load(Ordering::Relaxed) == DONE
     }
 
-    /// Says in full what an exchange with [`IN_FULL`] is about. Called by its `write`, for ourselves.
-    #[cold]
-    pub(crate) fn describe(&self, epoch: u32, words: &[u32; Layout::DESCRIPTION]) {
-        self.signals.store_words(Layout::description(epoch), words);
+    /// The number of the barrier that [`Turn::exchange`] reaches, or has reached and resumes.
+    #[inline]
+    pub fn next_epoch(&self) -> u32 {
+        let epoch = self.count.epoch.load(Ordering::Relaxed);
+        if self.is_unfinished() { epoch } else { epoch.wrapping_add(1) }
     }
 
-    /// A barrier with data: `write(r, e)` writes what rank r shall find at epoch e, for ourselves first and for
-    /// each peer just before its flag; `read(e)` takes up what all have written.
+    /// Says in full what an exchange with [`IN_FULL`] is about, before it begins.
+    #[cold]
+    pub(crate) fn describe(&self, words: &[u32; Layout::DESCRIPTION]) {
+        self.signals.store_words(Layout::description(self.next_epoch()), words);
+    }
+
+    /// A barrier with data: what this rank wrote before, and `tiny`, is seen by all ranks after it. Its number.
     ///
     /// `call` says what the caller is about; ranks that call different things are told so, all of them, as soon as two
-    /// of them have come. After `GivenUp` the next exchange resumes this one, and writes nothing.
+    /// of them have come. After `GivenUp` the next exchange resumes this one.
     ///
-    /// What was written for e may be overwritten for e + 2 and not before: whoever writes for e + 2 has passed e + 1,
-    /// which all ranks reach only when they have read e.
-    pub fn exchange<R>(
+    /// What a rank writes for epoch e it may overwrite for e + 2 and not before: whoever writes for e + 2 has passed e + 1,
+    /// which all ranks reach only when they have read e. So data is read while it is our turn: another thread of ours
+    /// would let peers go on.
+    pub fn exchange(
         &self,
         call: u32,
+        tiny: Option<&Tiny>,
         deadline: &mut Deadline,
         mut lost: impl FnMut(&dyn Fn(usize) -> bool) -> bool,
-        write: impl FnMut(usize, u32),
-        read: impl FnOnce(u32) -> R,
-    ) -> Result<R, Stop> {
+    ) -> Result<u32, Stop> {
         self.await_late(deadline, &mut lost)?;
-        let epoch = self.arrive(call, write);
+        let epoch = self.arrive(call, tiny);
         if !self.all_agree_soon(call, epoch) {
             self.await_agreement(epoch, deadline, &mut lost)?;
         }
-        Ok(read(epoch)) // while it is our turn: another thread of ours would let peers go on and overwrite it
+        Ok(epoch)
     }
 
     /// Waits for those who had not come when this rank left the last barrier early.
@@ -92,7 +98,7 @@ impl<P: Pads> Turn<'_, P> {
 
     /// Publishes our arrival, or finds that we have arrived already in an earlier call that gave up. The barrier's number.
     #[inline(always)] // as all of a small message's way
-    pub(crate) fn arrive(&self, call: u32, mut write: impl FnMut(usize, u32)) -> u32 {
+    pub(crate) fn arrive(&self, call: u32, tiny: Option<&Tiny>) -> u32 {
         let (signals, channel, count) = (self.signals, self.channel, self.count);
         let epoch = count.epoch.load(Ordering::Relaxed);
         if count.state.load(Ordering::Relaxed) == UNFINISHED {
@@ -107,9 +113,10 @@ impl<P: Pads> Turn<'_, P> {
         if signals.patience.crowded {
             self.tell_core();
         }
-        write(rank, epoch);
         for peer in signals.peers() {
-            write(peer, epoch);
+            if let Some(tiny) = tiny {
+                signals.pads.write_tiny(peer, layout.payload(rank, epoch), tiny);
+            }
             let call_word = signals.pads.word(peer, layout.call(channel, rank, epoch));
             call_word.store(call, Ordering::Relaxed);
             // Release: pairs with the acquire in `is_flagged` and publishes `call`, the payload and all data.

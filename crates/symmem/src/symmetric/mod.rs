@@ -8,28 +8,33 @@
 
 mod atomic;
 mod handle;
+mod memory;
+mod open;
 mod pad;
 mod part;
 mod paused;
 mod persistent;
 mod pool;
+mod words;
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-pub(crate) use atomic::{load, store};
+use atomic::load;
 pub use handle::Handle;
+pub(crate) use memory::{Memory, Phase};
+pub use open::Open;
 pub use pad::SignalPad;
 pub use paused::Paused;
 pub use pool::Pool;
+pub(crate) use words::{fill_range, write_place};
 
 use crate::backend::Backend;
 use crate::block::{Block, Segment, Shape};
 use crate::dtype::Element;
 use crate::error::{Failed, Result};
 use crate::group::{Group, check_pad_size};
-use crate::region::Region;
 use handle::{Bringing, keeping};
 
 /// Memory of this rank alone, not yet mapped by anyone else. Zeroed.
@@ -101,8 +106,8 @@ impl<T: Element> Buffer<T> {
     /// Maps all ranks' buffers into each. Collective over `group`, the first time for this allocation and group.
     pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>, Failed<Self>> {
         let handle = Handle::rendezvous(&self.block, group, T::DTYPE, 0, Bringing::Owned);
-        let memory = handle.and_then(|handle| Memory::new(handle, self.len));
-        keeping(memory, self).map(|(memory, _)| Symmetric(memory))
+        let memory = handle.and_then(|handle| Memory::new::<T>(handle, self.len));
+        keeping(memory, self).map(|(memory, _)| Symmetric::of(memory))
     }
 
     /// As [`Buffer::rendezvous`], for raw pointers alone: this value stays with the caller, who sees to it that nothing
@@ -143,86 +148,20 @@ impl<T: Element> Buffer<T> {
     }
 }
 
-/// A handle with pointers of the right type, whatever the phase.
-pub(crate) struct Memory<T> {
-    handle: Handle,
-    /// By rank, each to `len` elements.
-    data: Vec<NonNull<T>>,
-    len: usize,
-    /// Nobody else has the addresses of this rank's part, as users of [`Handle::part`] do.
-    owned: bool,
-    /// A collective failed halfway in this generation of the group's calls: peers may still be at work on our part.
-    suspended: Option<u32>,
-}
-
-// SAFETY: pointers into mappings that the handle keeps; access through them is governed by the phase types.
-unsafe impl<T: Element> Send for Memory<T> {}
-// SAFETY: as above.
-unsafe impl<T: Element> Sync for Memory<T> {}
-
-impl<T: Element> Memory<T> {
-    fn new(handle: Handle, len: usize) -> Result<Self> {
-        let first = |data: Region| data.check_host().and_then(|()| data.at::<T>(0, len));
-        let ranks = 0..handle.world_size();
-        let data: Result<Vec<_>> =
-            ranks.map(|r| handle.data("rendezvous", r).and_then(first)).collect();
-        Ok(Self { data: data?, handle, len, owned: true, suspended: None })
-    }
-
-    /// Whether peers may be at work on our part, in a collective that failed here. No longer once all ranks have left it.
-    #[inline]
-    fn is_suspended(&self) -> bool {
-        self.suspended.is_some_and(|then| then == self.handle.group().generation())
-    }
-
-    /// The same memory in another group.
-    fn regroup(&self, group: &Group) -> Result<Self> {
-        let (block, offset) = (self.handle.block(), self.handle.offset());
-        let handle = Handle::rendezvous(block, group, T::DTYPE, offset, Bringing::Owned)?;
-        Self::new(handle, self.len)
-    }
-
-    /// As `regroup`, from a phase in which peers may read: all of them that still live must come along.
-    fn regroup_survivors(&self, group: &Group) -> Result<Self> {
-        let old = self.handle.group();
-        let gone = |w: usize| old.context().mesh.inbox().gone(w).is_some();
-        let comes = |w: &usize| group.world_ranks().contains(w) || gone(*w);
-        if !Arc::ptr_eq(old.context(), group.context()) {
-            let expected = "a group of the world in which this memory may be read".to_owned();
-            return Err(old.usage("rendezvous", expected, "one of another world".into()));
-        }
-        if let Some(left_out) = old.world_ranks().iter().find(|w| !comes(w)) {
-            return Err(old.usage(
-                "rendezvous",
-                "a group of all living ranks that may be reading this memory".into(),
-                format!("one without world rank {left_out}"),
-            ));
-        }
-        let (block, offset) = (self.handle.block(), self.handle.offset());
-        let bringing = Bringing::Read(old.id()?, self.handle.number());
-        let handle = Handle::rendezvous(block, group, T::DTYPE, offset, bringing)?;
-        // Everyone of the new group has given up its right to read this memory before any of them got past that.
-        block.set_open(false);
-        Self::new(handle, self.len)
-    }
-
-    /// Our part, and how many of its elements may be touched now: none while peers may be at work on it.
-    #[inline]
-    fn local(&self) -> (NonNull<T>, usize) {
-        let own = self.data.get(self.handle.rank()).copied().unwrap_or(NonNull::dangling());
-        (own, if self.is_suspended() { 0 } else { self.len })
-    }
-
-    fn peer(&self, rank: usize) -> Result<NonNull<T>> {
-        self.handle.group().check_rank("peer", rank)?;
-        Ok(self.data.get(rank).copied().unwrap_or(NonNull::dangling()))
-    }
-}
-
 /// Memory that all ranks of a group have mapped, in the phase in which each owns its part.
-pub struct Symmetric<T: Element>(Memory<T>);
+pub struct Symmetric<T: Element>(Memory, PhantomData<T>);
+
+impl<T: Element> Phase for Symmetric<T> {
+    fn memory(&self) -> &Memory {
+        &self.0
+    }
+}
 
 impl<T: Element> Symmetric<T> {
+    fn of(memory: Memory) -> Self {
+        Self(memory, PhantomData)
+    }
+
     /// How many elements each rank has.
     pub fn len(&self) -> usize {
         self.0.len
@@ -248,25 +187,16 @@ impl<T: Element> Symmetric<T> {
     /// Empty while peers may be at work on it, in a collective that failed here: until [`Group::resync`], or a
     /// [`Symmetric::rendezvous`] with the survivors.
     pub fn local(&self) -> &[T] {
-        let (own, len) = self.0.local();
+        let (own, len) = self.0.local::<T>();
         // SAFETY: S1 by the handle; S2: in this phase no peer touches our part, and `self` is borrowed.
-        unsafe { std::slice::from_raw_parts(own.as_ptr(), len) }
+        unsafe { std::slice::from_raw_parts(own, len) }
     }
 
     /// This rank's part, to write; empty where [`Symmetric::local`] is.
     pub fn local_mut(&mut self) -> &mut [T] {
-        let (own, len) = self.0.local();
+        let (own, len) = self.0.local::<T>();
         // SAFETY: as in `local`, and `self` is borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(own.as_ptr(), len) }
-    }
-
-    pub(crate) fn memory(&self) -> &Memory<T> {
-        &self.0
-    }
-
-    /// All ranks' parts, by rank, each of `len` elements.
-    pub(crate) fn parts(&self) -> &[NonNull<T>] {
-        &self.0.data
+        unsafe { std::slice::from_raw_parts_mut(own, len) }
     }
 
     /// A pointer to rank `rank`'s part, for protocols of the caller's own.
@@ -276,7 +206,7 @@ impl<T: Element> Symmetric<T> {
 
     /// A barrier, after which everyone may read everyone. Collective.
     pub fn share(self) -> Result<Shared<T>, Failed<Paused<Shared<T>>>> {
-        Paused::new(Shared(self.0), "share").resume()
+        Paused::new(Shared::of(self.0), "share").resume()
     }
 
     /// The same memory in another group. Collective over `group`, the first time for it.
@@ -284,29 +214,19 @@ impl<T: Element> Symmetric<T> {
     /// Where a collective on it has failed halfway, `group` must have all members of the old one that still live.
     pub fn rendezvous(self, group: &Group) -> Result<Self, Failed<Self>> {
         let memory = if self.0.is_suspended() {
-            self.0.regroup_survivors(group)
+            self.0.regroup_survivors::<T>(group)
         } else {
-            self.0.regroup(group)
+            self.0.regroup::<T>(group)
         };
-        keeping(memory, self).map(|(memory, _)| Self(memory))
-    }
-
-    /// Takes note that a collective failed while peers may be at work on our part.
-    pub(crate) fn suspend(&mut self) {
-        let generation = self.group().generation();
-        if self.0.owned {
-            self.0.suspended = Some(generation);
-        } else {
-            self.0.handle.mapping().suspend(generation);
-        }
+        keeping(memory, self).map(|(memory, _)| Self::of(memory))
     }
 
     /// A copy of this rank's part while everyone may put into it.
     pub(crate) fn copy_of_open(&self) -> Result<Buffer<T>> {
         let mut copy = self.group().alloc::<T>(self.len())?;
-        let (own, _) = self.0.local();
+        let (own, _) = self.0.local::<T>();
         // SAFETY: S1 by the handle; in that phase everyone touches it by atomics of the elements' size only.
-        unsafe { load(own.as_ptr(), copy.local_mut()) };
+        unsafe { load(own, copy.local_mut()) };
         Ok(copy)
     }
 }
@@ -315,9 +235,19 @@ impl<T: Element> Symmetric<T> {
 ///
 /// Dropping it is local and safe at any time, even while peers still read.
 #[must_use = "dropping it gives the memory up while peers may use it"]
-pub struct Shared<T: Element>(Memory<T>);
+pub struct Shared<T: Element>(Memory, PhantomData<T>);
+
+impl<T: Element> Phase for Shared<T> {
+    fn memory(&self) -> &Memory {
+        &self.0
+    }
+}
 
 impl<T: Element> Shared<T> {
+    fn of(memory: Memory) -> Self {
+        Self(memory, PhantomData)
+    }
+
     /// How many elements each rank has.
     pub fn len(&self) -> usize {
         self.0.len
@@ -336,7 +266,7 @@ impl<T: Element> Shared<T> {
     /// This rank's part.
     pub fn local(&self) -> &[T] {
         // SAFETY: S1 by the handle; S2: in this phase nobody writes.
-        unsafe { std::slice::from_raw_parts(self.0.local().0.as_ptr(), self.0.len) }
+        unsafe { std::slice::from_raw_parts(self.0.local::<T>().0, self.0.len) }
     }
 
     /// Rank `rank`'s part.
@@ -348,10 +278,11 @@ impl<T: Element> Shared<T> {
 
     /// All ranks' parts, by rank, this rank's own among them.
     pub fn peers(&self) -> Vec<&[T]> {
-        // SAFETY: as in `local`.
-        let part =
-            |first: &NonNull<T>| unsafe { std::slice::from_raw_parts(first.as_ptr(), self.0.len) };
-        self.0.data.iter().map(part).collect()
+        let part = |rank: usize| {
+            // SAFETY: as in `local`.
+            unsafe { std::slice::from_raw_parts(self.0.part(rank, 0).cast(), self.0.len) }
+        };
+        (0..self.group().size()).map(part).collect()
     }
 
     /// `len` elements of any type in rank `rank`'s part, `offset` of them from its start.
@@ -363,13 +294,13 @@ impl<T: Element> Shared<T> {
 
     /// A barrier, after which each rank owns its part again. Collective.
     pub fn release(self) -> Result<Symmetric<T>, Failed<Paused<Symmetric<T>>>> {
-        Paused::new(Symmetric(self.0), "release").resume()
+        Paused::new(Symmetric::of(self.0), "release").resume()
     }
 
     /// The same memory in the group of the survivors, each owning its part again. Collective over `group`,
     /// which must have all members of the old one that still live.
     pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>, Failed<Paused<Symmetric<T>>>> {
-        Paused::new(Symmetric(self.0), "release").rendezvous(group)
+        Paused::new(Symmetric::of(self.0), "release").rendezvous(group)
     }
 }
 

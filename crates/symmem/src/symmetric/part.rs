@@ -15,8 +15,9 @@ impl Handle {
     /// For as long as the value lives, nobody on any rank touches these elements but through such values, and all
     /// ranks that make a call have made theirs with the same offset.
     pub unsafe fn part<T: Element>(&self, offset: usize, len: usize) -> Result<Symmetric<T>> {
-        let memory = Memory::new(self.range::<T>(offset, len)?, len)?;
-        Ok(Symmetric(Memory { owned: false, ..memory }))
+        let mut memory = Memory::new::<T>(self.range::<T>(offset, len)?, len)?;
+        memory.owned = false;
+        Ok(Symmetric::of(memory))
     }
 
     /// The handle of a part, if there is one there.

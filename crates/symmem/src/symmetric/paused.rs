@@ -1,7 +1,7 @@
 //! Changes of phase that did not come to their end.
 
 use super::handle::keeping;
-use super::{Memory, Shared, Symmetric};
+use super::{Memory, Phase, Shared, Symmetric};
 use crate::dtype::Element;
 use crate::error::{Error, Failed, Result};
 use crate::group::{Call, Group, Op, Ticket};
@@ -20,62 +20,54 @@ pub struct Paused<P> {
     ticket: Option<Ticket>,
 }
 
-impl<P> Paused<P> {
+impl<P: Phase> Paused<P> {
     pub(crate) fn new(phase: P, op: &'static str) -> Self {
         Self { phase, op, ticket: None }
     }
 
     /// The same change of the same memory, as another value holds it.
-    pub(crate) fn to<Q>(self, phase: impl FnOnce(P) -> Q) -> Paused<Q> {
+    pub(super) fn to<Q>(self, phase: impl FnOnce(P) -> Q) -> Paused<Q> {
         Paused { phase: phase(self.phase), op: self.op, ticket: self.ticket }
     }
 
     /// To a phase in which peers touch our part.
-    pub(crate) fn advance<T: Element>(
-        mut self,
-        memory: impl Fn(&P) -> &Memory<T>,
-    ) -> Result<P, Failed<Self>> {
-        let block = memory(&self.phase).handle.block();
-        block.set_open(true);
-        match reach(memory(&self.phase), self.op, &mut self.ticket) {
+    pub(super) fn advance(mut self) -> Result<P, Failed<Self>> {
+        self.phase.memory().handle.block().set_open(true);
+        match reach(self.phase.memory(), self.op, &mut self.ticket) {
             Ok(()) => Ok(self.phase),
             Err(error) => {
-                block.set_open(self.ticket.is_some());
+                self.phase.memory().handle.block().set_open(self.ticket.is_some());
                 Err(Failed { error, kept: self })
             }
         }
     }
 
     /// Back to the phase before, if nobody has come to the next.
-    pub(crate) fn go_back<T: Element>(self, memory: impl Fn(&P) -> &Memory<T>) -> Result<P, Self> {
-        if !self.is_void(&memory) {
+    pub(super) fn go_back(self) -> Result<P, Self> {
+        if !self.is_void() {
             return Err(self);
         }
-        memory(&self.phase).handle.block().set_open(false);
+        self.phase.memory().handle.block().set_open(false);
         Ok(self.phase)
     }
 
     /// Whether nobody has come to the next phase, or will by this attempt.
-    pub(crate) fn is_void<T: Element>(&self, memory: impl Fn(&P) -> &Memory<T>) -> bool {
-        let group = memory(&self.phase).handle.group();
+    pub(super) fn is_void(&self) -> bool {
+        let group = self.phase.memory().group();
         self.ticket.as_ref().is_none_or(|ticket| group.outcome(ticket) == Some(false))
     }
 
-    pub(crate) fn op(&self) -> &'static str {
+    pub(super) fn op(&self) -> &'static str {
         self.op
     }
 
-    pub(crate) fn into_phase(self) -> P {
+    pub(super) fn into_phase(self) -> P {
         self.phase
     }
 }
 
 /// Waits until all ranks change the phase of `memory` by `op`, or finds that they have.
-fn reach<T: Element>(
-    memory: &Memory<T>,
-    op: &'static str,
-    ticket: &mut Option<Ticket>,
-) -> Result<()> {
+fn reach(memory: &Memory, op: &'static str, ticket: &mut Option<Ticket>) -> Result<()> {
     let group = memory.handle.group();
     match ticket.as_ref().map(|ticket| group.outcome(ticket)) {
         Some(Some(true)) => return Ok(()),
@@ -96,18 +88,18 @@ fn reach<T: Element>(
 impl<T: Element> Paused<Shared<T>> {
     /// Goes on waiting for the phase to begin.
     pub fn resume(self) -> Result<Shared<T>, Failed<Self>> {
-        self.advance(|shared| &shared.0)
+        self.advance()
     }
 
     /// The memory back in its former phase, if the change has failed on all ranks alike.
     pub fn give_up(self) -> Result<Symmetric<T>, Self> {
-        self.go_back(|shared| &shared.0).map(|shared| Symmetric(shared.0))
+        self.go_back().map(|shared| Symmetric::of(shared.0))
     }
 
     /// See [`Shared::rendezvous`]. The right to read is given up with the call, whatever comes of it: a peer may have
     /// seen it succeed.
     pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>, Failed<Paused<Symmetric<T>>>> {
-        self.to(|shared| Symmetric(shared.0)).rendezvous(group)
+        self.to(|shared| Symmetric::of(shared.0)).rendezvous(group)
     }
 }
 
@@ -123,16 +115,16 @@ impl<T: Element> Paused<Symmetric<T>> {
 
     /// Back to reading, after a release that has failed on all ranks alike.
     pub fn reshare(self) -> Result<Shared<T>, Self> {
-        if self.op != "release" || !self.is_void(|owned| &owned.0) {
+        if self.op != "release" || !self.is_void() {
             return Err(self);
         }
-        Ok(Shared(self.phase.0))
+        Ok(Shared::of(self.phase.0))
     }
 
     /// The same memory in the group of the survivors. See [`Shared::rendezvous`].
     pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>, Failed<Self>> {
-        let memory = self.phase.0.regroup_survivors(group);
-        keeping(memory, self).map(|(memory, _)| Symmetric(memory))
+        let memory = self.phase.0.regroup_survivors::<T>(group);
+        keeping(memory, self).map(|(memory, _)| Symmetric::of(memory))
     }
 }
 

@@ -6,9 +6,8 @@
 
 use super::copy::{self, Stores, VECTOR};
 use super::environment::DefaultFloats;
-use crate::dtype::Number;
-use crate::dtype::ReduceOp;
 use crate::dtype::number::{AVX2, AVX512, AVX512_BF16, PORTABLE, computes_in_floats};
+use crate::dtype::{Number, ReduceOp};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// Elements that are worked on at once: a few registers full, whatever the registers.
@@ -53,32 +52,37 @@ impl Operator for Average {
     }
 }
 
-/// A reduce loop for one type and operator: sources, destinations, elements, and how the results are stored.
+/// A reduce loop for one type and operator: sources, destinations, number of elements, and how the results are stored.
 ///
 /// # Safety
 /// Every source may be read and every destination written for that many elements, by nobody else meanwhile.
 /// A destination may be one of the sources, at the same element; otherwise they do not overlap.
-pub(crate) type Loop<N> = unsafe fn(&[*const N], &[*mut N], usize, Stores);
+pub(crate) type Reduce = unsafe fn(&[*const u8], &[*mut u8], usize, Stores);
 
-/// The loop for `op`; `None` where the operator has no meaning for the type.
+/// The loop for an operator; `None` where it does not apply to the type, for which no loop is made then.
 #[inline]
-pub(crate) fn reduce_loop<N: Number>(op: ReduceOp) -> Option<Loop<N>> {
-    match op {
-        _ if !op.applies_to(N::DTYPE.kind()) => None,
-        ReduceOp::Sum => Some(best::<N, Sum>()),
-        ReduceOp::Average => Some(best::<N, Average>()),
-        ReduceOp::Product => Some(best::<N, Product>()),
-        ReduceOp::Min => Some(best::<N, Min>()),
-        ReduceOp::Max => Some(best::<N, Max>()),
-        ReduceOp::And => Some(best::<N, And>()),
-        ReduceOp::Or => Some(best::<N, Or>()),
-        ReduceOp::Xor => Some(best::<N, Xor>()),
+pub(crate) fn reduce_loop<N: Number>(op: ReduceOp) -> Option<Reduce> {
+    macro_rules! applies {
+        ($op:ident) => {
+            const { ReduceOp::$op.applies_to(N::DTYPE.kind()) }
+        };
     }
+    Some(match op {
+        ReduceOp::Sum if applies!(Sum) => best::<N, Sum>(),
+        ReduceOp::Average if applies!(Average) => best::<N, Average>(),
+        ReduceOp::Product if applies!(Product) => best::<N, Product>(),
+        ReduceOp::Min if applies!(Min) => best::<N, Min>(),
+        ReduceOp::Max if applies!(Max) => best::<N, Max>(),
+        ReduceOp::And if applies!(And) => best::<N, And>(),
+        ReduceOp::Or if applies!(Or) => best::<N, Or>(),
+        ReduceOp::Xor if applies!(Xor) => best::<N, Xor>(),
+        _ => return None,
+    })
 }
 
 /// Each set is asked for first whether the type has a use for it, so that no other loops are made.
 #[inline]
-fn best<N: Number, O: Operator>() -> Loop<N> {
+fn best<N: Number, O: Operator>() -> Reduce {
     #[cfg(target_arch = "x86_64")]
     {
         let has = instructions();
@@ -129,10 +133,10 @@ fn detect() -> u8 {
 }
 
 /// # Safety
-/// See [`Loop`].
+/// See [`Reduce`].
 unsafe fn portable<N: Number, O: Operator>(
-    from: &[*const N],
-    to: &[*mut N],
+    from: &[*const u8],
+    to: &[*mut u8],
     len: usize,
     stores: Stores,
 ) {
@@ -141,12 +145,12 @@ unsafe fn portable<N: Number, O: Operator>(
 }
 
 /// # Safety
-/// See [`Loop`]; and the processor has AVX2 and F16C.
+/// See [`Reduce`]; and the processor has AVX2 and F16C.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn avx2<N: Number, O: Operator>(
-    from: &[*const N],
-    to: &[*mut N],
+    from: &[*const u8],
+    to: &[*mut u8],
     len: usize,
     stores: Stores,
 ) {
@@ -155,12 +159,12 @@ unsafe fn avx2<N: Number, O: Operator>(
 }
 
 /// # Safety
-/// See [`Loop`]; and the processor has these parts of AVX-512, and F16C.
+/// See [`Reduce`]; and the processor has these parts of AVX-512, and F16C.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
 unsafe fn avx512<N: Number, O: Operator>(
-    from: &[*const N],
-    to: &[*mut N],
+    from: &[*const u8],
+    to: &[*mut u8],
     len: usize,
     stores: Stores,
 ) {
@@ -173,8 +177,8 @@ unsafe fn avx512<N: Number, O: Operator>(
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,f16c")]
 unsafe fn avx512_bf16<N: Number, O: Operator>(
-    from: &[*const N],
-    to: &[*mut N],
+    from: &[*const u8],
+    to: &[*mut u8],
     len: usize,
     stores: Stores,
 ) {
@@ -183,14 +187,18 @@ unsafe fn avx512_bf16<N: Number, O: Operator>(
 }
 
 /// # Safety
-/// See [`Loop`]; and the processor has what `V` says.
+/// See [`Reduce`]; and the processor has what `V` says.
 #[inline(always)]
 unsafe fn body<N: Number, O: Operator, const V: u8>(
-    from: &[*const N],
-    to: &[*mut N],
+    from: &[*const u8],
+    to: &[*mut u8],
     len: usize,
     stores: Stores,
 ) {
+    // SAFETY: pointers are alike, whatever they point to.
+    let from = unsafe { std::slice::from_raw_parts(from.as_ptr().cast::<*const N>(), from.len()) };
+    // SAFETY: as above.
+    let to = unsafe { std::slice::from_raw_parts(to.as_ptr().cast::<*mut N>(), to.len()) };
     let _floats = computes_in_floats(N::DTYPE.kind()).then(DefaultFloats::enter);
     let stream = V != PORTABLE
         && stores == Stores::Streaming
@@ -305,12 +313,12 @@ mod tests {
 
     use super::*;
 
-    fn run<N: Number>(looped: Loop<N>, sources: &[Vec<N>], offset: usize) -> Vec<N> {
+    fn run<N: Number>(reduce: Reduce, sources: &[Vec<N>], offset: usize) -> Vec<N> {
         let len = sources[0].len() - offset;
         let mut out = vec![sources[0][0]; len];
-        let from: Vec<*const N> = sources.iter().map(|s| s[offset..].as_ptr()).collect();
+        let from: Vec<*const u8> = sources.iter().map(|s| s[offset..].as_ptr().cast()).collect();
         // SAFETY: all have `len` elements from there on, and nobody else has `out`.
-        unsafe { looped(&from, &[out.as_mut_ptr()], len, Stores::Cached) };
+        unsafe { reduce(&from, &[out.as_mut_ptr().cast()], len, Stores::Cached) };
         out
     }
 
@@ -334,11 +342,11 @@ mod tests {
     }
 
     /// The loops of all instruction sets that this processor has.
-    fn loops<N: Number, O: Operator>() -> Vec<Loop<N>> {
-        let mut loops: Vec<Loop<N>> = vec![portable::<N, O>];
+    fn loops<N: Number, O: Operator>() -> Vec<Reduce> {
+        let mut loops: Vec<Reduce> = vec![portable::<N, O>];
         #[cfg(target_arch = "x86_64")]
         {
-            let all: [Loop<N>; 3] = [avx2::<N, O>, avx512::<N, O>, avx512_bf16::<N, O>];
+            let all: [Reduce; 3] = [avx2::<N, O>, avx512::<N, O>, avx512_bf16::<N, O>];
             loops.extend(all.into_iter().take(instructions().into()));
         }
         loops

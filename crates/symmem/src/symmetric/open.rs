@@ -6,11 +6,12 @@
 use crate::dtype::Element;
 use crate::error::{Failed, Result};
 use crate::group::Group;
-use crate::symmetric::{Buffer, Handle, Paused, Symmetric, load, store};
 use crate::sync::shared::AtomicU32;
 use crate::sync::{Deadline, Ordering};
 
+use super::atomic::{load, store};
 use super::words::{fill_range, write_place};
+use super::{Buffer, Handle, Memory, Paused, Phase, Symmetric};
 
 /// Memory that all ranks of a group have mapped, in the phase in which everyone may put into and get from everyone's.
 ///
@@ -23,6 +24,12 @@ use super::words::{fill_range, write_place};
 /// }
 /// ```
 pub struct Open<T: Element>(Symmetric<T>);
+
+impl<T: Element> Phase for Open<T> {
+    fn memory(&self) -> &Memory {
+        self.0.memory()
+    }
+}
 
 impl<T: Element> Symmetric<T> {
     /// A barrier, after which everyone may put and get. Collective.
@@ -43,12 +50,12 @@ impl<T: Element> Symmetric<T> {
 impl<T: Element> Paused<Open<T>> {
     /// Goes on waiting for the phase to begin.
     pub fn resume(self) -> Result<Open<T>, Failed<Self>> {
-        self.advance(|open| open.0.memory())
+        self.advance()
     }
 
     /// The memory back in its former phase, if the change has failed on all ranks alike.
     pub fn give_up(self) -> Result<Symmetric<T>, Self> {
-        self.go_back(|open| open.0.memory()).map(|open| open.0)
+        self.go_back().map(|open| open.0)
     }
 
     /// See [`Open::rendezvous`].
@@ -60,7 +67,7 @@ impl<T: Element> Paused<Open<T>> {
 impl<T: Element> Paused<Symmetric<T>> {
     /// Back to putting and getting, after a [`Open::close`] that has failed on all ranks alike.
     pub fn reopen(self) -> Result<Open<T>, Self> {
-        if self.op() != "close" || !self.is_void(Symmetric::memory) {
+        if self.op() != "close" || !self.is_void() {
             return Err(self);
         }
         Ok(Open(self.into_phase()))

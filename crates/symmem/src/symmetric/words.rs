@@ -9,22 +9,6 @@ use crate::error::{Error, Result};
 const FILL: &str = "memset32";
 const WRITE: &str = "write_value32";
 
-/// Program order: sets `count` words from word `offset` on to `value`. For memory of this rank, symmetric or not; see
-/// [`Open::memset32`](super::Open::memset32) for a peer's.
-pub fn memset32(words: &mut [u32], offset: i64, value: i64, count: i64) -> Result<()> {
-    let (range, value) = fill_range(words.len(), offset, value, count)?;
-    words.get_mut(range).unwrap_or_default().fill(value);
-    Ok(())
-}
-
-/// Program order: sets word `offset` to `value`. See [`Open::write_value32`](super::Open::write_value32) for a write
-/// that others see after all that was written before it.
-pub fn write_value32(words: &mut [u32], offset: i64, value: i64) -> Result<()> {
-    let (at, value) = write_place(words.len(), offset, value)?;
-    words.get_mut(at).into_iter().for_each(|word| *word = value);
-    Ok(())
-}
-
 /// The words to fill and their value.
 pub(crate) fn fill_range(
     len: usize,
@@ -75,21 +59,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_filled_up_to_the_bounds() {
-        let mut words = [0; 64];
-        memset32(&mut words, 32, 42, 16).unwrap();
-        assert!(words.iter().enumerate().all(|(i, w)| *w == if i / 16 == 2 { 42 } else { 0 }));
-        memset32(&mut words, 0, 1, 64).unwrap();
-        memset32(&mut words, 63, i64::from(u32::MAX), 1).unwrap();
-        write_value32(&mut words, 62, 7).unwrap();
-        assert_eq!(words[61..], [1, 7, u32::MAX]);
+    fn words_are_found_up_to_the_bounds() {
+        assert_eq!(fill_range(64, 32, 42, 16).unwrap(), (32..48, 42));
+        assert_eq!(fill_range(64, 0, 1, 64).unwrap(), (0..64, 1));
+        assert_eq!(fill_range(64, 63, i64::from(u32::MAX), 1).unwrap(), (63..64, u32::MAX));
+        assert_eq!(write_place(64, 62, 7).unwrap(), (62, 7));
     }
 
     #[test]
     fn bad_fills_are_refused_with_the_known_words() {
-        let fill = |offset, value, count| {
-            memset32(&mut [0; 64], offset, value, count).unwrap_err().to_string()
-        };
+        let fill =
+            |offset, value, count| fill_range(64, offset, value, count).unwrap_err().to_string();
         assert!(fill(-1, 1, 1).contains("offset must be greater than or equal to 0"));
         assert!(fill(0, 1, 0).contains("count must be a positive integer"));
         assert!(fill(0, 1, -5).contains("count must be a positive integer"));
@@ -99,8 +79,7 @@ mod tests {
             fill(64, 1, 1).contains("offset + count (65) exceeded the numel of the input (64)")
         );
         assert!(fill(i64::MAX, 1, i64::MAX).contains("exceeded the numel"));
-        let write =
-            |offset, value| write_value32(&mut [0; 64], offset, value).unwrap_err().to_string();
+        let write = |offset, value| write_place(64, offset, value).unwrap_err().to_string();
         assert!(write(-1, 1).contains("offset must be"));
         assert!(write(64, 1).contains("exceeded the numel of the input (64)"));
         assert!(write(0, 1 << 32).contains("(uint32_t)"));

@@ -1,0 +1,149 @@
+//! The way of what is small or not in symmetric memory: every rank writes what it has into its staging buffer, and after one
+//! barrier all read it there. What is written stays as it is until all have passed the next.
+#![allow(unsafe_code)] // S2 (staging buffers between two barriers), S3 (lengths that callers checked)
+
+use std::ops::Range;
+
+use super::host::copy::copy;
+use super::{LINE, PerRank, plan, record};
+use crate::error::Result;
+use crate::group::{Call, Group, Running, STAGE, Staging};
+use crate::symmetric::Memory;
+
+/// What a rank stages: the same piece of every block of its data, one after the other. By address, because the result may
+/// go to the same place, once all have staged theirs.
+pub(super) struct Input {
+    pub(super) from: *const u8,
+    /// Bytes from one block to the next.
+    pub(super) block: usize,
+    pub(super) blocks: usize,
+    /// Bytes of a piece.
+    pub(super) piece: usize,
+    /// The block that nobody reads there: our own.
+    pub(super) without: Option<usize>,
+}
+
+impl Input {
+    /// One piece, of so many bytes.
+    pub(super) fn one(from: *const u8, bytes: usize) -> Self {
+        Self { from, block: bytes, blocks: 1, piece: bytes, without: None }
+    }
+
+    /// Nothing, where others stage so many bytes.
+    pub(super) fn none(bytes: usize) -> Self {
+        Self { without: Some(0), ..Self::one(std::ptr::null(), bytes) }
+    }
+
+    /// All bytes of a staging buffer that are in use.
+    pub(super) fn bytes(&self) -> usize {
+        self.blocks * self.piece
+    }
+
+    /// # Safety
+    /// The pieces may be read, and `to` written for that many bytes.
+    unsafe fn write(&self, to: *mut u8) {
+        for block in (0..self.blocks).filter(|block| Some(*block) != self.without) {
+            let from = self.from.wrapping_add(block * self.block);
+            let to = to.wrapping_add(block * self.piece);
+            // SAFETY: as the caller promises.
+            unsafe { copy(from, to, self.piece, plan::staging(self.bytes())) };
+        }
+    }
+}
+
+/// Stages `input` and waits until all ranks have staged theirs, of as many bytes: at most [`STAGE`].
+///
+/// # Safety
+/// The input may be read.
+#[inline]
+pub(super) unsafe fn exchange<'r>(
+    running: &'r mut Running<'_, '_>,
+    input: &Input,
+) -> Result<Staging<'r>> {
+    if input.bytes() > Staging::TINY {
+        // SAFETY: as the caller promises; a buffer of our own that nobody reads.
+        unsafe { input.write(running.staging().own()) };
+        return running.exchange(None);
+    }
+    let mut tiny = [0_u64; Staging::TINY / size_of::<u64>()];
+    // SAFETY: as above.
+    unsafe { input.write(tiny.as_mut_ptr().cast()) };
+    running.exchange(Some(&tiny))
+}
+
+/// Where each rank has staged its piece, `at` bytes on; ours is at `own`: lines that peers are fetching from our cache are
+/// slow to read for us as well.
+#[inline]
+pub(super) fn sources(
+    group: &Group,
+    staging: &Staging<'_>,
+    bytes: usize,
+    at: usize,
+    own: *const u8,
+) -> PerRank<*const u8> {
+    PerRank::new(group.size(), |rank| match rank == group.rank() {
+        true => own,
+        false => staging.of(rank, bytes).wrapping_add(at),
+    })
+}
+
+impl Memory {
+    /// Whether parts that are only read go through the staging buffers; the same on all ranks.
+    pub(super) fn is_small(&self) -> bool {
+        let (group, bytes) = (self.group(), self.bytes());
+        bytes <= Staging::TINY
+            || group.rates().is_ok_and(|rates| plan::small(rates, bytes, group.size()))
+    }
+
+    /// Begins a call that goes through the staging buffers. Nobody touches a peer's part, so a failure leaves all memory to
+    /// its owner.
+    #[inline]
+    pub(super) fn begin_staged<'m, 'c>(&'m self, call: &'c Call) -> Result<Running<'m, 'c>> {
+        let group = self.group();
+        group.reach_out();
+        record(group, call, "staged");
+        group.begin_call(call, group.deadline())
+    }
+
+    /// Stages all of our part, if we are a source, and gives where each rank's lies.
+    #[inline]
+    pub(super) fn stage(
+        &self,
+        running: &mut Running<'_, '_>,
+        is_source: bool,
+    ) -> Result<PerRank<*const u8>> {
+        let (own, bytes) = (self.own(0).cast_const(), self.bytes());
+        let input = if is_source { Input::one(own, bytes) } else { Input::none(bytes) };
+        // SAFETY: our own part.
+        let staging = unsafe { exchange(running, &input) }?;
+        Ok(sources(self.group(), &staging, bytes, 0, own))
+    }
+}
+
+/// Cuts a block of `len` elements of `size` bytes into pieces, of which a staging buffer holds one of each of `blocks`. One
+/// empty piece if there are no elements, so that ranks still synchronise.
+pub(super) fn pieces(len: usize, size: usize, blocks: usize) -> impl Iterator<Item = Range<usize>> {
+    let most = (STAGE / blocks / size).max(1);
+    let count = len.div_ceil(most).max(1);
+    // All of about the same length: what is left over at the end would not be worth its exchange.
+    let each = len.div_ceil(count).max(1).next_multiple_of((LINE / size).max(1)).min(most);
+    (0..len.div_ceil(each).max(1)).map(move |i| i * each..((i + 1) * each).min(len))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_everything_once_and_fit_a_staging_buffer() {
+        for (len, blocks) in
+            [(0, 1), (1, 3), (100, 7), (STAGE / 4, 1), (STAGE / 4 + 1, 1), (1 << 20, 72)]
+        {
+            let cut: Vec<_> = pieces(len, 4, blocks).collect();
+            assert!(cut.iter().all(|p| p.len() * blocks * 4 <= STAGE));
+            assert!(cut.windows(2).all(|p| p[0].end == p[1].start && !p[1].is_empty()));
+            assert_eq!((cut[0].start, cut[cut.len() - 1].end), (0, len));
+        }
+        assert_eq!(pieces(STAGE + 1, 1, 1).map(|p| p.len()).max(), Some(STAGE / 2 + 64));
+    }
+}

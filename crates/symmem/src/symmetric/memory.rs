@@ -1,0 +1,159 @@
+//! Memory that all ranks of a group have mapped, whatever its phase and the type of its elements.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::Handle;
+use super::handle::Bringing;
+use crate::dtype::{DType, Element};
+use crate::error::Result;
+use crate::group::Group;
+use crate::region::Region;
+use crate::sync::Ordering;
+use crate::sync::shared::AtomicU64;
+
+/// One allocation of all ranks, and how many elements of which type it holds.
+pub struct Memory {
+    pub(super) handle: Handle,
+    /// By rank, each to `len` elements.
+    parts: Vec<NonNull<u8>>,
+    pub(super) len: usize,
+    pub(super) dtype: DType,
+    /// Nobody else has the addresses of this rank's part, as users of [`Handle::part`] do.
+    pub(super) owned: bool,
+    /// The generation of the group's calls in which a collective failed halfway, and one: peers may be at work on our part.
+    suspended: AtomicU64,
+}
+
+// SAFETY: pointers into mappings that the handle keeps; access through them is governed by the phase types.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    pub(super) fn new<T: Element>(handle: Handle, len: usize) -> Result<Self> {
+        Self::of_type(handle, len, T::DTYPE, |data: Region| data.at::<T>(0, len).map(NonNull::cast))
+    }
+
+    fn of_type(
+        handle: Handle,
+        len: usize,
+        dtype: DType,
+        first: impl Fn(Region) -> Result<NonNull<u8>>,
+    ) -> Result<Self> {
+        let first = |data: Region| data.check_host().and_then(|()| first(data));
+        let ranks = 0..handle.world_size();
+        let parts: Result<Vec<_>> =
+            ranks.map(|r| handle.data("rendezvous", r).and_then(first)).collect();
+        Ok(Self { parts: parts?, handle, len, dtype, owned: true, suspended: AtomicU64::new(0) })
+    }
+
+    #[inline]
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    #[inline]
+    pub(crate) fn group(&self) -> &Group {
+        self.handle.group()
+    }
+
+    /// Elements of each rank.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline]
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Bytes of each rank.
+    #[inline]
+    pub(crate) fn bytes(&self) -> usize {
+        self.len * self.dtype.size()
+    }
+
+    /// Rank `rank`'s part from element `at` on; null for a rank that is not in the group.
+    #[inline]
+    pub(crate) fn part(&self, rank: usize, at: usize) -> *mut u8 {
+        let part = self.parts.get(rank).map_or(std::ptr::null_mut(), |part| part.as_ptr());
+        part.wrapping_add(at * self.dtype.size())
+    }
+
+    /// Our own part from element `at` on.
+    #[inline]
+    pub(crate) fn own(&self, at: usize) -> *mut u8 {
+        self.part(self.handle.rank(), at)
+    }
+
+    /// Whether peers may be at work on our part, in a collective that failed here. No longer once all ranks have left it.
+    #[inline]
+    pub(super) fn is_suspended(&self) -> bool {
+        match self.suspended.load(Ordering::Relaxed) {
+            0 => false,
+            then => then == u64::from(self.group().generation()) + 1,
+        }
+    }
+
+    /// Takes note that a collective failed while peers may be at work on our part.
+    pub(crate) fn suspend(&self) {
+        let generation = self.group().generation();
+        if self.owned {
+            self.suspended.store(u64::from(generation) + 1, Ordering::Relaxed);
+        } else {
+            self.handle.mapping().suspend(generation);
+        }
+    }
+
+    /// Our part, and how many of its elements may be touched now: none while peers may be at work on it.
+    #[inline]
+    pub(super) fn local<T: Element>(&self) -> (*mut T, usize) {
+        let own = self.parts.get(self.handle.rank()).copied().unwrap_or(NonNull::dangling());
+        (own.as_ptr().cast(), if self.is_suspended() { 0 } else { self.len })
+    }
+
+    /// Rank `rank`'s part.
+    pub(super) fn peer<T: Element>(&self, rank: usize) -> Result<NonNull<T>> {
+        self.group().check_rank("peer", rank)?;
+        Ok(self.parts.get(rank).map_or(NonNull::dangling(), |part| part.cast()))
+    }
+
+    /// The same memory in another group.
+    pub(super) fn regroup<T: Element>(&self, group: &Group) -> Result<Self> {
+        let (block, offset) = (self.handle.block(), self.handle.offset());
+        let handle = Handle::rendezvous(block, group, T::DTYPE, offset, Bringing::Owned)?;
+        Self::new::<T>(handle, self.len)
+    }
+
+    /// As `regroup`, from a phase in which peers may read: all of them that still live must come along.
+    pub(super) fn regroup_survivors<T: Element>(&self, group: &Group) -> Result<Self> {
+        let old = self.handle.group();
+        let gone = |w: usize| old.context().mesh.inbox().gone(w).is_some();
+        let comes = |w: &usize| group.world_ranks().contains(w) || gone(*w);
+        if !Arc::ptr_eq(old.context(), group.context()) {
+            let expected = "a group of the world in which this memory may be read".to_owned();
+            return Err(old.usage("rendezvous", expected, "one of another world".into()));
+        }
+        if let Some(left_out) = old.world_ranks().iter().find(|w| !comes(w)) {
+            return Err(old.usage(
+                "rendezvous",
+                "a group of all living ranks that may be reading this memory".into(),
+                format!("one without world rank {left_out}"),
+            ));
+        }
+        let (block, offset) = (self.handle.block(), self.handle.offset());
+        let bringing = Bringing::Read(old.id()?, self.handle.number());
+        let handle = Handle::rendezvous(block, group, T::DTYPE, offset, bringing)?;
+        // Everyone of the new group has given up its right to read this memory before any of them got past that.
+        block.set_open(false);
+        Self::new::<T>(handle, self.len)
+    }
+}
+
+/// A phase of memory: [`Symmetric`](super::Symmetric), [`Shared`](super::Shared) or [`Open`](super::Open).
+pub trait Phase {
+    #[doc(hidden)]
+    fn memory(&self) -> &Memory;
+}
