@@ -1,13 +1,9 @@
 //! The `symmem` program: starts ranks, measures, and says what works on this machine.
 #![deny(unsafe_code)]
 
-mod bench;
 mod calibrate;
-mod descendants;
 mod doctor;
 mod explain;
-mod guard;
-mod run;
 mod topo;
 
 use std::io::{Write, stderr};
@@ -15,7 +11,12 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
+use symmem_launch::guard;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::fmt::layer;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// Symmetric memory: ranks load, store and signal in each other's buffers
 #[derive(Parser)]
@@ -36,24 +37,25 @@ enum Command {
     Topo(topo::Args),
     #[command(subcommand, name = guard::SUBCOMMAND, hide = true)]
     Guarded(Launching),
-    #[command(name = bench::RANK, hide = true)]
-    BenchRank(bench::RankArgs),
+    #[command(name = symmem_bench::RANK, hide = true)]
+    BenchRank(symmem_bench::RankArgs),
 }
 
 /// What starts processes, and is guarded for that.
 #[derive(Subcommand)]
 enum Launching {
-    Run(run::Args),
-    Bench(bench::Args),
+    Run(symmem_launch::Args),
+    Bench(symmem_bench::Args),
 }
 
 fn main() -> ExitCode {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr).init();
+    let wanted = std::env::var("RUST_LOG").ok().and_then(|text| text.parse().ok());
+    let filter = wanted.unwrap_or_else(|| Targets::new().with_default(LevelFilter::WARN));
+    tracing_subscriber::registry().with(layer().with_writer(stderr).with_filter(filter)).init();
     execute(Cli::parse().command).unwrap_or_else(|error| {
         // `eprintln` would panic where nobody reads.
         let _ = writeln!(stderr(), "symmem: {error:#}");
-        let code = error.downcast_ref().map_or(1, run::NotStarted::code);
+        let code = error.downcast_ref().map_or(1, symmem_launch::NotStarted::code);
         ExitCode::from(code)
     })
 }
@@ -61,7 +63,7 @@ fn main() -> ExitCode {
 fn execute(command: Command) -> Result<ExitCode> {
     match command {
         Command::Launching(Launching::Run(args)) => guard::watch(args.grace()),
-        Command::Launching(Launching::Bench(_)) => guard::watch(run::GRACE),
+        Command::Launching(Launching::Bench(_)) => guard::watch(symmem_launch::GRACE),
         Command::Guarded(launching) => {
             guard::obey()?;
             match launching {

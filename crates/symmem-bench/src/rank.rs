@@ -14,7 +14,7 @@ use super::measure::Bench;
 use super::record::Record;
 use super::rows::{How, Measure, ROWS};
 use super::settings::{Backend, Settings};
-use crate::run::Job;
+use symmem_launch::Job;
 
 /// The name of the hidden subcommand.
 pub const SUBCOMMAND: &str = "bench-rank";

@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, getpid, kill_process, set_parent_process_deat
 use signal_hook::consts::{SIGCHLD, SIGTSTP};
 
 use crate::descendants;
-use crate::run::{Request, Requests, Signals, spawn};
+use crate::{Request, Requests, Signals, spawn};
 
 /// The name of the hidden subcommand whose arguments are those of the worker.
 pub const SUBCOMMAND: &str = "guarded";
@@ -101,7 +101,7 @@ impl Watch {
 /// What a shell would report.
 fn code(status: ExitStatus) -> ExitCode {
     if let Some(signal) = status.signal() {
-        say(format!("the launcher was killed by {}", crate::run::signal_name(signal)));
+        say(format!("the launcher was killed by {}", crate::signal_name(signal)));
         return ExitCode::from(128 | signal as u8);
     }
     ExitCode::from(status.code().unwrap_or(1) as u8)

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use super::record::{Record, Sample};
 use super::rows::measure as measure_of;
 use super::{Session, ended, rank};
-use crate::run::launch_watched;
+use symmem_launch::launch_watched;
 
 /// How often the ranks are started.
 pub(super) const TIMES: usize = 7;

@@ -12,7 +12,7 @@ use super::Session;
 use super::record::Record;
 use super::rows::ROWS;
 use super::settings::{Backend, Settings};
-use crate::run::{Job, launch_watched};
+use symmem_launch::{Job, launch_watched};
 
 /// PyTorch's symmetric memory, which is there for devices.
 const ON_DEVICES: &str = "torch-symm-mem";

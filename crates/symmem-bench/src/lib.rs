@@ -3,6 +3,7 @@
 //! The machine's own limits are measured by the same processes in the same rounds as the library's calls, because
 //! on a virtual machine only a ratio within one run means something. `docs/performance.md` says how, with figures.
 //! A further row is one file in `rows/`.
+#![deny(unsafe_code)]
 
 mod board;
 mod clock;
@@ -29,13 +30,13 @@ use anyhow::{Context, Result, bail, ensure};
 
 pub use rank::{Args as RankArgs, SUBCOMMAND as RANK};
 
-use crate::run::{Job, Outcome, Signals, launch_watched};
 use peers::Peers;
 use plan::Plan;
 use progress::Progress;
 use record::Record;
 use rows::ROWS;
 use settings::{Backend, Settings};
+use symmem_launch::{Job, Outcome, Signals, launch_watched};
 
 /// Measures the library on this machine and checks its results
 #[derive(clap::Args, Debug)]
@@ -198,7 +199,8 @@ fn create(path: &PathBuf) -> Result<std::fs::File> {
 
 /// The command as it was given, with the program's name alone.
 fn command() -> String {
-    let words = std::env::args_os().skip(1).skip_while(|word| word == crate::guard::SUBCOMMAND);
+    let words =
+        std::env::args_os().skip(1).skip_while(|word| word == symmem_launch::guard::SUBCOMMAND);
     let rest = words.map(|word| word.to_string_lossy().into_owned());
     std::iter::once("symmem".to_owned()).chain(rest).collect::<Vec<_>>().join(" ")
 }

@@ -1,15 +1,19 @@
-//! `symmem run`: starts the ranks of a job as processes, and does not leave before all of them have.
+//! The launcher: starts the ranks of a job as processes, and does not leave before all of them have.
 //!
-//! [`launch()`] is the same for other parts of this program that need ranks.
+//! [`launch()`] runs a [`Job`]; [`Args`] are those of `symmem run`. A program that launches runs under a [`guard`], so that
+//! nothing outlives it.
+#![deny(unsafe_code, missing_docs)]
 
+mod descendants;
 mod farewell;
+pub mod guard;
 mod job;
 mod launch;
 mod output;
 mod pump;
 mod rank;
 mod signals;
-pub(crate) mod spawn;
+mod spawn;
 
 use std::ffi::OsString;
 use std::fmt;
@@ -100,7 +104,6 @@ pub struct Outcome {
     /// The last signal that asked this program to stop.
     pub interrupted: Option<i32>,
     /// What each rank wrote to standard output, where [`Job::collect`] asked for it.
-    #[allow(dead_code, reason = "for callers that read what their ranks report")]
     pub stdout: Vec<Vec<u8>>,
     /// The exit code for the whole job.
     pub code: u8,
