@@ -193,7 +193,7 @@ impl Group {
         let turn = signals.take_turn(signals.sequence(), deadline);
         let turn = turn.map_err(|stop| self.stopped(stop, call.op.name(), None, |_| false))?;
         if self.0.health.is_troubled() || signals.is_troubled() {
-            self.check_in_step(call.op.name())?;
+            self.check_in_step(&turn, call.op.name())?;
         }
         let deadline = match turn.is_done() {
             true => deadline,
@@ -206,11 +206,16 @@ impl Group {
         Ok(Running { turn, made: Made { group: self, formed, call, word, deadline } })
     }
 
-    /// Fails if a rank was lost, or gave up a call.
+    /// Fails if a rank was lost, gave up a call, or has left and will not come to this one. Then no rank may come to it: one
+    /// that left out a call would be taken to make it when it makes the next.
     #[cold]
-    fn check_in_step(&self, op: &'static str) -> Result<()> {
+    fn check_in_step(&self, turn: &Turn<'_, RegionPads>, op: &'static str) -> Result<()> {
         self.check_whole(op)?;
-        self.find_out_of_step().map_or(Ok(()), |rank| Err(self.out_of_step(op, rank)))
+        if let Some(rank) = self.find_out_of_step() {
+            return Err(self.out_of_step(op, rank));
+        }
+        let left = self.0.health.explained_loss(|rank| !turn.has_come(rank));
+        left.map_or(Ok(()), |(rank, how)| Err(Error::PeerLost { rank, during: op, how }))
     }
 
     /// A call that gave up before its group was formed: peers make it, as in [`Formed::put_off`].

@@ -39,6 +39,11 @@ impl<P: Pads> Turn<'_, P> {
         if self.is_unfinished() { epoch } else { epoch.wrapping_add(1) }
     }
 
+    /// Whether a rank has reached that barrier.
+    pub(crate) fn has_come(&self, rank: usize) -> bool {
+        self.signals.has_reached(self.channel, rank, self.next_epoch())
+    }
+
     /// Says in full what an exchange with [`IN_FULL`] is about, before it begins.
     #[cold]
     pub(crate) fn describe(&self, words: &[u32; Layout::DESCRIPTION]) {

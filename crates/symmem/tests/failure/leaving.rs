@@ -1,6 +1,6 @@
 //! Ranks that go in order, or in a panic.
 
-use symmem::{Error, World, WorldOptions};
+use symmem::{Error, ReduceOp, World, WorldOptions};
 use symmem_testing::{Ranks, assert_nothing_is_held, test_name};
 
 use super::{lost_in, ms};
@@ -110,4 +110,45 @@ fn ranks_of_different_backends_are_told_so() {
             });
         }
     });
+}
+
+/// A rank that fails to make a call, because another has left, does not make the next one in its place: all ranks name the one
+/// that left, and none is told that the others disagree.
+#[test]
+fn calls_after_a_rank_has_left_are_not_taken_for_each_other() {
+    let step = std::sync::Barrier::new(3);
+    let outcomes = World::threads(4, |world| {
+        world.barrier().unwrap();
+        let rank = world.rank();
+        if rank == 1 {
+            return Ok(()); // and drops the world
+        }
+        let names_rank_1 = |outcome: symmem::Result<()>| match outcome {
+            Err(Error::PeerLost { rank: 1, .. }) => Ok(()),
+            other => Err(format!("rank {rank}: {other:?}")),
+        };
+        let mut one = [1_u32];
+        let mut all = [0; 4];
+        let mut result = Ok(());
+        if rank != 2 {
+            result = result.and(names_rank_1(world.all_reduce(&mut one, ReduceOp::Sum)));
+        }
+        if rank == 3 {
+            result = result.and(names_rank_1(world.broadcast(&mut one, 0)));
+        }
+        step.wait();
+        if rank == 2 {
+            let e = world.all_gather(&one, &mut all).unwrap_err();
+            assert!(matches!(e, Error::PeerLost { rank: 1, .. } | Error::Mismatch { .. }), "{e}");
+        }
+        step.wait();
+        if rank == 0 {
+            result = result.and(names_rank_1(world.broadcast(&mut one, 0)));
+        }
+        step.wait();
+        result.and(names_rank_1(world.all_to_all(&[1_u32; 4], &mut all)))
+    });
+    for outcome in outcomes.unwrap() {
+        outcome.unwrap();
+    }
 }
