@@ -265,7 +265,7 @@ impl Maker {
         let mut other = match (*op, self.random.below(3)) {
             (Op::AllReduce { dtype, len, op }, 0) => Op::AllReduce { dtype, len: len + 1, op },
             (Op::AllReduce { dtype, len, op }, 1) => {
-                let op = if op == ReduceOp::Sum { ReduceOp::Max } else { ReduceOp::Sum };
+                let op = if op == ReduceOp::Sum { ReduceOp::Product } else { ReduceOp::Sum };
                 Op::AllReduce { dtype, len, op }
             }
             (Op::AllReduce { dtype: DType::F32, len, op }, _) if (op as usize) < 5 => {

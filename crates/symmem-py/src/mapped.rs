@@ -106,7 +106,7 @@ impl Mapped {
             Some(table) => table,
             None => {
                 // NVSHMEM's heap has memory only for all ranks together.
-                let gpu = memory.gpu().with_source(Some("cuda"), memory.group())?;
+                let gpu = memory.gpu().with_backend(Some("cuda"), memory.group())?;
                 let words = self.buffers.iter().chain(&self.pads).map(|word| *word as u64);
                 let words: Vec<u64> = words.collect();
                 let mut made = gpu.alloc(memory.group(), words.len())?;

@@ -48,10 +48,10 @@ impl Place {
     }
 }
 
-impl From<symmem::backend::Device> for Place {
-    fn from(device: symmem::backend::Device) -> Self {
+impl From<symmem::Device> for Place {
+    fn from(device: symmem::Device) -> Self {
         match device {
-            symmem::backend::Device::Cuda(number) => Self::Cuda(number),
+            symmem::Device::Cuda(number) => Self::Cuda(number),
             _ => Self::Host,
         }
     }
@@ -89,7 +89,7 @@ pub(crate) fn open(
     source: Option<&str>,
     group: &symmem::Group,
 ) -> symmem::Result<Gpu> {
-    Gpu::open(number)?.with_source(source, group)
+    Gpu::open(number)?.with_backend(source, group)
 }
 
 /// What an allocation is in the library.
@@ -217,7 +217,7 @@ impl Memory {
     #[getter]
     fn source(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
         Ok(match &self.held(py, "source")?.buffer {
-            Some(Buffer::Cuda(own)) => Some(own.gpu().source_name()),
+            Some(Buffer::Cuda(own)) => Some(own.gpu().backend_name()),
             Some(Buffer::Host(_)) | None => None,
         })
     }

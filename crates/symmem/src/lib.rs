@@ -21,8 +21,6 @@
 //! [`Error`] that names the rank, the operation and what was waited for.
 #![deny(unsafe_code, missing_docs)]
 
-pub mod backend;
-mod block;
 pub mod collectives;
 pub mod cuda;
 pub mod dtype;
@@ -30,12 +28,11 @@ pub mod error;
 pub mod group;
 mod interrupt;
 pub mod machine;
+pub mod memory;
 mod mesh;
 pub mod nccl;
 mod private;
-pub mod region;
 mod signal;
-mod sources;
 pub mod store;
 pub mod symmetric;
 pub mod sync;
@@ -56,6 +53,7 @@ pub use group::{
 };
 pub use half::{bf16, f16};
 pub use interrupt::interruptible;
+pub use memory::Device;
 pub use num_complex::Complex;
 pub use symmetric::{Buffer, Handle, Open, Paused, Pool, Shared, SignalPad, Symmetric};
 pub use sync::Deadline;

@@ -90,7 +90,7 @@ fn on(
 fn ranks_see_each_others_bytes_through_windows() {
     let fake = FakeNccl::new();
     ranks(&fake, &fake.nccl(), 3, |world, gpu, stream| {
-        assert_eq!(gpu.source_name(), "nccl");
+        assert_eq!(gpu.backend_name(), "nccl");
         for _ in 0..2 {
             let buffer = gpu.alloc::<u32>(world, LEN).unwrap();
             assert_eq!(buffer.read(stream).unwrap(), [0; LEN]);
@@ -98,13 +98,13 @@ fn ranks_see_each_others_bytes_through_windows() {
             x.write(&[world.rank() as u32 + 7; LEN], stream).unwrap();
             world.barrier().unwrap();
             let mut theirs =
-                gpu.with_source(Some("cuda"), world).unwrap().alloc(world, LEN).unwrap();
+                gpu.with_backend(Some("cuda"), world).unwrap().alloc(world, LEN).unwrap();
             for rank in 0..3 {
                 x.get(rank, 0, theirs.view_mut(), stream).unwrap();
                 assert_eq!(theirs.read(stream).unwrap(), [rank as u32 + 7; LEN]);
             }
             assert_eq!(
-                (x.handle().backend(), x.handle().is_within_direct_access()),
+                (x.handle().backend_name(), x.handle().is_within_direct_access()),
                 ("nccl", true)
             );
             let nccl = x.nccl().unwrap();
@@ -226,7 +226,7 @@ fn memory_with_a_pad_of_another_size_is_the_librarys_too() {
     let fake = FakeNccl::new();
     ranks(&fake, &fake.nccl(), 2, |world, gpu, stream| {
         let x = gpu.alloc_with_pad::<u32>(world, LEN, 4096).unwrap().rendezvous(world).unwrap();
-        assert_eq!((x.handle().backend(), x.handle().signal_pad_size()), ("nccl", 4096));
+        assert_eq!((x.handle().backend_name(), x.handle().signal_pad_size()), ("nccl", 4096));
         x.barrier(stream).unwrap();
         world.barrier().unwrap();
     });
@@ -305,7 +305,7 @@ fn what_a_version_lacks_says_which_has_it() {
         let e = nccl.cft_handle(0).unwrap_err().to_string();
         assert!(e.contains("needs NCCL 2.31.2, 2.28.9 is loaded"), "{e}");
         assert!(nccl.multicast_cft_handle().is_err());
-        let plain = gpu.with_source(Some("cuda"), world).unwrap();
+        let plain = gpu.with_backend(Some("cuda"), world).unwrap();
         let plain = plain.alloc::<u32>(world, LEN).unwrap().rendezvous(world).unwrap();
         let e = plain.nccl().map(drop).unwrap_err().to_string();
         assert!(e.contains("only available on memory of NCCL"), "{e}");
@@ -376,10 +376,10 @@ fn without_the_library_every_way_to_it_says_what_was_looked_for() {
         };
         unavailable(Nccl::load().unwrap_err());
         unavailable(Nccl::open("/nowhere/libnccl.so.2").unwrap_err());
-        unavailable(gpu.with_source(Some("nccl"), &world).map(drop).unwrap_err());
+        unavailable(gpu.with_backend(Some("nccl"), &world).map(drop).unwrap_err());
         // SAFETY: no other thread of this process reads the environment now.
         unsafe { std::env::set_var("SYMMEM_CUDA_BACKEND", "nccl") };
-        unavailable(gpu.with_source(None, &world).map(drop).unwrap_err());
+        unavailable(gpu.with_backend(None, &world).map(drop).unwrap_err());
         let x = gpu.alloc::<u32>(&world, LEN).unwrap().rendezvous(&world).unwrap();
         let e = x.nccl().map(drop).unwrap_err();
         assert!(matches!(e, Error::Unavailable { .. }), "{e}");

@@ -39,7 +39,7 @@ fn each(test: &'static str, body: impl Fn(&World, &Gpu, &Stream)) {
                 eprintln!("skipped: {why}");
                 return;
             }
-            let gpu = Gpu::open(0).unwrap().with_source(Some("nvshmem"), &world).unwrap();
+            let gpu = Gpu::open(0).unwrap().with_backend(Some("nvshmem"), &world).unwrap();
             let stream = gpu.stream().unwrap();
             body(&world, &gpu, &stream);
             world.barrier().unwrap();
@@ -64,7 +64,7 @@ fn ranks_allocate_and_reach_each_other() {
             let buffer = gpu.alloc::<u32>(world, len).unwrap();
             assert!(buffer.read(stream).unwrap().iter().all(|x| *x == 0), "not zeroed");
             let mut x = buffer.rendezvous(world).unwrap();
-            assert_eq!(x.handle().backend(), "nvshmem");
+            assert_eq!(x.handle().backend_name(), "nvshmem");
             assert!(x.handle().is_within_direct_access(), "{:?}", x.handle().buffer_ptrs());
             x.write(&vec![world.rank() as u32 + 1; len], stream).unwrap();
             x.barrier(stream).unwrap();

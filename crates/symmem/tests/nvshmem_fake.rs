@@ -49,7 +49,7 @@ mod nvshmem_fake {
     fn open(world: &World) -> (Arc<Fake>, Gpu, Stream) {
         let driver = driver(world.size(), &Config::default());
         let gpu = Gpu::with_driver(driver.clone(), world.rank() as u32).unwrap();
-        let gpu = gpu.with_source(Some("nvshmem"), world).unwrap();
+        let gpu = gpu.with_backend(Some("nvshmem"), world).unwrap();
         let stream = gpu.stream().unwrap();
         (driver, gpu, stream)
     }

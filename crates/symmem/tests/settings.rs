@@ -66,7 +66,7 @@ fn data_and_pad_do_not_touch() {
 fn a_backend_is_chosen_by_name_and_an_unknown_one_is_refused_with_the_known() {
     for name in ["process", "host"] {
         let options = WorldOptions { backend: Some(name.into()), ..Default::default() };
-        options.threads(1, |world| assert_eq!(world.backend().name(), name)).unwrap();
+        options.threads(1, |world| assert_eq!(world.backend_name(), name)).unwrap();
     }
     let options = WorldOptions { backend: Some("cuda".into()), ..Default::default() };
     let e = options.threads(1, drop).unwrap_err().to_string();
@@ -77,7 +77,7 @@ fn a_backend_is_chosen_by_name_and_an_unknown_one_is_refused_with_the_known() {
 fn the_environment_chooses_the_backend_and_a_wrong_value_is_refused() {
     Ranks::new(2).env("SYMMEM_BACKEND", "host").start(test_name!(), || {
         let world = World::from_env().unwrap();
-        assert_eq!(world.backend().name(), "host");
+        assert_eq!(world.backend_name(), "host");
         drop(world);
         // SAFETY: this process has no other thread that reads the environment.
         unsafe { std::env::set_var("SYMMEM_BACKEND", "tape") };

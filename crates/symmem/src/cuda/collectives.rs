@@ -47,7 +47,7 @@ const fn fits_flag<T>() -> bool {
 }
 
 /// The file of a type's reductions.
-pub(super) fn reductions<T: Number>() -> &'static str {
+pub(crate) fn reductions<T: Number>() -> &'static str {
     T::DTYPE.kernels().unwrap_or_default()
 }
 
@@ -266,7 +266,7 @@ impl<T: Number> Symmetric<T> {
         })
     }
 
-    pub(super) fn check_operator(&self, name: &'static str, op: ReduceOp) -> Result<()> {
+    pub(crate) fn check_operator(&self, name: &'static str, op: ReduceOp) -> Result<()> {
         crate::collectives::loop_for::<T>(self.group(), name, op).map(drop)
     }
 }
@@ -327,7 +327,7 @@ impl<T: Element> Symmetric<T> {
     }
 
     /// One block of each rank meets the others.
-    pub(super) fn meet(&self, turn: &Turn<'_>) -> Result<()> {
+    pub(crate) fn meet(&self, turn: &Turn<'_>) -> Result<()> {
         self.meet_by(self.meeting()?, turn.group, turn.place)
     }
 
@@ -366,7 +366,7 @@ impl<T: Element> Symmetric<T> {
         })
     }
 
-    pub(super) fn enqueue(
+    pub(crate) fn enqueue(
         &self,
         name: &'static str,
         call: u32,
@@ -378,7 +378,7 @@ impl<T: Element> Symmetric<T> {
 
     /// # Safety
     /// See [`Gpu::launch`](super::Gpu).
-    pub(super) unsafe fn launch(
+    pub(crate) unsafe fn launch(
         &self,
         kernel: BuiltIn,
         blocks: u32,
@@ -391,7 +391,7 @@ impl<T: Element> Symmetric<T> {
 
     /// The kernel `name` of a file for work on so many bytes of this rank, and its blocks: enough to keep the device busy, and
     /// no more than fit on it together with those of the ranks that share it.
-    pub(super) fn shaped(
+    pub(crate) fn shaped(
         &self,
         file: &'static str,
         name: &'static str,
@@ -418,20 +418,20 @@ impl<T: Element> Symmetric<T> {
         self.comm.blocks_together(kernel.fit)
     }
 
-    pub(super) fn digest(&self, name: &'static str, agreed: &[usize]) -> u32 {
+    pub(crate) fn digest(&self, name: &'static str, agreed: &[usize]) -> u32 {
         digest(name, T::DTYPE, self.handle.digest(), self.len(), agreed)
     }
 
-    pub(super) fn block(&self, name: &'static str, len: usize) -> Result<usize> {
+    pub(crate) fn block(&self, name: &'static str, len: usize) -> Result<usize> {
         crate::collectives::block_len(self.group(), name, len)
     }
 
-    pub(super) fn check_out(&self, name: &'static str, expected: usize, got: usize) -> Result<()> {
+    pub(crate) fn check_out(&self, name: &'static str, expected: usize, got: usize) -> Result<()> {
         crate::collectives::check_len(self.group(), name, "an output", expected, got)
     }
 
     /// Likewise on the root alone: the others do not look at theirs, and would wait for it.
-    pub(super) fn check_roots_out(
+    pub(crate) fn check_roots_out(
         &self,
         name: &'static str,
         expected: usize,
@@ -441,7 +441,7 @@ impl<T: Element> Symmetric<T> {
     }
 
     /// Tells the other ranks of an error that they do not find by themselves.
-    pub(super) fn refused(&self, name: &'static str, error: Error) -> Error {
+    pub(crate) fn refused(&self, name: &'static str, error: Error) -> Error {
         if let Err(e) = self.refuse(name) {
             tracing::warn!("the other ranks wait for {name} in vain: {e}");
         }

@@ -8,10 +8,6 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-
-use super::fabric;
 use super::failures::default_limit;
 use super::gpu::{Gpu, StreamId};
 use super::graph::note_use;
@@ -23,38 +19,39 @@ use super::placement::{
 };
 use super::replays::Replays;
 use super::stream::{Event, Place, Stream};
-use crate::backend::Device;
-use crate::block::{Block, Mapping, Witness};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::group::{Context, Group, WeakGroup, op_code};
+use crate::memory::Attachment;
+use crate::memory::block::{Block, Mapping};
+use crate::memory::cuda::{DriverMemory, map_pads};
 use crate::mesh::{Gone, Mourner, Subject};
-use crate::symmetric::Handle;
+use crate::symmetric::{Handle, Offer};
 use crate::sync::Ordering;
 use crate::sync::atomic::AtomicBool;
 
 /// What forms a group on a device.
-pub(super) const OP: &str = "rendezvous";
+pub(crate) const OP: &str = "rendezvous";
 
 /// A group on a device.
-pub(super) struct Comm {
+pub(crate) struct Comm {
     me: Weak<Self>,
-    pub(super) gpu: Gpu,
+    pub(crate) gpu: Gpu,
     /// Which keeps this.
-    pub(super) group: WeakGroup,
+    pub(crate) group: WeakGroup,
     context: Weak<Context>,
     /// The most ranks of the group on one device: the same on all ranks.
-    pub(super) neighbours: usize,
+    pub(crate) neighbours: usize,
     /// The most ranks, of whatever group, that may have kernels on one device at once: likewise, for grids must be alike.
-    pub(super) crowd: usize,
+    pub(crate) crowd: usize,
     /// Bytes of the smallest device's cache: the same on all ranks, which go by it alike.
-    pub(super) cache: usize,
+    pub(crate) cache: usize,
     /// Blocks that the smallest device holds at once, whatever the kernel; where all are alike, each kernel knows better.
     unlike: Option<u32>,
     /// All ranks have devices of their own that can be reached at once.
-    pub(super) has_multicast: bool,
+    pub(crate) has_multicast: bool,
     /// Memory is handed on by fabric handles.
-    pub(super) over_fabric: bool,
+    pub(crate) over_fabric: bool,
     /// A rank that not all others reach by an address: the same on all ranks.
     apart: Option<usize>,
     parameter: GroupParameter,
@@ -63,21 +60,21 @@ pub(super) struct Comm {
     members: Vec<usize>,
     state: Mutex<State>,
     /// A failure was handed out since the group was last in step.
-    pub(super) told: AtomicBool,
+    pub(crate) told: AtomicBool,
     /// The caller has formed another group in its place: its failure is of no interest but to its own calls.
-    pub(super) replaced: AtomicBool,
+    pub(crate) replaced: AtomicBool,
     /// Of waits in groups that have no limit of their own.
-    pub(super) default_limit: Duration,
+    pub(crate) default_limit: Duration,
     /// This rank's signal pads of memory that the group uses: where, and how many words.
-    pub(super) signal_pads: Mutex<Vec<(Weak<Mapping>, u64, usize)>>,
+    pub(crate) signal_pads: Mutex<Vec<(Weak<Mapping>, u64, usize)>>,
     /// Not the handle, which would keep the group, which keeps this.
-    _pads: Option<(Arc<Block>, Arc<Mapping>)>,
+    pads: Option<(Arc<Block>, Arc<Mapping>)>,
 }
 
 /// A group's turn in a stream: what its kernel gets, and where it goes.
-pub(super) struct Turn<'a> {
-    pub(super) group: GroupParameter,
-    pub(super) place: Place<'a>,
+pub(crate) struct Turn<'a> {
+    pub(crate) group: GroupParameter,
+    pub(crate) place: Place<'a>,
     /// For a kernel that runs for a shorter time than its launch takes the host, where replaying it is quicker.
     pub(super) replays: Option<&'a mut Replays>,
 }
@@ -92,7 +89,7 @@ impl Comm {
     ///
     /// Where the group's memory says that a rank is `apart`, which only the network connects, there are no pads, and no
     /// kernel meets others: see [`Comm::check_together`].
-    pub(super) fn of(group: &Group, gpu: &Gpu, apart: Option<usize>) -> Result<Arc<Self>> {
+    pub(crate) fn of(group: &Group, gpu: &Gpu, apart: Option<usize>) -> Result<Arc<Self>> {
         let number = u64::from(gpu.number()) | u64::from(apart.is_some()) << 32;
         group.attached(number, || Self::form(group, gpu, apart))
     }
@@ -103,14 +100,14 @@ impl Comm {
             let expected = format!("a group of at most {MAX_RANKS} ranks on a device");
             return Err(group.usage(OP, expected, size.to_string()));
         }
-        group.check_free(OP, gpu)?;
+        gpu.check_free(group, OP)?;
         // Whatever can fail on one rank alone comes before all agree to go on.
         let (places, own) = meet(group, gpu, Own::new(group, gpu))?;
         let Own { block, mailbox, events, default_limit } = own;
         let (neighbours, crowd) = (most_on_one(&places), crowd(&places));
         let able: Vec<bool> = places.iter().map(|place| place.has_fabric).collect();
         let mapped = match apart {
-            None => Some(fabric::map_pads(group, &block, &able)?),
+            None => Some(map_pads(group, &block, &able)?),
             Some(_) => None,
         };
         let handle = mapped.as_ref().map(|(handle, _)| handle);
@@ -148,11 +145,8 @@ impl Comm {
             replaced: AtomicBool::new(false),
             default_limit,
             signal_pads: Mutex::default(),
-            _pads: handle.map(Handle::keep),
+            pads: handle.map(Handle::keep),
         });
-        if let Some(handle) = handle {
-            group.set_placement(Device::Cuda(gpu.number()), handle.number());
-        }
         let (mourner, hook): (Weak<Self>, Weak<Self>) = (comm.me.clone(), comm.me.clone());
         group.context().mesh.watch(mourner);
         group.on_resync(hook);
@@ -162,38 +156,36 @@ impl Comm {
     }
 
     /// Maps all ranks' counterparts of `block`. Collective the first time.
-    pub(super) fn map(&self, block: &Arc<Block>, group: &Group, dtype: DType) -> Result<Handle> {
-        if self.over_fabric {
-            Handle::over_fabric(block, group, dtype)
-        } else {
-            Handle::of_block(block, group, dtype)
-        }
+    pub(crate) fn map(&self, block: &Arc<Block>, group: &Group, dtype: DType) -> Result<Handle> {
+        let placement = self.pads.as_ref().map(|(_, mapping)| mapping.number);
+        let offer = Offer { over_fabric: self.over_fabric, placement, ..Offer::new(dtype) };
+        Handle::offer(block, group, &offer)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn mailbox_address(&self) -> u64 {
+    pub(crate) fn mailbox_address(&self) -> u64 {
         self.parameter.mailbox
     }
 
-    pub(super) fn pads(&self) -> Pointers {
+    pub(crate) fn pads(&self) -> Pointers {
         self.parameter.pads
     }
 
-    pub(super) fn scope(&self) -> u32 {
+    pub(crate) fn scope(&self) -> u32 {
         self.parameter.scope
     }
 
     /// The most blocks of a kernel that each rank may launch, where `fit` are on this rank's device at once: the same on all
     /// ranks, and so that those of all ranks that share a device fit on it, for they wait for each other.
-    pub(super) fn blocks_together(&self, fit: u32) -> u32 {
+    pub(crate) fn blocks_together(&self, fit: u32) -> u32 {
         (self.unlike.unwrap_or(fit) / self.crowd as u32).clamp(1, MAX_BLOCKS)
     }
 
     /// Makes the group's next kernel, by `launch`, come after its last, whatever their streams.
-    pub(super) fn enqueue(
+    pub(crate) fn enqueue(
         &self,
         group: &Group,
         op: &'static str,
@@ -218,13 +210,13 @@ impl Comm {
     }
 
     /// Before something goes there that waits for peers, and for which the group's next kernel must not wait.
-    pub(super) fn mark_before(&self, place: Place<'_>) {
+    pub(crate) fn mark_before(&self, place: Place<'_>) {
         self.state().order.mark_last(place);
     }
 
     /// Has `work` put something into `stream` that meets none of the group's kernels, and is not ordered with them.
     ///
-    pub(super) fn beside(
+    pub(crate) fn beside(
         &self,
         group: &Group,
         op: &'static str,
@@ -240,12 +232,12 @@ impl Comm {
     }
 
     /// Whether only the network connects some of its ranks.
-    pub(super) fn is_apart(&self) -> bool {
+    pub(crate) fn is_apart(&self) -> bool {
         self.apart.is_some()
     }
 
     /// Refuses what kernels do with all ranks' memory, where one is out of their reach. The same on all ranks.
-    pub(super) fn check_together(&self, group: &Group, op: &'static str) -> Result<()> {
+    pub(crate) fn check_together(&self, group: &Group, op: &'static str) -> Result<()> {
         let Some(rank) = self.apart else { return Ok(()) };
         Err(out_of_reach(group, op, rank))
     }
@@ -260,43 +252,43 @@ impl Comm {
 
     /// Whether something of the group failed on this device since it was last in step, or a rank of it was lost.
     #[inline]
-    pub(super) fn has_failed(&self) -> bool {
+    pub(crate) fn has_failed(&self) -> bool {
         self.mailbox.as_ref().is_some_and(Mailbox::is_marked)
     }
 
-    pub(super) fn has_lost_a_rank(&self) -> bool {
+    pub(crate) fn has_lost_a_rank(&self) -> bool {
         self.mailbox.as_ref().is_some_and(|mailbox| !matches!(mailbox.poison(), 0 | RESYNC))
     }
 
-    pub(super) fn was_told(&self) -> bool {
+    pub(crate) fn was_told(&self) -> bool {
         self.told.load(Ordering::Relaxed)
     }
 
-    pub(super) fn is_replaced(&self) -> bool {
+    pub(crate) fn is_replaced(&self) -> bool {
         self.replaced.load(Ordering::Relaxed)
     }
 
-    pub(super) fn replace(&self) {
+    pub(crate) fn replace(&self) {
         self.replaced.store(true, Ordering::Relaxed);
     }
 
     /// Whether it is of this rank of this world.
-    pub(super) fn is_of_world(&self, context: &Arc<Context>) -> bool {
+    pub(crate) fn is_of_world(&self, context: &Arc<Context>) -> bool {
         std::ptr::eq(self.context.as_ptr(), Arc::as_ptr(context))
     }
 
     /// Kernels of the group go into this stream.
-    pub(super) fn is_used_in(&self, stream: StreamId) {
+    pub(crate) fn is_used_in(&self, stream: StreamId) {
         self.state().order.is_used(stream);
     }
 
     /// Whether none of this rank's kernels is under way.
-    pub(super) fn is_idle(&self) -> Result<bool> {
+    pub(crate) fn is_idle(&self) -> Result<bool> {
         self.state().order.is_idle()
     }
 
     /// As a kernel that gives up: all ranks' kernels are told that this one does not take part in `op`.
-    pub(super) fn give_up(&self, op: &'static str) -> Result<()> {
+    pub(crate) fn give_up(&self, op: &'static str) -> Result<()> {
         let (rank, op) = (self.parameter.rank, op_code(op));
         let note = Note { kind: TOLD, op, channel: 0, rank, ours: 0, theirs: 0 };
         self.mailbox.iter().for_each(|mailbox| mailbox.note(&note));
@@ -312,7 +304,7 @@ impl Comm {
     }
 
     /// Makes this rank's pad what it was in the beginning, and those of memory likewise: addresses and words.
-    pub(super) fn clear_pads(&self, others: &[(Arc<Mapping>, u64, usize)]) -> Result<()> {
+    pub(crate) fn clear_pads(&self, others: &[(Arc<Mapping>, u64, usize)]) -> Result<()> {
         if self.is_apart() {
             return Ok(());
         }
@@ -343,10 +335,10 @@ impl Mourner for Comm {
     }
 }
 
-impl Witness for Comm {
-    /// Not after a kernel gave up: its peers' may be late, and still at it. All are done when the group is in step again.
-    fn is_quiet(&self) -> bool {
-        !self.has_failed()
+impl Attachment for Comm {
+    /// After a kernel gave up, its peers' may be late, and still at it. All are done when the group is in step again.
+    fn may_be_in_use(&self) -> bool {
+        self.has_failed()
     }
 }
 
@@ -369,7 +361,8 @@ struct Own {
 
 impl Own {
     fn new(group: &Group, gpu: &Gpu) -> Result<Self> {
-        let block = group.block_of::<u8>(Arc::new(gpu.clone()), pad_bytes(group.size()))?;
+        let block =
+            group.block_of::<u8>(Arc::new(DriverMemory(gpu.clone())), pad_bytes(group.size()))?;
         let events = [Event::new(gpu)?, Event::new(gpu)?];
         Ok(Self { block, mailbox: Mailbox::new(gpu)?, events, default_limit: default_limit()? })
     }
@@ -377,14 +370,14 @@ impl Own {
 
 /// Where all ranks are, once all of them have what they need; an error on all if one has not.
 fn meet(group: &Group, gpu: &Gpu, own: Result<Own>) -> Result<(Vec<Placed>, Own)> {
-    exchange(group, OP, Placed::new(group, gpu), |places| {
+    group.gather_and(OP, Placed::new(group, gpu), |places| {
         check_apart(group, &places)?;
         Ok((places, own?))
     })
 }
 
 /// The error of a kernel of ours that would have to reach a rank that only the network connects.
-pub(super) fn out_of_reach(group: &Group, op: &'static str, rank: usize) -> Error {
+pub(crate) fn out_of_reach(group: &Group, op: &'static str, rank: usize) -> Error {
     Error::Unavailable {
         what: format!("{op} by a kernel on rank {} of {group:?}", group.rank()),
         why: format!(
@@ -392,29 +385,4 @@ pub(super) fn out_of_reach(group: &Group, op: &'static str, rank: usize) -> Erro
              over it"
         ),
     }
-}
-
-/// Tells all ranks what this one has to say, and does `part` with what all have: an error on all if one fails.
-pub(crate) fn exchange<T: Serialize + DeserializeOwned, R>(
-    group: &Group,
-    op: &'static str,
-    own: T,
-    part: impl FnOnce(Vec<T>) -> Result<R>,
-) -> Result<R> {
-    let terms = [("operation", format!("{op} on devices"))];
-    let own = postcard::to_stdvec(&own).unwrap_or_default();
-    let read = |(rank, card): (usize, Vec<u8>)| {
-        postcard::from_bytes(&card).map_err(|e| Error::Protocol {
-            with: format!("rank {rank}"),
-            expected: format!("its part of {op}"),
-            got: e.to_string(),
-        })
-    };
-    group.converse(op, group.deadline(), |conversation| {
-        let nothing = || Ok(None);
-        conversation.hold(&terms, own, nothing, |cards, _| {
-            let all: Result<Vec<T>> = cards.into_iter().enumerate().map(read).collect();
-            part(all?)
-        })
-    })
 }

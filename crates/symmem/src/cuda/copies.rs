@@ -164,7 +164,7 @@ impl<T: Element> Symmetric<T> {
 
     /// # Safety
     /// As many bytes can be read and written there when the stream comes to it.
-    pub(super) unsafe fn copy(
+    pub(crate) unsafe fn copy(
         &self,
         to: u64,
         from: u64,

@@ -195,7 +195,7 @@ impl Resync for Comm {
     fn quiesce(&self, deadline: Deadline) -> Result<()> {
         const OP: &str = "resync";
         let Some(group) = self.group.upgrade() else { return Ok(()) };
-        group.check_free(OP, &self.gpu)?;
+        self.gpu.check_free(&group, OP)?;
         self.mailbox.iter().for_each(Mailbox::begin_resync);
         let deadline = deadline.start();
         while !self.is_idle()? {

@@ -1,6 +1,7 @@
 //! One device: its primary context, and what the library keeps for it.
 #![allow(unsafe_code)] // S4
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -13,12 +14,14 @@ use super::failures::Failures;
 use super::graph::is_capturing;
 use super::kernels::Kernels;
 use super::room::Room;
-use super::source::Source;
+use crate::cuda::nvshmem::Heap;
 use crate::error::{Error, Result};
+use crate::memory::NvshmemMemory;
+use crate::memory::cuda::{DeviceBackend, DriverMemory};
 
-/// A device that this process uses, and where symmetric memory on it comes from. Cheap to clone.
+/// A device that this process uses, and the backend of symmetric memory on it. Cheap to clone.
 #[derive(Clone)]
-pub struct Gpu(Arc<Inner>, Source);
+pub struct Gpu(Arc<Inner>, Option<Arc<dyn DeviceBackend>>);
 
 struct Inner {
     driver: Arc<dyn Driver>,
@@ -42,8 +45,8 @@ struct Inner {
 
 /// A stream as told from all others: the driver may give a new one the address of one that is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct StreamId {
-    pub(super) raw: Stream,
+pub(crate) struct StreamId {
+    pub(crate) raw: Stream,
     /// Of ours; 0 for those that somebody else has made.
     number: u64,
 }
@@ -66,14 +69,14 @@ struct Retired {
 }
 
 /// A thing that kernels and copies may be using when its owner lets go: it is dropped when they are done.
-pub(super) struct InUse<T: Send + Sync + 'static> {
+pub(crate) struct InUse<T: Send + Sync + 'static> {
     gpu: Gpu,
     /// Always there, until this goes.
     thing: Option<T>,
 }
 
 impl<T: Send + Sync + 'static> InUse<T> {
-    pub(super) fn new(gpu: Gpu, thing: T) -> Self {
+    pub(crate) fn new(gpu: Gpu, thing: T) -> Self {
         Self { gpu, thing: Some(thing) }
     }
 }
@@ -96,7 +99,7 @@ impl Gpu {
         open.retain(|gpu| gpu.strong_count() > 0);
         let mut living = open.iter().filter_map(Weak::upgrade);
         if let Some(gpu) = living.find(|gpu| gpu.number == number) {
-            return Ok(Self(gpu, Source::Driver));
+            return Ok(Self(gpu, None));
         }
         let driver = cuda::load().map_err(|missing| Error::Unavailable {
             what: "the CUDA driver".into(),
@@ -153,16 +156,37 @@ impl Gpu {
             failures: Failures::default(),
             retired: Mutex::default(),
         });
-        Ok(Self(inner, Source::Driver))
+        Ok(Self(inner, None))
     }
 
-    /// The same device, with memory from elsewhere.
-    pub(super) fn taking_from(&self, source: Source) -> Self {
-        Self(Arc::clone(&self.0), source)
+    /// The same device, with memory of this backend.
+    pub(crate) fn with(&self, backend: Arc<dyn DeviceBackend>) -> Self {
+        Self(Arc::clone(&self.0), Some(backend))
     }
 
-    pub(super) fn source(&self) -> &Source {
-        &self.1
+    /// The same device, with the driver's memory.
+    pub(crate) fn of_driver(&self) -> Self {
+        Self(Arc::clone(&self.0), None)
+    }
+
+    /// What symmetric memory is allocated by.
+    pub(crate) fn backend(&self) -> Arc<dyn DeviceBackend> {
+        self.1.clone().unwrap_or_else(|| Arc::new(DriverMemory(self.clone())))
+    }
+
+    /// NVSHMEM's heap, where it is the backend.
+    pub(crate) fn heap(&self) -> Result<Arc<Heap>> {
+        let backend = self.backend();
+        let nvshmem = (&*backend as &dyn Any).downcast_ref::<NvshmemMemory>();
+        nvshmem.map(|memory| Arc::clone(&memory.0)).ok_or_else(|| Error::Unavailable {
+            what: "NVSHMEM for this memory".into(),
+            why: format!("its backend is {}", backend.name()),
+        })
+    }
+
+    /// The name of that.
+    pub fn backend_name(&self) -> &'static str {
+        self.backend().name()
     }
 
     /// Its number among those that this process sees.
@@ -175,31 +199,31 @@ impl Gpu {
         self.0.uuid
     }
 
-    pub(super) fn device(&self) -> Device {
+    pub(crate) fn device(&self) -> Device {
         self.0.device
     }
 
-    pub(super) fn multiprocessors(&self) -> u32 {
+    pub(crate) fn multiprocessors(&self) -> u32 {
         self.0.multiprocessors
     }
 
-    pub(super) fn capability(&self) -> (i32, i32) {
+    pub(crate) fn capability(&self) -> (i32, i32) {
         self.0.capability
     }
 
-    pub(super) fn cache(&self) -> usize {
+    pub(crate) fn cache(&self) -> usize {
         self.0.cache
     }
 
-    pub(super) fn is_hopper(&self) -> bool {
+    pub(crate) fn is_hopper(&self) -> bool {
         self.0.hopper
     }
 
-    pub(super) fn fabric(&self) -> &OnceLock<bool> {
+    pub(crate) fn fabric(&self) -> &OnceLock<bool> {
         &self.0.fabric
     }
 
-    pub(super) fn kernels(&self) -> &Kernels {
+    pub(crate) fn kernels(&self) -> &Kernels {
         &self.0.kernels
     }
 
@@ -211,12 +235,12 @@ impl Gpu {
         &self.0.failures
     }
 
-    pub(super) fn driver(&self) -> &dyn Driver {
+    pub(crate) fn driver(&self) -> &dyn Driver {
         &*self.0.driver
     }
 
     /// Remembers a stream, whose work things that are given back outlive.
-    pub(super) fn adopt(&self, raw: Stream, ours: bool) -> StreamId {
+    pub(crate) fn adopt(&self, raw: Stream, ours: bool) -> StreamId {
         let mut retired = self.retired();
         let number = if ours {
             retired.made += 1;
@@ -231,7 +255,7 @@ impl Gpu {
     }
 
     /// Forgets a stream, but for what is still in it.
-    pub(super) fn part_from(&self, stream: StreamId) {
+    pub(crate) fn part_from(&self, stream: StreamId) {
         let mut retired = self.retired();
         if let Some(at) = retired.streams.iter().position(|known| *known == stream) {
             retired.streams.swap_remove(at);
@@ -244,7 +268,7 @@ impl Gpu {
     }
 
     /// Remembers what is in a stream that is about to be captured: until that is over, its end cannot be told.
-    pub(super) fn before_capture(&self, stream: Stream) {
+    pub(crate) fn before_capture(&self, stream: Stream) {
         self.note_end(&mut self.retired(), stream);
     }
 
@@ -257,7 +281,7 @@ impl Gpu {
 
     /// Whether the driver would end a capture if this thread allocated or waited: one of its own, or one of a stream that
     /// somebody else has made, of which nothing else is known.
-    pub(super) fn is_capturing(&self) -> Result<bool> {
+    pub(crate) fn is_capturing(&self) -> Result<bool> {
         let foreign = self.retired().foreign.clone();
         let captured = |stream: &Stream| {
             let capture = self.call(|driver| driver.stream_capture(*stream))?;
@@ -269,7 +293,7 @@ impl Gpu {
 
     /// Does what the driver refuses to a thread that captures, but which touches no stream that is being captured: else
     /// dropping something would end the capture.
-    pub(super) fn at_liberty<R>(&self, f: impl FnOnce() -> R) -> R {
+    pub(crate) fn at_liberty<R>(&self, f: impl FnOnce() -> R) -> R {
         let had = self.driver().capture_mode(CaptureMode::Relaxed);
         let done = f();
         if let Err(e) = had.and_then(|had| self.driver().capture_mode(had)) {
@@ -279,12 +303,12 @@ impl Gpu {
     }
 
     /// Whether it is a stream that is still there.
-    pub(super) fn knows(&self, stream: StreamId) -> bool {
+    pub(crate) fn knows(&self, stream: StreamId) -> bool {
         self.retired().streams.contains(&stream)
     }
 
     /// Whether there are streams besides the caller's.
-    pub(super) fn has_several_streams(&self) -> bool {
+    pub(crate) fn has_several_streams(&self) -> bool {
         self.retired().streams.len() > 1
     }
 
@@ -299,7 +323,7 @@ impl Gpu {
 
     /// Whether a stream is done with the group's last operation in it, which `event` follows if it was `recorded`; or whether
     /// the capture that noted the operation is over. No, where that cannot be told.
-    pub(super) fn is_done(
+    pub(crate) fn is_done(
         &self,
         (stream, capture): (StreamId, Option<u64>),
         event: Option<Event>,
@@ -320,7 +344,7 @@ impl Gpu {
 
     /// Whether all is done in these streams, in those that are gone, and in those of somebody else. What is captured does not
     /// run.
-    pub(super) fn are_idle(&self, streams: &[Stream]) -> Result<bool> {
+    pub(crate) fn are_idle(&self, streams: &[Stream]) -> Result<bool> {
         let retired = self.retired();
         let ends = retired.ends.iter().chain(retired.things.iter().flat_map(|(_, ends)| ends));
         let mut streams = streams.iter().chain(&retired.foreign);
@@ -339,7 +363,7 @@ impl Gpu {
     }
 
     /// Has each end that streams left behind when they went pass by `each`, and so what was in them.
-    pub(super) fn for_gone(
+    pub(crate) fn for_gone(
         &self,
         each: impl Fn(&dyn Driver, Event) -> Result<(), Failure>,
     ) -> Result<()> {
@@ -349,7 +373,7 @@ impl Gpu {
     }
 
     /// Drops `thing` when all is done that is in any stream now: at once, where nothing is.
-    pub(super) fn retire(&self, thing: Box<dyn Send + Sync>) {
+    pub(crate) fn retire(&self, thing: Box<dyn Send + Sync>) {
         let mut retired = self.retired();
         let streams: Vec<Stream> = retired.streams.iter().map(|stream| stream.raw).collect();
         let mut events = self.at_liberty(|| self.ends(&streams));
@@ -360,7 +384,7 @@ impl Gpu {
     }
 
     /// Drops what may be dropped.
-    pub(super) fn collect(&self) {
+    pub(crate) fn collect(&self) {
         self.at_liberty(|| self.drop_done());
     }
 
@@ -427,7 +451,7 @@ impl Gpu {
     }
 
     /// Calls the driver with this device's context current, and leaves the thread with the one it had.
-    pub(super) fn call<R>(&self, f: impl FnOnce(&dyn Driver) -> Result<R, Failure>) -> Result<R> {
+    pub(crate) fn call<R>(&self, f: impl FnOnce(&dyn Driver) -> Result<R, Failure>) -> Result<R> {
         let driver = self.driver();
         if driver.context_current().map_err(failed)? == Some(self.0.context) {
             return f(driver).map_err(failed);

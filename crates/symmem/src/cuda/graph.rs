@@ -18,13 +18,13 @@ thread_local! {
 }
 
 /// Whether this thread is within [`Stream::capture`]: the driver ends a capture if its thread waits or allocates.
-pub(super) fn is_capturing() -> bool {
+pub(crate) fn is_capturing() -> bool {
     CAPTURES.get() > 0
 }
 
 /// Notes, within a capture, a group whose kernels will run when the graph does.
 #[inline]
-pub(super) fn note_use(comm: &Weak<Comm>) {
+pub(crate) fn note_use(comm: &Weak<Comm>) {
     if is_capturing() {
         USED.with_borrow_mut(|used| {
             if !used.iter().any(|known| known.ptr_eq(comm)) {
@@ -116,7 +116,7 @@ impl Graph {
     ///
     /// # Safety
     /// See [`Graph::launch`].
-    pub(super) unsafe fn replay(&self, stream: &Stream) -> Result<()> {
+    pub(crate) unsafe fn replay(&self, stream: &Stream) -> Result<()> {
         self.gpu.room().forget((stream.id(), None)); // of its kernels nothing is known here
         self.gpu.call(|driver| {
             // SAFETY: as the caller promises.

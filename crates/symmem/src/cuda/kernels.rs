@@ -37,7 +37,7 @@ pub fn ptx_files() -> Result<Vec<(String, String)>> {
 
 /// What is loaded on one device.
 #[derive(Default)]
-pub(super) struct Kernels(Mutex<Loaded>);
+pub(crate) struct Kernels(Mutex<Loaded>);
 
 #[derive(Default)]
 struct Loaded {
@@ -52,18 +52,18 @@ type Key = (u32, &'static str, &'static str);
 
 /// A kernel, for blocks of a number of threads.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct BuiltIn {
+pub(crate) struct BuiltIn {
     function: Function,
     threads: u32,
     /// Blocks that the device holds at once.
-    pub(super) fit: u32,
+    pub(crate) fit: u32,
     /// It waits by itself for the kernel before it, and can be launched before that has ended.
     early: bool,
 }
 
 impl Kernels {
     /// Gives everything back.
-    pub(super) fn unload(&mut self, driver: &dyn Driver, context: Context) {
+    pub(crate) fn unload(&mut self, driver: &dyn Driver, context: Context) {
         let loaded = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
         if loaded.modules.is_empty() || driver.context_push(context).is_err() {
             return;
@@ -80,7 +80,7 @@ impl Kernels {
 
 impl Gpu {
     /// The kernel `name` of the file `file`, for blocks of so many threads.
-    pub(super) fn kernel(
+    pub(crate) fn kernel(
         &self,
         file: &'static str,
         name: &'static str,
@@ -126,7 +126,7 @@ impl Gpu {
     /// # Safety
     /// `parameters` point to a value of the right type for each parameter, and what the kernel does with them is sound
     /// when it runs.
-    pub(super) unsafe fn launch(
+    pub(crate) unsafe fn launch(
         &self,
         kernel: BuiltIn,
         blocks: u32,
@@ -153,7 +153,7 @@ macro_rules! parameters {
         &mut [$(std::ptr::from_mut(&mut $value).cast::<std::ffi::c_void>()),*]
     };
 }
-pub(super) use parameters;
+pub(crate) use parameters;
 
 #[cfg(test)]
 mod tests {

@@ -3,19 +3,19 @@
 use crate::sync::SharedWord;
 
 /// The most ranks that a kernel can address.
-pub(super) const MAX_RANKS: usize = 72;
+pub(crate) const MAX_RANKS: usize = 72;
 /// The most blocks of a kernel that meets others.
-pub(super) const MAX_BLOCKS: u32 = 256;
+pub(crate) const MAX_BLOCKS: u32 = 256;
 /// The most blocks, and threads of one, that send data with flags.
-pub(super) const FLAGGED: (u32, u32) = (64, 256);
+pub(crate) const FLAGGED: (u32, u32) = (64, 256);
 
 /// `SymmemPointers`: an address for each rank.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct Pointers(pub(super) [u64; MAX_RANKS]);
+pub(crate) struct Pointers(pub(crate) [u64; MAX_RANKS]);
 
 impl Pointers {
-    pub(super) fn new(addresses: &[usize]) -> Self {
+    pub(crate) fn new(addresses: &[usize]) -> Self {
         let at = |rank: usize| addresses.get(rank).map_or(0, |&address| address as u64);
         Self(std::array::from_fn(at))
     }
@@ -24,36 +24,36 @@ impl Pointers {
 /// `SymmemGroup`: a group's pads, and what a kernel's blocks say when they meet.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct GroupParameter {
-    pub(super) rank: u32,
-    pub(super) size: u32,
+pub(crate) struct GroupParameter {
+    pub(crate) rank: u32,
+    pub(crate) size: u32,
     /// 1: all ranks on one device, whose scope is enough; 0: the system's.
-    pub(super) scope: u32,
-    pub(super) op: u32,
-    pub(super) call: u32,
-    pub(super) reserved: u32,
+    pub(crate) scope: u32,
+    pub(crate) op: u32,
+    pub(crate) call: u32,
+    pub(crate) reserved: u32,
     /// Nanoseconds; 0 for ever.
-    pub(super) timeout: u64,
-    pub(super) mailbox: u64,
-    pub(super) pads: Pointers,
+    pub(crate) timeout: u64,
+    pub(crate) mailbox: u64,
+    pub(crate) pads: Pointers,
 }
 
 /// `SymmemHandle`: an allocation, for its own signals and for users' kernels.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct DeviceHandle {
-    pub(super) rank: u32,
-    pub(super) size: u32,
-    pub(super) scope: u32,
-    pub(super) channels: u32,
-    pub(super) op: u32,
-    pub(super) reserved: u32,
-    pub(super) timeout: u64,
-    pub(super) mailbox: u64,
-    pub(super) buffers: Pointers,
-    pub(super) pads: Pointers,
-    pub(super) multicast: u64,
-    pub(super) group_pads: Pointers,
+    pub(crate) rank: u32,
+    pub(crate) size: u32,
+    pub(crate) scope: u32,
+    pub(crate) channels: u32,
+    pub(crate) op: u32,
+    pub(crate) reserved: u32,
+    pub(crate) timeout: u64,
+    pub(crate) mailbox: u64,
+    pub(crate) buffers: Pointers,
+    pub(crate) pads: Pointers,
+    pub(crate) multicast: u64,
+    pub(crate) group_pads: Pointers,
 }
 
 /// `SymmemMailbox`, in pinned memory of the host: where kernels note the first failure.
@@ -65,20 +65,20 @@ pub struct DeviceHandle {
 /// | `left` | the host | a bit for each rank that has left in order: waits for it end |
 /// | others | the kernel that moved `state` to 1 | read by the host when `state` is 2 |
 #[repr(C)]
-pub(super) struct MailboxWords {
-    pub(super) poison: SharedWord,
-    pub(super) state: SharedWord,
-    pub(super) kind: SharedWord,
-    pub(super) op: SharedWord,
-    pub(super) channel: SharedWord,
-    pub(super) rank: SharedWord,
-    pub(super) ours: SharedWord,
-    pub(super) theirs: SharedWord,
-    pub(super) left: [SharedWord; 4],
+pub(crate) struct MailboxWords {
+    pub(crate) poison: SharedWord,
+    pub(crate) state: SharedWord,
+    pub(crate) kind: SharedWord,
+    pub(crate) op: SharedWord,
+    pub(crate) channel: SharedWord,
+    pub(crate) rank: SharedWord,
+    pub(crate) ours: SharedWord,
+    pub(crate) theirs: SharedWord,
+    pub(crate) left: [SharedWord; 4],
 }
 
 /// Bytes of the pad of a rank in a group of `size`.
-pub(super) const fn pad_bytes(size: usize) -> usize {
+pub(crate) const fn pad_bytes(size: usize) -> usize {
     (4096 + 2048 * size).next_multiple_of(4096) + 524_288 * size
 }
 

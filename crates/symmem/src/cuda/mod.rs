@@ -7,25 +7,21 @@
 mod collectives;
 mod comm;
 mod copies;
-mod fabric;
 mod failures;
 mod gpu;
 mod graph;
 mod kernels;
 mod layout;
 mod mailbox;
-mod memory;
 mod module;
-mod multicast;
 mod multimem;
-mod nvshmem;
+pub(crate) mod nvshmem;
 mod order;
 mod placement;
 mod replays;
 mod room;
 mod rows;
 mod signals;
-mod source;
 mod stream;
 mod symmetric;
 mod tiles;
@@ -42,14 +38,15 @@ pub use stream::Stream;
 pub use symmetric::{Buffer, Symmetric, View, ViewMut};
 pub use tiles::{Tile, TileMut};
 
-pub(crate) use comm::exchange;
-pub(crate) use source::Provider;
+pub(crate) use gpu::InUse;
+pub(crate) use rows::Rows;
+pub(crate) use symmetric::upload;
 
 use symmem_sys::cuda::Failure;
 
 use crate::error::Error;
 
 /// The driver's failure, as an error of this library.
-fn failed(failure: Failure) -> Error {
+pub(crate) fn failed(failure: Failure) -> Error {
     Error::Driver { call: failure.call, why: failure.to_string() }
 }

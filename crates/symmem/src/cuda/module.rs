@@ -53,7 +53,7 @@ impl Gpu {
 }
 
 impl Module {
-    pub(super) fn raw(&self) -> sys::Module {
+    pub(crate) fn raw(&self) -> sys::Module {
         self.0.raw
     }
 

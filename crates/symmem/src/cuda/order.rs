@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::group::Group;
 
 /// Where a group's last kernels are.
-pub(super) struct Order {
+pub(crate) struct Order {
     gpu: Gpu,
     /// Of what runs, and of what captures have noted: what was noted last may never run, and is not behind what runs.
     ran: Trace,
@@ -25,7 +25,7 @@ struct Trace {
 }
 
 impl Order {
-    pub(super) fn new(gpu: &Gpu, events: [Event; 2]) -> Self {
+    pub(crate) fn new(gpu: &Gpu, events: [Event; 2]) -> Self {
         let [ran, noted] = events.map(|event| Trace { last: None, event, recorded: false });
         Self { gpu: gpu.clone(), ran, noted, used: Vec::new() }
     }
@@ -37,7 +37,7 @@ impl Order {
     }
 
     /// Has what follows in `to` come after the group's last kernel; and where that is.
-    pub(super) fn after_last<'a>(
+    pub(crate) fn after_last<'a>(
         &mut self,
         group: &Group,
         op: &'static str,
@@ -87,7 +87,7 @@ impl Order {
     }
 
     /// Notes that the group's kernel is there now.
-    pub(super) fn is_last(&mut self, place: Place<'_>) {
+    pub(crate) fn is_last(&mut self, place: Place<'_>) {
         self.trace(place).1.recorded = false;
         // With one stream there is nobody to wait.
         if self.gpu.has_several_streams() {
@@ -97,7 +97,7 @@ impl Order {
 
     /// Marks where the last kernel is, if it is the last thing there, so that one in another stream waits for nothing that
     /// comes later in this one.
-    pub(super) fn mark_last(&mut self, place: Place<'_>) {
+    pub(crate) fn mark_last(&mut self, place: Place<'_>) {
         let stream = place.stream;
         let (gpu, trace) = self.trace(place);
         if trace.recorded || trace.last != Some((stream.id(), place.capture)) {
@@ -109,7 +109,7 @@ impl Order {
 
     /// Notes that something of the group is in this stream.
     #[inline]
-    pub(super) fn is_used(&mut self, stream: StreamId) {
+    pub(crate) fn is_used(&mut self, stream: StreamId) {
         if self.used.last() != Some(&stream) {
             self.use_another(stream);
         }
@@ -122,7 +122,7 @@ impl Order {
 
     /// Whether none of this rank's kernels is under way: in the streams that it was used in, in those that are gone, and in
     /// those of somebody else, who may have launched a graph there.
-    pub(super) fn is_idle(&self) -> Result<bool> {
+    pub(crate) fn is_idle(&self) -> Result<bool> {
         let used = self.used.iter().filter(|stream| self.gpu.knows(**stream));
         let streams: Vec<_> = used.map(|stream| stream.raw).collect();
         self.gpu.are_idle(&streams)

@@ -23,13 +23,13 @@ const TOO_MANY: usize = 1 << 48;
 
 /// One call.
 #[derive(Clone, Copy)]
-pub(super) struct Exchange {
-    pub(super) name: &'static str,
-    pub(super) row_len: usize,
-    pub(super) align: usize,
+pub(crate) struct Rows {
+    pub(crate) name: &'static str,
+    pub(crate) row_len: usize,
+    pub(crate) align: usize,
     experts: usize,
     /// The way back from experts: splits come with offsets.
-    pub(super) is_back: bool,
+    pub(crate) is_back: bool,
 }
 
 impl<T: Element> Symmetric<T> {
@@ -52,7 +52,7 @@ impl<T: Element> Symmetric<T> {
     ) -> Result<()> {
         const NAME: &str = "all_to_all_v";
         check_len(self.group(), NAME, "splits", self.group().size(), splits.len())?;
-        let call = Exchange { name: NAME, row_len, align: 1, experts: 1, is_back: false };
+        let call = Rows { name: NAME, row_len, align: 1, experts: 1, is_back: false };
         call.enqueue(self, splits, out, received, stream)
     }
 
@@ -72,7 +72,7 @@ impl<T: Element> Symmetric<T> {
     ) -> Result<()> {
         const NAME: &str = "all_to_all_v_2d";
         let experts = block_len(self.group(), NAME, splits.len())?;
-        let call = Exchange { name: NAME, row_len, align: major_align, experts, is_back: false };
+        let call = Rows { name: NAME, row_len, align: major_align, experts, is_back: false };
         call.enqueue(self, splits, out, received, stream)
     }
 
@@ -92,12 +92,12 @@ impl<T: Element> Symmetric<T> {
         let (ranks, words) = (self.group().size(), splits_offsets.len());
         let experts = words / (2 * ranks);
         check_len(self.group(), NAME, "splits and offsets", 2 * ranks * experts, words)?;
-        let call = Exchange { name: NAME, row_len, align: 1, experts, is_back: true };
+        let call = Rows { name: NAME, row_len, align: 1, experts, is_back: true };
         call.enqueue(self, splits_offsets, out, received, stream)
     }
 }
 
-impl Exchange {
+impl Rows {
     fn enqueue<T: Element>(
         &self,
         x: &Symmetric<T>,

@@ -17,10 +17,10 @@ pub struct Stream {
 
 /// Where something is put: into a stream, or into the capture that notes what is put there.
 #[derive(Clone, Copy)]
-pub(super) struct Place<'a> {
-    pub(super) stream: &'a Stream,
+pub(crate) struct Place<'a> {
+    pub(crate) stream: &'a Stream,
     /// The number of the capture.
-    pub(super) capture: Option<u64>,
+    pub(crate) capture: Option<u64>,
 }
 
 impl Gpu {
@@ -31,7 +31,7 @@ impl Gpu {
     }
 
     /// A stream for what is done and waited for at once.
-    pub(super) fn service(&self) -> Result<Stream> {
+    pub(crate) fn service(&self) -> Result<Stream> {
         self.stream()
     }
 }
@@ -56,7 +56,7 @@ impl Stream {
         self.id.raw
     }
 
-    pub(super) fn id(&self) -> StreamId {
+    pub(crate) fn id(&self) -> StreamId {
         self.id
     }
 
@@ -86,12 +86,12 @@ impl Stream {
     }
 
     /// Where what is put into it goes now.
-    pub(super) fn place(&self) -> Result<Place<'_>> {
+    pub(crate) fn place(&self) -> Result<Place<'_>> {
         Ok(Place { stream: self, capture: self.captured_by()? })
     }
 
     /// The number of the capture that notes what is put into it, if one does.
-    pub(super) fn captured_by(&self) -> Result<Option<u64>> {
+    pub(crate) fn captured_by(&self) -> Result<Option<u64>> {
         Ok(match self.gpu.call(|driver| driver.stream_capture(self.raw()))? {
             Capture::Active(number) => Some(number),
             Capture::None | Capture::Invalidated => None,
@@ -100,13 +100,13 @@ impl Stream {
 }
 
 /// An event, without the time.
-pub(super) struct Event {
+pub(crate) struct Event {
     gpu: Gpu,
-    pub(super) raw: sys::Event,
+    pub(crate) raw: sys::Event,
 }
 
 impl Event {
-    pub(super) fn new(gpu: &Gpu) -> Result<Self> {
+    pub(crate) fn new(gpu: &Gpu) -> Result<Self> {
         let raw = gpu.call(|driver| driver.event_create(false))?;
         Ok(Self { gpu: gpu.clone(), raw })
     }

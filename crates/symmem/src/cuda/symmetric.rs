@@ -11,10 +11,11 @@ use super::comm::Comm;
 use super::gpu::Gpu;
 use super::layout::{DeviceHandle, Pointers};
 use super::stream::Stream;
-use crate::block::Block;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::group::Group;
+use crate::memory::block::Block;
+use crate::memory::{Backend, Multicast};
 use crate::symmetric::{Handle, Pool};
 
 /// Memory of a device, this rank's alone. Zeroed.
@@ -27,9 +28,9 @@ pub struct Buffer<T> {
 
 impl Gpu {
     /// Allocates `len` elements on this device, zeroed, for use in groups of `group`'s world. Not collective, unless the
-    /// memory is from NVSHMEM's heap: see [`Gpu::with_source`].
+    /// memory is from NVSHMEM's heap: see [`Gpu::with_backend`].
     pub fn alloc<T: Element>(&self, group: &Group, len: usize) -> Result<Buffer<T>> {
-        let block = group.block_of::<T>(self.memory(), len)?;
+        let block = group.block_of::<T>(self.backend(), len)?;
         Ok(Buffer { gpu: self.clone(), block, len, elements: PhantomData })
     }
 
@@ -40,7 +41,7 @@ impl Gpu {
         len: usize,
         pad: usize,
     ) -> Result<Buffer<T>> {
-        let block = group.block_with_pad::<T>(self.memory(), len, pad)?;
+        let block = group.block_with_pad::<T>(self.backend(), len, pad)?;
         Ok(Buffer { gpu: self.clone(), block, len, elements: PhantomData })
     }
 
@@ -52,7 +53,7 @@ impl Gpu {
         id: u64,
         len: usize,
     ) -> Result<Buffer<T>> {
-        let backend = self.memory();
+        let backend: Arc<dyn Backend> = self.backend();
         let make = || Ok(self.alloc::<T>(group, len)?.block);
         let block = group.persistent(id, len, &backend, T::DTYPE, make)?;
         Ok(Buffer { gpu: self.clone(), block, len, elements: PhantomData })
@@ -61,7 +62,7 @@ impl Gpu {
     /// A pool of this device's memory, allocated `segment_bytes` at a time (or more, for a larger buffer), for use in
     /// groups of `group`'s world.
     pub fn pool(&self, group: &Group, segment_bytes: usize) -> Pool<Gpu> {
-        Pool::on(self.clone(), self.memory(), group, segment_bytes)
+        Pool::on(self.clone(), self.backend(), group, segment_bytes)
     }
 }
 
@@ -85,14 +86,15 @@ impl<T: Element> Buffer<T> {
     /// As [`Buffer::rendezvous`], leaving the buffer with the caller, who sees to the order of what is put into streams
     /// through both.
     pub fn symmetric(&self, group: &Group) -> Result<Symmetric<T>> {
-        let source = self.gpu.source();
-        let comm = Comm::of(group, &self.gpu, source.apart(group))?;
+        let backend = self.gpu.backend();
+        let comm = Comm::of(group, &self.gpu, backend.unreached(group))?;
         let handle = comm.map(&self.block, group, T::DTYPE)?;
         if comm.has_multicast {
-            handle.try_multicast(|| source.set_up_multicast(&self.gpu, &handle, &comm))?;
+            let set_up = || backend.multicast(&self.gpu, &handle, comm.over_fabric);
+            Multicast::try_for(&self.block, handle.mapping(), set_up)?;
         }
-        source.mapped(&handle)?;
-        handle.set_witness(&comm);
+        backend.mapped(&handle)?;
+        handle.mapping().attached.get_or_add(|| Arc::clone(&comm)); // for as long as peers may be at work on it
         comm.watch_pad(&handle);
         Ok(Symmetric::new(self.gpu.clone(), comm, handle, self.len))
     }
@@ -182,17 +184,19 @@ impl<T> ViewMut<'_, T> {
 
 /// Memory of the same length on the devices of all ranks of a group, mapped into each.
 pub struct Symmetric<T> {
-    pub(super) gpu: Gpu,
-    pub(super) comm: Arc<Comm>,
-    pub(super) handle: Handle,
+    pub(crate) gpu: Gpu,
+    pub(crate) comm: Arc<Comm>,
+    pub(crate) handle: Handle,
     /// All ranks' parts as mapped here.
-    pub(super) parts: Pointers,
+    pub(crate) parts: Pointers,
     /// All ranks' signal pads likewise.
     pads: Pointers,
+    /// The address of all parts at once, or 0.
+    multicast: u64,
     /// As much as this rank's part, for what has to be gathered before it is reduced.
     scratch: Option<Buffer<T>>,
     /// Which way the last all-reduce of more than the device's cache holds went through it.
-    pub(super) backwards: bool,
+    pub(crate) backwards: bool,
     len: usize,
     elements: PhantomData<T>,
 }
@@ -201,8 +205,9 @@ impl<T: Element> Symmetric<T> {
     fn new(gpu: Gpu, comm: Arc<Comm>, handle: Handle, len: usize) -> Self {
         let parts = Pointers::new(&handle.buffer_ptrs());
         let pads = Pointers::new(&handle.signal_pad_ptrs());
+        let multicast = handle.multicast_ptr().unwrap_or(0) as u64;
         let (scratch, backwards, elements) = (None, false, PhantomData);
-        Self { gpu, comm, handle, parts, pads, scratch, backwards, len, elements }
+        Self { gpu, comm, handle, parts, pads, multicast, scratch, backwards, len, elements }
     }
 
     /// `len` elements of any type at byte `offset` of every rank's memory, as [`Handle::part`] of host memory. Not
@@ -248,7 +253,7 @@ impl<T: Element> Symmetric<T> {
 
     /// The same for a kernel of ours, which says by `op` what it is about. No vector: this is on the way of every signal.
     #[inline]
-    pub(super) fn device_handle_about(&self, op: u32) -> DeviceHandle {
+    pub(crate) fn device_handle_about(&self, op: u32) -> DeviceHandle {
         let group = self.group();
         DeviceHandle {
             rank: group.rank() as u32,
@@ -261,13 +266,13 @@ impl<T: Element> Symmetric<T> {
             mailbox: self.comm.mailbox_address(),
             buffers: self.parts,
             pads: self.pads,
-            multicast: self.handle.multicast_ptr().unwrap_or(0) as u64,
+            multicast: self.multicast,
             group_pads: self.comm.pads(),
         }
     }
 
     /// How many channels the pads have.
-    pub(super) fn channels(&self) -> u32 {
+    pub(crate) fn channels(&self) -> u32 {
         (self.handle.signal_pad_size() / 4 / self.group().size()) as u32
     }
 
@@ -286,12 +291,12 @@ impl<T: Element> Symmetric<T> {
     }
 
     /// This rank's elements, to write. Of `&self`, because whoever calls it has the value for itself.
-    pub(super) fn own_mut(&self) -> ViewMut<'_, T> {
+    pub(crate) fn own_mut(&self) -> ViewMut<'_, T> {
         ViewMut { address: self.own(), len: self.len, of: PhantomData }
     }
 
     /// Memory of this rank's alone, as much as its part; allocated when first asked for.
-    pub(super) fn scratch(&mut self) -> Result<u64> {
+    pub(crate) fn scratch(&mut self) -> Result<u64> {
         if self.scratch.is_none() {
             self.scratch = Some(self.gpu.of_driver().alloc(self.handle.group(), self.len)?);
         }
@@ -314,7 +319,7 @@ impl<T: Element> Symmetric<T> {
     /// For a caller that refuses a collective which its peers make: their kernels, which would wait, give up with
     /// [`Error::PeerFailed`], which names this rank. All ranks then call [`Group::resync`]. Not while a graph is captured.
     pub fn refuse(&self, op: &'static str) -> Result<()> {
-        self.group().check_free(op, &self.gpu)?;
+        self.gpu.check_free(self.group(), op)?;
         self.comm.check_together(self.group(), op)?;
         self.comm.give_up(op)
     }
@@ -327,7 +332,7 @@ impl<T: Element> Symmetric<T> {
     }
 }
 
-pub(super) fn upload<T: Element>(
+pub(crate) fn upload<T: Element>(
     gpu: &Gpu,
     to: ViewMut<'_, T>,
     data: &[T],
@@ -359,7 +364,7 @@ fn download<T: Element>(gpu: &Gpu, from: View<'_, T>, stream: &Stream) -> Result
     Ok(data)
 }
 
-pub(super) fn check_len(op: &'static str, expected: usize, got: usize) -> Result<()> {
+pub(crate) fn check_len(op: &'static str, expected: usize, got: usize) -> Result<()> {
     if expected == got {
         return Ok(());
     }

@@ -1,11 +1,9 @@
 //! What layers above keep for a group.
 
 use std::any::{Any, TypeId};
-use std::collections::HashMap;
-use std::sync::{Arc, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use super::{Group, Inner};
-use crate::backend::Device;
 use crate::error::Result;
 use crate::sync::{Expiry, lock_by};
 
@@ -47,18 +45,5 @@ impl Group {
     /// Whether survivors of a broken group made it by [`Group::shrink`].
     pub(crate) fn is_of_survivors(&self) -> bool {
         self.0.plan.root.is_some()
-    }
-
-    /// The number of the rendezvous that placed the ranks, for this rank on `device`; the same on all ranks then.
-    pub(crate) fn placement(&self, device: Device) -> Option<u64> {
-        self.placements().get(&device).copied()
-    }
-
-    pub(crate) fn set_placement(&self, device: Device, number: u64) {
-        self.placements().insert(device, number);
-    }
-
-    fn placements(&self) -> MutexGuard<'_, HashMap<Device, u64>> {
-        self.0.placements.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,14 +1,14 @@
 //! What all groups and buffers of one rank share: its connections, and tables of names and memory.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::SystemTime;
 
 use super::form::Formed;
-use crate::backend::Backend;
-use crate::block::{Block, Imports};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::memory::block::{Block, Imports};
+use crate::memory::{Backend, Host, Process, Table};
 use crate::mesh::{Gone, Mesh, Mourner, Subject};
 use crate::signal::Layout;
 use crate::store::{SharedStore, TcpServer};
@@ -27,8 +27,8 @@ pub(crate) struct Context {
     pub(crate) devices: DeviceRules,
     names: Mutex<HashSet<String>>,
     pub(crate) imports: Imports,
-    /// Living allocations by address.
-    blocks: Mutex<BTreeMap<usize, Weak<Block>>>,
+    /// By which an address finds its allocation.
+    pub(crate) table: Table,
     /// Allocations that outlive their users, by the users' ids.
     persistent: Mutex<HashMap<u64, (DType, Arc<Block>)>>,
     pub(super) world: Arc<WorldPads>,
@@ -57,13 +57,14 @@ impl Context {
         devices: DeviceRules,
         server: Option<TcpServer>,
     ) -> Result<Self> {
-        let pads = if mesh.in_one_process() { "process" } else { "host" };
+        let pad_backend: Arc<dyn Backend> =
+            if mesh.in_one_process() { Arc::new(Process) } else { Arc::new(Host) };
         let world: Arc<WorldPads> = Arc::default();
         // The first to be told of losses, so that every group finds them in the order that all ranks see.
         let observer: Weak<WorldPads> = Arc::downgrade(&world);
         mesh.watch(observer);
         Ok(Self {
-            pad_backend: crate::backend::by_name(pads)?,
+            pad_backend,
             mesh,
             store,
             backend,
@@ -71,7 +72,7 @@ impl Context {
             devices,
             names: Mutex::default(),
             imports: Imports::default(),
-            blocks: Mutex::default(),
+            table: Table::default(),
             persistent: Mutex::default(),
             world,
             notes: Default::default(),
@@ -96,29 +97,6 @@ impl Context {
             });
         }
         Ok(Name { context: Arc::clone(self), given })
-    }
-
-    pub(crate) fn register(&self, block: &Arc<Block>) {
-        let mut blocks = lock(&self.blocks);
-        blocks.retain(|_, b| b.strong_count() > 0);
-        blocks.insert(block.region().address(), Arc::downgrade(block));
-    }
-
-    /// The living allocation whose data cover `address`, and how far into them it lies.
-    pub(crate) fn find(&self, address: usize) -> Option<(Arc<Block>, usize)> {
-        let blocks = lock(&self.blocks);
-        let (&start, block) = blocks.range(..=address).next_back()?;
-        let block = block.upgrade()?;
-        let offset = address - start;
-        (offset < block.shape().bytes.max(1)).then_some((block, offset))
-    }
-
-    /// Whether a living allocation of ours, other than `besides`, took part in that rendezvous.
-    pub(crate) fn holds(&self, group: u128, number: u64, besides: Option<&Arc<Block>>) -> bool {
-        let blocks = lock(&self.blocks);
-        let other = |b: &Arc<Block>| !besides.is_some_and(|besides| Arc::ptr_eq(b, besides));
-        let mut others = blocks.values().filter_map(Weak::upgrade).filter(other);
-        others.any(|b| b.mapping(group).is_some_and(|m| m.number == number))
     }
 
     /// Tells all ranks what a thread of this one waits for, until the note is dropped; `None` if there is no place for it.

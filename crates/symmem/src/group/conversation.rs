@@ -3,12 +3,13 @@
 
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::Group;
 use super::context::Context;
-use crate::backend::Exported;
 use crate::error::{Error, Result};
+use crate::memory::Exported;
 use crate::mesh::{Gone, Letter, Phase, Shortfall, Subject};
 use crate::sync::{Deadline, Expiry};
 
@@ -284,6 +285,33 @@ impl Conversation<'_> {
             expected: format!("its part of {}", self.op),
             got: "something else; do all ranks run the same version?".into(),
         }
+    }
+}
+
+impl Group {
+    /// Tells all ranks what this one has to say, and does `part` with what all have: an error on all if one fails.
+    pub(crate) fn gather_and<T: Serialize + DeserializeOwned, R>(
+        &self,
+        op: &'static str,
+        own: T,
+        part: impl FnOnce(Vec<T>) -> Result<R>,
+    ) -> Result<R> {
+        let terms = [("operation", format!("{op} on devices"))];
+        let own = postcard::to_stdvec(&own).unwrap_or_default();
+        let read = |(rank, told): (usize, Vec<u8>)| {
+            postcard::from_bytes(&told).map_err(|e| Error::Protocol {
+                with: format!("rank {rank}"),
+                expected: format!("its part of {op}"),
+                got: e.to_string(),
+            })
+        };
+        self.converse(op, self.deadline(), |conversation| {
+            let nothing = || Ok(None);
+            conversation.hold(&terms, own, nothing, |told, _| {
+                let all: Result<Vec<T>> = told.into_iter().enumerate().map(read).collect();
+                part(all?)
+            })
+        })
     }
 }
 

@@ -6,15 +6,15 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use super::context::{Context, Name};
 use super::conversation::{Card, Conversation};
 use super::health::{Health, Parting};
-use super::sequence::Sequence;
+use super::numbering::Sequence;
 use super::staging::{RegionPads, STAGE, staging_offset};
 use super::{Group, Inner, check_pad_size, no_descriptor};
-use crate::backend::{Allocation, Exported};
 use crate::dtype::Order;
 use crate::error::{Error, Result};
 use crate::machine::{self, Costs, Rates};
+use crate::memory::region::{Region, Words};
+use crate::memory::{Allocation, Exported};
 use crate::mesh::{Gone, Phase, Scope, Subject};
-use crate::region::{Region, Words};
 use crate::signal::{Layout, Signals};
 use crate::sync::atomic::AtomicU32;
 use crate::sync::{Deadline, Expiry, Ordering, Patience, Setting, SharedWord, lock_by};
@@ -178,7 +178,6 @@ impl Group {
             not_made: Mutex::new(None),
             resyncing: Mutex::new(()),
             resync_hooks: Mutex::default(),
-            placements: Mutex::default(),
             attached: Mutex::default(),
         });
         let mourner: Weak<Health> = Arc::downgrade(&inner.health);

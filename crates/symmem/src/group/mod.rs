@@ -8,6 +8,7 @@ mod environment;
 mod form;
 mod health;
 mod loss;
+mod numbering;
 mod resync;
 mod sequence;
 mod shrink;
@@ -27,14 +28,15 @@ pub(crate) use attached::WeakGroup;
 pub(crate) use call::{Call, Memory, Op, Way, describe, digest, op_code, op_of};
 pub(crate) use context::Context;
 pub(crate) use conversation::Conversation;
+pub(crate) use numbering::Ticket;
 pub(crate) use resync::Resync;
-pub(crate) use sequence::{Running, Ticket};
+pub(crate) use sequence::Running;
 pub(crate) use staging::{STAGE, Staging};
 pub(crate) use world::{DEFAULT_TIMEOUT, setting};
 
-use crate::backend::{Backend, Device};
 use crate::dtype::Order;
 use crate::error::{Error, Result};
+use crate::memory::Backend;
 use crate::mesh::Scope;
 use crate::store::SharedStore;
 use crate::sync::{Deadline, Ordering, Setting, SharedWord, lock_by};
@@ -79,8 +81,6 @@ struct Inner {
     /// One resynchronisation at a time, and what layers above have to do in it.
     resyncing: Mutex<()>,
     resync_hooks: Mutex<Vec<Weak<dyn Resync>>>,
-    /// The rendezvous by which a device of this rank knows where the other ranks are.
-    placements: Mutex<HashMap<Device, u64>>,
     /// What later layers keep for the group, by type and number.
     attached: Mutex<HashMap<(TypeId, u64), Arc<dyn Any + Send + Sync>>>,
 }
@@ -141,8 +141,12 @@ impl Group {
         &self.0.context
     }
 
-    /// Where this rank's symmetric memory comes from: chosen when the world was joined, and the same ever after.
-    pub fn backend(&self) -> &Arc<dyn Backend> {
+    /// The name of the backend of this rank's symmetric memory: chosen when the world was joined, and the same ever after.
+    pub fn backend_name(&self) -> &'static str {
+        self.backend().name()
+    }
+
+    pub(crate) fn backend(&self) -> &Arc<dyn Backend> {
         &self.0.context.backend
     }
 

@@ -18,145 +18,17 @@
 //! | out of step | any but `resync` | out of step: `OutOfStep` |
 //! | any | `resync`, by all ranks | in step |
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use super::Group;
-use super::call::{Call, PLAIN, RENDEZVOUS, Words};
+use super::call::{Call, PLAIN, RENDEZVOUS};
 use super::form::Formed;
+use super::numbering::{CONTINUED, Sequence, Ticket, load, pack, store, unpack};
 use super::staging::{RegionPads, Staging};
 use super::waiting::Waiting;
 use crate::error::{Error, Result};
-use crate::signal::{BARRIER, IN_FULL, Layout, Signals, Stop, Tiny, Turn};
-use crate::sync::shared::AtomicU64;
-use crate::sync::{Deadline, Ordering};
-
-/// How many calls are known by numbers. One more takes the place of another, on all ranks alike.
-const KNOWN: usize = 256;
-/// The first number of a known call.
-const FIRST: u32 = IN_FULL + 1;
-/// Set in all but the first barrier of a call.
-const CONTINUED: u32 = 1 << 31;
-
-/// What a rank knows of its group's calls. All but `awaited` is used by whoever has the turn of the sequence.
-pub(super) struct Sequence {
-    known: Vec<[AtomicU64; 8]>,
-    /// The call that gave up and may be resumed.
-    pending: [AtomicU64; 8],
-    /// One that gave up before peers could know of it, for it waited for an earlier one. The last word says whether there is.
-    put_off: [AtomicU64; 8],
-    /// Of the call that gave up, if somebody wants to know what becomes of it.
-    awaited: Mutex<Option<Ticket>>,
-    /// How many rendezvous there were: the same on all ranks, because all have made the same calls.
-    rendezvous: AtomicU64,
-}
-
-/// A barrier that a rank has reached and not left, for those who ask later what became of it.
-#[derive(Clone, Debug)]
-pub(crate) struct Ticket {
-    generation: u32,
-    epoch: u32,
-    /// Whether all ranks came to it with the same call.
-    outcome: Arc<OnceLock<bool>>,
-}
-
-impl Default for Sequence {
-    fn default() -> Self {
-        let words = || std::array::from_fn(|_| AtomicU64::new(0));
-        Self {
-            known: std::iter::repeat_with(words).take(KNOWN).collect(),
-            pending: words(),
-            put_off: words(),
-            awaited: Mutex::default(),
-            rendezvous: AtomicU64::new(0),
-        }
-    }
-}
-
-impl Sequence {
-    #[inline]
-    fn place(words: &Words) -> usize {
-        let mixed = words.iter().zip([0, 11, 23, 37, 5, 17, 29, 43]);
-        let mixed = mixed.fold(0_u64, |all, (word, turn)| all ^ word.rotate_left(turn));
-        (mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as usize % KNOWN
-    }
-
-    /// The number of a call whose place is `place`, or that of one in full.
-    #[inline(always)]
-    fn number(&self, words: &Words, place: usize) -> u32 {
-        match self.known.get(place) {
-            Some(known) if is_equal(known, words) => FIRST + place as u32,
-            _ => IN_FULL,
-        }
-    }
-
-    /// What stands for a call in its caller's flag.
-    fn word(&self, call: &Call) -> u32 {
-        let words = call.words();
-        if call.op == PLAIN { BARRIER } else { self.number(&words, Self::place(&words)) }
-    }
-
-    /// Gives a number to a call that all ranks have just made.
-    #[cold]
-    fn learn(&self, words: &Words) {
-        if let Some(known) = self.known.get(Self::place(words)) {
-            store(known, words);
-        }
-    }
-
-    fn forget_all(&self) {
-        self.known.iter().for_each(|known| store(known, &[0; 8]));
-    }
-
-    /// Takes the call that was put off, if one was.
-    fn take_put_off(&self) -> Option<Call> {
-        let words = load(&self.put_off);
-        store(&self.put_off, &[0; 8]);
-        (words[7] != 0).then(|| Call::from_words(&words))
-    }
-
-    /// The call of a word in `rank`'s flag at `epoch`.
-    fn call(&self, signals: &Signals<RegionPads>, rank: usize, word: u32, epoch: u32) -> Call {
-        match word & !CONTINUED {
-            BARRIER => Call::plain(PLAIN),
-            IN_FULL => Call::from_words(&unpack(&signals.description(rank, epoch))),
-            number => {
-                let known = self.known.get((number - FIRST) as usize);
-                Call::from_words(&known.map(load).unwrap_or_default())
-            }
-        }
-    }
-
-    /// Numbers a rendezvous that all ranks have come to.
-    pub(super) fn count_rendezvous(&self) -> u64 {
-        self.rendezvous.fetch_add(1, Ordering::Relaxed) + 1
-    }
-
-    fn awaited(&self) -> MutexGuard<'_, Option<Ticket>> {
-        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-#[inline]
-fn is_equal(known: &[AtomicU64; 8], words: &Words) -> bool {
-    let differences = known.iter().zip(words).map(|(a, b)| a.load(Ordering::Relaxed) ^ b);
-    differences.fold(0, |all, difference| all | difference) == 0
-}
-
-fn load(words: &[AtomicU64; 8]) -> Words {
-    std::array::from_fn(|i| words[i].load(Ordering::Relaxed))
-}
-
-fn store(to: &[AtomicU64; 8], words: &Words) {
-    to.iter().zip(words).for_each(|(to, word)| to.store(*word, Ordering::Relaxed));
-}
-
-fn pack(words: &Words) -> [u32; Layout::DESCRIPTION] {
-    std::array::from_fn(|i| (words[i / 2] >> (32 * (i % 2))) as u32)
-}
-
-fn unpack(words: &[u32; Layout::DESCRIPTION]) -> Words {
-    std::array::from_fn(|i| u64::from(words[2 * i]) | u64::from(words[2 * i + 1]) << 32)
-}
+use crate::signal::{BARRIER, IN_FULL, Layout, Stop, Tiny, Turn};
+use crate::sync::Deadline;
 
 /// A call of the sequence that is under way. Other threads of this rank wait for their turn until it is dropped.
 ///

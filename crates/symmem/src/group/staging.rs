@@ -5,7 +5,7 @@
 //! see `Turn::exchange`.
 #![allow(unsafe_code)] // S2 (nobody reads before the flag), S3
 
-use crate::region::{Region, Words};
+use crate::memory::region::{Region, Words};
 use crate::signal::{Layout, Pads, Tiny};
 use crate::sync::SharedWord;
 

@@ -9,9 +9,9 @@ use super::Group;
 use super::context::{Context, DeviceRules};
 use super::environment::{self, Place};
 use super::form::Plan;
-use crate::backend::{self, Backend};
 use crate::dtype::Order;
 use crate::error::{Error, Failed, Result};
+use crate::memory::{Backend, by_name};
 use crate::mesh::{Bootstrap, Mesh, connect};
 use crate::store::{MemoryStore, SharedStore, TcpServer, TcpStore};
 use crate::sync::Deadline;
@@ -229,7 +229,7 @@ impl WorldOptions {
         let fitting = if mesh.in_one_process() { "process" } else { "host" };
         let set = setting::<String>("SYMMEM_BACKEND", "")?;
         let name = self.backend.as_deref().or(set.as_deref()).unwrap_or(fitting);
-        let backend = backend::by_name(name)?;
+        let backend = by_name(name)?;
         backend.probe()?;
         Ok(backend)
     }

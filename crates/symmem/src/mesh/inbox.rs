@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{Mourner, Phase, Scope, Subject};
-use crate::backend::Exported;
+use crate::memory::Exported;
 use crate::sync::{Deadline, Expiry};
 
 /// What a peer sent, with the memory that came along.

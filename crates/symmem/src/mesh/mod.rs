@@ -19,8 +19,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) use connect::{Bootstrap, connect};
 pub(crate) use inbox::{Gone, Inbox, Letter, Shortfall};
 
-use crate::backend::Exported;
 use crate::error::{Error, Result};
+use crate::memory::Exported;
 use crate::sync::Deadline;
 use socket::Packet;
 use watcher::{Peers, Watcher};

@@ -15,8 +15,8 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 
 use super::{Gone, Phase, Subject};
-use crate::backend::Exported;
 use crate::error::{Error, Result};
+use crate::memory::Exported;
 use crate::private;
 use crate::sync::Deadline;
 

@@ -23,7 +23,6 @@ mod communicator;
 mod elements;
 mod forming;
 mod group;
-mod memory;
 mod registered;
 mod rounds;
 mod windows;
@@ -36,7 +35,7 @@ use symmem_sys::nccl as sys;
 pub use communicator::Communicator;
 pub use elements::{Operator, ScaledSum, Source, Target};
 pub use registered::{Registration, Window};
-pub(crate) use windows::Windows;
+pub(crate) use windows::register_windows;
 pub use windows::{External, Windowed};
 
 use crate::error::{Error, Result};
@@ -107,6 +106,11 @@ impl Feature {
 }
 
 impl Nccl {
+    /// The table of its functions.
+    pub(crate) fn library(&self) -> &sys::Nccl {
+        &self.0
+    }
+
     /// The library of this machine.
     pub fn load() -> Result<Self> {
         sys::load().map(Self).map_err(unavailable)
@@ -177,7 +181,7 @@ fn unavailable(missing: symmem_sys::Missing) -> Error {
 }
 
 /// The library's failure, as an error of this library.
-fn failed(op: &'static str, rank: Option<usize>, failure: &sys::Failure) -> Error {
+pub(crate) fn failed(op: &'static str, rank: Option<usize>, failure: &sys::Failure) -> Error {
     if failure.is_unsupported() {
         return Error::Unavailable { what: op.into(), why: failure.to_string() };
     }

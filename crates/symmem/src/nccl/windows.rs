@@ -9,21 +9,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use symmem_sys::nccl as sys;
 
+use super::Nccl;
 use super::communicator::Communicator;
 use super::elements::moved;
-use super::memory::Memory;
 use super::registered::Window;
-use super::{Feature, Nccl};
-use crate::backend::Backend;
-use crate::cuda::{Gpu, Provider, Stream, Symmetric, View, exchange};
+use crate::cuda::{Gpu, Stream, Symmetric, View};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::region::Region;
+use crate::memory::Attachment;
+use crate::memory::region::Region;
 use crate::symmetric::Handle;
-
-/// NCCL as a source of memory.
-pub(crate) struct Windows(Memory);
 
 /// What a group has of it, on one device.
 #[derive(Default)]
@@ -69,52 +65,33 @@ struct InUse {
     _kept: Box<dyn Send + Sync>,
 }
 
-impl Windows {
-    pub(crate) fn of(nccl: &Nccl, gpu: &Gpu) -> Result<Arc<dyn Provider>> {
-        if !nccl.has(Feature::Windows) {
-            let (major, minor) = Feature::Windows.since();
-            let why = format!("it requires NCCL {major}.{minor}, and this is {}", nccl.version());
-            return Err(Error::Unavailable { what: "symmetric memory of NCCL".into(), why });
+impl Attachment for Registered {}
+
+/// Registers the segments of `handle`'s memory, unless all ranks have done so for other parts of them. Those of which parts lie
+/// at different offsets have no window: an offset would mean different things. Collective.
+pub(crate) fn register_windows(nccl: &Nccl, gpu: &Gpu, handle: &Handle) -> Result<()> {
+    const OP: &str = "rendezvous";
+    let (mapping, group) = (handle.mapping(), handle.group());
+    if mapping.attached.get::<Registered>().is_some() || !mapping.is_level() {
+        return Ok(());
+    }
+    let of_group = OfGroup::of(group, gpu)?;
+    let segment = handle.block().segment().id;
+    let known = of_group.state().windows.get(&segment).and_then(Weak::upgrade);
+    let all = group.gather_and(OP, known.is_some(), |all| Ok(!all.contains(&false)))?;
+    let registered = match known.filter(|_| all) {
+        Some(known) => known,
+        None => {
+            let communicator = of_group.communicator(nccl, group, gpu)?;
+            Arc::new(Registered::new(handle, communicator, gpu)?)
         }
-        Ok(Arc::new(Self(Memory { nccl: nccl.clone(), gpu: gpu.clone() })))
-    }
-}
-
-impl Provider for Windows {
-    fn name(&self) -> &'static str {
-        "nccl"
-    }
-
-    fn backend(&self) -> Arc<dyn Backend> {
-        Arc::new(Memory { nccl: self.0.nccl.clone(), gpu: self.0.gpu.clone() })
-    }
-
-    /// Registers the segments, unless all ranks have done so for other parts of them. Those of which parts lie at different
-    /// offsets have no window: an offset would mean different things.
-    fn mapped(&self, handle: &Handle) -> Result<()> {
-        const OP: &str = "rendezvous";
-        let (mapping, group) = (handle.mapping(), handle.group());
-        if mapping.companion::<Registered>().is_some() || !mapping.is_level() {
-            return Ok(());
-        }
-        let of_group = OfGroup::of(group, &self.0.gpu)?;
-        let segment = handle.block().segment().id;
-        let known = of_group.state().windows.get(&segment).and_then(Weak::upgrade);
-        let all = exchange(group, OP, known.is_some(), |all| Ok(!all.contains(&false)))?;
-        let registered = match known.filter(|_| all) {
-            Some(known) => known,
-            None => {
-                let communicator = of_group.communicator(&self.0.nccl, group, &self.0.gpu)?;
-                Arc::new(Registered::new(handle, communicator, &self.0.gpu)?)
-            }
-        };
-        let mut state = of_group.state();
-        state.windows.retain(|_, window| window.strong_count() > 0);
-        state.windows.insert(segment, Arc::downgrade(&registered));
-        drop(state);
-        mapping.accompany(registered);
-        Ok(())
-    }
+    };
+    let mut state = of_group.state();
+    state.windows.retain(|_, window| window.strong_count() > 0);
+    state.windows.insert(segment, Arc::downgrade(&registered));
+    drop(state);
+    mapping.attached.get_or_add(|| registered);
+    Ok(())
 }
 
 impl Registered {
@@ -144,12 +121,12 @@ pub struct Windowed<'a, T> {
 impl<T: Element> Symmetric<T> {
     /// What NCCL does with this memory; [`Error::Unavailable`] if it is not from NCCL.
     pub fn nccl(&self) -> Result<Windowed<'_, T>> {
-        let registered = self.handle().mapping().companion::<Registered>();
+        let registered = self.handle().mapping().attached.get::<Registered>();
         let registered = registered.ok_or_else(|| Error::Unavailable {
             what: "NCCL for this memory".into(),
-            why: match self.handle().backend() {
+            why: match self.handle().backend_name() {
                 "nccl" => "its parts lie at different offsets of what was registered".into(),
-                other => format!("its source is {other}: only available on memory of NCCL"),
+                other => format!("its backend is {other}: only available on memory of NCCL"),
             },
         })?;
         Ok(Windowed { x: self, registered })

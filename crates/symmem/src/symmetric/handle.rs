@@ -6,12 +6,12 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::pad::SignalPad;
-use crate::backend::{Device, Exported};
-use crate::block::{Block, Mapping, Place, Witness};
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Failed, Result};
 use crate::group::{Group, Memory, no_descriptor};
-use crate::region::Region;
+use crate::memory::block::{Block, Mapping, Place};
+use crate::memory::region::Region;
+use crate::memory::{Device, Exported, Multicast, Reach};
 
 const OP: &str = "rendezvous";
 
@@ -26,38 +26,19 @@ pub struct Handle {
 
 impl Handle {
     /// Maps all counterparts of `block` in `group`; collective the first time, afterwards known.
-    pub(super) fn rendezvous(
-        block: &Arc<Block>,
-        group: &Group,
-        dtype: DType,
-        offset: usize,
-        bringing: Bringing,
-    ) -> Result<Self> {
+    pub(crate) fn offer(block: &Arc<Block>, group: &Group, offer: &Offer) -> Result<Self> {
         let generation = group.generation();
-        let usable = |known: &Arc<Mapping>| !bringing.is_read() && !known.is_suspended(generation);
+        let is_read = matches!(offer.ownership, Ownership::Read(..));
+        let usable = |known: &Arc<Mapping>| !is_read && !known.is_suspended(generation);
         let known = block.mapping(group.id()?).filter(usable);
         let mapping = match known {
             Some(known) => known,
-            None => Arc::new(map_all(block, group, dtype, bringing)?),
+            None => Arc::new(map_all(block, group, offer)?),
         };
         block.remember(group.id()?, &mapping);
-        group.context().register(block);
-        Ok(Self { group: group.clone(), block: Arc::clone(block), mapping, offset })
-    }
-
-    /// Notes who knows when peers' work on the memory is over.
-    pub(crate) fn set_witness<W: Witness + 'static>(&self, witness: &Arc<W>) {
-        let _ = self.mapping.witness.set(Arc::<W>::clone(witness)); // there is one for a group and device
-    }
-
-    /// Maps all counterparts of a block that this rank alone has had.
-    pub(crate) fn of_block(block: &Arc<Block>, group: &Group, dtype: DType) -> Result<Self> {
-        Self::rendezvous(block, group, dtype, 0, Bringing::Owned)
-    }
-
-    /// Likewise, by fabric handles, which all ranks' memory has.
-    pub(crate) fn over_fabric(block: &Arc<Block>, group: &Group, dtype: DType) -> Result<Self> {
-        Self::rendezvous(block, group, dtype, 0, Bringing::OverFabric)
+        group.context().table.insert(block);
+        let (group, block) = (group.clone(), Arc::clone(block));
+        Ok(Self { group, block, mapping, offset: offer.offset })
     }
 
     /// What keeps the memory, without the group.
@@ -130,46 +111,24 @@ impl Handle {
 
     /// An address that reaches all ranks at once, where the hardware has such.
     pub fn multicast_ptr(&self) -> Option<usize> {
-        let all = self.mapping.multicast.get().and_then(Option::as_ref);
-        all.map(|all| all.address() + self.offset)
-    }
-
-    /// Sees to it that such an address has been tried for, by `set_up` where blocks of these segments have none yet. Only
-    /// blocks at the same offset of segments of the same length can have one. The same on all ranks.
-    pub(crate) fn try_multicast(&self, set_up: impl FnOnce() -> Result<()>) -> Result<()> {
-        if self.mapping.multicast.get().is_some() {
-            return Ok(());
-        }
-        match self.mapping.everywhere(self.block.segment()) {
-            _ if !self.mapping.is_level() => {}
-            Some(known) => self.find_multicast(&known),
-            None => set_up()?,
-        }
-        let _ = self.mapping.multicast.set(None); // unless it was set
-        Ok(())
-    }
-
-    /// Notes the address of all ranks' segments.
-    pub(crate) fn set_multicast(&self, all: Region) {
-        self.find_multicast(&all);
-        self.mapping.set_everywhere(self.block.segment(), all);
-    }
-
-    fn find_multicast(&self, all: &Region) {
-        let own = all.part(self.block.offset(), self.block.region().bytes()).ok();
-        let _ = self.mapping.multicast.set(own); // whoever was first has the same
+        let address = self.mapping.attached.get::<Multicast>()?.address()?;
+        Some(address + self.offset)
     }
 
     /// The addresses of all ranks' data as mapped here, by rank, this handle's offset applied; 0 for a rank that only the
     /// network connects.
     pub fn buffer_ptrs(&self) -> Vec<usize> {
         let all = (0..self.world_size()).filter_map(|r| self.mapping.data(r));
-        all.map(|data| if data.is_reached() { data.address() + self.offset } else { 0 }).collect()
+        let address = |data: Region| match data.reach() {
+            Reach::Wire => 0,
+            Reach::Host | Reach::Device => data.address() + self.offset,
+        };
+        all.map(address).collect()
     }
 
     /// Whether this rank reaches rank `rank`'s memory by an address, and not by the network alone.
     pub fn is_reachable(&self, rank: usize) -> bool {
-        self.mapping.data(rank).is_some_and(|data| data.is_reached())
+        self.mapping.data(rank).is_some_and(|data| data.reach() != Reach::Wire)
     }
 
     /// Whether it reaches that of all ranks so.
@@ -178,7 +137,7 @@ impl Handle {
     }
 
     /// The name of the backend that the memory is from.
-    pub fn backend(&self) -> &'static str {
+    pub fn backend_name(&self) -> &'static str {
         self.block.segment().backend.name()
     }
 
@@ -227,25 +186,46 @@ impl Group {
     /// A handle to the living allocation that covers `address`, beginning there; `None` if none of this rank's does.
     /// Collective the first time for an allocation and group.
     pub fn rendezvous_at(&self, address: usize, dtype: DType) -> Result<Option<Handle>> {
-        let found = self.context().find(address);
-        let handle =
-            |(block, offset)| Handle::rendezvous(&block, self, dtype, offset, Bringing::Address);
+        let found = self.context().table.find(address);
+        let handle = |(block, offset)| {
+            let ownership = Ownership::Address;
+            Handle::offer(&block, self, &Offer { offset, ownership, ..Offer::new(dtype) })
+        };
         found.map(handle).transpose()
     }
 
     /// Whether `address` lies in the data of a living symmetric allocation of this rank. No communication.
     pub fn is_symmetric(&self, address: usize) -> bool {
-        self.context().find(address).is_some()
+        self.context().table.find(address).is_some()
     }
 }
 
-/// How a rank comes by the memory that it brings to a rendezvous.
+/// What a rank offers to the others in a rendezvous, besides the memory.
 #[derive(Clone, Copy)]
-pub(super) enum Bringing {
+pub(crate) struct Offer {
+    pub(crate) dtype: DType,
+    /// Where its handle begins.
+    pub(crate) offset: usize,
+    pub(crate) ownership: Ownership,
+    /// It is handed on as a fabric handle, which all ranks' memory has.
+    pub(crate) over_fabric: bool,
+    /// The rendezvous at which ranks found out on which devices they are. The same on all ranks.
+    pub(crate) placement: Option<u64>,
+}
+
+impl Offer {
+    /// All of a block that this rank owns.
+    pub(crate) fn new(dtype: DType) -> Self {
+        let ownership = Ownership::Owned;
+        Self { dtype, offset: 0, ownership, over_fabric: false, placement: None }
+    }
+}
+
+/// By what right a rank offers memory.
+#[derive(Clone, Copy)]
+pub(crate) enum Ownership {
     /// It gave up the value that owned its part.
     Owned,
-    /// Likewise, and it is handed on as a fabric handle.
-    OverFabric,
     /// It gave up the value, and others may be reading by right of that rendezvous (group and number). Collective in any
     /// case: success says that none of the group is, nor will be.
     Read(u128, u64),
@@ -253,13 +233,7 @@ pub(super) enum Bringing {
     Address,
 }
 
-impl Bringing {
-    fn is_read(self) -> bool {
-        matches!(self, Self::Read(..))
-    }
-}
-
-/// What a rank tells of the memory that it brings.
+/// What a rank tells of the memory that it offers.
 #[derive(Serialize, Deserialize)]
 struct Brought {
     place: Place,
@@ -269,18 +243,18 @@ struct Brought {
 }
 
 /// Exchanges what the ranks brought and maps it: all of them agree and succeed, or none does.
-fn map_all(block: &Arc<Block>, group: &Group, dtype: DType, bringing: Bringing) -> Result<Mapping> {
+fn map_all(block: &Arc<Block>, group: &Group, offer: &Offer) -> Result<Mapping> {
     group.check_free(OP, &*block.segment().backend)?;
-    let read_in = match bringing {
-        Bringing::Read(group, number) => Some((group, number)),
-        Bringing::Owned | Bringing::OverFabric | Bringing::Address => None,
+    let read_in = match offer.ownership {
+        Ownership::Read(group, number) => Some((group, number)),
+        Ownership::Owned | Ownership::Address => None,
     };
     let backend = &block.segment().backend;
-    let placement = group.placement(backend.device());
+    let placement = offer.placement;
     let terms = [
         ("operation", "rendezvous of memory".to_owned()),
         ("size", format!("{} bytes", block.shape().bytes)),
-        ("element type", dtype.to_string()),
+        ("element type", offer.dtype.to_string()),
         ("device", backend.device().kind().to_owned()),
         ("backend", backend.name().to_owned()),
         ("signal pad size", format!("{} bytes", block.shape().pad)),
@@ -299,8 +273,8 @@ fn map_all(block: &Arc<Block>, group: &Group, dtype: DType, bringing: Bringing) 
                 expected: "the place of its memory".into(),
                 got: e.to_string(),
             })?;
-        let besides = (!matches!(bringing, Bringing::Address)).then_some(block);
-        if read_in.is_some_and(|(id, number)| group.context().holds(id, number, besides)) {
+        let besides = (!matches!(offer.ownership, Ownership::Address)).then_some(block);
+        if read_in.is_some_and(|(id, number)| group.context().table.holds(id, number, besides)) {
             let expected = format!("the counterpart of the memory that rank {rank} brings");
             return Err(group.usage(OP, expected, "another one while holding that".into()));
         }
@@ -311,10 +285,7 @@ fn map_all(block: &Arc<Block>, group: &Group, dtype: DType, bringing: Bringing) 
     let export = || {
         // From here on a peer may have it mapped, whatever becomes of this rendezvous.
         block.set_exposed();
-        match bringing {
-            Bringing::OverFabric => block.segment().export_fabric(),
-            _ => block.segment().export(),
-        }
+        if offer.over_fabric { block.segment().export_fabric() } else { block.segment().export() }
     };
     group.converse(OP, group.deadline(), |conversation| {
         conversation.hold(

@@ -3,12 +3,11 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::Handle;
-use super::handle::Bringing;
+use super::{Handle, Offer, Ownership};
 use crate::dtype::{DType, Element};
 use crate::error::Result;
 use crate::group::Group;
-use crate::region::Region;
+use crate::memory::region::Region;
 use crate::sync::Ordering;
 use crate::sync::shared::AtomicU64;
 
@@ -123,7 +122,7 @@ impl Memory {
     /// The same memory in another group.
     pub(super) fn regroup<T: Element>(&self, group: &Group) -> Result<Self> {
         let (block, offset) = (self.handle.block(), self.handle.offset());
-        let handle = Handle::rendezvous(block, group, T::DTYPE, offset, Bringing::Owned)?;
+        let handle = Handle::offer(block, group, &Offer { offset, ..Offer::new(T::DTYPE) })?;
         Self::new::<T>(handle, self.len)
     }
 
@@ -144,8 +143,9 @@ impl Memory {
             ));
         }
         let (block, offset) = (self.handle.block(), self.handle.offset());
-        let bringing = Bringing::Read(old.id()?, self.handle.number());
-        let handle = Handle::rendezvous(block, group, T::DTYPE, offset, bringing)?;
+        let ownership = Ownership::Read(old.id()?, self.handle.number());
+        let offer = Offer { offset, ownership, ..Offer::new(T::DTYPE) };
+        let handle = Handle::offer(block, group, &offer)?;
         // Everyone of the new group has given up its right to read this memory before any of them got past that.
         block.set_open(false);
         Self::new::<T>(handle, self.len)

@@ -30,12 +30,13 @@ pub use paused::Paused;
 pub use pool::Pool;
 pub(crate) use words::{fill_range, write_place};
 
-use crate::backend::Backend;
-use crate::block::{Block, Segment, Shape};
 use crate::dtype::Element;
 use crate::error::{Failed, Result};
 use crate::group::{Group, check_pad_size};
-use handle::{Bringing, keeping};
+use crate::memory::Backend;
+use crate::memory::block::{Block, Segment, Shape};
+use handle::keeping;
+pub(crate) use handle::{Offer, Ownership};
 
 /// Memory of this rank alone, not yet mapped by anyone else. Zeroed.
 pub struct Buffer<T> {
@@ -81,7 +82,7 @@ impl Group {
         let total = shape.total().unwrap_or(usize::MAX);
         let segment = Arc::new(Segment::allocate(backend, total, id)?);
         let block = Arc::new(Block::new(segment, 0, shape, None)?);
-        self.context().register(&block);
+        self.context().table.insert(&block);
         Ok(block)
     }
 
@@ -105,7 +106,7 @@ impl Group {
 impl<T: Element> Buffer<T> {
     /// Maps all ranks' buffers into each. Collective over `group`, the first time for this allocation and group.
     pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>, Failed<Self>> {
-        let handle = Handle::rendezvous(&self.block, group, T::DTYPE, 0, Bringing::Owned);
+        let handle = Handle::offer(&self.block, group, &Offer::new(T::DTYPE));
         let memory = handle.and_then(|handle| Memory::new::<T>(handle, self.len));
         keeping(memory, self).map(|(memory, _)| Symmetric::of(memory))
     }
@@ -113,7 +114,8 @@ impl<T: Element> Buffer<T> {
     /// As [`Buffer::rendezvous`], for raw pointers alone: this value stays with the caller, who sees to it that nothing
     /// is done through both at once. The group may be of another world than that in which the memory was allocated.
     pub fn handle(&self, group: &Group) -> Result<Handle> {
-        Handle::rendezvous(&self.block, group, T::DTYPE, 0, Bringing::Address)
+        let ownership = Ownership::Address;
+        Handle::offer(&self.block, group, &Offer { ownership, ..Offer::new(T::DTYPE) })
     }
 
     /// How many elements.

@@ -1,8 +1,8 @@
 //! The signal pad of an allocation: words for the user's own protocols, with PyTorch's layout.
 
-use crate::block::Mapping;
 use crate::error::Result;
 use crate::group::{Group, no_descriptor};
+use crate::memory::block::Mapping;
 use crate::sync::{Deadline, Expiry, SharedWord, lock_by};
 
 /// The pads of all ranks for one allocation. Zero at first; the library itself touches them only in these methods.

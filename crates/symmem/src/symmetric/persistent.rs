@@ -4,11 +4,11 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use super::Buffer;
-use crate::backend::Backend;
-use crate::block::Block;
 use crate::dtype::{DType, Element};
 use crate::error::Result;
 use crate::group::Group;
+use crate::memory::Backend;
+use crate::memory::block::Block;
 use crate::sync::Ordering;
 use crate::sync::atomic::fence;
 

@@ -5,11 +5,11 @@ use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Buffer;
-use crate::backend::Backend;
-use crate::block::{Block, Home, Segment, Shape};
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::group::Group;
+use crate::memory::Backend;
+use crate::memory::block::{Block, Home, Segment, Shape};
 
 /// Cuts buffers from segments that it allocates as needed. Memory goes back to the pool when its last user drops it and
 /// nothing that is under way uses it, and to the system with the pool.
@@ -75,7 +75,7 @@ impl<D> Pool<D> {
         let id = segment.id;
         let block = Block::new(segment, offset, shape, Some(home));
         let block = Arc::new(block.inspect_err(|_| self.state.take_back(id, offset, shape, true))?);
-        self.group.context().register(&block);
+        self.group.context().table.insert(&block);
         Ok(block)
     }
 
@@ -161,7 +161,7 @@ impl Cut {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::Process;
+    use crate::memory::Process;
 
     fn cut(bytes: usize) -> Cut {
         let segment = Arc::new(Segment::allocate(Arc::new(Process), bytes, 1).unwrap());

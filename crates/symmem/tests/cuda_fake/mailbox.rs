@@ -134,7 +134,7 @@ fn a_kernel_of_a_poisoned_group_names_the_lost_rank() {
 
 #[test]
 fn a_kernel_that_meets_another_call_is_a_mismatch() {
-    let (broadcast, all_reduce) = (5 << 25 | 1 << 21 | 0xabc, 1 << 25 | 3 << 21 | 0xdef);
+    let (broadcast, all_reduce) = (5 << 25 | 1 << 20 | 0xabc, 1 << 25 | 3 << 20 | 0xdef);
     fail_and_resync([3, 5, 0, 1, broadcast, all_reduce], |e| {
         assert!(matches!(e, Error::Mismatch { op: "broadcast", rank: 1, .. }), "{e:?}");
         let how = "here broadcast of f32, on rank 1 all_reduce of bf16";

@@ -16,15 +16,15 @@ fn plain(world: &World) -> Gpu {
 fn the_environment_names_the_source_where_the_program_does_not() {
     ranks(2).env("SYMMEM_CUDA_BACKEND", "nvshmem").run(test_name!(), |world| {
         let gpu = plain(&world);
-        assert_eq!(gpu.source_name(), "cuda");
-        assert_eq!(gpu.with_source(None, &world).unwrap().source_name(), "nvshmem");
-        assert_eq!(gpu.with_source(Some("cuda"), &world).unwrap().source_name(), "cuda");
+        assert_eq!(gpu.backend_name(), "cuda");
+        assert_eq!(gpu.with_backend(None, &world).unwrap().backend_name(), "nvshmem");
+        assert_eq!(gpu.with_backend(Some("cuda"), &world).unwrap().backend_name(), "cuda");
         world.barrier().unwrap();
         // SAFETY: no other thread of this process reads the environment now.
         unsafe { std::env::set_var("SYMMEM_CUDA_BACKEND", "tape") };
-        let e = gpu.with_source(None, &world).unwrap_err().to_string();
+        let e = gpu.with_backend(None, &world).unwrap_err().to_string();
         assert!(e.contains("\"tape\" (from SYMMEM_CUDA_BACKEND)"), "{e}");
-        assert!(e.contains("a source among cuda, nccl, nvshmem"), "{e}");
+        assert!(e.contains("a backend of devices among cuda, nccl, nvshmem"), "{e}");
     });
 }
 
@@ -35,7 +35,7 @@ fn a_library_that_one_rank_does_not_have_is_an_error_on_all() {
             // SAFETY: no other thread of this process reads the environment now.
             unsafe { std::env::set_var("SYMMEM_NVSHMEM", "/nowhere/libnvshmem_host.so.3") };
         }
-        let e = plain(&world).with_source(Some("nvshmem"), &world).map(drop).unwrap_err();
+        let e = plain(&world).with_backend(Some("nvshmem"), &world).map(drop).unwrap_err();
         if world.rank() == 1 {
             assert!(matches!(e, Error::Unavailable { .. }), "{e}");
             assert!(e.to_string().contains("/nowhere/libnvshmem_host.so.3"), "{e}");
@@ -50,7 +50,7 @@ fn a_library_that_one_rank_does_not_have_is_an_error_on_all() {
 fn a_library_that_does_not_start_is_an_error_that_says_so() {
     let plan = "nvshmemx_hostlib_init_attr:1";
     ranks(2).env("SYMMEM_FAKE_NVSHMEM_FAIL", plan).run(test_name!(), |world| {
-        let e = plain(&world).with_source(Some("nvshmem"), &world).map(drop).unwrap_err();
+        let e = plain(&world).with_backend(Some("nvshmem"), &world).map(drop).unwrap_err();
         assert!(e.to_string().contains("nvshmemx_hostlib_init_attr failed: status 7"), "{e}");
         world.barrier().unwrap();
     });
@@ -60,9 +60,9 @@ fn a_library_that_does_not_start_is_an_error_that_says_so() {
 fn a_process_is_initialised_once_and_for_the_same_ranks() {
     ranks(2).run(test_name!(), |world| {
         let (_, gpu, _) = open(&world);
-        gpu.with_source(Some("nvshmem"), &world).unwrap();
+        gpu.with_backend(Some("nvshmem"), &world).unwrap();
         let alone = world.subgroup(&[world.rank()]).unwrap();
-        let e = gpu.with_source(Some("nvshmem"), &alone).map(drop).unwrap_err().to_string();
+        let e = gpu.with_backend(Some("nvshmem"), &alone).map(drop).unwrap_err().to_string();
         assert!(e.contains("with which this process has initialised NVSHMEM"), "{e}");
         world.barrier().unwrap();
     });
@@ -72,7 +72,7 @@ fn a_process_is_initialised_once_and_for_the_same_ranks() {
 fn ranks_that_are_threads_cannot_have_it() {
     World::threads(2, |world| {
         let gpu = Gpu::with_driver(Fake::plain(2), world.rank() as u32).unwrap();
-        let e = gpu.with_source(Some("nvshmem"), &world).map(drop).unwrap_err().to_string();
+        let e = gpu.with_backend(Some("nvshmem"), &world).map(drop).unwrap_err().to_string();
         assert!(e.contains("its ranks are processes, and these are threads of one"), "{e}");
     })
     .unwrap();

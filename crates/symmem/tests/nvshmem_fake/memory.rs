@@ -19,7 +19,7 @@ fn ranks_see_each_others_bytes_at_the_librarys_addresses() {
     for n in [1, 2, 4] {
         ranks(n).run(test_name!(), |world| {
             let (_, gpu, stream) = open(&world);
-            assert_eq!(gpu.source_name(), "nvshmem");
+            assert_eq!(gpu.backend_name(), "nvshmem");
             for _ in 0..3 {
                 let buffer = gpu.alloc::<u32>(&world, LEN).unwrap();
                 assert_eq!(buffer.read(&stream).unwrap(), [0; LEN], "not zeroed");
@@ -28,7 +28,10 @@ fn ranks_see_each_others_bytes_at_the_librarys_addresses() {
                 x.write(&own, &stream).unwrap();
                 world.barrier().unwrap();
                 let handle = x.handle();
-                assert_eq!((handle.backend(), handle.is_within_direct_access()), ("nvshmem", true));
+                assert_eq!(
+                    (handle.backend_name(), handle.is_within_direct_access()),
+                    ("nvshmem", true)
+                );
                 for (rank, address) in handle.buffer_ptrs().into_iter().enumerate() {
                     let heap = BASE as usize + rank * HEAP as usize;
                     assert!((heap..heap + HEAP as usize).contains(&address), "{address:#x}");
@@ -186,7 +189,7 @@ fn there_is_a_multicast_address_iff_the_library_has_one() {
             let config = Config { multicast: true, ..Config::default() };
             let driver = driver(2, &config);
             let gpu = Gpu::with_driver(driver, world.rank() as u32).unwrap();
-            let gpu = gpu.with_source(Some("nvshmem"), &world).unwrap();
+            let gpu = gpu.with_backend(Some("nvshmem"), &world).unwrap();
             let x = gpu.alloc::<f32>(&world, LEN).unwrap().rendezvous(&world).unwrap();
             let there = std::env::var_os("SYMMEM_FAKE_NVSHMEM_MULTICAST").is_some();
             let address = x.handle().multicast_ptr();

@@ -86,12 +86,12 @@ fn blocks_go_where_they_belong() {
         let e = x.nvshmem().unwrap().broadcast(3, &stream).unwrap_err().to_string();
         assert!(e.contains("nvshmem_broadcast"), "{e}");
         // An output that is the input, or of another source, is refused before anybody waits.
-        let mut plain = gpu.with_source(Some("cuda"), &world).unwrap().alloc::<u32>(&world, LEN);
+        let mut plain = gpu.with_backend(Some("cuda"), &world).unwrap().alloc::<u32>(&world, LEN);
         let mut plain = plain.as_mut().unwrap().symmetric(&world).unwrap();
         let e = x.nvshmem().unwrap().all_to_all(&mut plain, &stream).unwrap_err().to_string();
         assert!(e.contains("an output on NVSHMEM's heap"), "{e}");
         let e = plain.nvshmem().map(drop).unwrap_err().to_string();
-        assert!(e.contains("its source is cuda"), "{e}");
+        assert!(e.contains("its backend is cuda"), "{e}");
         world.barrier().unwrap();
     });
 }
@@ -130,8 +130,8 @@ fn a_module_is_made_ready_for_calls_of_the_library() {
         assert_eq!(counts(c"nvshmemx_cumodule_init").0, 1);
         assert_eq!(counts(c"nvshmemx_cumodule_finalize").0, 1);
         assert_eq!(Gpu::nvshmem_version().unwrap(), (3, 99, 0));
-        let plain = gpu.with_source(Some("cuda"), &world).unwrap();
+        let plain = gpu.with_backend(Some("cuda"), &world).unwrap();
         let e = plain.init_module(&module).unwrap_err().to_string();
-        assert!(e.contains("its source is cuda"), "{e}");
+        assert!(e.contains("its backend is cuda"), "{e}");
     });
 }

@@ -4,7 +4,6 @@
 //! that only the network connects; where all have one, the library's kernels work as on any other memory. What the
 //! library itself does in streams is in `ops.rs`, and reaches all.
 
-mod memory;
 mod ops;
 mod rows;
 mod teams;
@@ -14,12 +13,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use symmem_sys::nvshmem::{self as sys, Status, Team, UniqueId};
 
-pub(super) use memory::Memory;
 pub use ops::Nvshmem;
 pub use symmem_sys::nvshmem::SignalOp;
 
-use super::comm::exchange;
-use super::gpu::Gpu;
+use crate::cuda::Gpu;
 use crate::error::{Error, Result};
 use crate::group::{Group, WeakGroup};
 
@@ -27,7 +24,7 @@ use crate::group::{Group, WeakGroup};
 const OP: &str = "nvshmem";
 
 /// The library's failure, as an error of this one.
-fn failed(failure: sys::Failure) -> Error {
+pub(crate) fn failed(failure: sys::Failure) -> Error {
     Error::Driver { call: failure.call, why: failure.to_string() }
 }
 
@@ -35,35 +32,35 @@ fn failed(failure: sys::Failure) -> Error {
 static HEAP: Mutex<Option<Arc<Heap>>> = Mutex::new(None);
 
 /// NVSHMEM, initialised.
-pub(super) struct Heap {
-    library: sys::Nvshmem,
+pub(crate) struct Heap {
+    pub(crate) library: sys::Nvshmem,
     /// Its device, whose context is current in all calls.
-    gpu: Gpu,
+    pub(crate) gpu: Gpu,
     /// World ranks by PE.
-    members: Vec<usize>,
-    pe: usize,
+    pub(crate) members: Vec<usize>,
+    pub(crate) pe: usize,
     /// By PE and PE: whether the one reaches the other's memory.
     reach: Vec<Vec<bool>>,
     /// Ranks share a device, which they use in turns: what has kernels of the library's meet does not work.
     in_turns: bool,
     /// The address of a first allocation, from which offsets count: the same place on all PEs.
-    origin: u64,
+    pub(crate) origin: u64,
     /// Whose ranks allocate together.
     group: Mutex<WeakGroup>,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
-struct State {
+pub(crate) struct State {
     /// Offsets of memory that this rank has let go, and perhaps not all ranks.
-    dropped: BTreeSet<u64>,
+    pub(crate) dropped: BTreeSet<u64>,
     /// By start, stride and size; none for one that this PE is not of.
     teams: HashMap<(i32, i32, i32), Option<Team>>,
 }
 
 impl Heap {
     /// The heap, with the ranks of `group`. Collective over it.
-    pub(super) fn open(gpu: &Gpu, group: &Group) -> Result<Arc<Self>> {
+    pub(crate) fn open(gpu: &Gpu, group: &Group) -> Result<Arc<Self>> {
         if group.size() > 1 && group.context().mesh.in_one_process() {
             let why = "its ranks are processes, and these are threads of one".to_owned();
             return Err(Error::Unavailable { what: "NVSHMEM".into(), why });
@@ -104,7 +101,7 @@ impl Heap {
         });
         let own =
             opened.as_ref().ok().map(|(_, version, id)| (*version, id.map(|id| id.0.to_vec())));
-        let (library, id) = exchange(group, OP, own, |all| {
+        let (library, id) = group.gather_and(OP, own, |all| {
             let (library, version, _) = opened?;
             let (versions, ids): (Vec<_>, Vec<_>) = all.into_iter().flatten().unzip();
             check_versions(version, &versions)?;
@@ -112,7 +109,7 @@ impl Heap {
             Ok((library, UniqueId(id.ok_or_else(no_id)?)))
         })?;
         let joined = gpu.call(|_| Ok(library.init(&id, rank as i32, size as i32)))?.map_err(failed);
-        exchange(group, OP, (), |_| joined)?;
+        group.gather_and(OP, (), |_| joined)?;
         Self::survey(gpu, group, library)
     }
 
@@ -132,9 +129,9 @@ impl Heap {
         })?;
         let seen = seen.map_err(failed);
         let row = seen.as_ref().map_or(Vec::new(), |(_, row, _)| row.clone());
-        let (reach, origin, status) = exchange(group, OP, row, |reach| {
+        let (reach, origin, status) = group.gather_and(OP, row, |reach| {
             let (origin, _, status) = seen?;
-            Ok((reach, origin.ok_or_else(|| memory::exhausted(512))?, status))
+            Ok((reach, origin.ok_or_else(|| exhausted(512))?, status))
         })?;
         let in_turns = status == Status::SharedInTurns;
         if in_turns {
@@ -157,16 +154,16 @@ impl Heap {
     }
 
     /// Calls the library with the device's context current.
-    fn call<R>(&self, f: impl FnOnce(&sys::Nvshmem) -> sys::Result<R>) -> Result<R> {
+    pub(crate) fn call<R>(&self, f: impl FnOnce(&sys::Nvshmem) -> sys::Result<R>) -> Result<R> {
         self.gpu.call(|_| Ok(f(&self.library)))?.map_err(failed)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
 
     /// The group whose ranks it has, which all allocate together.
-    fn group(&self, op: &'static str) -> Result<Group> {
+    pub(crate) fn group(&self, op: &'static str) -> Result<Group> {
         lock(&self.group).upgrade().ok_or_else(|| Error::Unavailable {
             what: format!("{op} on NVSHMEM's heap"),
             why: "the group that it was opened with is gone; open it with its successor".into(),
@@ -184,7 +181,7 @@ impl Heap {
     }
 
     /// A rank of the group that not all others reach. The same on all ranks.
-    pub(super) fn apart(&self, group: &Group) -> Option<usize> {
+    pub(crate) fn unreached(&self, group: &Group) -> Option<usize> {
         let pes = self.pes(OP, group).ok()?;
         let reached = |to: usize| pes.iter().all(|&from| self.reach[from][to]);
         pes.iter().position(|&pe| !reached(pe))
@@ -220,4 +217,15 @@ fn no_id() -> Error {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(crate) fn heap_bytes(bytes: usize) -> String {
+    format!("{bytes} bytes of NVSHMEM's heap")
+}
+
+pub(crate) fn exhausted(bytes: usize) -> Error {
+    Error::Unavailable {
+        what: heap_bytes(bytes),
+        why: "it has not as much left; NVSHMEM_SYMMETRIC_SIZE sets its size".into(),
+    }
 }

@@ -4,24 +4,24 @@
 //! is waited for until it does.
 #![allow(unsafe_code)] // S1, S3: ranks, words and ranges are checked here; S4, S5
 
+use std::sync::Arc;
+
 use symmem_sys::cuda as driver;
 use symmem_sys::nvshmem::{self as sys, Compare, SignalOp, Team};
 
 use super::Heap;
 use crate::collectives::check_len;
 use crate::cuda::Module;
-use crate::cuda::gpu::Gpu;
-use crate::cuda::stream::Stream;
-use crate::cuda::symmetric::{Symmetric, View, ViewMut};
+use crate::cuda::{Gpu, Stream, Symmetric, View, ViewMut};
 use crate::dtype::{DType, Element, ReduceOp};
 use crate::error::{Error, Result};
 use crate::group::Group;
 
 /// Symmetric memory of NVSHMEM's heap, with the operations of NVSHMEM.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Nvshmem<'a, T> {
     x: &'a Symmetric<T>,
-    heap: &'a Heap,
+    heap: Arc<Heap>,
 }
 
 impl<T: Element> Symmetric<T> {

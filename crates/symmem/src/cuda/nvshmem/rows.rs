@@ -3,16 +3,13 @@
 #![allow(unsafe_code)] // S1, S3: pieces are checked against all ranks' memory; S4, S5
 
 use crate::collectives::all_to_all_v::{Piece, Sent, check_pieces, negative};
-use crate::cuda::comm::exchange;
-use crate::cuda::rows::Exchange;
-use crate::cuda::stream::Stream;
-use crate::cuda::symmetric::{Symmetric, ViewMut, upload};
+use crate::cuda::{Rows, Stream, Symmetric, ViewMut, upload};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 
-impl Exchange {
+impl Rows {
     /// The same as by kernels, with the same errors; done when it returns.
-    pub(in crate::cuda) fn over_network<T: Element>(
+    pub(crate) fn over_network<T: Element>(
         &self,
         x: &Symmetric<T>,
         splits: &Symmetric<i64>,
@@ -26,7 +23,7 @@ impl Exchange {
         // What is before this in the streams of all ranks is done once all have told their splits.
         let own = splits.read(stream)?;
         let call = [self.row_len, self.align, words, room.1];
-        let pieces = exchange(group, self.name, (call, own), |all| {
+        let pieces = group.gather_and(self.name, (call, own), |all| {
             self.check_alike(call, all.iter().map(|(theirs, _)| *theirs))?;
             let table: Vec<i64> = all.into_iter().flat_map(|(_, splits)| splits).collect();
             let sent = match self.is_back {
@@ -56,7 +53,7 @@ impl Exchange {
         }
         upload(&x.gpu, received, &told(&pieces), stream)?;
         // Nobody writes its rows again before all have fetched theirs.
-        exchange(group, self.name, (), |_| Ok(()))
+        group.gather_and(self.name, (), |_| Ok(()))
     }
 
     /// Refuses ranks that make different calls.

@@ -12,7 +12,7 @@ type Shape = (i32, i32, i32);
 
 impl Heap {
     /// The team of a group; made when first asked for, which is collective over all of the heap's ranks then.
-    pub(super) fn team(&self, op: &'static str, group: &Group) -> Result<Team> {
+    pub(crate) fn team(&self, op: &'static str, group: &Group) -> Result<Team> {
         self.check_meeting(op)?;
         if let Some(team) = self.known_team(group) {
             return Ok(team);
@@ -26,7 +26,7 @@ impl Heap {
     }
 
     /// The team of a group, if there is one already. The same on all ranks of the group.
-    pub(super) fn known_team(&self, group: &Group) -> Option<Team> {
+    pub(crate) fn known_team(&self, group: &Group) -> Option<Team> {
         let pes = self.pes("team", group).ok()?;
         if pes.len() == self.members.len() {
             return Some(Team::WORLD);
@@ -45,7 +45,7 @@ impl Heap {
     }
 
     /// Makes the teams that ranks want, all ranks all of them in the same order. Collective over the heap's group.
-    pub(in crate::cuda) fn make_teams(&self, wanted: Option<Shape>) -> Result<()> {
+    pub(crate) fn make_teams(&self, wanted: Option<Shape>) -> Result<()> {
         const OP: &str = "make_team";
         self.check_meeting(OP)?;
         let group = self.group(OP)?;
@@ -81,12 +81,12 @@ impl Heap {
     }
 
     /// The shape of a group's team, for whoever makes it ahead.
-    pub(in crate::cuda) fn shape_of(&self, group: &Group) -> Result<Shape> {
+    pub(crate) fn shape_of(&self, group: &Group) -> Result<Shape> {
         self.shape("make_team", group)
     }
 
     /// Refuses what has kernels of NVSHMEM's wait for each other where they take turns.
-    pub(super) fn check_meeting(&self, op: &'static str) -> Result<()> {
+    pub(crate) fn check_meeting(&self, op: &'static str) -> Result<()> {
         if !self.in_turns {
             return Ok(());
         }

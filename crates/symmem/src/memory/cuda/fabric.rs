@@ -7,19 +7,18 @@ use std::sync::Arc;
 
 use symmem_sys::cuda::{Attribute, Granularity, HandleType};
 
-use super::failed;
-use super::gpu::Gpu;
-use super::memory::Physical;
-use crate::block::Block;
+use super::Physical;
+use crate::cuda::{Gpu, failed};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::symmetric::Handle;
+use crate::memory::block::Block;
+use crate::symmetric::{Handle, Offer};
 
 impl Gpu {
     /// Whether memory of this device can be handed on by fabric handles. Found out once, by trying: a device may say yes
     /// and the driver no.
-    pub(super) fn has_fabric(&self) -> bool {
+    pub(crate) fn has_fabric(&self) -> bool {
         *self.fabric().get_or_init(|| {
             if !self.driver().has(Attribute::FabricHandles, self.device()) {
                 return false;
@@ -41,24 +40,29 @@ impl Gpu {
     }
 
     /// How its memory can be handed on.
-    pub(super) fn handle_type(&self) -> HandleType {
+    pub(crate) fn handle_type(&self) -> HandleType {
         if self.has_fabric() { HandleType::FdOrFabric } else { HandleType::Fd }
     }
 }
 
 /// Maps the pads of all ranks, over the fabric if each of them is `able` to; and whether it was that.
-pub(super) fn map_pads(group: &Group, pads: &Arc<Block>, able: &[bool]) -> Result<(Handle, bool)> {
+pub(crate) fn map_pads(group: &Group, pads: &Arc<Block>, able: &[bool]) -> Result<(Handle, bool)> {
     match able.iter().position(|able| !able) {
-        None => match Handle::over_fabric(pads, group, DType::U8) {
-            Ok(handle) => return Ok((handle, true)),
-            Err(e @ (Error::PeerLost { .. } | Error::Timeout { .. })) => return Err(e),
-            // It failed on all ranks, so all of them go on below.
-            Err(e) => tracing::warn!("no fabric handles in {group:?}, descriptors are used: {e}"),
-        },
+        None => {
+            match Handle::offer(pads, group, &Offer { over_fabric: true, ..Offer::new(DType::U8) })
+            {
+                Ok(handle) => return Ok((handle, true)),
+                Err(e @ (Error::PeerLost { .. } | Error::Timeout { .. })) => return Err(e),
+                // It failed on all ranks, so all of them go on below.
+                Err(e) => {
+                    tracing::warn!("no fabric handles in {group:?}, descriptors are used: {e}")
+                }
+            }
+        }
         Some(rank) if able.contains(&true) => tracing::warn!(
             "no fabric handles in {group:?}, descriptors are used: the device of rank {rank} has none"
         ),
         Some(_) => {}
     }
-    Ok((Handle::of_block(pads, group, DType::U8)?, false))
+    Ok((Handle::offer(pads, group, &Offer::new(DType::U8))?, false))
 }

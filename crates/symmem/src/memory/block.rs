@@ -4,15 +4,14 @@
 //! cut. Peers address a block by (segment, offset), so offsets need not agree between ranks. The words of the
 //! pad are zero at first, and belong to users' own protocols: the library does not touch them.
 
-use std::any::Any;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use serde::{Deserialize, Serialize};
 
-use crate::backend::{Allocation, Backend, Device, Exported};
+use super::{Allocation, Attachments, Backend, Device, Exported};
 use crate::error::{Error, Result};
-use crate::region::{Region, WeakRegion};
+use crate::memory::region::{Region, WeakRegion};
 use crate::sync::atomic::{AtomicBool, AtomicU32};
 use crate::sync::{Ordering, SharedWord};
 
@@ -24,17 +23,10 @@ const PAGE: usize = 4096;
 /// Memory from a backend, with a name of its own in the job.
 pub(crate) struct Segment {
     pub(crate) backend: Arc<dyn Backend>,
-    /// All ranks' segments at once, by group, for all blocks that lie alike in them; goes before the memory.
-    multicast: Mutex<Vec<Everywhere>>,
+    /// What the backend keeps of it.
+    pub(crate) attached: Attachments,
     allocation: Arc<dyn Allocation>,
     pub(crate) id: u128,
-}
-
-/// Whose segments they are, which, and the address of all of them.
-struct Everywhere {
-    group: Weak<dyn Send + Sync>,
-    segments: Vec<u128>,
-    region: Region,
 }
 
 impl Segment {
@@ -44,7 +36,7 @@ impl Segment {
             why: "they do not fit the address space".into(),
         })?;
         let allocation = backend.allocate(whole)?;
-        Ok(Self { backend, multicast: Mutex::default(), allocation, id })
+        Ok(Self { backend, attached: Attachments::default(), allocation, id })
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -188,10 +180,9 @@ impl Drop for Block {
         let was_mapped = self.was_mapped.load(Ordering::Relaxed);
         let (open, bytes) = (self.is_open(), self.region.bytes());
         let (segment, offset, shape) = (self.segment.id, self.offset, self.shape);
-        let witnesses: Vec<_> =
-            self.mappings().values().filter_map(|mapping| mapping.witness.get().cloned()).collect();
+        let mappings: Vec<_> = self.mappings().drain().map(|(_, mapping)| mapping).collect();
         self.segment.backend.after_use(Box::new(move || {
-            if open || witnesses.iter().any(|witness| !witness.is_quiet()) {
+            if open || mappings.iter().any(|mapping| mapping.attached.may_be_in_use()) {
                 // A peer's mapping keeps the memory, which must not get a new user.
                 tracing::warn!(
                     "memory was dropped while peers may use it; {bytes} bytes are not reused"
@@ -203,12 +194,6 @@ impl Drop for Block {
     }
 }
 
-/// Whoever knows whether peers' work on a mapping that has ended here may go on elsewhere.
-pub(crate) trait Witness: Send + Sync {
-    /// Whether what is done here is done everywhere.
-    fn is_quiet(&self) -> bool;
-}
-
 /// Signals of a barrier over the pads that were put, and taken.
 pub(crate) type Progress = Mutex<(usize, usize)>;
 
@@ -218,12 +203,8 @@ pub(crate) struct Mapping {
     pub(crate) number: u64,
     /// The generation of calls in which a collective on it failed while peers may be in the middle of it, and one.
     suspended: AtomicU32,
-    /// All of them at once, where the hardware has such; set once all ranks have tried.
-    pub(crate) multicast: OnceLock<Option<Region>>,
-    /// Asked before the memory gets a new user, where there is one.
-    pub(crate) witness: OnceLock<Arc<dyn Witness>>,
-    /// What a library besides has of it; goes before the memory.
-    companion: OnceLock<Arc<dyn Any + Send + Sync>>,
+    /// What the backend keeps of it; goes before the memory.
+    pub(crate) attached: Attachments,
     /// Barriers over the pads, by channel.
     barriers: Mutex<HashMap<usize, Arc<Progress>>>,
     /// By rank in the group; our own block at our own place.
@@ -241,35 +222,15 @@ impl Mapping {
         shape: Shape,
         group: Weak<dyn Send + Sync>,
     ) -> Self {
-        let (suspended, multicast, witness) = (AtomicU32::new(0), OnceLock::new(), OnceLock::new());
-        let (companion, barriers) = (OnceLock::new(), Mutex::default());
-        Self {
-            number,
-            suspended,
-            multicast,
-            witness,
-            companion,
-            barriers,
-            blocks,
-            places,
-            shape,
-            group,
-        }
+        let (suspended, attached, barriers) =
+            (AtomicU32::new(0), Attachments::default(), Mutex::default());
+        Self { number, suspended, attached, barriers, blocks, places, shape, group }
     }
 
     /// How far the barrier over the pads on a channel has come.
     pub(crate) fn barrier_on(&self, channel: usize) -> Arc<Progress> {
         let mut barriers = self.barriers.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(barriers.entry(channel).or_default())
-    }
-
-    /// Keeps something of a library's for as long as the mapping lives; the first stays.
-    pub(crate) fn accompany(&self, companion: Arc<dyn Any + Send + Sync>) {
-        let _ = self.companion.set(companion);
-    }
-
-    pub(crate) fn companion<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
-        Arc::clone(self.companion.get()?).downcast().ok()
     }
 
     pub(crate) fn suspend(&self, generation: u32) {
@@ -286,23 +247,14 @@ impl Mapping {
         self.places.windows(2).all(|pair| pair[0].is_level_with(&pair[1]))
     }
 
-    /// The address of all ranks' segments, where a block of `own` has it already.
-    pub(crate) fn everywhere(&self, own: &Segment) -> Option<Region> {
-        let known = own.multicast.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_it = |e: &&Everywhere| e.group.ptr_eq(&self.group) && e.segments == self.segments();
-        known.iter().find(is_it).map(|e| e.region.clone())
-    }
-
-    /// Notes that address for other blocks of `own`.
-    pub(crate) fn set_everywhere(&self, own: &Segment, region: Region) {
-        let (group, segments) = (Weak::clone(&self.group), self.segments());
-        let mut known = own.multicast.lock().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|e| e.group.strong_count() > 0);
-        known.push(Everywhere { group, segments, region });
-    }
-
-    fn segments(&self) -> Vec<u128> {
+    /// The segments that the blocks lie in, by rank.
+    pub(crate) fn segments(&self) -> Vec<u128> {
         self.places.iter().map(|place| place.segment).collect()
+    }
+
+    /// Who made it, for as long as that lives.
+    pub(crate) fn group(&self) -> &Weak<dyn Send + Sync> {
+        &self.group
     }
 
     fn group_lives(&self) -> bool {

@@ -1,22 +1,37 @@
-//! Ways to obtain memory that every rank of a group can reach.
+//! Memory that every rank of a group can reach: the one seam between the library and what provides memory.
 //!
-//! A backend allocates memory and turns it into something that can travel to a peer; the peer's backend
-//! turns that into a mapping. Who needs which memory, and that all agree, is the group's business.
+//! A [`Backend`] allocates memory and exports it; the peer's backend imports that as a mapping. Each backend is a file or a
+//! folder here: [`process`], [`host`], `cuda`, `nccl`, `nvshmem`. Which memory a group needs, and that all ranks agree, is
+//! the group's business. What only one backend has (multicast addresses, windows) is an [`Attachment`] of its mappings.
 
-mod cgroup;
+mod attachments;
+pub(crate) mod block;
+pub(crate) mod cuda;
 mod host;
+mod multicast;
+mod nccl;
+mod nvshmem;
 mod process;
+pub(crate) mod region;
+mod registry;
+mod table;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use attachments::{Attachment, Attachments};
 pub use host::Host;
+pub(crate) use multicast::Multicast;
+pub(crate) use nvshmem::NvshmemMemory;
 pub use process::Process;
+pub(crate) use region::Region;
+pub(crate) use registry::by_name;
+pub use registry::{BACKENDS, Entry};
+pub(crate) use table::Table;
 
 use crate::error::{Error, Result};
-use crate::region::Region;
 use crate::sync::Ordering;
 
 /// Where memory lies.
@@ -49,7 +64,7 @@ impl std::fmt::Display for Device {
 }
 
 /// A way to obtain memory that peers can map.
-pub trait Backend: Send + Sync {
+pub(crate) trait Backend: Send + Sync {
     /// The name by which users choose it.
     fn name(&self) -> &'static str;
 
@@ -63,8 +78,7 @@ pub trait Backend: Send + Sync {
     /// that all ranks have together.
     fn allocate(&self, bytes: usize) -> Result<Arc<dyn Allocation>>;
 
-    /// Maps `bytes` of what a peer exported; a region without an address, where the peer's memory cannot be mapped and the
-    /// backend has other ways to it.
+    /// Maps `bytes` of what a peer exported. [`Reach`] of the region says whether there is an address for it.
     fn import(&self, exported: Exported, bytes: usize) -> Result<Region>;
 
     /// Zeroes `bytes` of a region of its memory from `offset` on, before anybody else gets it.
@@ -86,8 +100,19 @@ pub trait Backend: Send + Sync {
     }
 }
 
+/// How a peer's memory is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// By loads and stores of the host.
+    Host,
+    /// By an address of a device, for its kernels and copies.
+    Device,
+    /// Only through a wire: there is no address.
+    Wire,
+}
+
 /// Memory that one rank allocated; given back when the last owner, here or in a peer, lets go.
-pub trait Allocation: Send + Sync {
+pub(crate) trait Allocation: Send + Sync {
     /// The memory as mapped here.
     fn region(&self) -> &Region;
 
@@ -105,7 +130,7 @@ pub trait Allocation: Send + Sync {
 
 /// Memory on its way to a peer.
 #[derive(Debug)]
-pub enum Exported {
+pub(crate) enum Exported {
     /// A descriptor, for a peer in another process.
     Descriptor(OwnedFd),
     /// Bytes that lead to memory of a device while its owner lives: a handle of the NVLink fabric, or a place in the heap
@@ -127,17 +152,4 @@ impl Exported {
             Self::Mapping(region) => Self::Mapping(region.clone()),
         })
     }
-}
-
-/// The backend of the given name.
-pub fn by_name(name: &str) -> Result<Arc<dyn Backend>> {
-    let all: [Arc<dyn Backend>; 2] = [Arc::new(Process), Arc::new(Host)];
-    let known: Vec<_> = all.iter().map(|b| b.name()).collect();
-    let expected = format!("a backend among {}", known.join(", "));
-    all.into_iter().find(|b| b.name() == name).ok_or_else(|| Error::Usage {
-        op: "backend",
-        rank: None,
-        expected,
-        got: format!("{name:?}"),
-    })
 }

@@ -1,13 +1,15 @@
 //! Main memory shared between processes: a sealed memfd, passed to peers as a descriptor and mapped by each.
 
+mod cgroup;
+
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fs::{self, FallocateFlags, MemfdFlags, SealFlags};
 
-use super::{Allocation, Backend, Device, Exported, cgroup};
+use super::region::Region;
+use super::{Allocation, Backend, Device, Exported};
 use crate::error::{Error, Result};
-use crate::region::Region;
 
 /// Processes on one machine.
 #[derive(Debug)]

@@ -4,18 +4,37 @@
 
 use std::sync::Arc;
 
-use super::{Nccl, failed};
-use crate::backend::{Allocation, Backend, Device, Exported};
+use super::cuda::DeviceBackend;
+use super::region::Region;
+use super::{Allocation, Backend, Device, Exported};
 use crate::cuda::Gpu;
 use crate::error::{Error, Result};
-use crate::region::Region;
+use crate::nccl::{Feature, Nccl, failed, register_windows};
+use crate::symmetric::Handle;
 
 const OP: &str = "alloc";
 
 /// NCCL as a backend.
-pub(super) struct Memory {
-    pub(super) nccl: Nccl,
-    pub(super) gpu: Gpu,
+pub(super) struct NcclMemory {
+    nccl: Nccl,
+    gpu: Gpu,
+}
+
+impl NcclMemory {
+    pub(super) fn new(nccl: &Nccl, gpu: &Gpu) -> Result<Arc<Self>> {
+        if !nccl.has(Feature::Windows) {
+            let (major, minor) = Feature::Windows.since();
+            let why = format!("it requires NCCL {major}.{minor}, and this is {}", nccl.version());
+            return Err(Error::Unavailable { what: "symmetric memory of NCCL".into(), why });
+        }
+        Ok(Arc::new(Self { nccl: nccl.clone(), gpu: gpu.of_driver() }))
+    }
+}
+
+impl DeviceBackend for NcclMemory {
+    fn mapped(&self, handle: &Handle) -> Result<()> {
+        register_windows(&self.nccl, &self.gpu, handle)
+    }
 }
 
 /// What one `ncclMemAlloc` gave.
@@ -28,7 +47,7 @@ struct Held {
 impl Drop for Held {
     fn drop(&mut self) {
         // SAFETY: S1: nobody has a region of it, nor a window, which has one; nothing runs that uses it.
-        let freed = self.gpu.within(|| unsafe { self.nccl.0.mem_free(self.address) });
+        let freed = self.gpu.within(|| unsafe { self.nccl.library().mem_free(self.address) });
         match freed {
             Ok(Err(failure)) => tracing::warn!("{failure}"),
             Err(e) => tracing::warn!("{e}"),
@@ -64,13 +83,13 @@ fn not_exported(error: Error) -> Error {
     }
 }
 
-impl Backend for Memory {
+impl Backend for NcclMemory {
     fn name(&self) -> &'static str {
         "nccl"
     }
 
     fn device(&self) -> Device {
-        Backend::device(&self.gpu)
+        Device::Cuda(self.gpu.number())
     }
 
     fn probe(&self) -> Result<()> {
@@ -79,7 +98,7 @@ impl Backend for Memory {
 
     fn allocate(&self, bytes: usize) -> Result<Arc<dyn Allocation>> {
         let (gpu, nccl) = (&self.gpu, &self.nccl);
-        let made = gpu.within(|| nccl.0.mem_alloc(bytes))?;
+        let made = gpu.within(|| nccl.library().mem_alloc(bytes))?;
         let address = made.map_err(|failure| failed(OP, None, &failure))?;
         let held = Held { nccl: nccl.clone(), gpu: gpu.clone(), address };
         // Peers map all of it, so they are told how much it is.

@@ -1,30 +1,61 @@
-//! Memory of a device: physical memory, handed to peers as a descriptor or fabric handle, and its mapping at addresses of this process.
+//! Memory of a CUDA device, from the driver: physical memory, handed to peers as a descriptor or fabric handle, and its mapping
+//! at addresses of this process. And what all backends for devices have besides: [`DeviceBackend`].
 //!
 //! Given back in the order of the driver's rules: unmapped once nothing runs that may use it, then the addresses, then
 //! the memory, which lives on for as long as a peer has it mapped.
 #![allow(unsafe_code)] // S1 (regions keep their mappings), S4
 
+mod fabric;
+mod multicast;
+
+use std::any::Any;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use symmem_sys::cuda::{Access, Attribute, Granularity, HandleType, Memory, MemoryProperties};
 
-use super::failed;
-use super::gpu::{Gpu, InUse};
-use crate::backend::{Allocation, Backend, Device, Exported};
+pub(crate) use fabric::map_pads;
+pub(crate) use multicast::agreed;
+
+use crate::cuda::{Gpu, InUse, failed};
 use crate::error::{Error, Result};
-use crate::group::no_descriptor;
-use crate::region::Region;
+use crate::group::{Group, no_descriptor};
+use crate::memory::region::Region;
+use crate::memory::{Allocation, Backend, Device, Exported};
+use crate::symmetric::Handle;
+
+/// A backend whose memory lies on a device.
+pub(crate) trait DeviceBackend: Backend + Any {
+    /// A rank of the group that not all others reach by an address. The same on all ranks.
+    fn unreached(&self, _group: &Group) -> Option<usize> {
+        None
+    }
+
+    /// The address at which a store reaches all ranks' segments, if there is one. Collective.
+    fn multicast(&self, gpu: &Gpu, handle: &Handle, over_fabric: bool) -> Result<Option<Region>> {
+        multicast::set_up(gpu, handle, over_fabric)
+    }
+
+    /// Does what is left to do once all ranks' memory is mapped. Collective.
+    fn mapped(&self, _handle: &Handle) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The driver's own memory.
+pub(crate) struct DriverMemory(pub(crate) Gpu);
+
+impl DeviceBackend for DriverMemory {}
 
 /// Physical memory, ours or imported.
-pub(super) struct Physical {
-    pub(super) gpu: Gpu,
-    pub(super) memory: Memory,
+pub(crate) struct Physical {
+    pub(crate) gpu: Gpu,
+    pub(crate) memory: Memory,
 }
 
 impl Physical {
     /// What was exported, here or by a peer.
-    pub(super) fn import(gpu: &Gpu, exported: &Exported) -> Result<Self> {
+    pub(crate) fn import(gpu: &Gpu, exported: &Exported) -> Result<Self> {
         let memory = match exported {
             Exported::Descriptor(fd) => gpu.driver().import_fd(fd.as_fd()),
             Exported::Bytes(handle) => gpu.driver().import_fabric(handle),
@@ -60,13 +91,13 @@ impl Drop for Reserved {
 }
 
 /// Memory at addresses. The fields go in this order.
-pub(super) struct Mapped {
+pub(crate) struct Mapped {
     at: Reserved,
     _memory: Arc<Physical>,
 }
 
 impl Mapped {
-    pub(super) fn new(memory: Arc<Physical>, bytes: usize) -> Result<Self> {
+    pub(crate) fn new(memory: Arc<Physical>, bytes: usize) -> Result<Self> {
         let gpu = memory.gpu.clone();
         let address = gpu.driver().reserve(bytes, 0).map_err(failed)?;
         let at = Reserved { gpu: gpu.clone(), address, bytes };
@@ -79,7 +110,7 @@ impl Mapped {
         Ok(mapped)
     }
 
-    pub(super) fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         self.at.address
     }
 
@@ -149,13 +180,13 @@ impl Allocation for Allocated {
 
 impl Gpu {
     /// Of memory that can be handed on by `handle`.
-    pub(super) fn properties(&self, handle: HandleType) -> MemoryProperties {
+    pub(crate) fn properties(&self, handle: HandleType) -> MemoryProperties {
         let rdma = self.driver().has(Attribute::RdmaMemory, self.device());
         MemoryProperties { device: self.device(), handle, rdma }
     }
 
     /// Sizes are multiples of the driver's granularity; peers compute the same.
-    pub(super) fn whole(&self, bytes: usize) -> Result<usize> {
+    pub(crate) fn whole(&self, bytes: usize) -> Result<usize> {
         let properties = self.properties(self.handle_type());
         let granularity = self.driver().granularity(&properties, Granularity::Recommended);
         let granularity = granularity.map_err(failed)?;
@@ -166,13 +197,13 @@ impl Gpu {
     }
 }
 
-impl Backend for Gpu {
+impl Backend for DriverMemory {
     fn name(&self) -> &'static str {
         "cuda"
     }
 
     fn device(&self) -> Device {
-        Device::Cuda(self.number())
+        Device::Cuda(self.0.number())
     }
 
     fn probe(&self) -> Result<()> {
@@ -180,17 +211,38 @@ impl Backend for Gpu {
     }
 
     fn allocate(&self, bytes: usize) -> Result<Arc<dyn Allocation>> {
-        self.collect();
-        let whole = self.whole(bytes)?;
-        let properties = self.properties(self.handle_type());
-        let memory = self.driver().create(whole, &properties).map_err(failed)?;
-        let memory = Arc::new(Physical { gpu: self.clone(), memory });
+        let gpu = &self.0;
+        gpu.collect();
+        let whole = gpu.whole(bytes)?;
+        let properties = gpu.properties(gpu.handle_type());
+        let memory = gpu.driver().create(whole, &properties).map_err(failed)?;
+        let memory = Arc::new(Physical { gpu: gpu.clone(), memory });
         let region = Mapped::new(Arc::clone(&memory), whole)?.region(bytes)?;
-        self.clear(&region, 0, bytes)?;
+        gpu.clear(&region, 0, bytes)?;
         Ok(Arc::new(Allocated { memory, region }))
     }
 
     fn import(&self, exported: Exported, bytes: usize) -> Result<Region> {
+        self.0.import(exported, bytes)
+    }
+
+    fn clear(&self, region: &Region, offset: usize, bytes: usize) -> Result<()> {
+        self.0.clear(region, offset, bytes)
+    }
+
+    fn occupation(&self) -> Result<Option<String>> {
+        self.0.occupation()
+    }
+
+    fn after_use(&self, then: Box<dyn FnOnce() + Send + Sync>) {
+        self.0.after_use(then);
+    }
+}
+
+/// What all backends for a device do alike.
+impl Gpu {
+    /// Maps what a peer exported by the driver.
+    pub(crate) fn import(&self, exported: Exported, bytes: usize) -> Result<Region> {
         if let Exported::Mapping(region) = exported {
             return region.part(0, bytes);
         }
@@ -198,7 +250,8 @@ impl Backend for Gpu {
         Mapped::new(Arc::new(memory), self.whole(bytes)?)?.region(bytes)
     }
 
-    fn clear(&self, region: &Region, offset: usize, bytes: usize) -> Result<()> {
+    /// Zeroes memory that nobody else has yet.
+    pub(crate) fn clear(&self, region: &Region, offset: usize, bytes: usize) -> Result<()> {
         let region = region.part(offset, bytes)?;
         let stream = self.service()?;
         self.call(|driver| {
@@ -208,11 +261,16 @@ impl Backend for Gpu {
         })
     }
 
-    fn occupation(&self) -> Result<Option<String>> {
+    pub(crate) fn occupation(&self) -> Result<Option<String>> {
         Ok(self.is_capturing()?.then(|| "a stream that is capturing a graph".to_owned()))
     }
 
-    fn after_use(&self, then: Box<dyn FnOnce() + Send + Sync>) {
+    /// Refuses what would disturb the capture of a graph.
+    pub(crate) fn check_free(&self, group: &Group, op: &'static str) -> Result<()> {
+        group.check_free(op, &DriverMemory(self.clone()))
+    }
+
+    pub(crate) fn after_use(&self, then: Box<dyn FnOnce() + Send + Sync>) {
         self.retire(Box::new(Last(Some(then))));
     }
 }

@@ -10,37 +10,34 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use symmem_sys::cuda::{HandleType, MulticastProperties};
 
-use super::failed;
-use super::gpu::{Gpu, InUse};
-use super::memory::{Mapped, Physical};
-use crate::backend::Exported;
+use super::{Mapped, Physical};
+use crate::cuda::{Gpu, InUse, failed};
 use crate::error::{Error, Result};
 use crate::group::{Group, no_descriptor};
-use crate::region::Region;
+use crate::memory::Exported;
+use crate::memory::region::Region;
 use crate::symmetric::Handle;
 
-/// Gives all ranks' parts of `handle` one address more; none, if one rank cannot. Collective.
-pub(super) fn set_up(gpu: &Gpu, handle: &Handle, over_fabric: bool) -> Result<()> {
+/// The address of all ranks' segments; none, if one rank cannot. Collective.
+pub(crate) fn set_up(gpu: &Gpu, handle: &Handle, over_fabric: bool) -> Result<Option<Region>> {
     let (group, (block, _)) = (handle.group(), handle.keep());
     let bytes = || gpu.whole(block.segment().bytes());
     let way = if over_fabric { HandleType::Fabric } else { HandleType::Fd };
     let make = || Made::new(gpu, bytes()?, group.size(), way);
     let made = (group.rank() == 0).then(make).transpose();
     let exported = |made: &Option<Made>| made.as_ref().map(|made| made.exported.try_clone());
-    let Some((made, sent)) = agreed(group, made, exported)? else { return Ok(()) };
+    let Some((made, sent)) = agreed(group, made, exported)? else { return Ok(None) };
     let joined = join(gpu, made.as_ref(), sent);
-    let Some((object, _)) = agreed(group, joined, |_| None)? else { return Ok(()) };
+    let Some((object, _)) = agreed(group, joined, |_| None)? else { return Ok(None) };
     let bound = bytes().and_then(|bytes| bind(gpu, object, block.region(), bytes));
-    if let Some((region, _)) = agreed(group, bound, |_| None)? {
-        handle.set_multicast(region);
-    }
+    let region = agreed(group, bound, |_| None)?.map(|(region, _)| region);
     drop(made);
-    Ok(())
+    Ok(region)
 }
 
 /// Tells all how a step went here, and sends what `memory` finds in it. What came of the step here, and the memory that
 /// rank 0 has sent; nothing on all ranks, if the step failed on one.
-pub(super) fn agreed<T>(
+pub(crate) fn agreed<T>(
     group: &Group,
     step: Result<T>,
     memory: impl Fn(&T) -> Option<Result<Exported>>,
@@ -112,8 +109,8 @@ fn bind(gpu: &Gpu, object: Physical, own: &Region, bytes: usize) -> Result<Regio
     let bound = Bound { object: Arc::clone(&object), _memory: memory, bytes };
     let mapped = Mapped::new(object, bytes)?;
     let address = mapped.address();
-    let everywhere = Everywhere { _mapped: mapped, _bound: bound };
-    Region::of_device(address, bytes, Box::new(InUse::new(gpu.clone(), everywhere)))
+    let bound = BoundMapping { _mapped: mapped, _bound: bound };
+    Region::of_device(address, bytes, Box::new(InUse::new(gpu.clone(), bound)))
 }
 
 /// Memory as a part of an object, which goes after the mapping and before the memory.
@@ -135,7 +132,7 @@ impl Drop for Bound {
 }
 
 /// The fields go in this order.
-struct Everywhere {
+struct BoundMapping {
     _mapped: Mapped,
     _bound: Bound,
 }

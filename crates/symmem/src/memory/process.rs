@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use super::region::Region;
 use super::{Allocation, Backend, Device, Exported};
 use crate::error::{Error, Result};
-use crate::region::Region;
 
 /// Ranks as threads of one process.
 #[derive(Debug)]

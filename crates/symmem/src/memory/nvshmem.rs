@@ -6,22 +6,40 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Heap, failed};
-use crate::backend::{Allocation, Backend, Device, Exported};
-use crate::cuda::gpu::InUse;
-use crate::cuda::multicast::agreed;
+use super::cuda::{DeviceBackend, agreed};
+use super::region::Region;
+use super::{Allocation, Backend, Device, Exported};
+use crate::cuda::nvshmem::{Heap, exhausted, failed, heap_bytes};
+use crate::cuda::{Gpu, InUse};
 use crate::error::{Error, Result};
-use crate::region::Region;
+use crate::group::Group;
 use crate::symmetric::Handle;
 
 const OP: &str = "alloc";
-/// The most pieces that one allocation gives back: a letter is short.
+/// The most pieces that one allocation gives back: a message is short.
 const AT_ONCE: usize = 512;
 /// What addresses are multiples of.
 const ALIGN: usize = 512;
 
 /// The heap as a backend.
-pub(in crate::cuda) struct Memory(pub(in crate::cuda) Arc<Heap>);
+pub(crate) struct NvshmemMemory(pub(crate) Arc<Heap>);
+
+impl NvshmemMemory {
+    /// Collective over `group`.
+    pub(super) fn open(gpu: &Gpu, group: &Group) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self(Heap::open(&gpu.of_driver(), group)?)))
+    }
+}
+
+impl DeviceBackend for NvshmemMemory {
+    fn unreached(&self, group: &Group) -> Option<usize> {
+        self.0.unreached(group)
+    }
+
+    fn multicast(&self, _gpu: &Gpu, handle: &Handle, _fabric: bool) -> Result<Option<Region>> {
+        self.0.multicast(handle)
+    }
+}
 
 /// Memory of this rank; when it goes, the heap notes that this rank has let go.
 struct Held {
@@ -67,13 +85,13 @@ fn place(bytes: &[u8; 64]) -> (u32, u64) {
     (u32::from_le_bytes(pe), u64::from_le_bytes(offset))
 }
 
-impl Backend for Memory {
+impl Backend for NvshmemMemory {
     fn name(&self) -> &'static str {
         "nvshmem"
     }
 
     fn device(&self) -> Device {
-        Backend::device(&self.0.gpu)
+        Device::Cuda(self.0.gpu.number())
     }
 
     fn probe(&self) -> Result<()> {
@@ -124,7 +142,7 @@ impl Backend for Memory {
 
 /// What a rank says before an allocation.
 #[derive(Serialize, Deserialize)]
-struct Card {
+struct Proposal {
     /// What it has let go.
     dropped: Vec<u64>,
     device: [u8; 16],
@@ -132,7 +150,7 @@ struct Card {
     free: usize,
 }
 
-impl Card {
+impl Proposal {
     fn read(rank: usize, bytes: &[u8]) -> Result<Self> {
         postcard::from_bytes(bytes).map_err(|e| Error::Protocol {
             with: format!("rank {rank}"),
@@ -144,12 +162,12 @@ impl Card {
 
 /// Refuses what does not fit on a rank's device. The same on all ranks. NVSHMEM itself ends the process where its heap
 /// cannot grow.
-fn check_room(bytes: usize, cards: &[Card]) -> Result<()> {
-    for (rank, card) in cards.iter().enumerate() {
-        let together = cards.iter().filter(|other| other.device == card.device).count();
-        if bytes.checked_mul(together).is_none_or(|all| all > card.free) {
+fn check_room(bytes: usize, proposals: &[Proposal]) -> Result<()> {
+    for (rank, proposal) in proposals.iter().enumerate() {
+        let together = proposals.iter().filter(|other| other.device == proposal.device).count();
+        if bytes.checked_mul(together).is_none_or(|all| all > proposal.free) {
             let why =
-                format!("{} are free on the device of rank {rank}, for {together}", card.free);
+                format!("{} are free on the device of rank {rank}, for {together}", proposal.free);
             return Err(Error::Unavailable { what: heap_bytes(bytes), why });
         }
     }
@@ -166,18 +184,21 @@ impl Heap {
         ];
         let dropped: Vec<u64> = self.state().dropped.iter().take(AT_ONCE).copied().collect();
         let free = self.gpu.call(|driver| driver.memory_info())?.free;
-        let card = Card { dropped: dropped.clone(), device: self.gpu.uuid(), free };
-        let own = postcard::to_stdvec(&card).unwrap_or_default();
+        let proposal = Proposal { dropped: dropped.clone(), device: self.gpu.uuid(), free };
+        let own = postcard::to_stdvec(&proposal).unwrap_or_default();
         group.converse(OP, group.deadline(), |conversation| {
             conversation.hold(
                 &terms,
                 own,
                 || Ok(None),
-                |cards, _| {
-                    let cards = cards.iter().enumerate().map(|(rank, card)| Card::read(rank, card));
-                    let cards: Vec<Card> = cards.collect::<Result<_>>()?;
-                    check_room(bytes, &cards)?;
-                    self.give_back(dropped, &cards)?;
+                |proposals, _| {
+                    let proposals = proposals
+                        .iter()
+                        .enumerate()
+                        .map(|(rank, proposal)| Proposal::read(rank, proposal));
+                    let proposals: Vec<Proposal> = proposals.collect::<Result<_>>()?;
+                    check_room(bytes, &proposals)?;
+                    self.give_back(dropped, &proposals)?;
                     let address = self.call(|library| library.align(ALIGN, bytes))?;
                     let address = address.ok_or_else(|| exhausted(bytes))?;
                     let offset = address.wrapping_sub(self.origin);
@@ -188,8 +209,9 @@ impl Heap {
     }
 
     /// Frees what is on all lists, in its order, which is the same on all ranks.
-    fn give_back(&self, own: Vec<u64>, cards: &[Card]) -> Result<()> {
-        let everywhere = |offset: &u64| cards.iter().all(|card| card.dropped.contains(offset));
+    fn give_back(&self, own: Vec<u64>, proposals: &[Proposal]) -> Result<()> {
+        let everywhere =
+            |offset: &u64| proposals.iter().all(|proposal| proposal.dropped.contains(offset));
         for offset in own.into_iter().filter(everywhere) {
             let address = self.origin.wrapping_add(offset);
             // SAFETY: S1: no rank has a block of it, nor anything in a stream that uses it.
@@ -199,8 +221,8 @@ impl Heap {
         Ok(())
     }
 
-    /// Notes the address of all ranks' segments, if NVSHMEM has one for the group's team on all of them. Collective.
-    pub(in crate::cuda) fn set_up_multicast(&self, handle: &Handle) -> Result<()> {
+    /// The address of all ranks' segments, if NVSHMEM has one for the group's team on all of them. Collective.
+    fn multicast(&self, handle: &Handle) -> Result<Option<Region>> {
         let (group, block) = (handle.group(), handle.block());
         let start = (block.region().address() - block.offset()) as u64;
         let found = self.known_team(group).map(|team| {
@@ -210,21 +232,7 @@ impl Heap {
             let address = address.ok_or_else(no_multicast)?;
             Region::of_device(address, block.segment().bytes(), Box::new(()))
         });
-        if let Some((region, _)) = agreed(group, found, |_| None)? {
-            handle.set_multicast(region);
-        }
-        Ok(())
-    }
-}
-
-fn heap_bytes(bytes: usize) -> String {
-    format!("{bytes} bytes of NVSHMEM's heap")
-}
-
-pub(super) fn exhausted(bytes: usize) -> Error {
-    Error::Unavailable {
-        what: heap_bytes(bytes),
-        why: "it has not as much left; NVSHMEM_SYMMETRIC_SIZE sets its size".into(),
+        Ok(agreed(group, found, |_| None)?.map(|(region, _)| region))
     }
 }
 

@@ -9,6 +9,7 @@ use std::sync::{Arc, Weak};
 
 use rustix::mm::{self, MapFlags, ProtFlags};
 
+use super::Reach;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::sync::SharedWord;
@@ -26,7 +27,7 @@ enum Kind {
     Host,
     /// A device's memory, which the host does not reach; unmapped by dropping this.
     Device { _mapping: Box<dyn Send + Sync> },
-    /// Memory of a peer that only the network connects: nothing here, and no address.
+    /// Memory of a peer that only a wire leads to: nothing here, and no address.
     Elsewhere,
 }
 
@@ -49,7 +50,7 @@ impl Drop for Mapped {
 
 /// A range of mapped memory. Cloning shares the mapping; it stays mapped until the last clone is gone.
 #[derive(Clone)]
-pub struct Region {
+pub(crate) struct Region {
     mapped: Arc<Mapped>,
     offset: usize,
     bytes: usize,
@@ -109,20 +110,19 @@ impl Region {
         Ok(Self { mapped: Arc::new(Mapped { base, bytes, kind }), offset: 0, bytes })
     }
 
-    /// Memory of a peer that this process does not reach, and of which it knows the length alone.
+    /// Memory of a peer that only a wire leads to, and of which this process knows the length alone.
     pub(crate) fn elsewhere(bytes: usize) -> Self {
         let (base, kind) = (NonNull::dangling(), Kind::Elsewhere);
         Self { mapped: Arc::new(Mapped { base, bytes, kind }), offset: 0, bytes }
     }
 
-    /// Whether there is an address for it.
-    pub(crate) fn is_reached(&self) -> bool {
-        !matches!(self.mapped.kind, Kind::Elsewhere)
-    }
-
-    /// Whether the host reaches it.
-    pub(crate) fn is_host(&self) -> bool {
-        matches!(self.mapped.kind, Kind::Host)
+    /// How it is reached.
+    pub(crate) fn reach(&self) -> Reach {
+        match self.mapped.kind {
+            Kind::Host => Reach::Host,
+            Kind::Device { .. } => Reach::Device,
+            Kind::Elsewhere => Reach::Wire,
+        }
     }
 
     /// Asks for huge pages behind the range; a hint, which the kernel may not follow.
@@ -142,26 +142,26 @@ impl Region {
     }
 
     /// Length in bytes.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// The address of the first byte in this process; 0 for memory that it does not reach.
-    pub fn address(&self) -> usize {
-        if self.is_reached() { self.base().as_ptr() as usize } else { 0 }
+    pub(crate) fn address(&self) -> usize {
+        if self.reach() == Reach::Wire { 0 } else { self.base().as_ptr() as usize }
     }
 
     /// A part of the region, sharing its mapping.
-    pub fn part(&self, offset: usize, bytes: usize) -> Result<Self> {
+    pub(crate) fn part(&self, offset: usize, bytes: usize) -> Result<Self> {
         self.check(offset, bytes)?;
         Ok(Self { mapped: Arc::clone(&self.mapped), offset: self.offset + offset, bytes })
     }
 
     /// A pointer to `count` elements at byte `offset`, valid as long as the region lives.
-    pub fn at<T: Element>(&self, offset: usize, count: usize) -> Result<NonNull<T>> {
+    pub(crate) fn at<T: Element>(&self, offset: usize, count: usize) -> Result<NonNull<T>> {
         let bytes = count.saturating_mul(size_of::<T>());
         self.check(offset, bytes)?;
-        if !self.is_reached() {
+        if self.reach() == Reach::Wire {
             return Err(Error::Unavailable {
                 what: "a pointer into a peer's memory".into(),
                 why: "only the network connects the two ranks".into(),
@@ -181,7 +181,7 @@ impl Region {
     }
 
     /// The `count` words at byte `offset`. Atomics may be shared with anyone, so a slice of them is sound.
-    pub fn words(&self, offset: usize, count: usize) -> Result<&[SharedWord]> {
+    pub(crate) fn words(&self, offset: usize, count: usize) -> Result<&[SharedWord]> {
         self.check_host()?;
         let first = self.at::<u32>(offset, count)?.cast::<SharedWord>();
         // SAFETY: S1 by the borrow of self, S3 by `at`; atomics are S2's permitted way to share memory.
@@ -195,7 +195,7 @@ impl Region {
 
     /// Refuses memory that the host does not reach.
     pub(crate) fn check_host(&self) -> Result<()> {
-        if self.is_host() {
+        if self.reach() == Reach::Host {
             return Ok(());
         }
         Err(Error::Usage {
@@ -313,7 +313,7 @@ mod tests {
     fn memory_that_only_the_network_reaches_has_a_length_and_no_address() {
         let region = Region::elsewhere(64);
         let part = region.part(16, 8).unwrap();
-        assert_eq!((part.address(), part.bytes(), part.is_reached()), (0, 8, false));
+        assert_eq!((part.address(), part.bytes(), part.reach()), (0, 8, Reach::Wire));
         assert!(region.part(60, 8).is_err());
         let e = part.at::<u8>(0, 1).unwrap_err().to_string();
         assert!(e.contains("only the network connects the two ranks"), "{e}");
