@@ -88,7 +88,7 @@ def _by_name():
             array = symmem.empty((3, 4), "float32", world, device=0, source=source)
             assert symmem.rendezvous(array, world).handle.memory.source == source
         for wrong in ("tape", "CUDA", ""):
-            with pytest.raises(symmem.Usage, match="a source among cuda, nccl, nvshmem"):
+            with pytest.raises(symmem.Usage, match="a backend of devices among cuda, nccl, nvshmem"):
                 world.alloc(64, device=0, source=wrong)
 
 
@@ -148,7 +148,7 @@ def _windows():
             nccl.cft_handle(handle, 1)
         other = world.alloc(64, device=0, source="cuda").rendezvous(world)
         for ask in (nccl.communicator_of, nccl.window_of, nccl.cft_handle):
-            _unavailable("its source is cuda: only available on memory of NCCL", ask, other)
+            _unavailable("its backend is cuda: only available on memory of NCCL", ask, other)
         memory.close()
         del handle, comm, other
         assert live()[1:3] == [0, kept]

@@ -77,7 +77,7 @@ def _environment():
     os.environ["SYMMEM_CUDA_BACKEND"] = "nvshmem"
     _unavailable('source="nvshmem"', _memory.Allocation, 64, DEVICE)
     os.environ["SYMMEM_CUDA_BACKEND"] = "tape"
-    with pytest.raises(symmem.Usage, match="a source among cuda, nccl, nvshmem"):
+    with pytest.raises(symmem.Usage, match="a backend of devices among cuda, nccl, nvshmem"):
         _memory.Allocation(64, DEVICE)
 
 

@@ -37,7 +37,7 @@ impl Health {
         awaited: impl Fn(usize) -> bool,
     ) -> Option<(usize, String)> {
         let (rank, how) = self.loss(awaited)?;
-        let soon = Deadline::after(Duration::from_millis(20));
+        let soon = Deadline::after(Duration::from_millis(100));
         Some((rank, poll_by(soon, &mut || self.how_gone(rank)).unwrap_or(how)))
     }
 
