@@ -1,10 +1,10 @@
-//! Where ranks meet between samples, with words of their own instead of the library's calls: shared words in the
+//! Where ranks synchronise between samples, with words of their own instead of the library's calls: shared words in the
 //! signal pad of an allocation, each in its own slot.
 //!
 //! | slot of a pad | in the pad of | written by | values |
 //! |---------------|---------------|------------|--------|
-//! | `ARRIVED`     | rank 0        | all        | ranks that have come to the meeting; the last one resets it |
-//! | `MEETINGS`    | rank 0        | the last   | meetings that are over |
+//! | `ARRIVED`     | rank 0        | all        | ranks that have come to the barrier; the last one resets it |
+//! | `BARRIERS`    | rank 0        | the last   | barriers that are over |
 //! | `NUMBER`      | rank 0        | rank 0     | what all are to know |
 //! | `TRIPS`       | both          | its owner  | round trips begun (rank 0) or answered (rank 1) |
 //! | `COUNTER`     | every rank    | its owner  | for checks of a row |
@@ -22,7 +22,7 @@ use super::clock;
 const SLOT: usize = 32;
 
 const ARRIVED: usize = 0;
-const MEETINGS: usize = 1;
+const BARRIERS: usize = 1;
 const NUMBER: usize = 2;
 const TRIPS: usize = 3;
 const COUNTER: usize = 4;
@@ -38,7 +38,7 @@ pub(super) struct Board<'h> {
     /// By rank.
     pads: Vec<&'h [SharedWord]>,
     /// Whether waiting keeps the awaited rank from running.
-    crowded: bool,
+    oversubscribed: bool,
     trips: Cell<u32>,
 }
 
@@ -56,8 +56,8 @@ impl<'h> Board<'h> {
             (0..ranks).map(|rank| handle.signal_pad().words(rank)).collect::<Result<_, _>>()?;
         let fits = pads.iter().all(|words| words.len() >= needed * SLOT);
         fits.then_some(()).context("the signal pad is too small for the flags of all ranks")?;
-        let crowded = !clock::has_core_each(ranks);
-        Ok(Self { rank: handle.rank(), pads, crowded, trips: Cell::new(0) })
+        let oversubscribed = !clock::has_core_each(ranks);
+        Ok(Self { rank: handle.rank(), pads, oversubscribed, trips: Cell::new(0) })
     }
 
     /// Which rank this is.
@@ -89,20 +89,20 @@ impl<'h> Board<'h> {
     pub(super) fn await_value(&self, word: &SharedWord, value: u32) {
         // Acquire: pairs with the release of whoever stored it. The difference is at most 1 either way.
         while (word.load(Ordering::Acquire).wrapping_sub(value) as i32) < 0 {
-            if self.crowded { std::thread::yield_now() } else { std::hint::spin_loop() }
+            if self.oversubscribed { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
     }
 
     /// Waits for all ranks.
-    pub(super) fn meet(&self) {
-        let (arrived, meetings) = (self.word(0, ARRIVED), self.word(0, MEETINGS));
-        let over = meetings.load(Ordering::Acquire);
+    pub(super) fn barrier(&self) {
+        let (arrived, barriers) = (self.word(0, ARRIVED), self.word(0, BARRIERS));
+        let over = barriers.load(Ordering::Acquire);
         if arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.ranks() as u32 {
             arrived.store(0, Ordering::Relaxed);
             // Release: pairs with the acquire of those who wait, and publishes the line above.
-            meetings.store(over.wrapping_add(1), Ordering::Release);
+            barriers.store(over.wrapping_add(1), Ordering::Release);
         } else {
-            self.await_value(meetings, over.wrapping_add(1));
+            self.await_value(barriers, over.wrapping_add(1));
         }
     }
 
@@ -111,8 +111,8 @@ impl<'h> Board<'h> {
     /// A host moves the cores of a virtual machine about, and a flag travels five times as fast between those that share a cache.
     pub(super) fn meet_and_look(&self) -> bool {
         const TRIPS_EACH: u32 = 8;
-        self.meet();
-        if self.ranks() != 2 || self.crowded {
+        self.barrier();
+        if self.ranks() != 2 || self.oversubscribed {
             return false;
         }
         let (ours, theirs) = (self.word(self.rank, TRIPS), self.word(1 - self.rank, TRIPS));
@@ -137,9 +137,9 @@ impl<'h> Board<'h> {
         if self.rank == 0 {
             word.store(number, Ordering::Relaxed);
         }
-        self.meet();
+        self.barrier();
         let agreed = word.load(Ordering::Relaxed);
-        self.meet();
+        self.barrier();
         agreed
     }
 }

@@ -1,6 +1,6 @@
 //! The one way in which everything is timed.
 //!
-//! Before each sample all ranks meet. The sample runs from the last rank's start to the last rank's end, and a tiny call
+//! Before each sample all ranks synchronise. The sample runs from the last rank's start to the last rank's end, and a tiny call
 //! is made several times in a row. What prepares and what checks is not timed.
 
 use std::time::Duration;
@@ -99,7 +99,7 @@ impl<'a> Bench<'a> {
             case.prepare()?;
             let near = on_host && self.board.meet_and_look();
             if !on_host {
-                self.board.meet();
+                self.board.barrier();
             }
             let start = clock::now();
             case.calls(measure.batch)?;
@@ -109,7 +109,7 @@ impl<'a> Bench<'a> {
                 case.read();
                 end_of_read = clock::now();
             }
-            self.board.meet();
+            self.board.barrier();
             verified &= case.check()?;
             readings.extend([start, end, end_of_read, u64::from(near)]);
         }
@@ -124,9 +124,9 @@ impl<'a> Bench<'a> {
             let begin = clock::now();
             for _ in 0..count {
                 case.prepare()?;
-                self.board.meet();
+                self.board.barrier();
                 case.calls(measure.batch)?;
-                self.board.meet();
+                self.board.barrier();
                 case.check()?;
             }
             Ok(Duration::from_nanos((clock::now() - begin).max(1)) / count)

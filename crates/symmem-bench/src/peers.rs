@@ -188,7 +188,7 @@ fn job(script: &Path, name: &str, ranks: usize, asked: &[(&str, String)], run: &
     Job { collect: true, ..Job::new(command, 1) }
 }
 
-/// A run whose ranks are those of the job. They meet in a store of their own, as they would without us.
+/// A run whose ranks are those of the job. They find each other in a store of their own, as they would without us.
 fn device_job(
     python: &OsString,
     script: &Path,

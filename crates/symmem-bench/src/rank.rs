@@ -131,8 +131,8 @@ impl Args {
 fn all(board: &Board<'_>, here: bool) -> bool {
     let counter = |rank| board.counter(rank);
     counter(board.rank()).store(here.into(), Ordering::Relaxed);
-    board.meet();
+    board.barrier();
     let everywhere = (0..board.ranks()).all(|rank| counter(rank).load(Ordering::Relaxed) == 1);
-    board.meet();
+    board.barrier();
     everywhere
 }

@@ -70,7 +70,7 @@ impl Backend {
         }
     }
 
-    /// That of the world: ranks on devices meet in the host's memory.
+    /// That of the world: ranks on devices synchronise in the host's memory.
     pub(super) fn of_world(self) -> &'static str {
         if self == Self::Cuda { Self::Host.name() } else { self.name() }
     }

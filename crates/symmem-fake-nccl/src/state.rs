@@ -31,7 +31,7 @@ pub(crate) struct Clique {
     /// Communicators by rank, as they come.
     pub(crate) members: BTreeMap<usize, usize>,
     /// What ranks have brought to the collective of each number.
-    pub(crate) meetings: HashMap<u64, BTreeMap<usize, Part>>,
+    pub(crate) barriers: HashMap<u64, BTreeMap<usize, Part>>,
     /// Sends and receives that wait for their other half, by (from, to).
     pub(crate) sends: HashMap<(usize, usize), VecDeque<Part>>,
     pub(crate) receives: HashMap<(usize, usize), VecDeque<Part>>,
@@ -193,7 +193,7 @@ impl State {
         self.registrations.retain(|_, owner| *owner != handle);
         let Some(clique) = self.cliques.get_mut(&comm.clique) else { return Ok(()) };
         let not_ours = |part: &Part| part.comm != handle;
-        for parts in clique.meetings.values_mut().chain(clique.shrinks.values_mut()) {
+        for parts in clique.barriers.values_mut().chain(clique.shrinks.values_mut()) {
             parts.retain(|_, part| not_ours(part));
         }
         for queue in clique.sends.values_mut().chain(clique.receives.values_mut()) {

@@ -105,23 +105,23 @@ impl State {
                 self.hear(id);
             }
             What::Shrink => self.survive(id, part),
-            _ => self.meet(id, part),
+            _ => self.take_part(id, part),
         }
         crate::state::changed();
     }
 
     /// The next collective of a rank.
-    fn meet(&mut self, id: u64, part: Part) {
+    fn take_part(&mut self, id: u64, part: Part) {
         let Some(comm) = self.comms.get_mut(&part.comm) else { return };
         let number = comm.number;
         comm.number += 1;
         let Some(clique) = self.cliques.get_mut(&id) else { return };
-        let parts = clique.meetings.entry(number).or_default();
+        let parts = clique.barriers.entry(number).or_default();
         parts.insert(part.rank, part);
         if parts.len() < clique.size {
             return;
         }
-        let parts = clique.meetings.remove(&number).unwrap_or_default();
+        let parts = clique.barriers.remove(&number).unwrap_or_default();
         let parts: Vec<Part> = parts.into_values().collect();
         let code = if agree(&parts) { self.perform(&parts) } else { INVALID_USAGE };
         for part in &parts {

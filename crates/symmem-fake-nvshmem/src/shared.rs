@@ -1,4 +1,4 @@
-//! The job: one file in memory that all PEs map. First the words by which they meet, then everyone's heap.
+//! The job: one file in memory that all PEs map. First the words by which they synchronise, then everyone's heap.
 #![allow(unsafe_code)] // S1, S3
 
 use std::ffi::c_void;
@@ -132,7 +132,7 @@ impl Job {
         found.unwrap_or_else(|| panic!("{team} is no team of this PE"))
     }
 
-    /// All PEs of a team meet.
+    /// All PEs of a team synchronise.
     pub(crate) fn barrier(&self, team: i32) {
         let (index, members) = (team as usize, self.team(team));
         let own = self.arrived(index, self.me).fetch_add(1, Ordering::SeqCst) + 1;
@@ -177,7 +177,7 @@ impl Job {
         self.used(self.me).fetch_and(!(1 << team), Ordering::SeqCst);
     }
 
-    /// Memory of the heap, the first that is free; all PEs meet.
+    /// Memory of the heap, the first that is free; all PEs synchronise.
     pub(crate) fn allocate(&self, alignment: u64, bytes: u64) -> Option<u64> {
         self.barrier(0);
         let mut state = self.state();

@@ -193,16 +193,16 @@ def test_t047_a_fused_product_is_captured(rank):
 @compiles
 @ranks(2)
 def test_h72_a_triton_kernel_meets_its_peers_on_the_pad(rank):
-    from triton_kernels import meet
+    from triton_kernels import pad_barrier
 
     device, size = device_of(rank), dist.get_world_size()
     x = symm_mem.empty(1024, device=device)
     handle = symm_mem.rendezvous(x, world())
     for step in range(3):
         x.fill_(10 * step + rank)
-        meet[(1,)](handle.signal_pad_ptrs_dev, rank, size)
+        pad_barrier[(1,)](handle.signal_pad_ptrs_dev, rank, size)
         assert (handle.get_buffer(1 - rank, (1024,), torch.float32) == 10 * step + 1 - rank).all()
-        meet[(1,)](handle.signal_pad_ptrs_dev, rank, size)
+        pad_barrier[(1,)](handle.signal_pad_ptrs_dev, rank, size)
     assert (handle.get_signal_pad(rank).view(torch.int32) == 0).all()
     leave()
 

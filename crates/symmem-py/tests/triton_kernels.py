@@ -5,7 +5,7 @@ import triton.language as tl
 
 
 @triton.jit
-def meet(pads, rank: tl.constexpr, size: tl.constexpr):
+def pad_barrier(pads, rank: tl.constexpr, size: tl.constexpr):
     """Tells every rank, by the words of channel 0, and waits for every rank; the words are zero again then."""
     pads = pads.to(tl.pointer_type(tl.int64))
     for peer in range(size):

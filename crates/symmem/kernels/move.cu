@@ -1,5 +1,5 @@
 // Signals, barriers and everything that moves bytes without arithmetic. Blocks have a multiple of 32 threads, at most 512;
-// grids at most 256 blocks. Collectives read peers' parts between two meetings of the group's blocks.
+// grids at most 256 blocks. Collectives read peers' parts between two barriers of the group's blocks.
 #include "move.cuh"
 
 #define KERNEL extern "C" __global__ void __launch_bounds__(512)
@@ -85,7 +85,7 @@ KERNEL wait_value(CONSTANT SymmemHandle handle, symmem_u32 from, symmem_u32 word
 
 // ---- collectives: `first` is the byte of the parts where they begin -----------------------------------------------------
 
-// `copies` copies from peers, between two meetings.
+// `copies` copies from peers, between two barriers.
 template <class F>
 __device__ __forceinline__ void between_meetings(const SymmemGroup &group, symmem_u32 copies, F copy) {
     SymmemBlock block = symmem_begin(group, 2);

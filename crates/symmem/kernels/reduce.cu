@@ -174,7 +174,7 @@ __device__ __forceinline__ void send_to_all(const symmem_u32 (&unit)[2], const S
 struct Rounds {
     symmem_u32 units, of_block, count;
 
-    // At least one round: blocks without data meet as well, because their epochs count.
+    // At least one round: blocks without data synchronise as well, because their epochs count.
     __device__ __forceinline__ Rounds(symmem_u64 bytes) {
         units = (symmem_u32)((bytes + 7) / 8);
         symmem_u32 share = (units + gridDim.x - 1) / gridDim.x;
@@ -201,7 +201,7 @@ static __device__ __noinline__ void ruin_units(char *out, symmem_u64 bytes, symm
     }
 }
 
-// The same block of all ranks meets; in the meantime `exchange(epoch)` by threads with `mine`, which waits for all ranks'
+// The same block of all ranks synchronises; in the meantime `exchange(epoch)` by threads with `mine`, which waits for all ranks'
 // units. False on all threads of the block: failed, noted, and all ranks told.
 template <class F>
 __device__ __forceinline__ bool flagged_round(const SymmemGroup &group, SymmemBlock &block, bool mine, F exchange) {
@@ -291,7 +291,7 @@ KERNEL(256, 4) reduce_scatter_flagged(CONSTANT SymmemGroup group, const char *in
 
 #endif // elements that fit into units
 
-// ---- between two meetings ---------------------------------------------------------------------------------------------
+// ---- between two barriers ---------------------------------------------------------------------------------------------
 
 template <class S>
 __device__ __forceinline__ void two_shot(const SymmemGroup &group, const SymmemPointers &parts, symmem_u64 first,
@@ -328,7 +328,7 @@ KERNEL(512, 2) all_reduce_two_shot_in_turns(CONSTANT SymmemGroup group, CONSTANT
 }
 
 // `out` becomes the reduction of `rows` rows of `columns` elements, which lie `pitch` elements apart in all parts, from
-// element `first` on. Only ranks with `active` not zero reduce; all meet. `out` lies in no part.
+// element `first` on. Only ranks with `active` not zero reduce; all synchronise. `out` lies in no part.
 //
 // One-shot all-reduce: one row of the length. Reduce-scatter: the block for this rank. Reduce: active on the root.
 KERNEL(512, 2) reduce_pull(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *out, symmem_u64 first,
@@ -353,7 +353,7 @@ KERNEL(512, 2) reduce_pull(CONSTANT SymmemGroup group, CONSTANT SymmemPointers p
 }
 
 // In place, one-shot: every rank reduces everything, and stores what its threads hold in registers once the same block
-// of all ranks has read it. A meeting for each vector of a thread.
+// of all ranks has read it. A barrier for each vector of a thread.
 KERNEL(512, 2) all_reduce_one_shot_in_place(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts,
                                             symmem_u64 first, symmem_u64 length, symmem_u32 op) {
     const symmem_u64 bytes = length * Number::BYTES, begin = first * Number::BYTES;

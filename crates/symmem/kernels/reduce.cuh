@@ -1,4 +1,4 @@
-// Reductions of all ranks' elements, in rank order, between two meetings of the group's blocks.
+// Reductions of all ranks' elements, in rank order, between two barriers of the group's blocks.
 #pragma once
 
 #include "numbers.cuh"

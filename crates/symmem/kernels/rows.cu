@@ -206,7 +206,7 @@ KERNEL all_to_all_v(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, c
 // ---- one dimension for another ----------------------------------------------------------------------------------------
 
 // `rows` rows of `bytes` from each rank: from byte `first` of its part on and `pitch` apart, to byte `rank * of_rank` of
-// `out` on and `out_pitch` apart. Between two meetings.
+// `out` on and `out_pitch` apart. Between two barriers.
 KERNEL all_to_all_nd(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *out, symmem_u64 first,
                      symmem_u64 rows, symmem_u64 bytes, symmem_u64 pitch, symmem_u64 of_rank, symmem_u64 out_pitch) {
     SymmemBlock block = symmem_begin(group, 2);

@@ -45,7 +45,7 @@ struct SymmemMailbox {
     symmem_u32 left[4]; // a bit for each rank that has left the job in order, from the host
 };
 
-// A group's own pads, on which blocks of built-in kernels meet. Passed by value.
+// A group's own pads, on which blocks of built-in kernels synchronise. Passed by value.
 //
 // | bytes of a pad | what | written by |
 // |---|---|---|
@@ -58,7 +58,7 @@ struct SymmemGroup {
     symmem_u32 rank, size;
     symmem_u32 scope;
     symmem_u32 op;
-    symmem_u32 call; // digest; blocks that meet must have the same
+    symmem_u32 call; // digest; blocks that synchronise must have the same
     symmem_u32 reserved;
     symmem_u64 timeout; // nanoseconds, 0: for ever
     SymmemMailbox *mailbox;
@@ -176,7 +176,7 @@ __device__ __forceinline__ symmem_u32 symmem_swap_acquire(void *word, symmem_u32
     return old;
 }
 
-// Orders everything before it, of this thread and of those it has met, before what follows: at device or system scope.
+// Orders everything before it, of this thread and of those it has synchronised with, before what follows: at device or system scope.
 __device__ __forceinline__ void symmem_fence(symmem_u32 scope) {
     if (scope == SYMMEM_SCOPE_DEVICE) {
         asm volatile("fence.acq_rel.gpu;" ::: "memory");
@@ -354,7 +354,7 @@ __device__ inline bool symmem_barrier(const SymmemHandle &handle, symmem_u32 cha
 
 // ---- a group's blocks -------------------------------------------------------------------------------------------------
 
-// What a block carries from one meeting to the next, the same in all its threads.
+// What a block carries from one barrier to the next, the same in all its threads.
 struct SymmemBlock {
     symmem_u32 epoch;
     symmem_u32 broken; // of the pad, when the kernel began
@@ -375,20 +375,20 @@ __device__ __forceinline__ symmem_u64 symmem_slot_at(const SymmemGroup &group, s
     return first + slot * SYMMEM_SLOT_BYTES;
 }
 
-// The epoch that so many meetings lead to. Epochs wrap past 0, which is what a pad holds that was never written, and go on
+// The epoch that so many barriers lead to. Epochs wrap past 0, which is what a pad holds that was never written, and go on
 // alternating between odd and even.
-__device__ __forceinline__ symmem_u32 symmem_epoch_after(symmem_u32 epoch, symmem_u32 meetings) {
-    symmem_u32 after = epoch + meetings;
+__device__ __forceinline__ symmem_u32 symmem_epoch_after(symmem_u32 epoch, symmem_u32 barriers) {
+    symmem_u32 after = epoch + barriers;
     return after < epoch ? after + 2 : after;
 }
 
-// By all threads of a block, before anything else of this section, with the number of times that it will meet others if
+// By all threads of a block, before anything else of this section, with the number of times that it will synchronise with others if
 // all goes well. Acquire of what earlier kernels of the stream wrote, also where this one was launched before they had
 // ended: it touches no memory before that, the epoch included, which the kernel before it has written.
 //
 // Then the next kernel is let go at once: not before this one may begin, so that never more than two kernels of a stream are
 // on the device.
-__device__ __forceinline__ SymmemBlock symmem_begin(const SymmemGroup &group, symmem_u32 meetings) {
+__device__ __forceinline__ SymmemBlock symmem_begin(const SymmemGroup &group, symmem_u32 barriers) {
     symmem_after_earlier();
     char *pad = symmem_own_pad(group), *epoch = pad + 128 + 4 * blockIdx.x;
     SymmemBlock block = {symmem_load_relaxed(epoch), symmem_load_relaxed(pad)};
@@ -398,7 +398,7 @@ __device__ __forceinline__ SymmemBlock symmem_begin(const SymmemGroup &group, sy
 #if __CUDA_ARCH__ >= 900
         asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
-        symmem_store_relaxed(epoch, symmem_epoch_after(block.epoch, meetings));
+        symmem_store_relaxed(epoch, symmem_epoch_after(block.epoch, barriers));
     }
     return block;
 }
@@ -460,7 +460,7 @@ __device__ __forceinline__ symmem_u32 symmem_broken(const SymmemGroup &group) {
     return symmem_load_relaxed(symmem_own_pad(group));
 }
 
-// How blocks meet.
+// How blocks synchronise.
 #define SYMMEM_RELEASE 1 // what they wrote in this kernel is for the others
 #define SYMMEM_FIRST 2   // before anything that peers' blocks must not overtake
 #define SYMMEM_LAST 4    // before the end of the kernel, which is an acquire for what follows it on the device

@@ -4,7 +4,7 @@
 #define KERNEL extern "C" __global__ void __launch_bounds__(512, 2)
 #define CONSTANT const __grid_constant__
 
-// Each rank reduces its own tiles from all parts, in rank order; all meet, also those that have none.
+// Each rank reduces its own tiles from all parts, in rank order; all synchronise, also those that have none.
 //
 // Reduce to a root: one tile there, none elsewhere. Many roots: one with each. Reduce-scatter at offsets: as many with each.
 KERNEL reduce_tiles(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, CONSTANT Tiles tiles, symmem_u32 op) {

@@ -346,7 +346,7 @@ pub(crate) struct Patience {
     /// How many of the looks come before anything else is prepared for a longer wait.
     pub(crate) soon: u32,
     /// There are more ranks than cores: whoever spins may keep the awaited rank from running.
-    pub(crate) crowded: bool,
+    pub(crate) oversubscribed: bool,
 }
 
 impl Patience {
@@ -354,18 +354,18 @@ impl Patience {
     #[cfg(any(test, loom))]
     pub(crate) const fn looks(looks: u32) -> Self {
         let (spin, yielding) = (Duration::ZERO, Duration::ZERO);
-        Self { looks, soon: looks, spin, yielding, crowded: false }
+        Self { looks, soon: looks, spin, yielding, oversubscribed: false }
     }
 
     /// For a rank among `ranks` on `cores`.
     pub(crate) fn among(ranks: usize, cores: usize) -> Self {
-        let crowded = ranks > cores;
+        let oversubscribed = ranks > cores;
         Self {
-            looks: if crowded { 100 } else { 2000 },
-            soon: if crowded { 1 } else { YIELD_EVERY },
+            looks: if oversubscribed { 100 } else { 2000 },
+            soon: if oversubscribed { 1 } else { YIELD_EVERY },
             spin: Duration::from_micros(50),
             yielding: Duration::from_micros(500),
-            crowded,
+            oversubscribed,
         }
     }
 }
@@ -435,7 +435,7 @@ impl<W: Word> Bell<'_, W> {
             if ready() {
                 return Ended::Ready;
             }
-            if !patience.crowded {
+            if !patience.oversubscribed {
                 // Now and then, in case the kernel has put the rank that is awaited on our core.
                 if look % YIELD_EVERY == 0 { yield_now() } else { std::hint::spin_loop() }
             } else if in_the_way() {
@@ -472,7 +472,7 @@ impl<W: Word> Bell<'_, W> {
             if let Some(end) = verdict() {
                 return end;
             }
-            if begin.elapsed() < patience.spin && !(patience.crowded && in_the_way()) {
+            if begin.elapsed() < patience.spin && !(patience.oversubscribed && in_the_way()) {
                 (0..64).for_each(|_| std::hint::spin_loop());
             } else {
                 yield_now();

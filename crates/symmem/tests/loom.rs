@@ -30,7 +30,7 @@ thread_local! {
 /// A word with a futex: looking and falling asleep are one step for whoever wakes.
 struct ModelWord {
     value: AtomicU32,
-    /// Changed after every exchange, in no order: loom switches threads only at accesses that meet, and would
+    /// Changed after every exchange, in no order: loom switches threads only at accesses to the same place, and would
     /// otherwise take an exchange and the fence behind it for one step.
     after: AtomicU32,
     queue: Mutex<()>,

@@ -43,7 +43,7 @@ impl Case for Barrier<'_> {
         self.group.barrier()?;
         let mut ranks = 0..self.board.ranks();
         let seen = ranks.all(|r| self.board.counter(r).load(Ordering::Relaxed) == self.count);
-        self.board.meet(); // nobody writes the next number before all have read this one
+        self.board.barrier(); // nobody writes the next number before all have read this one
         Ok(seen)
     }
 }

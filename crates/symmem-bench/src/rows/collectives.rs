@@ -121,7 +121,7 @@ impl<T: Value> Case for Collective<'_, T> {
     fn check(&mut self) -> Result<bool> {
         if self.repeated && self.data.kind == Kind::AllReduce {
             self.data.rewrite();
-            self.board.meet();
+            self.board.barrier();
             self.call()?;
         }
         Ok(self.data.right())

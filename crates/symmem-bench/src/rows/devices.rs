@@ -185,7 +185,7 @@ impl Work for Barrier<'_> {
     fn right(&mut self, _: &Device, _: usize) -> Result<bool> {
         let counters = (0..self.board.ranks()).map(|rank| self.board.counter(rank));
         let right = counters.fold(true, |all, c| all & (c.load(Ordering::Acquire) == self.count));
-        self.board.meet(); // nobody writes the next number before all have read this one
+        self.board.barrier(); // nobody writes the next number before all have read this one
         Ok(right)
     }
 }

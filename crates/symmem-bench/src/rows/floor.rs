@@ -62,7 +62,7 @@ impl<'a> Flags<'a> {
         self.others().for_each(|peer| self.hear(peer));
     }
 
-    /// Zero in our own pad; nobody touches them before the meeting that follows.
+    /// Zero in our own pad; nobody touches them before the barrier that follows.
     pub(super) fn reset(&mut self) {
         self.epoch = 0;
         for source in 0..self.board.ranks() {

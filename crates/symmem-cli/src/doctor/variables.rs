@@ -14,7 +14,7 @@ const VARIABLES: [(&str, &str); 22] = [
     ),
     (
         "SYMMEM_SOCKET_DIR",
-        "where ranks on one host meet; default a private directory in the temporary one",
+        "where ranks on one host connect; default a private directory in the temporary one",
     ),
     (SECRET, "a secret of the job, 16 bytes or more, that seals what ranks write to the store"),
     ("SYMMEM_SECRET_FILE", "the file of mode 0600 with that secret"),

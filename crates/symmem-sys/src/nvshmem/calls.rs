@@ -277,7 +277,7 @@ impl Nvshmem {
         checked("nvshmemx_barrier_on_stream", status)
     }
 
-    /// The team's PEs meet; it is not said whether what they have put is there.
+    /// The team's PEs synchronise; it is not said whether what they have put is there.
     pub unsafe fn sync(&self, team: Team, s: Stream) -> Result<()> {
         // SAFETY: as the caller promises.
         let status = unsafe { self.c.nvshmemx_team_sync_on_stream(team.0, s.raw()) };

@@ -32,7 +32,7 @@ pub fn groups_may_overlap_and_come_in_any_order(world: World) {
     x.share().unwrap().release().unwrap();
 }
 
-/// Signals of two groups over one allocation, on one channel, do not meet.
+/// Signals of two groups over one allocation, on one channel, are kept apart.
 pub fn groups_do_not_share_signals(world: World) {
     let pair = (world.rank() < 2).then(|| world.subgroup(&[0, 1]).unwrap());
     let x = world.alloc::<u8>(1).unwrap().rendezvous(&world).unwrap();

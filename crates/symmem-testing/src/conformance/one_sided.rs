@@ -69,7 +69,7 @@ pub fn values_in_the_pad_are_set_and_awaited(world: World) {
     open.close().unwrap();
 }
 
-/// Puts that meet leave whole elements, of every size.
+/// Puts that race leave whole elements, of every size.
 pub fn elements_are_never_torn(world: World) {
     fn race<T: Number>(world: &World, value: impl Fn(usize) -> T) {
         let open = zeros::<T>(world, 500).open().unwrap();

@@ -318,25 +318,30 @@ impl<T: Element> Symmetric<T> {
         const NAME: &str = "barrier";
         let call = self.digest(NAME, &[]);
         self.enqueue(NAME, call, stream, |turn| {
-            let (kernel, group) = (self.meeting()?, turn.group);
+            let (kernel, group) = (self.barrier_kernel()?, turn.group);
             let launched = Launched::new(kernel, 1, &group, [0; 4]);
-            let launch = |place: Place<'_>| self.meet_by(kernel, group, place);
+            let launch = |place: Place<'_>| self.launch_barrier(kernel, group, place);
             // SAFETY: the kernel gets the group's parameter alone.
             unsafe { Replays::launch(turn.replays, launched, turn.place, launch) }
         })
     }
 
-    /// One block of each rank meets the others.
-    pub(crate) fn meet(&self, turn: &Turn<'_>) -> Result<()> {
-        self.meet_by(self.meeting()?, turn.group, turn.place)
+    /// One block of each rank synchronises with the others.
+    pub(crate) fn barrier_in(&self, turn: &Turn<'_>) -> Result<()> {
+        self.launch_barrier(self.barrier_kernel()?, turn.group, turn.place)
     }
 
-    fn meet_by(&self, kernel: BuiltIn, mut group: GroupParameter, place: Place<'_>) -> Result<()> {
+    fn launch_barrier(
+        &self,
+        kernel: BuiltIn,
+        mut group: GroupParameter,
+        place: Place<'_>,
+    ) -> Result<()> {
         // SAFETY: the kernel's parameter; it touches the pads alone.
         unsafe { self.launch(kernel, 1, place, parameters![group]) }
     }
 
-    fn meeting(&self) -> Result<BuiltIn> {
+    fn barrier_kernel(&self) -> Result<BuiltIn> {
         let ranks = self.group().size() as u32;
         let threads = ranks.next_multiple_of(32) + 32; // one warp more than tells the peers
         self.gpu.kernel("move", "barrier", threads)
@@ -386,7 +391,7 @@ impl<T: Element> Symmetric<T> {
         parameters: &mut [*mut c_void],
     ) -> Result<()> {
         // SAFETY: as the caller promises.
-        unsafe { self.gpu.launch(kernel, blocks, self.comm.crowd, place, parameters) }
+        unsafe { self.gpu.launch(kernel, blocks, self.comm.ranks_per_device, place, parameters) }
     }
 
     /// The kernel `name` of a file for work on so many bytes of this rank, and its blocks: enough to keep the device busy, and

@@ -1,4 +1,4 @@
-//! What a group has on a device: pads on which kernels of all ranks meet, the mailbox in which they note what went wrong, and
+//! What a group has on a device: pads on which kernels of all ranks synchronise, the mailbox in which they note what went wrong, and
 //! the order of what the group does there.
 //!
 //! A kernel that gives up tells all ranks, notes why, and returns; all later ones return at once. On the host every call of
@@ -15,7 +15,8 @@ use super::layout::{GroupParameter, MAX_BLOCKS, MAX_RANKS, Pointers, pad_bytes};
 use super::mailbox::{Mailbox, Note, RESYNC, TOLD};
 use super::order::Order;
 use super::placement::{
-    Placed, check_apart, crowd, has_multicast, most_on_one, smallest_cache, smallest_if_unlike,
+    Placed, check_apart, has_multicast, most_on_one, ranks_per_device, smallest_cache,
+    smallest_if_unlike,
 };
 use super::replays::Replays;
 use super::stream::{Event, Place, Stream};
@@ -25,7 +26,7 @@ use crate::group::{Context, Group, WeakGroup, op_code};
 use crate::memory::Attachment;
 use crate::memory::block::{Block, Mapping};
 use crate::memory::cuda::{DriverMemory, map_pads};
-use crate::mesh::{Gone, Mourner, Subject};
+use crate::mesh::{Gone, PeerObserver, Subject};
 use crate::symmetric::{Handle, Offer};
 use crate::sync::Ordering;
 use crate::sync::atomic::AtomicBool;
@@ -43,7 +44,7 @@ pub(crate) struct Comm {
     /// The most ranks of the group on one device: the same on all ranks.
     pub(crate) neighbours: usize,
     /// The most ranks, of whatever group, that may have kernels on one device at once: likewise, for grids must be alike.
-    pub(crate) crowd: usize,
+    pub(crate) ranks_per_device: usize,
     /// Bytes of the smallest device's cache: the same on all ranks, which go by it alike.
     pub(crate) cache: usize,
     /// Blocks that the smallest device holds at once, whatever the kernel; where all are alike, each kernel knows better.
@@ -88,7 +89,7 @@ impl Comm {
     /// That of `group` on `gpu`; collective the first time.
     ///
     /// Where the group's memory says that a rank is `apart`, which only the network connects, there are no pads, and no
-    /// kernel meets others: see [`Comm::check_together`].
+    /// kernel synchronises others: see [`Comm::check_together`].
     pub(crate) fn of(group: &Group, gpu: &Gpu, apart: Option<usize>) -> Result<Arc<Self>> {
         let number = u64::from(gpu.number()) | u64::from(apart.is_some()) << 32;
         group.attached(number, || Self::form(group, gpu, apart))
@@ -102,9 +103,9 @@ impl Comm {
         }
         gpu.check_free(group, OP)?;
         // Whatever can fail on one rank alone comes before all agree to go on.
-        let (places, own) = meet(group, gpu, Own::new(group, gpu))?;
+        let (places, own) = gather_placements(group, gpu, Own::new(group, gpu))?;
         let Own { block, mailbox, events, default_limit } = own;
-        let (neighbours, crowd) = (most_on_one(&places), crowd(&places));
+        let (neighbours, ranks_per_device) = (most_on_one(&places), ranks_per_device(&places));
         let able: Vec<bool> = places.iter().map(|place| place.has_fabric).collect();
         let mapped = match apart {
             None => Some(map_pads(group, &block, &able)?),
@@ -128,7 +129,7 @@ impl Comm {
             group: group.weak(),
             context: Arc::downgrade(group.context()),
             neighbours,
-            crowd,
+            ranks_per_device,
             cache: smallest_cache(&places),
             unlike: smallest_if_unlike(&places),
             has_multicast: has_multicast(group, &places),
@@ -147,8 +148,8 @@ impl Comm {
             signal_pads: Mutex::default(),
             pads: handle.map(Handle::keep),
         });
-        let (mourner, hook): (Weak<Self>, Weak<Self>) = (comm.me.clone(), comm.me.clone());
-        group.context().mesh.watch(mourner);
+        let (observer, hook): (Weak<Self>, Weak<Self>) = (comm.me.clone(), comm.me.clone());
+        group.context().mesh.watch(observer);
         group.on_resync(hook);
         gpu.replace_failed(group);
         gpu.failures().watch(&comm);
@@ -181,7 +182,7 @@ impl Comm {
     /// The most blocks of a kernel that each rank may launch, where `fit` are on this rank's device at once: the same on all
     /// ranks, and so that those of all ranks that share a device fit on it, for they wait for each other.
     pub(crate) fn blocks_together(&self, fit: u32) -> u32 {
-        (self.unlike.unwrap_or(fit) / self.crowd as u32).clamp(1, MAX_BLOCKS)
+        (self.unlike.unwrap_or(fit) / self.ranks_per_device as u32).clamp(1, MAX_BLOCKS)
     }
 
     /// Makes the group's next kernel, by `launch`, come after its last, whatever their streams.
@@ -203,7 +204,7 @@ impl Comm {
         let timeout = self.limit(group);
         let group = GroupParameter { op: op_code(op), call, timeout, ..self.parameter };
         // Several processes' graphs a device takes up one after the other.
-        let may = place.capture.is_none() && self.crowd <= 2;
+        let may = place.capture.is_none() && self.ranks_per_device <= 2;
         launch(Turn { group, place, replays: may.then_some(&mut state.replays) })?;
         state.order.is_last(place);
         Ok(())
@@ -214,9 +215,9 @@ impl Comm {
         self.state().order.mark_last(place);
     }
 
-    /// Has `work` put something into `stream` that meets none of the group's kernels, and is not ordered with them.
+    /// Has `work` put something into `stream` that does not synchronise with the group's kernels, and is not ordered with them.
     ///
-    pub(crate) fn beside(
+    pub(crate) fn enqueue_unordered(
         &self,
         group: &Group,
         op: &'static str,
@@ -324,7 +325,7 @@ impl Comm {
     }
 }
 
-impl Mourner for Comm {
+impl PeerObserver for Comm {
     fn gone(&self, world_rank: usize, gone: &Gone, subject: Option<&Subject>) {
         if subject.is_some() {
             return; // a group that is not formed, or not with this rank
@@ -351,7 +352,7 @@ impl Drop for Comm {
     }
 }
 
-/// What a rank has for itself before it meets the others.
+/// What a rank has for itself before it tells the others.
 struct Own {
     block: Arc<Block>,
     mailbox: Mailbox,
@@ -369,7 +370,7 @@ impl Own {
 }
 
 /// Where all ranks are, once all of them have what they need; an error on all if one has not.
-fn meet(group: &Group, gpu: &Gpu, own: Result<Own>) -> Result<(Vec<Placed>, Own)> {
+fn gather_placements(group: &Group, gpu: &Gpu, own: Result<Own>) -> Result<(Vec<Placed>, Own)> {
     group.gather_and(OP, Placed::new(group, gpu), |places| {
         check_apart(group, &places)?;
         Ok((places, own?))

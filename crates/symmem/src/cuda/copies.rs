@@ -1,7 +1,7 @@
-//! Collectives whose bytes the driver's copy engines move, between two meetings in the stream: they leave the
+//! Collectives whose bytes the driver's copy engines move, between two barriers in the stream: they leave the
 //! multiprocessors to others, and give the bits that kernels give.
 //!
-//! Copies cannot be called back. Where a meeting fails they are still made, of whatever the peers have there.
+//! Copies cannot be called back. Where a barrier fails they are still made, of whatever the peers have there.
 #![allow(unsafe_code)] // S1, S3: lengths are checked here, and copies touch nothing else
 
 use super::collectives::reductions;
@@ -58,7 +58,7 @@ impl<T: Number> Symmetric<T> {
         let blocks: Vec<usize> =
             (0..self.group().size()).map(|peer| gathered as usize + peer * bytes).collect();
         self.enqueue(NAME, call, stream, |turn| {
-            self.meet(&turn)?;
+            self.barrier_in(&turn)?;
             for (peer, from) in self.parts_in_turn() {
                 let to = gathered + (peer * bytes) as u64;
                 // SAFETY: our block of the peer's part; `gathered` has room for one of each rank.
@@ -68,7 +68,7 @@ impl<T: Number> Symmetric<T> {
         })
     }
 
-    /// Reduces `parts`, which all lie with this rank. All ranks meet in the kernel: their copies are made.
+    /// Reduces `parts`, which all lie with this rank. All ranks synchronise in the kernel: their copies are made.
     fn reduce_gathered(
         &self,
         turn: &Turn<'_>,
@@ -105,13 +105,13 @@ impl<T: Element> Symmetric<T> {
         let call = self.digest(NAME, &[self.len(), algorithm as usize]);
         let bytes = self.len() * size_of::<T>();
         self.enqueue(NAME, call, stream, |turn| {
-            self.meet(&turn)?;
+            self.barrier_in(&turn)?;
             for (peer, from) in self.parts_in_turn() {
                 let to = out.address + (peer * bytes) as u64;
                 // SAFETY: all of a peer's part; `out` has room for one of each rank.
                 unsafe { self.copy(to, from, bytes, stream) }?;
             }
-            self.meet(&turn)
+            self.barrier_in(&turn)
         })
     }
 
@@ -145,13 +145,13 @@ impl<T: Element> Symmetric<T> {
         let bytes = from.len * size_of::<T>();
         let at = (self.group().rank() * bytes) as u64;
         self.enqueue(NAME, call, stream, |turn| {
-            self.meet(&turn)?;
+            self.barrier_in(&turn)?;
             let each = || self.parts_in_turn().map(|(_, part)| part).collect();
             for part in all.map_or_else(each, |all| vec![all]) {
                 // SAFETY: all parts hold a block of that many bytes for each rank.
                 unsafe { self.copy(part + at, from.address, bytes, stream) }?;
             }
-            self.meet(&turn)
+            self.barrier_in(&turn)
         })
     }
 

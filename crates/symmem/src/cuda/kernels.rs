@@ -121,7 +121,7 @@ impl Gpu {
         self.call(|driver| driver.module_load(text)).map(|module| (module, newer.is_some()))
     }
 
-    /// Puts a kernel of so many blocks there, on a device on which `crowd` ranks do so.
+    /// Puts a kernel of so many blocks there, on a device on which `ranks_per_device` ranks do so.
     ///
     /// # Safety
     /// `parameters` point to a value of the right type for each parameter, and what the kernel does with them is sound
@@ -130,14 +130,14 @@ impl Gpu {
         &self,
         kernel: BuiltIn,
         blocks: u32,
-        crowd: usize,
+        ranks_per_device: usize,
         place: Place<'_>,
         parameters: &mut [*mut c_void],
     ) -> Result<()> {
         let stream = place.stream;
         let place = (stream.id(), place.capture);
         let mut launch = Launch::new(kernel.function, blocks, kernel.threads, stream.raw());
-        let grids = Grids { blocks: blocks * crowd as u32, fit: kernel.fit };
+        let grids = Grids { blocks: blocks * ranks_per_device as u32, fit: kernel.fit };
         launch.programmatic = self.room().enter(place, grids) && kernel.early;
         let launched = self.call(|driver| {
             // SAFETY: as the caller promises.

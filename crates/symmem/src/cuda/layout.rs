@@ -4,7 +4,7 @@ use crate::sync::SharedWord;
 
 /// The most ranks that a kernel can address.
 pub(crate) const MAX_RANKS: usize = 72;
-/// The most blocks of a kernel that meets others.
+/// The most blocks of a kernel that synchronises others.
 pub(crate) const MAX_BLOCKS: u32 = 256;
 /// The most blocks, and threads of one, that send data with flags.
 pub(crate) const FLAGGED: (u32, u32) = (64, 256);
@@ -21,7 +21,7 @@ impl Pointers {
     }
 }
 
-/// `SymmemGroup`: a group's pads, and what a kernel's blocks say when they meet.
+/// `SymmemGroup`: a group's pads, and what a kernel's blocks say when they synchronise.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct GroupParameter {

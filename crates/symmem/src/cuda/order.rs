@@ -1,4 +1,4 @@
-//! The order of a group's kernels, which meet on the same pads: one after the other, whatever their streams.
+//! The order of a group's kernels, which synchronise on the same pads: one after the other, whatever their streams.
 
 use super::gpu::{Gpu, StreamId};
 use super::stream::{Event, Place, Stream};

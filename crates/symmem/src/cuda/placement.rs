@@ -93,7 +93,7 @@ pub(super) fn most_on_one(places: &[Placed]) -> usize {
 /// Where ranks of the group share a device, those that are not in it may be there, too, for all that is known.
 /// Who has a device alone leaves room for as much again: something else may wait for its kind there, such as another group's
 /// kernels, or NCCL's.
-pub(super) fn crowd(places: &[Placed]) -> usize {
+pub(super) fn ranks_per_device(places: &[Placed]) -> usize {
     let here = most_on_one(places);
     let told = places.iter().filter_map(|place| place.ranks_per_device).max();
     let everyone = places.iter().map(|place| place.ranks_here).max().unwrap_or(0);

@@ -88,7 +88,7 @@ impl<T: Element> Symmetric<T> {
         const NAME: &str = "barrier_on_channel";
         self.comm.check_together(self.group(), NAME)?;
         let mut channel = self.check_channel(NAME, channel)?;
-        self.comm.beside(self.group(), NAME, stream, || {
+        self.comm.enqueue_unordered(self.group(), NAME, stream, || {
             let mut handle = self.handle_within(op_code(NAME), limit);
             let threads = handle.size.next_multiple_of(32);
             let list = parameters![handle, channel];
@@ -143,7 +143,7 @@ impl<T: Element> Symmetric<T> {
         self.check_reach(NAME, to)?;
         let mut word = self.check_word(NAME, word)?;
         let (mut to, mut value) = (to as u32, value);
-        self.comm.beside(self.group(), NAME, stream, || {
+        self.comm.enqueue_unordered(self.group(), NAME, stream, || {
             let mut handle = self.device_handle_about(op_code(NAME));
             let list = parameters![handle, to, word, value];
             // SAFETY: the kernel's parameters in order; it touches one word of a pad that there is.
@@ -178,7 +178,7 @@ impl<T: Element> Symmetric<T> {
         self.check_reach(NAME, from)?;
         let mut word = self.check_word(NAME, word)?;
         let (mut from, (mut value, mut least)) = (from as u32, until.parts());
-        self.comm.beside(self.group(), NAME, stream, || {
+        self.comm.enqueue_unordered(self.group(), NAME, stream, || {
             let mut handle = self.device_handle_about(op_code(NAME));
             let list = parameters![handle, from, word, value, least];
             // SAFETY: the kernel's parameters in order; it reads one word of our pad.
@@ -209,7 +209,7 @@ impl<T: Element> Symmetric<T> {
     ) -> Result<()> {
         self.check_reach(name, peer)?;
         let (mut peer, mut channel) = (peer as u32, self.check_channel(name, channel)?);
-        self.comm.beside(self.group(), name, stream, || {
+        self.comm.enqueue_unordered(self.group(), name, stream, || {
             let mut handle = self.handle_within(op_code(name), limit);
             let list = parameters![handle, peer, channel];
             // SAFETY: the kernel's parameters in order; it touches one word, of a rank and a channel that there are.
@@ -292,7 +292,7 @@ impl<T: Element> Symmetric<T> {
             let expected = "elements that do not overlap".to_owned();
             return Err(self.group().usage(name, expected, "some that do".to_owned()));
         }
-        self.comm.beside(self.group(), name, stream, || {
+        self.comm.enqueue_unordered(self.group(), name, stream, || {
             if bytes == 0 {
                 return Ok(());
             }
@@ -318,7 +318,7 @@ impl Symmetric<u32> {
         let (range, value) = fill_range(self.len(), offset, value, count)?;
         self.check_reach(NAME, rank)?;
         let to = self.place(NAME, rank, range.start, range.len())?;
-        self.comm.beside(self.group(), NAME, stream, || {
+        self.comm.enqueue_unordered(self.group(), NAME, stream, || {
             self.gpu.call(|driver| {
                 // SAFETY: S3: within a part; S1: it is not unmapped while the stream may use it.
                 unsafe { driver.memset32(to, value, range.len(), stream.raw()) }
@@ -339,7 +339,7 @@ impl Symmetric<u32> {
         let (at, value) = write_place(self.len(), offset, value)?;
         self.check_reach(NAME, rank)?;
         let to = self.place(NAME, rank, at, 1)?;
-        self.comm.beside(self.group(), NAME, stream, || {
+        self.comm.enqueue_unordered(self.group(), NAME, stream, || {
             self.gpu.call(|driver| {
                 // SAFETY: S3: a word of a part; S1: it is not unmapped while the stream may use it.
                 unsafe { driver.write32(stream.raw(), to, value) }

@@ -9,7 +9,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::block::{Block, Imports};
 use crate::memory::{Backend, Host, Process, Table};
-use crate::mesh::{Gone, Mesh, Mourner, Subject};
+use crate::mesh::{Gone, Mesh, PeerObserver, Subject};
 use crate::signal::Layout;
 use crate::store::{SharedStore, TcpServer};
 use crate::sync::Ordering;
@@ -164,7 +164,7 @@ impl WorldPads {
     }
 }
 
-impl Mourner for WorldPads {
+impl PeerObserver for WorldPads {
     fn gone(&self, world_rank: usize, gone: &Gone, subject: Option<&Subject>) {
         if gone.left || subject.is_some() {
             return;

@@ -1,5 +1,5 @@
-//! A collective conversation of a group over the mesh: everyone brings a card (and memory), everyone sees
-//! all cards and comes to the same verdict, and everyone learns whether all could do their part.
+//! A collective conversation of a group over the mesh: everyone brings a proposal (and memory), everyone sees
+//! all proposals and comes to the same verdict, and everyone learns whether all could do their part.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use super::Group;
 use super::context::Context;
 use crate::error::{Error, Result};
 use crate::memory::Exported;
-use crate::mesh::{Gone, Letter, Phase, Shortfall, Subject};
+use crate::mesh::{Gone, Message, Phase, Shortfall, Subject};
 use crate::sync::{Deadline, Expiry};
 
 /// What one rank brings: terms that must be equal on all ranks, and data of the operation's own.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Card {
+pub(crate) struct Proposal {
     /// (what, value), in the same order on all ranks.
     pub(crate) terms: Vec<(String, String)>,
     pub(crate) data: Vec<u8>,
@@ -24,7 +24,7 @@ pub(crate) struct Card {
 /// What must be equal on all ranks: (what, value).
 pub(crate) type Terms = [(&'static str, String)];
 
-impl Card {
+impl Proposal {
     pub(crate) fn new(terms: &Terms, data: Vec<u8>) -> Self {
         let terms = terms.iter().map(|(what, value)| (what.to_string(), value.clone()));
         Self { terms: terms.collect(), data }
@@ -33,7 +33,7 @@ impl Card {
 
 #[derive(Serialize, Deserialize)]
 enum Body {
-    Card(Card),
+    Proposal(Proposal),
     Done,
     /// Could not do its part; `lost` is the world rank to blame if that was the cause.
     Failed {
@@ -56,7 +56,7 @@ pub(crate) struct Conversation<'a> {
 }
 
 impl Conversation<'_> {
-    /// Exchanges cards and memory, then has `part` do this rank's part with what came (in group order;
+    /// Exchanges proposals and memory, then has `part` do this rank's part with what came (in group order;
     /// no memory at our own place). Succeeds on all ranks or on none.
     pub(crate) fn hold<T>(
         &self,
@@ -65,30 +65,31 @@ impl Conversation<'_> {
         memory: impl Fn() -> Result<Option<Exported>>,
         part: impl FnOnce(Vec<Vec<u8>>, Vec<Option<Exported>>) -> Result<T>,
     ) -> Result<T> {
-        let own = Card::new(terms, data);
-        let sent = self.send_cards(&own, memory);
-        let met = sent.and_then(|()| self.collect_cards(own));
-        let held = met.or_else(|e| self.abort(Phase::Outcome, e)).and_then(|(cards, memories)| {
-            self.agree(terms, &cards)?;
-            let done = part(cards.into_iter().map(|c| c.data).collect(), memories);
-            self.conclude(done)
-        });
+        let own = Proposal::new(terms, data);
+        let sent = self.send_proposals(&own, memory);
+        let met = sent.and_then(|()| self.collect_proposals(own));
+        let held =
+            met.or_else(|e| self.abort(Phase::Outcome, e)).and_then(|(proposals, memories)| {
+                self.agree(terms, &proposals)?;
+                let done = part(proposals.into_iter().map(|c| c.data).collect(), memories);
+                self.conclude(done)
+            });
         self.context.mesh.inbox().close(&self.subject);
         held
     }
 
-    /// Sends our card and memory to all. Does not wait for anybody.
-    pub(crate) fn send_cards(
+    /// Sends our proposal and memory to all. Does not wait for anybody.
+    pub(crate) fn send_proposals(
         &self,
-        own: &Card,
+        own: &Proposal,
         memory: impl Fn() -> Result<Option<Exported>>,
     ) -> Result<()> {
         let memories: Result<Vec<_>> = self.peers().map(|_| memory()).collect();
-        let memories = memories.or_else(|e| self.abort(Phase::Card, e))?;
-        self.send_all(Phase::Card, &Body::Card(own.clone()), memories.into_iter())
+        let memories = memories.or_else(|e| self.abort(Phase::Proposal, e))?;
+        self.send_all(Phase::Proposal, &Body::Proposal(own.clone()), memories.into_iter())
     }
 
-    /// Sends a letter to every peer; if one does not get it, all learn that this is over.
+    /// Sends a message to every peer; if one does not get it, all learn that this is over.
     fn send_all(
         &self,
         phase: Phase,
@@ -96,8 +97,8 @@ impl Conversation<'_> {
         memories: impl Iterator<Item = Option<Exported>>,
     ) -> Result<()> {
         let body = encode(body);
-        let mut letters = self.peer_indices().zip(self.peers()).zip(memories);
-        let sent = letters.try_for_each(|((rank, peer), memory)| {
+        let mut messages = self.peer_indices().zip(self.peers()).zip(memories);
+        let sent = messages.try_for_each(|((rank, peer), memory)| {
             let sent =
                 self.context.mesh.send(peer, &self.subject, phase, &body, memory, self.deadline);
             sent.map_err(|e| self.about(rank, e))
@@ -105,7 +106,7 @@ impl Conversation<'_> {
         sent.or_else(|e| self.abort(phase, e))
     }
 
-    /// Names the rank and the operation that a letter was for.
+    /// Names the rank and the operation that a message was for.
     fn about(&self, rank: usize, error: Error) -> Error {
         match error {
             Error::Timeout { after, .. } => Expiry::Deadline.error(self.op, vec![rank], after),
@@ -116,29 +117,34 @@ impl Conversation<'_> {
         }
     }
 
-    /// Waits for everyone's card and memory, in group order. After a timeout it may be called again.
-    pub(crate) fn collect_cards(&self, own: Card) -> Result<(Vec<Card>, Vec<Option<Exported>>)> {
-        let letters = self.collect(Phase::Card)?;
-        let mut cards = Vec::with_capacity(self.members.len());
+    /// Waits for everyone's proposal and memory, in group order. After a timeout it may be called again.
+    pub(crate) fn collect_proposals(
+        &self,
+        own: Proposal,
+    ) -> Result<(Vec<Proposal>, Vec<Option<Exported>>)> {
+        let messages = self.collect(Phase::Proposal)?;
+        let mut proposals = Vec::with_capacity(self.members.len());
         let mut memories = Vec::with_capacity(self.members.len());
-        for (peer, letter) in self.peer_indices().zip(letters) {
-            match decode(&letter.body) {
-                Some(Body::Card(card)) => cards.push(card),
+        for (peer, message) in self.peer_indices().zip(messages) {
+            match decode(&message.body) {
+                Some(Body::Proposal(proposal)) => proposals.push(proposal),
                 Some(Body::Failed { reason, lost }) => return Err(self.failed(peer, reason, lost)),
                 Some(Body::Done) | None => return Err(self.garbled(peer)),
             }
-            memories.push(letter.memory);
+            memories.push(message.memory);
         }
-        cards.insert(self.rank, own);
+        proposals.insert(self.rank, own);
         memories.insert(self.rank, None);
-        Ok((cards, memories))
+        Ok((proposals, memories))
     }
 
-    /// The same verdict on every rank: all see the same cards.
-    pub(crate) fn agree(&self, terms: &Terms, cards: &[Card]) -> Result<()> {
+    /// The same verdict on every rank: all see the same proposals.
+    pub(crate) fn agree(&self, terms: &Terms, proposals: &[Proposal]) -> Result<()> {
         for (i, (what, ours)) in terms.iter().enumerate() {
-            let value = |card: &Card| card.terms.get(i).map(|(_, v)| v.clone()).unwrap_or_default();
-            let other = cards.iter().map(value).enumerate().find(|(_, theirs)| theirs != ours);
+            let value = |proposal: &Proposal| {
+                proposal.terms.get(i).map(|(_, v)| v.clone()).unwrap_or_default()
+            };
+            let other = proposals.iter().map(value).enumerate().find(|(_, theirs)| theirs != ours);
             if let Some((rank, theirs)) = other {
                 let ours = ours.clone();
                 return Err(Error::Mismatch { op: self.op, what, rank, ours, theirs });
@@ -153,11 +159,11 @@ impl Conversation<'_> {
         self.send_all(Phase::Outcome, &Body::Done, std::iter::repeat_with(|| None))?;
         // Who gave up waiting for a peer takes its own word back: that peer may come and find everything done.
         let outcomes = self.collect(Phase::Outcome).or_else(|e| self.abort(Phase::Outcome, e))?;
-        for (peer, letter) in self.peer_indices().zip(outcomes) {
-            match decode(&letter.body) {
+        for (peer, message) in self.peer_indices().zip(outcomes) {
+            match decode(&message.body) {
                 Some(Body::Done) => {}
                 Some(Body::Failed { reason, lost }) => return Err(self.failed(peer, reason, lost)),
-                Some(Body::Card(_)) | None => return Err(self.garbled(peer)),
+                Some(Body::Proposal(_)) | None => return Err(self.garbled(peer)),
             }
         }
         Ok(done)
@@ -175,7 +181,7 @@ impl Conversation<'_> {
 
     /// Tells all that we do not take part, and ends the conversation here.
     pub(super) fn decline(&self, reason: String) {
-        self.tell(Phase::Card, &encode(&Body::Failed { reason, lost: None }));
+        self.tell(Phase::Proposal, &encode(&Body::Failed { reason, lost: None }));
         self.context.mesh.inbox().close(&self.subject);
     }
 
@@ -186,7 +192,7 @@ impl Conversation<'_> {
         }
     }
 
-    fn collect(&self, phase: Phase) -> Result<Vec<Letter>> {
+    fn collect(&self, phase: Phase) -> Result<Vec<Message>> {
         let peers: Vec<usize> = self.peers().collect();
         let mesh = &self.context.mesh;
         let waiting = format!("in {}, waiting for ranks of the world among {peers:?}", self.op);

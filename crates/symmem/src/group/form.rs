@@ -4,8 +4,8 @@
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::context::{Context, Name};
-use super::conversation::{Card, Conversation};
-use super::health::{Health, Parting};
+use super::conversation::{Conversation, Proposal};
+use super::health::{Departure, Health};
 use super::numbering::Sequence;
 use super::staging::{RegionPads, STAGE, staging_offset};
 use super::{Group, Inner, check_pad_size, no_descriptor};
@@ -57,7 +57,7 @@ impl Plan {
         ]
     }
 
-    fn make_pad(&self, context: &Context, rank: usize) -> Result<(Arc<dyn Allocation>, Card)> {
+    fn make_pad(&self, context: &Context, rank: usize) -> Result<(Arc<dyn Allocation>, Proposal)> {
         let pad = context.pad_backend.allocate(self.pad_bytes())?;
         if rank == 0 {
             // Nobody else has the pad yet, and sending it orders these stores before all who get it.
@@ -66,7 +66,7 @@ impl Plan {
             words.iter().zip(rates).for_each(|(word, rate)| word.store(rate, Ordering::Relaxed));
         }
         let id = crate::mesh::endpoint::random()?.to_le_bytes().to_vec();
-        Ok((pad, Card::new(&self.terms(), id)))
+        Ok((pad, Proposal::new(&self.terms(), id)))
     }
 
     /// The conversation in which the group is formed.
@@ -110,9 +110,9 @@ impl Plan {
 /// A group whose members have not all been heard of.
 pub(super) struct Forming {
     pad: Arc<dyn Allocation>,
-    own: Card,
-    /// All cards, once they are here: whoever asks again gets the same verdict.
-    cards: Option<Vec<Card>>,
+    own: Proposal,
+    /// All proposals, once they are here: whoever asks again gets the same verdict.
+    proposals: Option<Vec<Proposal>>,
     /// A member was lost, or told all that it cannot take part: the group will never be.
     over: bool,
     /// A rank forms a group of this name with other members: that rank, and those.
@@ -155,7 +155,8 @@ impl Group {
         let subject = context.mesh.inbox().begin(scope);
         let made = plan.make_pad(context, rank).or_else(|e| {
             // The others would wait for this rank in vain.
-            let told = plan.conversation(context, rank, &subject, plan.limit).abort(Phase::Card, e);
+            let told =
+                plan.conversation(context, rank, &subject, plan.limit).abort(Phase::Proposal, e);
             context.mesh.inbox().close(&subject);
             told
         });
@@ -169,7 +170,7 @@ impl Group {
             forming: Mutex::new(Forming {
                 pad: Arc::clone(&pad),
                 own: own.clone(),
-                cards: None,
+                proposals: None,
                 over: false,
                 elsewhere: None,
             }),
@@ -180,9 +181,9 @@ impl Group {
             resync_hooks: Mutex::default(),
             attached: Mutex::default(),
         });
-        let mourner: Weak<Health> = Arc::downgrade(&inner.health);
-        context.mesh.watch(mourner);
-        inner.conversation(inner.plan.limit).send_cards(&own, || pad.export().map(Some))?;
+        let observer: Weak<Health> = Arc::downgrade(&inner.health);
+        context.mesh.watch(observer);
+        inner.conversation(inner.plan.limit).send_proposals(&own, || pad.export().map(Some))?;
         Ok(Self(inner))
     }
 
@@ -248,8 +249,8 @@ impl Inner {
             let ours = format!("{:?}", self.plan.members);
             return Err(Error::Mismatch { op, what: "members", rank, ours, theirs });
         }
-        if let Some(cards) = &forming.cards {
-            conversation.agree(&self.plan.terms(), cards)?;
+        if let Some(proposals) = &forming.proposals {
+            conversation.agree(&self.plan.terms(), proposals)?;
             // They agree, and yet nothing was formed of it: this rank could not do its part.
             let (rank, how) = self.health.missed(|_| true).unwrap_or_default();
             return Err(Error::PeerLost { rank, during: self.plan.op, how });
@@ -257,11 +258,11 @@ impl Inner {
         if let Some((rank, how)) = self.health.missed(|_| true).filter(|_| forming.over) {
             return Err(Error::PeerLost { rank, during: self.plan.op, how });
         }
-        let collected = conversation.collect_cards(forming.own.clone()).inspect_err(|e| {
+        let collected = conversation.collect_proposals(forming.own.clone()).inspect_err(|e| {
             forming.over = matches!(e, Error::PeerLost { .. } | Error::PeerFailed { .. });
             match e {
                 Error::PeerFailed { rank, reason, .. } => {
-                    self.health.note(*rank, Parting { left: false, how: reason.clone() });
+                    self.health.note(*rank, Departure { left: false, how: reason.clone() });
                 }
                 Error::Mismatch { rank, theirs, .. } => {
                     forming.elsewhere = Some((*rank, theirs.clone()));
@@ -269,14 +270,14 @@ impl Inner {
                 _ => {}
             }
         });
-        let (cards, memories) = collected?;
-        let cards = forming.cards.insert(cards);
-        conversation.agree(&self.plan.terms(), cards)?;
-        let id = cards.first().and_then(|card| card.data.clone().try_into().ok());
+        let (proposals, memories) = collected?;
+        let proposals = forming.proposals.insert(proposals);
+        conversation.agree(&self.plan.terms(), proposals)?;
+        let id = proposals.first().and_then(|proposal| proposal.data.clone().try_into().ok());
         let pads = self.map_pads(&forming.pad, memories).inspect_err(|e| {
             // For us and for all others this group is broken.
             let how = format!("it could not map the group's pads: {e}");
-            self.health.note(self.health.rank, Parting { left: false, how: how.clone() });
+            self.health.note(self.health.rank, Departure { left: false, how: how.clone() });
             self.tell_all(&how);
         })?;
         let patience = Patience::among(self.plan.members.len(), machine::cores());
@@ -325,7 +326,7 @@ impl Inner {
     /// Whether the members' verdict on the group is known to all: it stands, they disagree, or one is missing.
     pub(super) fn is_settled(&self) -> bool {
         let forming = self.forming.lock().unwrap_or_else(PoisonError::into_inner);
-        forming.cards.is_some() || forming.over || forming.elsewhere.is_some()
+        forming.proposals.is_some() || forming.over || forming.elsewhere.is_some()
     }
 
     /// Tells all members that this rank cannot take part.

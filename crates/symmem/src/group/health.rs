@@ -22,12 +22,12 @@ pub(super) struct Health {
     /// Whether this rank has seen anything wrong.
     trouble: AtomicBool,
     /// In the order in which we learnt it: what comes first is the cause of what follows.
-    gone: Mutex<Vec<(usize, Parting)>>,
+    gone: Mutex<Vec<(usize, Departure)>>,
 }
 
 #[derive(Clone)]
-pub(super) struct Parting {
-    /// Went in order: only those who still wait for it are hurt. Otherwise it was lost, and the group is broken.
+pub(super) struct Departure {
+    /// It left in order, which is fatal only to those who still wait for it. Otherwise it was lost, and the group is broken.
     pub(super) left: bool,
     pub(super) how: String,
 }
@@ -50,14 +50,14 @@ impl Health {
         }
     }
 
-    fn gone(&self) -> MutexGuard<'_, Vec<(usize, Parting)>> {
+    fn gone(&self) -> MutexGuard<'_, Vec<(usize, Departure)>> {
         self.gone.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn note(&self, rank: usize, parting: Parting) {
+    pub(super) fn note(&self, rank: usize, departure: Departure) {
         let mut gone = self.gone();
         if !gone.iter().any(|(r, _)| *r == rank) {
-            gone.push((rank, parting));
+            gone.push((rank, departure));
         }
         drop(gone);
         self.trouble.store(true, Ordering::Release); // pairs with the acquire in `trouble`
@@ -77,7 +77,7 @@ impl Health {
 
     /// How the member went, if it did.
     pub(super) fn how_gone(&self, rank: usize) -> Option<String> {
-        self.gone().iter().find(|(r, _)| *r == rank).map(|(_, parting)| parting.how.clone())
+        self.gone().iter().find(|(r, _)| *r == rank).map(|(_, departure)| departure.how.clone())
     }
 
     /// The first that was lost, in the order that all ranks of the world see, or else one of `awaited` that is gone.
@@ -88,9 +88,9 @@ impl Health {
             return Some((lost, how.unwrap_or_else(|| "noticed by a peer".to_owned())));
         }
         let gone = self.gone();
-        let lost = gone.iter().find(|(_, parting)| !parting.left);
+        let lost = gone.iter().find(|(_, departure)| !departure.left);
         let absent =
             || gone.iter().filter(|(rank, _)| awaited(*rank)).min_by_key(|(rank, _)| *rank);
-        lost.or_else(absent).map(|(rank, parting)| (*rank, parting.how.clone()))
+        lost.or_else(absent).map(|(rank, departure)| (*rank, departure.how.clone()))
     }
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::Inner;
-use super::health::{Health, Parting};
-use crate::mesh::{Gone, Mourner, Scope, Subject};
+use super::health::{Departure, Health};
+use crate::mesh::{Gone, PeerObserver, Scope, Subject};
 use crate::sync::{Deadline, poll_by};
 
 impl Health {
@@ -14,7 +14,7 @@ impl Health {
     }
 
     /// Whether a wait for `awaited` can no longer be met.
-    pub(super) fn hurts(&self, awaited: impl Fn(usize) -> bool) -> bool {
+    pub(super) fn is_fatal(&self, awaited: impl Fn(usize) -> bool) -> bool {
         self.trouble() && self.loss(awaited).is_some()
     }
 
@@ -51,13 +51,13 @@ impl Health {
     }
 }
 
-impl Mourner for Health {
+impl PeerObserver for Health {
     fn gone(&self, world_rank: usize, gone: &Gone, subject: Option<&Subject>) {
         let Some(rank) = self.members.iter().position(|&m| m == world_rank) else { return };
         if subject.is_some_and(|s| *s != self.subject) {
             return;
         }
-        self.note(rank, Parting { left: gone.left, how: gone.how.clone() });
+        self.note(rank, Departure { left: gone.left, how: gone.how.clone() });
         self.pass_on();
     }
 }

@@ -408,7 +408,7 @@ impl std::fmt::Debug for Group {
     }
 }
 
-/// What is said when a letter came without the memory that belongs to it.
+/// What is said when a message came without the memory that belongs to it.
 pub(crate) fn no_descriptor() -> Error {
     Error::Unavailable {
         what: "a peer's memory".into(),

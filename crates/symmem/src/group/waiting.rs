@@ -40,7 +40,7 @@ impl<'a> Waiting<'a> {
                 format!("in {op} of group {group:?}, waiting for rank {}", missing.join(", "));
             self.note = self.group.context().note(&text);
         }
-        self.group.0.health.hurts(|rank| !arrived(rank))
+        self.group.0.health.is_fatal(|rank| !arrived(rank))
     }
 }
 

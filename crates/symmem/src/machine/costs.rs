@@ -340,8 +340,11 @@ mod tests {
     fn ranks_beyond_the_cores_wait_their_turn() {
         let costs = Costs::BUILT_IN;
         assert_eq!(costs.among(2, 2).exchange, 100_000);
-        let crowded = costs.among(5, 2);
-        assert_eq!((crowded.exchange, crowded.laid, crowded.fresh), (3_000_000, 2_000, 4_000));
+        let oversubscribed = costs.among(5, 2);
+        assert_eq!(
+            (oversubscribed.exchange, oversubscribed.laid, oversubscribed.fresh),
+            (3_000_000, 2_000, 4_000)
+        );
         assert_eq!(costs.among(usize::MAX, 1).exchange, u64::from(u32::MAX));
         let rates = costs.among(2, 2);
         assert_eq!(Rates::from_words(rates.words()), rates);

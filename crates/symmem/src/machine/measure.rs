@@ -214,7 +214,7 @@ impl Side<'_> {
             if self.me == 0 && !found.is_empty() && begin.elapsed() > limit {
                 self.table.stop.0.store(1, Ordering::Relaxed);
             }
-            self.meet(1, yield_now); // here they may share a core
+            self.synchronize(1, yield_now); // here they may share a core
             if self.table.stop.0.load(Ordering::Relaxed) == 1 {
                 return found;
             }
@@ -223,7 +223,7 @@ impl Side<'_> {
     }
 
     /// Tells the other with so many flags, and waits for as many of its.
-    fn meet(&self, flags: usize, wait: fn()) {
+    fn synchronize(&self, flags: usize, wait: fn()) {
         let epoch = self.epoch.get() + 1;
         self.epoch.set(epoch);
         let [theirs, ours] = [1 - self.me, self.me].map(|who| &self.table.flags[who][..flags]);
@@ -237,13 +237,13 @@ impl Side<'_> {
     }
 
     fn meet_apart(&self) {
-        self.meet(1, spin_loop);
+        self.synchronize(1, spin_loop);
     }
 
     /// Exchanges between threads that share a core, in picoseconds each.
     fn turns(&self) -> u64 {
         let begin = Instant::now();
-        (0..ROW).for_each(|_| self.meet(1, yield_now));
+        (0..ROW).for_each(|_| self.synchronize(1, yield_now));
         since(begin) / u64::from(ROW)
     }
 
@@ -252,7 +252,7 @@ impl Side<'_> {
         for (i, &flags) in FLAGS.iter().enumerate() {
             self.meet_apart();
             let begin = Instant::now();
-            (0..ROW).for_each(|_| self.meet(flags, spin_loop));
+            (0..ROW).for_each(|_| self.synchronize(flags, spin_loop));
             round.exchange[i] = since(begin) / u64::from(ROW);
         }
         for (i, &lines) in LINES.iter().enumerate() {

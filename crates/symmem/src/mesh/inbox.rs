@@ -1,4 +1,4 @@
-//! Letters that have arrived and peers that have gone: what a rank knows of the others.
+//! Messages that have arrived and peers that have gone: what a rank knows of the others.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Mourner, Phase, Scope, Subject};
+use super::{PeerObserver, Phase, Scope, Subject};
 use crate::memory::Exported;
 use crate::sync::{Deadline, Expiry};
 
 /// What a peer sent, with the memory that came along.
 #[derive(Debug, Default)]
-pub(crate) struct Letter {
+pub(crate) struct Message {
     pub(crate) body: Vec<u8>,
     pub(crate) memory: Option<Exported>,
 }
 
-impl Letter {
+impl Message {
     pub(crate) fn new(body: Vec<u8>, memory: Option<Exported>) -> Self {
         Self { body, memory }
     }
@@ -39,7 +39,7 @@ impl Gone {
     }
 }
 
-/// Why not all letters could be collected.
+/// Why not all messages could be collected.
 #[derive(Debug)]
 pub(crate) enum Shortfall {
     Lost {
@@ -60,27 +60,27 @@ pub(crate) enum Shortfall {
     },
 }
 
-/// How many groups that are gone are remembered. A letter to one that is forgotten would be kept: it would have to come
+/// How many groups that are gone are remembered. A message to one that is forgotten would be kept: it would have to come
 /// from a peer that is so many groups behind.
 const REMEMBERED: usize = 4096;
 
 #[derive(Default)]
 struct State {
-    letters: HashMap<Subject, HashMap<(Phase, usize), Letter>>,
-    /// How many letters somebody waits for: waking is dear, and only the last one matters.
+    messages: HashMap<Subject, HashMap<(Phase, usize), Message>>,
+    /// How many messages somebody waits for: waking is dear, and only the last one matters.
     awaited: HashMap<(Subject, Phase), usize>,
     /// How many conversations of each scope this rank has begun.
     begun: HashMap<Scope, u64>,
     /// The scopes that were closed last, the latest at the end.
     closed: VecDeque<Scope>,
-    /// Conversations that were begun and are not over: letters to the others are dropped.
+    /// Conversations that were begun and are not over: messages to the others are dropped.
     open: HashSet<Subject>,
     /// Conversations in which a rank said that it cannot take part, and in which order that was.
     declined: HashMap<Subject, (usize, Gone)>,
     declined_last: VecDeque<Subject>,
     /// In the order in which we learnt it: what comes first is the cause of what follows.
     gone: Vec<(usize, Gone)>,
-    mourners: Vec<Weak<dyn Mourner>>,
+    observers: Vec<Weak<dyn PeerObserver>>,
 }
 
 #[derive(Default)]
@@ -95,17 +95,17 @@ impl Inbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn deliver(&self, from: usize, subject: Subject, phase: Phase, letter: Letter) {
+    pub(super) fn deliver(&self, from: usize, subject: Subject, phase: Phase, message: Message) {
         if phase == Phase::Notice {
             let garbled = || Gone::lost("it cannot take part, and could not say why");
-            let gone = postcard::from_bytes(&letter.body).unwrap_or_else(|_| garbled());
+            let gone = postcard::from_bytes(&message.body).unwrap_or_else(|_| garbled());
             return self.decline(from, subject, gone);
         }
         let mut state = self.lock();
         if state.is_over(&subject) || state.declined.contains_key(&subject) {
             return;
         }
-        if state.take_in(from, subject, phase, letter) {
+        if state.take_in(from, subject, phase, message) {
             self.changed.notify_all();
         }
     }
@@ -125,15 +125,15 @@ impl Inbox {
         self.changed.notify_all();
     }
 
-    pub(super) fn watch(&self, mourner: Weak<dyn Mourner>) {
+    pub(super) fn watch(&self, observer: Weak<dyn PeerObserver>) {
         let mut state = self.lock();
-        if let Some(mourner) = mourner.upgrade() {
-            state.gone.iter().for_each(|(rank, gone)| mourner.gone(*rank, gone, None));
+        if let Some(observer) = observer.upgrade() {
+            state.gone.iter().for_each(|(rank, gone)| observer.gone(*rank, gone, None));
             let declined = state.declined.iter();
-            declined.for_each(|(subject, (rank, gone))| mourner.gone(*rank, gone, Some(subject)));
+            declined.for_each(|(subject, (rank, gone))| observer.gone(*rank, gone, Some(subject)));
         }
-        state.mourners.retain(|mourner| mourner.strong_count() > 0);
-        state.mourners.push(mourner);
+        state.observers.retain(|observer| observer.strong_count() > 0);
+        state.observers.push(observer);
     }
 
     /// How the peer went, if it did.
@@ -166,7 +166,7 @@ impl Inbox {
     /// Ends a conversation: what has come and what may still come for it is dropped.
     pub(crate) fn close(&self, subject: &Subject) {
         let mut state = self.lock();
-        state.letters.remove(subject);
+        state.messages.remove(subject);
         state.open.remove(subject);
         state.declined.remove(subject);
     }
@@ -174,15 +174,15 @@ impl Inbox {
     /// No conversation of a scope will begin any more: drops what came for such, and what may still come.
     pub(crate) fn begin_no_more(&self, scope: &Scope) {
         let mut state = self.lock();
-        let State { letters, open, begun, .. } = &mut *state;
-        letters.retain(|subject, _| subject.scope != *scope || open.contains(subject));
+        let State { messages, open, begun, .. } = &mut *state;
+        messages.retain(|subject, _| subject.scope != *scope || open.contains(subject));
         begun.insert(scope.clone(), u64::MAX);
     }
 
     /// Drops all that belongs to a scope, now and later.
     pub(crate) fn close_scope(&self, scope: &Scope) {
         let mut state = self.lock();
-        state.letters.retain(|subject, _| subject.scope != *scope);
+        state.messages.retain(|subject, _| subject.scope != *scope);
         state.open.retain(|subject| subject.scope != *scope);
         state.begun.insert(scope.clone(), u64::MAX);
         state.closed.push_back(scope.clone());
@@ -193,7 +193,7 @@ impl Inbox {
         }
     }
 
-    /// Waits for a letter from each of `from`, and takes them in that order.
+    /// Waits for a message from each of `from`, and takes them in that order.
     ///
     /// A lost peer ends the wait, unless all that was waited for has come; so does `is_over`, which is asked ten times a
     /// second.
@@ -204,20 +204,20 @@ impl Inbox {
         from: &[usize],
         deadline: Deadline,
         is_over: &dyn Fn() -> bool,
-    ) -> Result<Vec<Letter>, Shortfall> {
+    ) -> Result<Vec<Message>, Shortfall> {
         let deadline = deadline.start();
         let mut state = self.lock();
         loop {
             let here = |state: &State, rank: usize| {
-                state.letters.get(subject).is_some_and(|l| l.contains_key(&(phase, rank)))
+                state.messages.get(subject).is_some_and(|l| l.contains_key(&(phase, rank)))
             };
             let missing: Vec<usize> =
                 from.iter().copied().filter(|&rank| !here(&state, rank)).collect();
             if missing.is_empty() {
-                let letters = state.letters.entry(subject.clone()).or_default();
+                let messages = state.messages.entry(subject.clone()).or_default();
                 return Ok(from
                     .iter()
-                    .map(|&rank| letters.remove(&(phase, rank)).unwrap_or_default())
+                    .map(|&rank| messages.remove(&(phase, rank)).unwrap_or_default())
                     .collect());
             }
             if let Some(short) = state.first_loss(from, &missing) {
@@ -256,7 +256,7 @@ impl State {
 
     /// Notes that a conversation will never be held. What has come for it goes, memory included: this rank may never ask.
     fn decline(&mut self, subject: &Subject, from: usize, gone: Gone) {
-        self.letters.remove(subject);
+        self.messages.remove(subject);
         self.declined.insert(subject.clone(), (from, gone));
         self.declined_last.push_back(subject.clone());
         if self.declined_last.len() > REMEMBERED
@@ -266,13 +266,13 @@ impl State {
         }
     }
 
-    /// Puts a letter in its place; whether whoever waits should look.
-    fn take_in(&mut self, from: usize, subject: Subject, phase: Phase, letter: Letter) -> bool {
+    /// Puts a message in its place; whether whoever waits should look.
+    fn take_in(&mut self, from: usize, subject: Subject, phase: Phase, message: Message) -> bool {
         // It may tell of a group of the same name with other members, for which nobody waits by its subject.
         let forming = matches!(subject.scope, Scope::Forming { .. });
         let left = self.awaited.get_mut(&(subject.clone(), phase));
         let again =
-            self.letters.entry(subject).or_default().insert((phase, from), letter).is_some();
+            self.messages.entry(subject).or_default().insert((phase, from), message).is_some();
         let last = left.is_some_and(|left| {
             *left = left.saturating_sub(usize::from(!again));
             *left == 0
@@ -289,7 +289,7 @@ impl State {
         if !gone.left {
             // A group that it is in will never be; one that this rank has not begun to form may never be asked for.
             let open = &self.open;
-            self.letters.retain(|subject, _| match &subject.scope {
+            self.messages.retain(|subject, _| match &subject.scope {
                 Scope::Forming { members, .. } => {
                     !members.contains(&rank) || open.contains(subject)
                 }
@@ -307,11 +307,11 @@ impl State {
         }
     }
 
-    /// All mourners learn of all losses in the same order, since they are told under the lock.
+    /// All observers learn of all losses in the same order, since they are told under the lock.
     fn tell(&mut self, rank: usize, gone: &Gone, subject: Option<&Subject>) {
-        self.mourners.retain(|mourner| {
-            let living = mourner.upgrade();
-            living.inspect(|mourner| mourner.gone(rank, gone, subject)).is_some()
+        self.observers.retain(|observer| {
+            let living = observer.upgrade();
+            living.inspect(|observer| observer.gone(rank, gone, subject)).is_some()
         });
     }
 
@@ -319,7 +319,7 @@ impl State {
         self.gone.iter().find(|(gone, _)| *gone == rank).map(|(_, how)| how)
     }
 
-    /// A member that was lost breaks the conversation; one that left does so only if it still owes a letter.
+    /// A member that was lost breaks the conversation; one that left does so only if it still owes a message.
     fn first_loss(&self, members: &[usize], missing: &[usize]) -> Option<Shortfall> {
         let lost = self.gone.iter().find(|(rank, gone)| !gone.left && members.contains(rank));
         let absent = || self.gone.iter().find(|(rank, _)| missing.contains(rank));
@@ -331,8 +331,8 @@ impl State {
 impl State {
     /// A peer has told us that another one forms a group of our group's name with other members.
     fn told_of_conflict(&self, ours: &Subject) -> Option<Shortfall> {
-        let letters = self.letters.get(ours)?.iter();
-        let (_, told) = letters.into_iter().find(|((phase, _), _)| *phase == Phase::Conflict)?;
+        let messages = self.messages.get(ours)?.iter();
+        let (_, told) = messages.into_iter().find(|((phase, _), _)| *phase == Phase::Conflict)?;
         let (world_rank, members) = postcard::from_bytes(&told.body).ok()?;
         Some(Shortfall::Elsewhere { world_rank, members })
     }
@@ -342,14 +342,15 @@ impl State {
         let Scope::Forming { name: our_name, members: our_members } = &ours.scope else {
             return None;
         };
-        let (theirs, world_rank, members) = self.letters.iter().find_map(|(theirs, letters)| {
-            let Scope::Forming { name, members } = &theirs.scope else { return None };
-            let (_, from) = letters.keys().find(|(_, from)| missing.contains(from))?;
-            let conflict = !name.is_empty() && name == our_name && members != our_members;
-            conflict.then(|| (theirs.clone(), *from, members.clone()))
-        })?;
+        let (theirs, world_rank, members) =
+            self.messages.iter().find_map(|(theirs, messages)| {
+                let Scope::Forming { name, members } = &theirs.scope else { return None };
+                let (_, from) = messages.keys().find(|(_, from)| missing.contains(from))?;
+                let conflict = !name.is_empty() && name == our_name && members != our_members;
+                conflict.then(|| (theirs.clone(), *from, members.clone()))
+            })?;
         // Their attempt fails as well, so it is over for us too; the next one is number two on both sides.
-        self.letters.remove(&theirs);
+        self.messages.remove(&theirs);
         self.begun.insert(theirs.scope, theirs.number);
         Some(Shortfall::Elsewhere { world_rank, members })
     }
@@ -366,23 +367,26 @@ mod tests {
     #[test]
     fn letters_wait_until_asked_for_in_any_order() {
         let inbox = Inbox::default();
-        inbox.deliver(2, subject(2), Phase::Card, Letter::new(vec![22], None));
-        inbox.deliver(1, subject(1), Phase::Card, Letter::new(vec![11], None));
+        inbox.deliver(2, subject(2), Phase::Proposal, Message::new(vec![22], None));
+        inbox.deliver(1, subject(1), Phase::Proposal, Message::new(vec![11], None));
         let one =
-            inbox.collect(&subject(1), Phase::Card, &[1], Deadline::NEVER, &|| false).unwrap();
+            inbox.collect(&subject(1), Phase::Proposal, &[1], Deadline::NEVER, &|| false).unwrap();
         let two =
-            inbox.collect(&subject(2), Phase::Card, &[2], Deadline::NEVER, &|| false).unwrap();
+            inbox.collect(&subject(2), Phase::Proposal, &[2], Deadline::NEVER, &|| false).unwrap();
         assert_eq!((one[0].body[0], two[0].body[0]), (11, 22));
     }
 
     #[test]
     fn what_arrived_before_a_loss_still_counts() {
         let inbox = Inbox::default();
-        inbox.deliver(1, subject(1), Phase::Card, Letter::default());
+        inbox.deliver(1, subject(1), Phase::Proposal, Message::default());
         inbox.mark_gone(1, Gone::lost("killed"));
-        assert!(inbox.collect(&subject(1), Phase::Card, &[1], Deadline::NEVER, &|| false).is_ok());
-        let e =
-            inbox.collect(&subject(2), Phase::Card, &[1], Deadline::NEVER, &|| false).unwrap_err();
+        assert!(
+            inbox.collect(&subject(1), Phase::Proposal, &[1], Deadline::NEVER, &|| false).is_ok()
+        );
+        let e = inbox
+            .collect(&subject(2), Phase::Proposal, &[1], Deadline::NEVER, &|| false)
+            .unwrap_err();
         assert!(matches!(e, Shortfall::Lost { world_rank: 1, .. }));
     }
 
@@ -391,7 +395,8 @@ mod tests {
         let blamed = |gone: Gone| {
             let inbox = Inbox::default();
             inbox.mark_gone(1, gone);
-            let e = inbox.collect(&subject(1), Phase::Card, &[1, 2, 3], Deadline::NEVER, &|| false);
+            let e =
+                inbox.collect(&subject(1), Phase::Proposal, &[1, 2, 3], Deadline::NEVER, &|| false);
             let Err(Shortfall::Lost { world_rank, .. }) = e else { panic!("not lost") };
             (world_rank, inbox.first_lost(|_| true))
         };
@@ -408,22 +413,23 @@ mod tests {
         let second = inbox.begin(Scope::Group(7));
         assert_eq!((first.number, second.number), (1, 2));
         inbox.close(&second);
-        inbox.deliver(1, second, Phase::Card, Letter::default());
-        assert!(inbox.lock().letters.is_empty());
-        inbox.deliver(1, first, Phase::Card, Letter::default());
-        inbox.deliver(1, subject(3), Phase::Card, Letter::default());
-        assert_eq!(inbox.lock().letters.len(), 2, "those that go on, and those to come, are kept");
+        inbox.deliver(1, second, Phase::Proposal, Message::default());
+        assert!(inbox.lock().messages.is_empty());
+        inbox.deliver(1, first, Phase::Proposal, Message::default());
+        inbox.deliver(1, subject(3), Phase::Proposal, Message::default());
+        assert_eq!(inbox.lock().messages.len(), 2, "those that go on, and those to come, are kept");
     }
 
     #[test]
     fn where_nothing_begins_any_more_only_what_goes_on_is_kept() {
         let inbox = Inbox::default();
         let open = inbox.begin(Scope::Group(7));
-        let deliver = |number| inbox.deliver(1, subject(number), Phase::Card, Letter::default());
+        let deliver =
+            |number| inbox.deliver(1, subject(number), Phase::Proposal, Message::default());
         (1..3).for_each(deliver);
         inbox.begin_no_more(&Scope::Group(7));
         (1..4).for_each(deliver);
-        assert!(inbox.lock().letters.keys().eq([&open]));
+        assert!(inbox.lock().messages.keys().eq([&open]));
     }
 
     #[test]
@@ -438,14 +444,14 @@ mod tests {
             inbox.deliver(
                 1,
                 Subject { scope: scope(id), number: 2 },
-                Phase::Card,
-                Letter::default(),
+                Phase::Proposal,
+                Message::default(),
             )
         };
         (2 * REMEMBERED..3 * REMEMBERED).for_each(late);
         let state = inbox.lock();
         assert_eq!((state.begun.len(), state.closed.len()), (REMEMBERED, REMEMBERED));
-        assert!(state.letters.is_empty() && state.open.is_empty());
+        assert!(state.messages.is_empty() && state.open.is_empty());
     }
 
     #[test]
@@ -455,29 +461,31 @@ mod tests {
             scope: Scope::Forming { name: name.into(), members: vec![0, 1] },
             number: 1,
         };
-        let notice = |gone: &Gone| Letter::new(postcard::to_stdvec(gone).unwrap(), None);
+        let notice = |gone: &Gone| Message::new(postcard::to_stdvec(gone).unwrap(), None);
         for name in ["dropped", "lost", "living"] {
-            inbox.deliver(1, forming(name), Phase::Card, Letter::default());
+            inbox.deliver(1, forming(name), Phase::Proposal, Message::default());
         }
         let dropped = Gone::lost("it dropped the group");
         inbox.deliver(1, forming("dropped"), Phase::Notice, notice(&dropped));
-        assert_eq!(inbox.lock().letters.len(), 2);
-        inbox.deliver(1, forming("dropped"), Phase::Card, Letter::default());
-        assert_eq!(inbox.lock().letters.len(), 2, "it came late");
+        assert_eq!(inbox.lock().messages.len(), 2);
+        inbox.deliver(1, forming("dropped"), Phase::Proposal, Message::default());
+        assert_eq!(inbox.lock().messages.len(), 2, "it came late");
         let subject = inbox.begin(forming("dropped").scope);
-        let e = inbox.collect(&subject, Phase::Card, &[1], Deadline::NEVER, &|| false).unwrap_err();
+        let e =
+            inbox.collect(&subject, Phase::Proposal, &[1], Deadline::NEVER, &|| false).unwrap_err();
         assert!(matches!(e, Shortfall::Lost { world_rank: 1, .. }));
         inbox.begin(forming("living").scope);
         inbox.mark_gone(1, Gone::lost("killed"));
-        assert_eq!(inbox.lock().letters.len(), 1, "only what this rank may ask for is kept");
+        assert_eq!(inbox.lock().messages.len(), 1, "only what this rank may ask for is kept");
     }
 
     #[test]
     fn a_missing_letter_is_named_at_the_deadline() {
         let inbox = Inbox::default();
-        inbox.deliver(1, subject(1), Phase::Card, Letter::default());
+        inbox.deliver(1, subject(1), Phase::Proposal, Message::default());
         let limit = Deadline::within(Duration::from_millis(10));
-        let e = inbox.collect(&subject(1), Phase::Card, &[1, 2, 3], limit, &|| false).unwrap_err();
+        let e =
+            inbox.collect(&subject(1), Phase::Proposal, &[1, 2, 3], limit, &|| false).unwrap_err();
         assert!(matches!(e, Shortfall::GivenUp { world_ranks, .. } if world_ranks == [2, 3]));
     }
 }

@@ -1,6 +1,6 @@
 //! The mesh: one connection between every two ranks on a machine, open as long as the world.
 //!
-//! It carries letters (what the ranks of a group tell each other in a rendezvous, and memory), and it is
+//! It carries messages (what the ranks of a group tell each other in a rendezvous, and memory), and it is
 //! the liveness line: a closed connection is a dead peer. Between processes a connection is a Unix
 //! socket; between threads of one process, the peer's inbox itself.
 
@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use connect::{Bootstrap, connect};
-pub(crate) use inbox::{Gone, Inbox, Letter, Shortfall};
+pub(crate) use inbox::{Gone, Inbox, Message, Shortfall};
 
 use crate::error::{Error, Result};
 use crate::memory::Exported;
@@ -39,11 +39,11 @@ pub(crate) struct Subject {
     pub(crate) number: u64,
 }
 
-/// Where a letter belongs within a conversation.
+/// Where a message belongs within a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Phase {
     /// What each rank brings.
-    Card,
+    Proposal,
     /// Whether each rank could do its part.
     Outcome,
     /// A rank cannot take part in the group, of which all others are told.
@@ -53,7 +53,7 @@ pub(crate) enum Phase {
 }
 
 /// Told of every peer that goes, while the inbox is locked: it must not ask the inbox back.
-pub(crate) trait Mourner: Send + Sync {
+pub(crate) trait PeerObserver: Send + Sync {
     /// From everything, or from `subject` alone.
     fn gone(&self, world_rank: usize, gone: &Gone, subject: Option<&Subject>);
 }
@@ -137,12 +137,12 @@ impl Mesh {
         !self.links.iter().any(|l| matches!(l, Link::Socket(_)))
     }
 
-    /// Has `mourner` told of every loss from now on, and of those already known.
-    pub(crate) fn watch(&self, mourner: Weak<dyn Mourner>) {
-        self.inbox.watch(mourner);
+    /// Has `observer` told of every loss from now on, and of those already known.
+    pub(crate) fn watch(&self, observer: Weak<dyn PeerObserver>) {
+        self.inbox.watch(observer);
     }
 
-    /// Sends a letter. A peer that is gone is not an error here: whoever waits for its answer finds out.
+    /// Sends a message. A peer that is gone is not an error here: whoever waits for its answer finds out.
     pub(crate) fn send(
         &self,
         to: usize,
@@ -159,7 +159,7 @@ impl Mesh {
                     Some(Exported::Bytes(handle)) => Some(handle.to_vec()),
                     _ => None,
                 };
-                let packet = Packet::Letter { subject, phase, body, fabric };
+                let packet = Packet::Message { subject, phase, body, fabric };
                 socket::send(fd, &packet, memory, deadline)
             }
             Some(Link::Thread(inbox)) => {
@@ -167,7 +167,7 @@ impl Mesh {
                     self.rank,
                     subject.clone(),
                     phase,
-                    Letter::new(body.to_vec(), memory),
+                    Message::new(body.to_vec(), memory),
                 );
                 Ok(())
             }
@@ -178,7 +178,7 @@ impl Mesh {
         }
     }
 
-    /// Waits for a letter from each of `from`: see [`Inbox::collect`]. What has come by the end of the deadline counts, be it in
+    /// Waits for a message from each of `from`: see [`Inbox::collect`]. What has come by the end of the deadline counts, be it in
     /// the inbox or still in the socket.
     pub(crate) fn collect(
         &self,
@@ -187,7 +187,7 @@ impl Mesh {
         from: &[usize],
         deadline: Deadline,
         is_over: &dyn Fn() -> bool,
-    ) -> Result<Vec<Letter>, Shortfall> {
+    ) -> Result<Vec<Message>, Shortfall> {
         let deadline = deadline.start();
         let collect = || self.inbox.collect(subject, phase, from, deadline, is_over);
         match collect() {

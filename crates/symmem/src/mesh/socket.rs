@@ -31,7 +31,7 @@ pub(super) enum Packet {
     Hello { token: u128, rank: usize },
     /// The answer.
     Welcome { token: u128, rank: usize },
-    Letter {
+    Message {
         subject: Subject,
         phase: Phase,
         body: Vec<u8>,
@@ -46,7 +46,7 @@ impl Packet {
     /// The memory that came as bytes.
     fn fabric(&self) -> Option<Exported> {
         match self {
-            Self::Letter { fabric: Some(handle), .. } => {
+            Self::Message { fabric: Some(handle), .. } => {
                 handle.as_slice().try_into().ok().map(Exported::Bytes)
             }
             _ => None,
@@ -76,13 +76,13 @@ pub(super) fn send(
         return Err(Error::Usage {
             op: "send",
             rank: None,
-            expected: format!("a letter of at most {PACKET} bytes"),
+            expected: format!("a message of at most {PACKET} bytes"),
             got: format!("{} bytes", bytes.len()),
         });
     }
     let descriptor = match &memory {
         Some(Exported::Descriptor(fd)) => Some(fd.as_fd()),
-        // Cannot travel: the letter goes without, and whoever needs the memory says so.
+        // Cannot travel: the message goes without, and whoever needs the memory says so.
         Some(Exported::Mapping(_)) => None,
         // In the packet itself.
         Some(Exported::Bytes(_)) | None => None,
@@ -152,7 +152,7 @@ pub(super) fn receive(socket: &OwnedFd) -> Received {
         return Received::End;
     }
     if got.flags.contains(ReturnFlags::CTRUNC) {
-        // No free descriptor in this process: the letter goes on without its memory, and whoever needs it says so.
+        // No free descriptor in this process: the message goes on without its memory, and whoever needs it says so.
         tracing::warn!("a descriptor was lost: this process is at its limit of open files");
     }
     match postcard::from_bytes::<Packet>(bytes.get(..got.bytes).unwrap_or_default()) {

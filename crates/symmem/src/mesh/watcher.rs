@@ -1,4 +1,4 @@
-//! The one thread of a mesh over sockets: takes in letters and notices deaths.
+//! The one thread of a mesh over sockets: takes in messages and notices deaths.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::inbox::{Gone, Inbox, Letter};
+use super::inbox::{Gone, Inbox, Message};
 use super::socket::{self, Packet, Received};
 use crate::error::{Error, Result};
 
@@ -125,8 +125,8 @@ fn serve(inbox: &Inbox, peer: &Peer, ended: bool) -> bool {
 fn take_in(inbox: &Inbox, peer: &Peer) -> Option<Gone> {
     loop {
         match socket::receive(&peer.socket) {
-            Received::Packet(Packet::Letter { subject, phase, body, .. }, memory) => {
-                inbox.deliver(peer.rank, subject, phase, Letter::new(body, memory));
+            Received::Packet(Packet::Message { subject, phase, body, .. }, memory) => {
+                inbox.deliver(peer.rank, subject, phase, Message::new(body, memory));
             }
             Received::Packet(Packet::Bye(gone), _) => return Some(gone),
             Received::Packet(other, _) => {
@@ -181,12 +181,12 @@ mod tests {
         let subject = mesh.inbox().begin(Scope::Group(7));
         for socket in [&one, &two] {
             let (subject, body) = (subject.clone(), vec![5]);
-            let letter = Packet::Letter { subject, phase: Phase::Card, body, fabric: None };
-            socket::send(socket, &letter, None, Deadline::NEVER).unwrap();
+            let message = Packet::Message { subject, phase: Phase::Proposal, body, fabric: None };
+            socket::send(socket, &message, None, Deadline::NEVER).unwrap();
         }
         let limit = Deadline::after(Duration::from_millis(1));
-        let letters = mesh.collect(&subject, Phase::Card, &[2], limit, &|| false).unwrap();
-        assert_eq!(letters[0].body, [5]);
+        let messages = mesh.collect(&subject, Phase::Proposal, &[2], limit, &|| false).unwrap();
+        assert_eq!(messages[0].body, [5]);
     }
 
     #[test]

@@ -45,17 +45,17 @@ impl Nccl {
         check_closed(OP, rank)?;
         let id = if rank == 0 { self.unique_id().map(Some) } else { Ok(None) };
         // Rank 0 says its id, or nothing where it has none to say.
-        let card = id.as_ref().ok().and_then(|id| id.map(|id| id.as_bytes().to_vec()));
-        let (card, terms) =
-            (card.unwrap_or_default(), [("operation", "a communicator of NCCL".to_owned())]);
+        let proposal = id.as_ref().ok().and_then(|id| id.map(|id| id.as_bytes().to_vec()));
+        let (proposal, terms) =
+            (proposal.unwrap_or_default(), [("operation", "a communicator of NCCL".to_owned())]);
         group.converse(OP, group.deadline(), |conversation| {
             conversation.hold(
                 &terms,
-                card,
+                proposal,
                 || Ok(None),
-                |cards, _| {
+                |proposals, _| {
                     id?;
-                    let id = UniqueId::from_bytes(cards.first().map_or(&[], Vec::as_slice));
+                    let id = UniqueId::from_bytes(proposals.first().map_or(&[], Vec::as_slice));
                     let id = id.map_err(|_| Error::PeerFailed {
                         op: OP,
                         rank: 0,

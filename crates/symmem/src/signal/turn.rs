@@ -115,7 +115,7 @@ impl<P: Pads> Turn<'_, P> {
         count.state.store(UNFINISHED, Ordering::Relaxed);
         // By value: whatever the stores below touch, these need not be read again.
         let (rank, layout) = (signals.rank, signals.layout);
-        if signals.patience.crowded {
+        if signals.patience.oversubscribed {
             self.tell_core();
         }
         for peer in signals.peers() {

@@ -1,4 +1,4 @@
-//! A part of another store, for those who must not meet each other's keys.
+//! A part of another store, for those whose keys must be kept apart.
 
 use super::{SharedStore, Store};
 use crate::error::Result;

@@ -1,4 +1,4 @@
-//! Elements that others may touch meanwhile, as relaxed atomics: a load that meets a store gets the old element or the new
+//! Elements that others may touch meanwhile, as relaxed atomics: a load that races with a store gets the old element or the new
 //! one. Elements of more than 8 bytes, and those of odd sizes, are several atomics each.
 #![allow(unsafe_code)] // S2 (atomics of the same size for all), S3: callers hand over ranges that they may touch
 

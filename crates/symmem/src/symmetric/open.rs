@@ -1,6 +1,6 @@
 //! One-sided access: a phase in which everyone may read and write everyone's memory, and nobody has slices of it.
 //!
-//! Elements are read and written as relaxed atomics of their size, so a read that meets a write gets the old or the new
+//! Elements are read and written as relaxed atomics of their size, so a read that races with a write gets the old or the new
 //! element and never half of each. What orders them are signals and barriers, as with any other memory.
 
 use crate::dtype::Element;

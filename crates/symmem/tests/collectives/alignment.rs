@@ -254,7 +254,7 @@ fn every_case<T: Summand>(world: &World, known: &Known<T>) {
     // Those that a slice of `T` can have.
     let all: Vec<usize> = (0..64).step_by(size_of::<T>()).collect();
     for (turn, len) in lengths::<T>().into_iter().enumerate() {
-        // Three ranks meet everything, others a third of it: each misalignment, and each length, in turn.
+        // Three ranks go through everything, others a third of it: each misalignment, and each length, in turn.
         let in_turn = |bytes: usize| (turn + bytes / size_of::<T>()).is_multiple_of(3);
         let met = all.iter().copied().filter(|&bytes| ranks == 3 || in_turn(bytes));
         check(len, &met.collect::<Vec<usize>>());

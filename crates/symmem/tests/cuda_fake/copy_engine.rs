@@ -1,4 +1,4 @@
-//! Collectives whose bytes the driver copies: what goes where, between which meetings, and what is refused.
+//! Collectives whose bytes the driver copies: what goes where, between which barriers, and what is refused.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,8 +14,8 @@ use super::{GROUP, Group, configured, declared, drivers, load, ranks};
 const WAY: Algorithm = Algorithm::CopyEngine;
 const COPY: &str = "cuMemcpyDtoDAsync";
 
-/// Waits until all of `n` have come, each as often as this one, as blocks that meet do.
-fn meet(arrivals: &AtomicUsize, n: usize) {
+/// Waits until all of `n` have come, each as often as this one, as blocks that synchronise do.
+fn wait_for_all(arrivals: &AtomicUsize, n: usize) {
     let (turn, start) = (arrivals.fetch_add(1, Ordering::AcqRel) / n, Instant::now());
     while arrivals.load(Ordering::Acquire) < (turn + 1) * n {
         assert!(start.elapsed() < PATIENCE, "a rank did not come");
@@ -23,16 +23,16 @@ fn meet(arrivals: &AtomicUsize, n: usize) {
     }
 }
 
-/// Drivers on whose devices kernels that meet wait for all ranks: the barrier, and the reduction, which `reduce` does.
-fn meeting(devices: Vec<Config>) -> Vec<Arc<Fake>> {
+/// Drivers on whose devices kernels that synchronise wait for all ranks: the barrier, and the reduction, which `reduce` does.
+fn drivers_with_barriers(devices: Vec<Config>) -> Vec<Arc<Fake>> {
     let n = devices.len();
     let (drivers, arrivals) = (configured(n, &devices), Arc::new(AtomicUsize::new(0)));
     for driver in &drivers {
         let all = arrivals.clone();
-        driver.kernel("barrier", &[GROUP], move |_| meet(&all, n));
+        driver.kernel("barrier", &[GROUP], move |_| wait_for_all(&all, n));
         let all = arrivals.clone();
         driver.kernel("reduce_pull", &declared("reduce_f32", "reduce_pull"), move |launched| {
-            meet(&all, n);
+            wait_for_all(&all, n);
             reduce(launched);
         });
     }
@@ -40,7 +40,7 @@ fn meeting(devices: Vec<Config>) -> Vec<Arc<Fake>> {
 }
 
 fn plain(n: usize) -> Vec<Arc<Fake>> {
-    meeting(vec![Config::default(); n])
+    drivers_with_barriers(vec![Config::default(); n])
 }
 
 /// What the driver was asked to do since the call before `first`: launches and copies.
@@ -91,7 +91,7 @@ fn stored(world: &World, driver: &Fake, gpu: &Gpu, at: &Stream) -> (Vec<u32>, us
 #[test]
 fn a_gather_into_symmetric_memory_copies_to_all() {
     for (config, copies) in [(Config::default(), 3), (able(), 1)] {
-        ranks(&meeting(vec![config; 3]), |world, driver, gpu, stream| {
+        ranks(&drivers_with_barriers(vec![config; 3]), |world, driver, gpu, stream| {
             let expected: Vec<u32> = (0..3).flat_map(|rank| pattern(rank, 5)).collect();
             assert_eq!(stored(world, driver, gpu, stream), (expected, copies));
         });
@@ -100,7 +100,7 @@ fn a_gather_into_symmetric_memory_copies_to_all() {
 
 #[test]
 fn a_gather_by_multicast_is_captured_and_replayed() {
-    ranks(&meeting(vec![able(); 2]), |world, driver, gpu, stream| {
+    ranks(&drivers_with_barriers(vec![able(); 2]), |world, driver, gpu, stream| {
         let mut x = gpu.alloc::<u32>(world, 10).unwrap().rendezvous(world).unwrap();
         let all = x.handle().multicast_ptr().unwrap() as u64;
         let mut from = gpu.alloc::<u32>(world, 5).unwrap();
@@ -221,7 +221,7 @@ fn no_bytes_need_no_copies() {
         let mut x = gpu.alloc::<u32>(world, 0).unwrap().rendezvous(world).unwrap();
         let mut out = gpu.alloc::<u32>(world, 0).unwrap();
         x.all_gather_with(out.view_mut(), WAY, stream).unwrap();
-        assert_eq!((driver.launches().len(), driver.calls(COPY)), (2, 0), "they still meet");
+        assert_eq!((driver.launches().len(), driver.calls(COPY)), (2, 0), "they still synchronise");
         world.barrier().unwrap();
     });
 }

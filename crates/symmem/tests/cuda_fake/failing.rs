@@ -10,7 +10,7 @@ use symmem_sys::cuda::fake::Fake;
 
 use super::{drivers, on};
 
-/// What allocating, meeting and launching call.
+/// What allocating, forming a group and launching call.
 const CALLS: [&str; 19] = [
     "cuMemGetAllocationGranularity",
     "cuMemCreate",

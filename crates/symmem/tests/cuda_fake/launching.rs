@@ -76,7 +76,7 @@ fn grids_fit_on_a_device_together_with_those_of_neighbours() {
     }
 }
 
-/// Block b of a rank meets block b of every other.
+/// Block b of a rank synchronises with block b of every other.
 #[test]
 fn grids_are_alike_where_some_ranks_share_a_device() {
     let drivers = drivers(3);
@@ -93,7 +93,7 @@ fn grids_are_alike_where_some_ranks_share_a_device() {
     assert_eq!(grids, [[16, 1, 1]; 3]);
 }
 
-/// The pads on which kernels meet are not the signal pad, and have room for every grid.
+/// The pads on which kernels synchronise are not the signal pad, and have room for every grid.
 #[test]
 fn a_small_signal_pad_limits_no_grid() {
     ranks(&drivers(2), |world, driver, gpu, stream| {
@@ -188,7 +188,7 @@ fn one_stream_needs_no_event_until_there_is_another() {
     });
 }
 
-/// All that meets on the group's pads.
+/// All that synchronises on the group's pads.
 #[test]
 fn every_collective_waits_for_the_last_in_another_stream() {
     ranks(&drivers(2), |world, driver, gpu, a| {

@@ -45,7 +45,7 @@ fn two_shot(world: &World, gpu: &Gpu, stream: &Stream) {
     world.barrier().unwrap();
 }
 
-/// Block b of a rank meets block b of every other, and each must be on its device.
+/// Block b of a rank synchronises with block b of every other, and each must be on its device.
 #[test]
 fn grids_are_alike_on_unlike_devices() {
     let with = |sms, capability| Config { sms, capability, ..Config::default() };

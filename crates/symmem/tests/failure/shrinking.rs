@@ -107,7 +107,7 @@ fn a_survivor_that_leaves_instead_of_shrinking_is_left_out() {
     });
 }
 
-/// The ranks learn of a loss at different points of their work; memory of every phase meets in the new group.
+/// The ranks learn of a loss at different points of their work; memory of every phase comes to the new group.
 #[test]
 fn memory_of_any_phase_comes_along() {
     Ranks::new(5).dying(&[4]).run(test_name!(), |world| {

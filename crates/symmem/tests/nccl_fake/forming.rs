@@ -166,7 +166,7 @@ fn memory_and_windows_are_registered_until_they_are_dropped() {
         let buffer = rank.buffer(&[rank.number() as u8; 4096]);
         // SAFETY: the buffer outlives both.
         let registered = unsafe { comm.register(buffer.address(), 4096) }.unwrap();
-        // SAFETY: likewise, and the ranks meet before it goes.
+        // SAFETY: likewise, and the ranks synchronise before it goes.
         let window = unsafe { comm.window(buffer.address(), 4096) }.unwrap().unwrap();
         rank.world.barrier().unwrap();
         assert_eq!((fake.live().registrations, fake.live().windows), (2, 2));

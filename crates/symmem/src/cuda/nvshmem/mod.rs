@@ -41,7 +41,7 @@ pub(crate) struct Heap {
     pub(crate) pe: usize,
     /// By PE and PE: whether the one reaches the other's memory.
     reach: Vec<Vec<bool>>,
-    /// Ranks share a device, which they use in turns: what has kernels of the library's meet does not work.
+    /// Ranks share a device, which they use in turns: what has kernels of the library synchronise does not work.
     in_turns: bool,
     /// The address of a first allocation, from which offsets count: the same place on all PEs.
     pub(crate) origin: u64,

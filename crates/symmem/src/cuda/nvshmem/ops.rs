@@ -111,7 +111,7 @@ impl<T: Element> Nvshmem<'_, T> {
         self.enqueue("nvshmem_quiet", stream, |library, s| unsafe { library.quiet(s) })
     }
 
-    /// All ranks of the group meet in `stream`, and what they have put is there.
+    /// All ranks of the group synchronise in `stream`, and what they have put is there.
     pub fn barrier(&self, stream: &Stream) -> Result<()> {
         const NAME: &str = "nvshmem_barrier";
         let team = self.team(NAME)?;
@@ -223,7 +223,7 @@ impl<T: Element> Nvshmem<'_, T> {
         stream: &Stream,
         work: impl FnOnce(&sys::Nvshmem, driver::Stream) -> sys::Result<()>,
     ) -> Result<()> {
-        self.x.comm.beside(self.x.group(), op, stream, || {
+        self.x.comm.enqueue_unordered(self.x.group(), op, stream, || {
             self.heap.call(|library| work(library, stream.raw()))
         })
     }

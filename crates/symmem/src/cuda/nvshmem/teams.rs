@@ -56,9 +56,10 @@ impl Heap {
                 &terms,
                 own,
                 || Ok(None),
-                |cards, _| {
-                    let wanted =
-                        cards.iter().map(|card| postcard::from_bytes(card).unwrap_or(None));
+                |proposals, _| {
+                    let wanted = proposals
+                        .iter()
+                        .map(|proposal| postcard::from_bytes(proposal).unwrap_or(None));
                     let mut shapes: Vec<Shape> = wanted.flatten().collect();
                     shapes.sort_unstable();
                     shapes.dedup();
