@@ -20,7 +20,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 /// Symmetric memory: ranks load, store and signal in each other's buffers
 #[derive(Parser)]
-#[command(version)]
+#[command(name = "symmem", version)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -14,6 +14,7 @@ mod x86;
 use half::{bf16, f16};
 use num_complex::Complex;
 use serde::{Deserialize, Serialize};
+#[cfg(feature = "cuda")]
 use symmem_sys::nccl::DataType as NcclType;
 
 pub use boolean::Bool;
@@ -104,6 +105,7 @@ macro_rules! elements {
             }
 
             /// As what NCCL reduces it, and how many of that make one element.
+            #[cfg(feature = "cuda")]
             pub(crate) const fn nccl(self) -> Option<(NcclType, usize)> {
                 match self {
                     $($(Self::$variant => Some((NcclType::$nccl, { 1 $(* $parts)? })),)?)*

@@ -6,10 +6,13 @@
 
 mod attachments;
 pub(crate) mod block;
+#[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 mod host;
 mod multicast;
+#[cfg(feature = "cuda")]
 mod nccl;
+#[cfg(feature = "cuda")]
 mod nvshmem;
 mod process;
 pub(crate) mod region;
@@ -24,6 +27,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use attachments::{Attachment, Attachments};
 pub use host::Host;
 pub(crate) use multicast::Multicast;
+#[cfg(feature = "cuda")]
 pub(crate) use nvshmem::NvshmemMemory;
 pub use process::Process;
 pub(crate) use region::Region;

@@ -2,16 +2,10 @@
 
 use std::sync::Arc;
 
-use super::nccl::NcclMemory;
-use super::nvshmem::NvshmemMemory;
 use super::{Backend, Host, Process};
-use crate::cuda::Gpu;
 use crate::error::{Error, Result};
-use crate::group::Group;
-use crate::nccl::Nccl;
-
-/// The variable that names the backend of devices where the program does not.
-const VARIABLE: &str = "SYMMEM_CUDA_BACKEND";
+#[cfg(feature = "cuda")]
+use crate::{cuda::Gpu, group::Group};
 
 /// One backend.
 pub struct Entry {
@@ -25,11 +19,12 @@ pub struct Entry {
 /// How it is opened. A backend for devices is opened on one of them, by all ranks of a group.
 enum Open {
     Host(fn() -> Arc<dyn Backend>),
+    #[cfg(feature = "cuda")]
     Device(fn(&Gpu, &Group) -> Result<Gpu>),
 }
 
 /// All of them.
-pub const BACKENDS: [Entry; 5] = [
+pub const BACKENDS: &[Entry] = &[
     Entry {
         name: "process",
         about: "memory of this process, for ranks that are its threads",
@@ -40,41 +35,48 @@ pub const BACKENDS: [Entry; 5] = [
         about: "main memory shared between processes",
         open: Open::Host(|| Arc::new(Host)),
     },
+    #[cfg(feature = "cuda")]
     Entry {
         name: "cuda",
         about: "memory of a CUDA device, from the driver",
         open: Open::Device(|gpu, _| Ok(gpu.of_driver())),
     },
+    #[cfg(feature = "cuda")]
     Entry {
         name: "nccl",
         about: "memory of NCCL, registered as windows of the group's communicator",
-        open: Open::Device(|gpu, _| gpu.with_nccl(&Nccl::load()?)),
+        open: Open::Device(|gpu, _| gpu.with_nccl(&crate::nccl::Nccl::load()?)),
     },
+    #[cfg(feature = "cuda")]
     Entry {
         name: "nvshmem",
         about: "NVSHMEM's heap",
-        open: Open::Device(|gpu, group| Ok(gpu.with(NvshmemMemory::open(gpu, group)?))),
+        open: Open::Device(|gpu, group| Ok(gpu.with(super::NvshmemMemory::open(gpu, group)?))),
     },
 ];
 
-/// The names of those that `is_wanted`.
-fn names(is_wanted: impl Fn(&Open) -> bool) -> String {
-    let wanted = BACKENDS.iter().filter(|entry| is_wanted(&entry.open));
+/// The names of those for devices, or of the others.
+fn names(of_devices: bool) -> String {
+    let wanted = BACKENDS.iter().filter(|entry| matches!(entry.open, Open::Host(_)) != of_devices);
     wanted.map(|entry| entry.name).collect::<Vec<_>>().join(", ")
 }
 
 /// The backend of main memory of this name.
 pub(crate) fn by_name(name: &str) -> Result<Arc<dyn Backend>> {
-    for entry in &BACKENDS {
+    for entry in BACKENDS {
         if let (true, Open::Host(open)) = (entry.name == name, &entry.open) {
             return Ok(open());
         }
     }
-    let known = names(|open| matches!(open, Open::Host(_)));
-    let expected = format!("a backend among {known}");
+    let expected = format!("a backend among {}", names(false));
     Err(Error::Usage { op: "backend", rank: None, expected, got: format!("{name:?}") })
 }
 
+/// The variable that names the backend of devices where the program does not.
+#[cfg(feature = "cuda")]
+const VARIABLE: &str = "SYMMEM_CUDA_BACKEND";
+
+#[cfg(feature = "cuda")]
 impl Gpu {
     /// The same device, whose symmetric memory comes from the backend of this name. Without a name it is the one that
     /// `SYMMEM_CUDA_BACKEND` names, or else `cuda`. Collective over `group`.
@@ -82,7 +84,7 @@ impl Gpu {
     /// | name | memory | allocating |
     /// |---|---|---|
     /// | `cuda` | the driver's | local |
-    /// | `nccl` | NCCL's, which a rendezvous registers as a window on the group's communicator: see [`Nccl`] | local |
+    /// | `nccl` | NCCL's, which a rendezvous registers as a window on the group's communicator: see [`Nccl`](crate::nccl::Nccl) | local |
     /// | `nvshmem` | NVSHMEM's heap | collective over the ranks of `group`, in the same order and with equal sizes |
     ///
     /// Rendezvous are as always, of any group of these ranks, and dropping is local. NVSHMEM is initialised by the first
@@ -96,18 +98,17 @@ impl Gpu {
             Some(name) => (name.to_owned(), ""),
             None => (set().unwrap_or_else(|| "cuda".to_owned()), " (from SYMMEM_CUDA_BACKEND)"),
         };
-        for entry in &BACKENDS {
+        for entry in BACKENDS {
             if let (true, Open::Device(open)) = (entry.name == name, &entry.open) {
                 return open(self, group);
             }
         }
-        let known = names(|open| matches!(open, Open::Device(_)));
-        let expected = format!("a backend of devices among {known}");
+        let expected = format!("a backend of devices among {}", names(true));
         Err(group.usage("with_backend", expected, format!("{name:?}{from}")))
     }
 
     /// The same device, with memory of this NCCL, from 2.27 on. Not collective.
-    pub fn with_nccl(&self, nccl: &Nccl) -> Result<Self> {
-        Ok(self.with(NcclMemory::new(nccl, self)?))
+    pub fn with_nccl(&self, nccl: &crate::nccl::Nccl) -> Result<Self> {
+        Ok(self.with(super::nccl::NcclMemory::new(nccl, self)?))
     }
 }
