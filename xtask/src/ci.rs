@@ -7,8 +7,10 @@ use anyhow::{Result, bail};
 use crate::command::{cargo, run};
 use crate::{Arguments, Outcome};
 
-const STEPS: &[&str] =
-    &["fmt", "clippy", "test", "chaos", "python", "loom", "tsan", "fuzz", "kernels", "tidy", "doc"];
+const STEPS: &[&str] = &[
+    "fmt", "clippy", "test", "chaos", "python", "loom", "tsan", "fuzz", "kernels", "tidy", "doc",
+    "package",
+];
 
 /// Runs the steps in order and stops at the first failure.
 pub(crate) fn ci(mut arguments: Arguments) -> Result<Outcome> {
@@ -65,6 +67,19 @@ pub(crate) fn clippy(arguments: Arguments) -> Result<Outcome> {
 pub(crate) fn doc(arguments: Arguments) -> Result<Outcome> {
     arguments.finish()?;
     run(cargo(["doc", "--no-deps", "--workspace"]).env("RUSTDOCFLAGS", "-Dwarnings"))?;
+    Ok(Outcome::Done)
+}
+
+/// Packages the crates that users need, and builds each from its package alone; and the library without devices.
+pub(crate) fn package(arguments: Arguments) -> Result<Outcome> {
+    arguments.finish()?;
+    run(&mut cargo(["check", "--package", "symmem", "--no-default-features"]))?;
+    let crates = ["symmem-sys", "symmem", "symmem-launch", "symmem-bench", "symmem-cli"];
+    let mut command = cargo(["package", "--allow-dirty"]);
+    crates.iter().for_each(|name| {
+        command.args(["--package", name]);
+    });
+    run(&mut command)?;
     Ok(Outcome::Done)
 }
 
