@@ -117,7 +117,7 @@ fn all_reduce(
 
 /// Through the staging buffers, one after the other.
 fn staged(memory: &Memory, call: &Call, reduce: Reduce) -> Result<()> {
-    let size = memory.dtype().size();
+    let size = memory.size();
     let mut running = memory.begin_staged(call)?;
     for piece in pieces(memory.len(), size, 1) {
         let (own, bytes) = (memory.own(piece.start), piece.len() * size);
@@ -145,7 +145,7 @@ fn one_shot(memory: &Memory, call: &Call, reduce: Reduce) -> Result<()> {
 /// Every rank reduces its share, and stores it with all.
 fn two_shot(memory: &Memory, call: &Call, reduce: Reduce) -> Result<()> {
     let session = memory.enter(call)?;
-    let own = share(memory.len(), memory.dtype().size(), session.rank(), session.size());
+    let own = share(memory.len(), memory.size(), session.rank(), session.size());
     let to = PerRank::new(session.size(), |rank| memory.part(rank, own.start));
     // SAFETY: within all parts; no other rank touches the elements of our share.
     unsafe { session.reduce(reduce, own, &to) };

@@ -33,7 +33,7 @@ impl<T: Element> Symmetric<T> {
 
 /// Blocks of `block` elements, into `out`, which has room for one of each rank.
 fn all_to_all(memory: &Memory, block: usize, out: *mut u8) -> Result<()> {
-    let bytes = block * memory.dtype().size();
+    let bytes = block * memory.size();
     let own = memory.group().rank() * bytes;
     if memory.is_small() {
         let call = memory.call(const { Op::of(NAME) }, Way::Staged);

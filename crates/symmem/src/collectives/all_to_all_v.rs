@@ -310,7 +310,7 @@ fn fetch_rows(
     pieces: &[Piece],
     out: *mut u8,
 ) -> Result<()> {
-    let bytes = row * memory.dtype().size();
+    let bytes = row * memory.size();
     let session = memory.enter(call)?;
     for piece in pieces.iter().filter(|piece| piece.rows != 0) {
         let from = memory.part(piece.source, piece.from * row).cast_const();

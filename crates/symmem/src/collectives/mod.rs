@@ -103,7 +103,7 @@ impl Session<'_, '_> {
     /// # Safety
     /// The range lies within the parts, every destination has as many elements, and nobody else writes there.
     unsafe fn reduce(&self, reduce: Reduce, range: Range<usize>, to: &[*mut u8]) {
-        let stores = plan::results(range.len() * self.memory.dtype().size(), to.len());
+        let stores = plan::results(range.len() * self.memory.size(), to.len());
         let part = |rank| self.memory.part(rank, range.start).cast_const();
         // SAFETY: as the caller promises.
         unsafe { reduce(&PerRank::new(self.size(), part), to, range.len(), stores) };

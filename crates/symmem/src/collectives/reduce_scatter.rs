@@ -64,7 +64,7 @@ fn reduce_scatter(
     (rows, columns): (usize, usize),
     out: *mut u8,
 ) -> Result<()> {
-    let (rank, ranks, size) = (memory.group().rank(), memory.group().size(), memory.dtype().size());
+    let (rank, ranks, size) = (memory.group().rank(), memory.group().size(), memory.size());
     let block = columns / ranks;
     // Of each row: where our block begins in the parts, and where its reduction goes.
     let blocks =

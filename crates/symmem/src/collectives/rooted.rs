@@ -106,7 +106,7 @@ fn gather(memory: &Memory, root: usize, out: *mut u8) -> Result<()> {
 
 /// Into `out`, which has room for a block of `block` elements.
 fn scatter(memory: &Memory, root: usize, block: usize, out: *mut u8) -> Result<()> {
-    let (rank, bytes) = (memory.group().rank(), block * memory.dtype().size());
+    let (rank, bytes) = (memory.group().rank(), block * memory.size());
     let call = |way| Call { root: Some(root), ..memory.call(const { Op::of(SCATTER) }, way) };
     if memory.is_small() {
         let call = call(Way::Staged);

@@ -41,7 +41,15 @@ impl Input {
 
     /// # Safety
     /// The pieces may be read, and `to` written for that many bytes.
+    #[inline(always)]
     unsafe fn write(&self, to: *mut u8) {
+        if self.blocks == 1 {
+            if self.without.is_none() {
+                // SAFETY: as the caller promises.
+                unsafe { copy(self.from, to, self.piece, plan::staging(self.piece)) };
+            }
+            return;
+        }
         for block in (0..self.blocks).filter(|block| Some(*block) != self.without) {
             let from = self.from.wrapping_add(block * self.block);
             let to = to.wrapping_add(block * self.piece);
@@ -55,7 +63,7 @@ impl Input {
 ///
 /// # Safety
 /// The input may be read.
-#[inline]
+#[inline(always)] // as all of a small message's way
 pub(super) unsafe fn exchange<'r>(
     running: &'r mut Running<'_, '_>,
     input: &Input,
@@ -73,7 +81,7 @@ pub(super) unsafe fn exchange<'r>(
 
 /// Where each rank has staged its piece, `at` bytes on; ours is at `own`: lines that peers are fetching from our cache are
 /// slow to read for us as well.
-#[inline]
+#[inline(always)]
 pub(super) fn sources(
     group: &Group,
     staging: &Staging<'_>,
@@ -97,7 +105,7 @@ impl Memory {
 
     /// Begins a call that goes through the staging buffers. Nobody touches a peer's part, so a failure leaves all memory to
     /// its owner.
-    #[inline]
+    #[inline(always)] // what it returns is large to hand over
     pub(super) fn begin_staged<'m, 'c>(&'m self, call: &'c Call) -> Result<Running<'m, 'c>> {
         let group = self.group();
         group.reach_out();
@@ -106,7 +114,7 @@ impl Memory {
     }
 
     /// Stages all of our part, if we are a source, and gives where each rank's lies.
-    #[inline]
+    #[inline(always)]
     pub(super) fn stage(
         &self,
         running: &mut Running<'_, '_>,
@@ -122,12 +130,22 @@ impl Memory {
 
 /// Cuts a block of `len` elements of `size` bytes into pieces, of which a staging buffer holds one of each of `blocks`. One
 /// empty piece if there are no elements, so that ranks still synchronise.
+#[inline]
 pub(super) fn pieces(len: usize, size: usize, blocks: usize) -> impl Iterator<Item = Range<usize>> {
+    // A small message is one piece, and has no time for divisions.
+    let fits = len.saturating_mul(size * blocks) <= STAGE;
+    let (each, count) = if fits { (len, 1) } else { cut(len, size, blocks) };
+    (0..count).map(move |i| i * each..((i + 1) * each).min(len))
+}
+
+/// How long pieces are, and how many there are.
+#[cold]
+fn cut(len: usize, size: usize, blocks: usize) -> (usize, usize) {
     let most = (STAGE / blocks / size).max(1);
-    let count = len.div_ceil(most).max(1);
     // All of about the same length: what is left over at the end would not be worth its exchange.
-    let each = len.div_ceil(count).max(1).next_multiple_of((LINE / size).max(1)).min(most);
-    (0..len.div_ceil(each).max(1)).map(move |i| i * each..((i + 1) * each).min(len))
+    let each = len.div_ceil(len.div_ceil(most).max(1)).max(1);
+    let each = each.next_multiple_of((LINE / size).max(1)).min(most);
+    (each, len.div_ceil(each).max(1))
 }
 
 #[cfg(test)]

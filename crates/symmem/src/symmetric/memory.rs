@@ -18,6 +18,8 @@ pub struct Memory {
     parts: Vec<NonNull<u8>>,
     pub(super) len: usize,
     pub(super) dtype: DType,
+    /// Bytes of an element.
+    size: usize,
     /// Nobody else has the addresses of this rank's part, as users of [`Handle::part`] do.
     pub(super) owned: bool,
     /// The generation of the group's calls in which a collective failed halfway, and one: peers may be at work on our part.
@@ -44,7 +46,15 @@ impl Memory {
         let ranks = 0..handle.world_size();
         let parts: Result<Vec<_>> =
             ranks.map(|r| handle.data("rendezvous", r).and_then(first)).collect();
-        Ok(Self { parts: parts?, handle, len, dtype, owned: true, suspended: AtomicU64::new(0) })
+        Ok(Self {
+            parts: parts?,
+            handle,
+            len,
+            dtype,
+            size: dtype.size(),
+            owned: true,
+            suspended: AtomicU64::new(0),
+        })
     }
 
     #[inline]
@@ -68,17 +78,23 @@ impl Memory {
         self.dtype
     }
 
+    /// Bytes of an element.
+    #[inline]
+    pub(crate) fn size(&self) -> usize {
+        self.size
+    }
+
     /// Bytes of each rank.
     #[inline]
     pub(crate) fn bytes(&self) -> usize {
-        self.len * self.dtype.size()
+        self.len * self.size
     }
 
     /// Rank `rank`'s part from element `at` on; null for a rank that is not in the group.
     #[inline]
     pub(crate) fn part(&self, rank: usize, at: usize) -> *mut u8 {
         let part = self.parts.get(rank).map_or(std::ptr::null_mut(), |part| part.as_ptr());
-        part.wrapping_add(at * self.dtype.size())
+        part.wrapping_add(at * self.size)
     }
 
     /// Our own part from element `at` on.
