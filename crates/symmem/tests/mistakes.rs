@@ -35,6 +35,50 @@ fn lengths_that_look_alike_are_different_calls() {
     .unwrap();
 }
 
+/// Rank 2 has come to a barrier, given it up, and not looked again when all have passed it. Nobody may be two calls ahead of it
+/// by then, though the next one fails on the others without it: they would overwrite what it has yet to read.
+#[test]
+fn a_call_that_turned_out_to_differ_waits_for_late_ranks_before_the_next() {
+    let step = std::sync::Barrier::new(3);
+    World::threads(3, |world| {
+        let short = Duration::from_millis(50);
+        let missing = |e: Error| match e {
+            Error::Timeout { waiting_for, .. } => waiting_for,
+            other => panic!("{other}"),
+        };
+        let x = world.alloc::<u8>(1).unwrap().rendezvous(&world).unwrap();
+        world.barrier().unwrap();
+        if world.rank() == 2 {
+            world.set_timeout(short);
+            assert_eq!(missing(world.barrier().unwrap_err()), [0, 1]);
+        }
+        step.wait();
+        if world.rank() < 2 {
+            world.barrier().unwrap();
+        }
+        step.wait();
+        if world.rank() == 0 {
+            world.set_timeout(short);
+            assert_eq!(missing(x.share().err().unwrap().error), [1, 2]);
+        }
+        step.wait();
+        if world.rank() == 1 {
+            let e = world.all_reduce(&mut [1_u32], ReduceOp::Sum).unwrap_err();
+            assert!(matches!(e, Error::Mismatch { rank: 0, .. }), "{e}");
+        }
+        step.wait();
+        if world.rank() == 0 {
+            assert_eq!(missing(world.barrier().unwrap_err()), [2]);
+        }
+        step.wait();
+        if world.rank() == 2 {
+            world.barrier().unwrap();
+        }
+        step.wait();
+    })
+    .unwrap();
+}
+
 /// Nothing lies behind the offset that overflows, and it would be told all the same.
 #[test]
 fn an_alignment_that_overflows_is_refused_where_no_rows_follow() {

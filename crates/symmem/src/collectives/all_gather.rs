@@ -1,7 +1,7 @@
 //! All-gather: every rank gets all ranks' elements.
 #![allow(unsafe_code)] // S2, S3
 
-use super::{check_len, copy_bytes};
+use super::{PerRank, check_len, copy_bytes};
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::group::{Op, Way};
@@ -35,7 +35,8 @@ fn all_gather(memory: &Memory, out: *mut u8) -> Result<()> {
     if memory.is_small() {
         let call = memory.call(const { Op::of(NAME) }, Way::Staged);
         let mut running = memory.begin_staged(&call)?;
-        for (rank, &from) in memory.stage(&mut running, true)?.iter().enumerate() {
+        let mut places = PerRank::new();
+        for (rank, &from) in memory.stage(&mut running, true, &mut places)?.iter().enumerate() {
             // SAFETY: each rank has staged its part; `out` has room for each.
             unsafe { copy_bytes(from, out.wrapping_add(rank * bytes), bytes) };
         }

@@ -119,18 +119,20 @@ fn all_reduce(
 fn staged(memory: &Memory, call: &Call, reduce: Reduce) -> Result<()> {
     let size = memory.size();
     let mut running = memory.begin_staged(call)?;
+    let mut places = PerRank::new();
     for piece in pieces(memory.len(), size, 1) {
         let (own, bytes) = (memory.own(piece.start), piece.len() * size);
         // SAFETY: a piece of our own part.
         let staging = unsafe { exchange(&mut running, &Input::one(own, bytes)) }?;
-        let from = sources(memory.group(), &staging, bytes, 0, own);
+        let from = sources(&mut places, memory.group(), &staging, bytes, 0, own);
         // SAFETY: each rank has staged as many elements; our part has them too, and is ours alone.
-        unsafe { reduce(&from, &[own], piece.len(), Stores::Cached) };
+        unsafe { reduce(from, &[own], piece.len(), Stores::Cached) };
     }
     Ok(())
 }
 
 /// Every rank reduces everything, and stores it once all have read its part.
+#[inline(never)] // or the way of a small message would have to save its registers
 fn one_shot(memory: &Memory, call: &Call, reduce: Reduce) -> Result<()> {
     let mut session = memory.enter(call)?;
     let mut whole: Vec<u8> = Vec::with_capacity(memory.bytes());
@@ -143,12 +145,14 @@ fn one_shot(memory: &Memory, call: &Call, reduce: Reduce) -> Result<()> {
 }
 
 /// Every rank reduces its share, and stores it with all.
+#[inline(never)]
 fn two_shot(memory: &Memory, call: &Call, reduce: Reduce) -> Result<()> {
     let session = memory.enter(call)?;
     let own = share(memory.len(), memory.size(), session.rank(), session.size());
-    let to = PerRank::new(session.size(), |rank| memory.part(rank, own.start));
+    let mut to = PerRank::new();
+    let to = to.fill(session.size(), |rank| memory.part(rank, own.start));
     // SAFETY: within all parts; no other rank touches the elements of our share.
-    unsafe { session.reduce(reduce, own, &to) };
+    unsafe { session.reduce(reduce, own, to) };
     session.leave()
 }
 
@@ -160,9 +164,10 @@ fn all_reduce_into(memory: &Memory, (op, reduce): (ReduceOp, Reduce), out: *mut 
     if memory.is_small() {
         let call = call(Way::Staged);
         let mut running = memory.begin_staged(&call)?;
-        let staged = memory.stage(&mut running, true)?;
+        let mut places = PerRank::new();
+        let staged = memory.stage(&mut running, true, &mut places)?;
         // SAFETY: each rank has staged its part; `out` has room for one and is ours alone.
-        unsafe { reduce(&staged, &[out], len, Stores::Cached) };
+        unsafe { reduce(staged, &[out], len, Stores::Cached) };
         return Ok(());
     }
     let call = call(Way::Direct);

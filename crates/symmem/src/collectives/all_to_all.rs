@@ -1,7 +1,7 @@
 //! All-to-all: every rank gets one block from every rank.
 #![allow(unsafe_code)] // S2, S3
 
-use super::{block_len, check_len, copy_bytes};
+use super::{PerRank, block_len, check_len, copy_bytes};
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::group::{Op, Way};
@@ -38,7 +38,8 @@ fn all_to_all(memory: &Memory, block: usize, out: *mut u8) -> Result<()> {
     if memory.is_small() {
         let call = memory.call(const { Op::of(NAME) }, Way::Staged);
         let mut running = memory.begin_staged(&call)?;
-        for (rank, from) in memory.stage(&mut running, true)?.iter().enumerate() {
+        let mut places = PerRank::new();
+        for (rank, from) in memory.stage(&mut running, true, &mut places)?.iter().enumerate() {
             let to = out.wrapping_add(rank * bytes);
             // SAFETY: each rank has staged a block for each, and `out` has room for as many.
             unsafe { copy_bytes(from.wrapping_add(own), to, bytes) };

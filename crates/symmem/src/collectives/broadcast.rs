@@ -1,7 +1,7 @@
 //! Broadcast: every rank gets one rank's elements.
 #![allow(unsafe_code)] // S2, S3
 
-use super::copy_bytes;
+use super::{PerRank, copy_bytes};
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::group::{Call, Op, Way};
@@ -34,7 +34,8 @@ fn broadcast(memory: &Memory, root: usize) -> Result<()> {
     if memory.is_small() {
         let call = call(Way::Staged);
         let mut running = memory.begin_staged(&call)?;
-        let staged = memory.stage(&mut running, is_root)?;
+        let mut places = PerRank::new();
+        let staged = memory.stage(&mut running, is_root, &mut places)?;
         if let Some(&from) = staged.get(root).filter(|_| !is_root) {
             // SAFETY: the root has staged its part, and ours is as long and ours alone.
             unsafe { copy_bytes(from, memory.own(0), bytes) };

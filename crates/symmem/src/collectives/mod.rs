@@ -106,7 +106,7 @@ impl Session<'_, '_> {
         let stores = plan::results(range.len() * self.memory.size(), to.len());
         let part = |rank| self.memory.part(rank, range.start).cast_const();
         // SAFETY: as the caller promises.
-        unsafe { reduce(&PerRank::new(self.size(), part), to, range.len(), stores) };
+        unsafe { reduce(PerRank::new().fill(self.size(), part), to, range.len(), stores) };
     }
 
     /// Waits until all ranks are done: from here each has its part for itself again.

@@ -77,11 +77,13 @@ fn reduce_scatter(
     if memory.is_small() {
         let call = call(Way::Staged);
         let mut running = memory.begin_staged(&call)?;
-        let staged = memory.stage(&mut running, true)?;
+        let mut places = PerRank::new();
+        let staged = memory.stage(&mut running, true, &mut places)?;
         for (begin, to) in blocks {
-            let from = PerRank::new(ranks, |rank| staged[rank].wrapping_add(begin * size));
+            let mut from = PerRank::new();
+            let from = from.fill(ranks, |rank| staged[rank].wrapping_add(begin * size));
             // SAFETY: within what each rank has staged; `out` has room for a block and is ours alone.
-            unsafe { reduce(&from, &[to], block, Stores::Cached) };
+            unsafe { reduce(from, &[to], block, Stores::Cached) };
         }
         return Ok(());
     }

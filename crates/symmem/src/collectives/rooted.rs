@@ -3,7 +3,7 @@
 
 use super::host::copy::Stores;
 use super::host::reduce::Reduce;
-use super::{block_len, check_len, copy_bytes, loop_for};
+use super::{PerRank, block_len, check_len, copy_bytes, loop_for};
 use crate::dtype::{Element, Number, ReduceOp};
 use crate::error::Result;
 use crate::group::{Call, Op, Way};
@@ -64,10 +64,11 @@ fn reduce(
     if memory.is_small() {
         let call = call(Way::Staged);
         let mut running = memory.begin_staged(&call)?;
-        let staged = memory.stage(&mut running, true)?;
+        let mut places = PerRank::new();
+        let staged = memory.stage(&mut running, true, &mut places)?;
         if is_root {
             // SAFETY: each rank has staged its part; `out` has room for one and is ours alone.
-            unsafe { reduce(&staged, &[out], len, Stores::Cached) };
+            unsafe { reduce(staged, &[out], len, Stores::Cached) };
         }
         return Ok(());
     }
@@ -87,7 +88,8 @@ fn gather(memory: &Memory, root: usize, out: *mut u8) -> Result<()> {
     if memory.is_small() {
         let call = call(Way::Staged);
         let mut running = memory.begin_staged(&call)?;
-        let staged = memory.stage(&mut running, true)?;
+        let mut places = PerRank::new();
+        let staged = memory.stage(&mut running, true, &mut places)?;
         for (rank, &from) in staged.iter().enumerate().filter(|_| is_root) {
             // SAFETY: each rank has staged its part; `out` has room for each.
             unsafe { copy_bytes(from, out.wrapping_add(rank * bytes), bytes) };
@@ -111,7 +113,8 @@ fn scatter(memory: &Memory, root: usize, block: usize, out: *mut u8) -> Result<(
     if memory.is_small() {
         let call = call(Way::Staged);
         let mut running = memory.begin_staged(&call)?;
-        if let Some(from) = memory.stage(&mut running, rank == root)?.get(root) {
+        let mut places = PerRank::new();
+        if let Some(from) = memory.stage(&mut running, rank == root, &mut places)?.get(root) {
             // SAFETY: the root has staged a block for each rank.
             unsafe { copy_bytes(from.wrapping_add(rank * bytes), out, bytes) };
         }

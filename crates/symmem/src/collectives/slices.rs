@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::host::copy::{Stores, copy};
 use super::host::reduce::Reduce;
 use super::staged::{Input, exchange, pieces, sources};
-use super::{block_len, check_len, copy_bytes, loop_for, plan, record, share};
+use super::{PerRank, block_len, check_len, copy_bytes, loop_for, plan, record, share};
 use crate::dtype::{DType, Element, Number, ReduceOp};
 use crate::error::Result;
 use crate::group::{Call, Group, Memory, Op, Running, Staging};
@@ -123,6 +123,7 @@ fn begin<'g, 'c>(group: &'g Group, call: &'c Call) -> Result<Running<'g, 'c>> {
 fn all_reduce(group: &Group, data: Slice, (op, reduce): (ReduceOp, Reduce)) -> Result<()> {
     let call = Call { operator: Some(op), ..data.call(const { Op::of("all_reduce") }) };
     let mut running = begin(group, &call)?;
+    let mut places = PerRank::new();
     for piece in data.pieces(1) {
         let (first, len, bytes) = (data.at(piece.start), piece.len(), piece.len() * data.size);
         let at_once = bytes <= Staging::TINY || plan::at_once(group.rates()?, bytes, group.size());
@@ -131,9 +132,9 @@ fn all_reduce(group: &Group, data: Slice, (op, reduce): (ReduceOp, Reduce)) -> R
         let (at, to) = (own.start * data.size, first.wrapping_add(own.start * data.size));
         // SAFETY: a piece of the data.
         let staging = unsafe { exchange(&mut running, &Input::one(first, bytes)) }?;
-        let from = sources(group, &staging, bytes, at, to);
+        let from = sources(&mut places, group, &staging, bytes, at, to);
         // SAFETY: what every other rank has staged, and ours, which nobody else touches.
-        unsafe { reduce(&from, &[to], own.len(), Stores::Cached) };
+        unsafe { reduce(from, &[to], own.len(), Stores::Cached) };
         if !at_once {
             gather_shares(group, &mut running, first, len, data.size)?;
         }
@@ -168,13 +169,14 @@ fn gather_shares(
 fn all_gather(group: &Group, input: Slice, out: *mut u8) -> Result<()> {
     let call = input.call(const { Op::of("all_gather") });
     let mut running = begin(group, &call)?;
+    let mut places = PerRank::new();
     for piece in input.pieces(1) {
         let (own, bytes) = (input.at(piece.start), piece.len() * input.size);
         // SAFETY: a piece of the input.
         let staging = unsafe { exchange(&mut running, &Input::one(own, bytes)) }?;
-        let from = sources(group, &staging, bytes, 0, own);
+        let from = sources(&mut places, group, &staging, bytes, 0, own);
         // SAFETY: each rank has staged a piece; `out` has room for a block of each.
-        unsafe { copy_pieces(group, &from, input, &piece, out) };
+        unsafe { copy_pieces(group, from, input, &piece, out) };
     }
     Ok(())
 }
@@ -187,15 +189,17 @@ fn reduce_scatter(
 ) -> Result<()> {
     let call = Call { operator: Some(op), ..input.call(const { Op::of("reduce_scatter") }) };
     let mut running = begin(group, &call)?;
+    let mut places = PerRank::new();
     for piece in input.pieces(group.size()) {
         let staged = input.input_of_blocks(group, &piece);
         // SAFETY: a piece of each block of the input.
         let staging = unsafe { exchange(&mut running, &staged) }?;
         let own = input.at(group.rank() * input.len + piece.start);
-        let from = sources(group, &staging, staged.bytes(), group.rank() * staged.piece, own);
+        let from =
+            sources(&mut places, group, &staging, staged.bytes(), group.rank() * staged.piece, own);
         let to = out.wrapping_add(piece.start * input.size);
         // SAFETY: every other rank has staged a piece for us, ours is in the input; `out` has room for a block.
-        unsafe { reduce(&from, &[to], piece.len(), Stores::Cached) };
+        unsafe { reduce(from, &[to], piece.len(), Stores::Cached) };
     }
     Ok(())
 }
@@ -220,14 +224,16 @@ fn broadcast(group: &Group, data: Slice, root: usize) -> Result<()> {
 fn all_to_all(group: &Group, input: Slice, out: *mut u8) -> Result<()> {
     let call = input.call(const { Op::of("all_to_all") });
     let mut running = begin(group, &call)?;
+    let mut places = PerRank::new();
     for piece in input.pieces(group.size()) {
         let staged = input.input_of_blocks(group, &piece);
         // SAFETY: a piece of each block of the input.
         let staging = unsafe { exchange(&mut running, &staged) }?;
         let own = input.at(group.rank() * input.len + piece.start);
-        let from = sources(group, &staging, staged.bytes(), group.rank() * staged.piece, own);
+        let from =
+            sources(&mut places, group, &staging, staged.bytes(), group.rank() * staged.piece, own);
         // SAFETY: each rank has staged a piece for us; `out` has room for a block of each.
-        unsafe { copy_pieces(group, &from, input, &piece, out) };
+        unsafe { copy_pieces(group, from, input, &piece, out) };
     }
     Ok(())
 }

@@ -82,14 +82,15 @@ pub(super) unsafe fn exchange<'r>(
 /// Where each rank has staged its piece, `at` bytes on; ours is at `own`: lines that peers are fetching from our cache are
 /// slow to read for us as well.
 #[inline(always)]
-pub(super) fn sources(
+pub(super) fn sources<'p>(
+    places: &'p mut PerRank<*const u8>,
     group: &Group,
     staging: &Staging<'_>,
     bytes: usize,
     at: usize,
     own: *const u8,
-) -> PerRank<*const u8> {
-    PerRank::new(group.size(), |rank| match rank == group.rank() {
+) -> &'p [*const u8] {
+    places.fill(group.size(), |rank| match rank == group.rank() {
         true => own,
         false => staging.of(rank, bytes).wrapping_add(at),
     })
@@ -115,16 +116,17 @@ impl Memory {
 
     /// Stages all of our part, if we are a source, and gives where each rank's lies.
     #[inline(always)]
-    pub(super) fn stage(
+    pub(super) fn stage<'p>(
         &self,
         running: &mut Running<'_, '_>,
         is_source: bool,
-    ) -> Result<PerRank<*const u8>> {
+        places: &'p mut PerRank<*const u8>,
+    ) -> Result<&'p [*const u8]> {
         let (own, bytes) = (self.own(0).cast_const(), self.bytes());
         let input = if is_source { Input::one(own, bytes) } else { Input::none(bytes) };
         // SAFETY: our own part.
         let staging = unsafe { exchange(running, &input) }?;
-        Ok(sources(self.group(), &staging, bytes, 0, own))
+        Ok(sources(places, self.group(), &staging, bytes, 0, own))
     }
 }
 

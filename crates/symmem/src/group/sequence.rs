@@ -123,35 +123,36 @@ impl Group {
         finished.inspect_err(|_| formed.signals.announce_next(false))
     }
 
-    /// Waits for the calls before `call`: for late ranks of one that was left early, or for one that gave up.
+    /// Waits for the calls before `call`: for one that gave up, and for late ranks of one that was left early, which that may
+    /// have become meanwhile.
     fn await_earlier(
         &self,
         formed: &Formed,
         turn: &Turn<'_, RegionPads>,
         call: &Call,
-        deadline: Deadline,
+        mut deadline: Deadline,
     ) -> Result<Deadline> {
-        if !turn.is_unfinished() {
-            let mut made = Made { group: self, formed, call, word: BARRIER, deadline };
-            let mut waiting = Waiting::new(self, call.op.name());
-            let late = turn.await_late(&mut made.deadline, |arrived| waiting.is_hopeless(arrived));
-            return late.map_or_else(|stop| Err(made.failed(turn, stop)), |()| Ok(made.deadline));
-        }
-        let pending = Call::from_words(&load(&formed.sequence.pending));
-        let word = formed.sequence.word(&pending);
-        let mut other = Made { group: self, formed, call: &pending, word, deadline };
-        match other.exchange(turn, None) {
-            Ok(_) => self.settle(formed, &pending, true),
-            // It failed here when it gave up, and now it is over on all ranks, which go on to this one.
-            Err(Error::Mismatch { .. }) => self.settle(formed, &pending, false),
-            Err(error) => {
-                if matches!(error, Error::Timeout { .. } | Error::Interrupted { .. }) {
-                    formed.put_off(call);
+        if turn.is_unfinished() {
+            let pending = Call::from_words(&load(&formed.sequence.pending));
+            let word = formed.sequence.word(&pending);
+            let mut other = Made { group: self, formed, call: &pending, word, deadline };
+            match other.exchange(turn, None) {
+                Ok(_) => self.settle(formed, &pending, true),
+                // It failed here when it gave up, and now it is over on all ranks, which go on to this one.
+                Err(Error::Mismatch { .. }) => self.settle(formed, &pending, false),
+                Err(error) => {
+                    if matches!(error, Error::Timeout { .. } | Error::Interrupted { .. }) {
+                        formed.put_off(call);
+                    }
+                    return Err(error);
                 }
-                return Err(error);
             }
+            deadline = other.deadline;
         }
-        Ok(other.deadline)
+        let mut made = Made { group: self, formed, call, word: BARRIER, deadline };
+        let mut waiting = Waiting::new(self, call.op.name());
+        let late = turn.await_late(&mut made.deadline, |arrived| waiting.is_hopeless(arrived));
+        late.map_or_else(|stop| Err(made.failed(turn, stop)), |()| Ok(made.deadline))
     }
 
     /// Notes what became of a call that had given up. Of a rendezvous that all have come to, the others learn that this rank
