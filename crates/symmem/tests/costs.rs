@@ -87,6 +87,29 @@ fn ranks_with_different_costs_plan_with_those_of_the_groups_first() {
     });
 }
 
+/// An exchange costs nothing, and fetching a line all the more: each rank reduces its share, however short.
+#[test]
+fn shares_of_every_length_reach_all_ranks() {
+    const CHEAP_EXCHANGES: Costs =
+        Costs { exchange: 1, flag: 1, turn: 1, laid: 1, fresh: u32::MAX / 64, ..Costs::BUILT_IN };
+    Ranks::new(5).env("COSTS_IN", "{dir}").start(test_name!(), || {
+        let rank = std::env::var("RANK").unwrap();
+        let path = PathBuf::from(std::env::var_os("COSTS_IN").unwrap()).join(format!("of-{rank}"));
+        CHEAP_EXCHANGES.write(&path).unwrap();
+        // SAFETY: this process has no other thread that reads the environment.
+        unsafe { std::env::set_var("SYMMEM_COSTS", &path) };
+        let world = World::from_env().unwrap();
+        for len in 1..400_u32 {
+            let mut data: Vec<u32> = (0..len).map(|i| i * (world.rank() as u32 + 1)).collect();
+            world.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+            let wrong = data.iter().zip(0..).find(|(got, i)| **got != i * 15);
+            assert_eq!(wrong, None, "of {len}");
+        }
+        world.barrier().unwrap();
+        std::fs::remove_file(path).unwrap();
+    });
+}
+
 #[test]
 fn a_file_that_cannot_be_used_is_told_once_and_changes_nothing() {
     Ranks::new(2).env("COSTS_IN", "{dir}").start(test_name!(), || {

@@ -22,7 +22,7 @@ use std::ops::Range;
 
 pub use all_reduce::Algorithm;
 
-use crate::dtype::{Number, ReduceOp};
+use crate::dtype::{DType, Number, ReduceOp};
 use crate::error::Result;
 use crate::group::{Call, Group, Op, Running, Way};
 use crate::symmetric::Memory;
@@ -130,7 +130,14 @@ impl Drop for Session<'_, '_> {
 #[inline(always)]
 fn record(group: &Group, call: &Call, way: &'static str) {
     // All in the macro, which looks at none of it unless somebody listens.
-    tracing::debug!(op = call.op.name(), group = group.name(), rank = group.rank(), len = call.len, dtype = ?call.dtype, way);
+    tracing::debug!(
+        op = call.op.name(),
+        group = group.name(),
+        rank = group.rank(),
+        bytes = call.len * call.dtype.map_or(0, DType::size),
+        dtype = %call.dtype.map_or("none", DType::name),
+        way
+    );
 }
 
 /// The elements, of `size` bytes each, that rank `rank` of `ranks` works on: equal shares, cut at cache lines.

@@ -104,12 +104,14 @@ impl Slice {
 
     /// The same piece of each of a block for each rank, without ours.
     fn input_of_blocks(&self, group: &Group, piece: &Range<usize>) -> Input {
+        let bytes = piece.len() * self.size;
         Input {
             from: self.at(piece.start).cast_const(),
             block: self.len * self.size,
             blocks: group.size(),
-            piece: piece.len() * self.size,
+            piece: bytes,
             without: Some(group.rank()),
+            most: group.size() * bytes,
         }
     }
 }
@@ -153,13 +155,13 @@ fn gather_shares(
     let shares = |rank| share(len, size, rank, group.size());
     let place = |rank: usize| first.wrapping_add(shares(rank).start * size);
     let own = Input {
-        piece: shares(group.rank()).len() * size,
-        ..Input::one(place(group.rank()), shares(0).len() * size)
+        most: shares(0).len() * size,
+        ..Input::one(place(group.rank()), shares(group.rank()).len() * size)
     };
     // SAFETY: our share of the elements.
     let staging = unsafe { exchange(running, &own) }?;
     for rank in (0..group.size()).filter(|rank| *rank != group.rank()) {
-        let from = staging.of(rank, own.block);
+        let from = staging.of(rank, own.most);
         // SAFETY: the rank has staged its share, and here is the place for it.
         unsafe { copy_bytes(from, place(rank), shares(rank).len() * size) };
     }
@@ -196,7 +198,7 @@ fn reduce_scatter(
         let staging = unsafe { exchange(&mut running, &staged) }?;
         let own = input.at(group.rank() * input.len + piece.start);
         let from =
-            sources(&mut places, group, &staging, staged.bytes(), group.rank() * staged.piece, own);
+            sources(&mut places, group, &staging, staged.most, group.rank() * staged.piece, own);
         let to = out.wrapping_add(piece.start * input.size);
         // SAFETY: every other rank has staged a piece for us, ours is in the input; `out` has room for a block.
         unsafe { reduce(from, &[to], piece.len(), Stores::Cached) };
@@ -231,7 +233,7 @@ fn all_to_all(group: &Group, input: Slice, out: *mut u8) -> Result<()> {
         let staging = unsafe { exchange(&mut running, &staged) }?;
         let own = input.at(group.rank() * input.len + piece.start);
         let from =
-            sources(&mut places, group, &staging, staged.bytes(), group.rank() * staged.piece, own);
+            sources(&mut places, group, &staging, staged.most, group.rank() * staged.piece, own);
         // SAFETY: each rank has staged a piece for us; `out` has room for a block of each.
         unsafe { copy_pieces(group, from, input, &piece, out) };
     }

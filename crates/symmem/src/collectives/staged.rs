@@ -21,22 +21,19 @@ pub(super) struct Input {
     pub(super) piece: usize,
     /// The block that nobody reads there: our own.
     pub(super) without: Option<usize>,
+    /// The most bytes that any rank stages: the same on all, for it decides where they are staged.
+    pub(super) most: usize,
 }
 
 impl Input {
     /// One piece, of so many bytes.
     pub(super) fn one(from: *const u8, bytes: usize) -> Self {
-        Self { from, block: bytes, blocks: 1, piece: bytes, without: None }
+        Self { from, block: bytes, blocks: 1, piece: bytes, without: None, most: bytes }
     }
 
     /// Nothing, where others stage so many bytes.
     pub(super) fn none(bytes: usize) -> Self {
         Self { without: Some(0), ..Self::one(std::ptr::null(), bytes) }
-    }
-
-    /// All bytes of a staging buffer that are in use.
-    pub(super) fn bytes(&self) -> usize {
-        self.blocks * self.piece
     }
 
     /// # Safety
@@ -46,7 +43,7 @@ impl Input {
         if self.blocks == 1 {
             if self.without.is_none() {
                 // SAFETY: as the caller promises.
-                unsafe { copy(self.from, to, self.piece, plan::staging(self.piece)) };
+                unsafe { copy(self.from, to, self.piece, plan::staging(self.most)) };
             }
             return;
         }
@@ -54,7 +51,7 @@ impl Input {
             let from = self.from.wrapping_add(block * self.block);
             let to = to.wrapping_add(block * self.piece);
             // SAFETY: as the caller promises.
-            unsafe { copy(from, to, self.piece, plan::staging(self.bytes())) };
+            unsafe { copy(from, to, self.piece, plan::staging(self.most)) };
         }
     }
 }
@@ -68,7 +65,7 @@ pub(super) unsafe fn exchange<'r>(
     running: &'r mut Running<'_, '_>,
     input: &Input,
 ) -> Result<Staging<'r>> {
-    if input.bytes() > Staging::TINY {
+    if input.most > Staging::TINY {
         // SAFETY: as the caller promises; a buffer of our own that nobody reads.
         unsafe { input.write(running.staging().own()) };
         return running.exchange(None);

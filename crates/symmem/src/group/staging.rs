@@ -38,7 +38,7 @@ impl Pads for RegionPads {
         for (at, value) in tiny.iter().enumerate() {
             // Word by word, as the caller has written them: wider loads would wait until those stores are through.
             // SAFETY: S3: as many words, aligned; S2: the owner does not read them before our flag.
-            unsafe { to.add(at).write_volatile(*value) };
+            unsafe { to.wrapping_add(at).write_volatile(*value) };
         }
     }
 }
