@@ -89,7 +89,7 @@ samples!(
     f16 => |x| f16::from_f32(float(x)),
     bf16 => |x| bf16::from_f32(float(x)),
     i64 => |x| x as i64, i32 => |x| x as i32, i16 => |x| x as i16, i8 => |x| x as i8,
-    F8E4M3 => |x| F8E4M3(x as u8), F8E5M2 => |x| F8E5M2(x as u8), Bool => |x| Bool::from(x % 3 == 0),
+    F8E4M3 => |x| F8E4M3(x as u8), F8E5M2 => |x| F8E5M2(x as u8), Bool => |x| Bool::from(x.is_multiple_of(3)),
     u64 => |x| x, u32 => |x| x as u32, u16 => |x| x as u16, u8 => |x| x as u8,
 );
 

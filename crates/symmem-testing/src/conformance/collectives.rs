@@ -92,7 +92,7 @@ pub fn reductions_give_the_bits_of_their_definition(world: World) {
         reduces(&world, len, ReduceOp::Max, e4m3, |of| of(0));
         let e5m2 = |_: usize, i: usize| F8E5M2([0x3c, 0x40, 0xbc][i % 3]);
         reduces(&world, len, ReduceOp::Min, e5m2, |of| of(0));
-        let truth = |r: usize, i: usize| Bool::from(seed(r, i) % 3 == 0);
+        let truth = |r: usize, i: usize| Bool::from(seed(r, i).is_multiple_of(3));
         let all = |of: &dyn Fn(usize) -> Bool| Bool::from((0..n).all(|r| of(r).into()));
         let any = |of: &dyn Fn(usize) -> Bool| Bool::from((0..n).any(|r| of(r).into()));
         for (op, defined) in [
