@@ -342,7 +342,7 @@ fn a_rank_that_has_arrived_is_not_missed_when_it_leaves() {
 #[test]
 fn jobs_that_end_in_order_lose_nobody() {
     let set = std::env::var("SYMMEM_JOBS").ok();
-    for _ in 0..set.map_or(3000, |jobs| jobs.parse().expect("a number of jobs")) {
+    for _ in 0..set.map_or(1000, |jobs| jobs.parse().expect("a number of jobs")) {
         World::threads(8, |world| world.barrier().unwrap()).unwrap();
     }
 }

@@ -146,7 +146,9 @@ fn calls_after_a_rank_has_left_are_not_taken_for_each_other() {
             result = result.and(names_rank_1(world.broadcast(&mut one, 0)));
         }
         step.wait();
-        result.and(names_rank_1(world.all_to_all(&[1_u32; 4], &mut all)))
+        result = result.and(names_rank_1(world.all_to_all(&[1_u32; 4], &mut all)));
+        step.wait(); // nobody else leaves before all have been told
+        result
     });
     for outcome in outcomes.unwrap() {
         outcome.unwrap();
