@@ -1,7 +1,7 @@
 //! Collectives over symmetric memory: one file each, over the loops in `host`.
 //!
 //! Every collective is a call of all ranks of the memory's group, with arguments that agree; ranks that disagree all
-//! get [`Error::Mismatch`] and nothing is done. Element i of a reduction is ((x₀ ⊕ x₁) ⊕ x₂) … in rank order, computed in
+//! get [`Error::Mismatch`](crate::Error::Mismatch) and nothing is done. Element i of a reduction is ((x₀ ⊕ x₁) ⊕ x₂) … in rank order, computed in
 //! f32 for 8- and 16-bit floats with one rounding at the end, whatever the algorithm: the same bits on every rank.
 #![allow(unsafe_code)] // S1 (the memory keeps all mappings), S2 (between the barriers of a call), S3 (ranges below `len`)
 

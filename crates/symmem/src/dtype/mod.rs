@@ -1,6 +1,6 @@
 //! Element types: what a buffer may hold, and how it is reduced.
 //!
-//! [`elements!`] below is the one table of them. Everything else derives from it: dispatch ([`with_element!`](crate::with_element)),
+//! `elements!` below is the one table of them. Everything else derives from it: dispatch ([`with_element!`](crate::with_element)),
 //! names in Python, codes of DLPack and NCCL, the kernels' file names, and the lists in tests and programs.
 
 #![allow(unsafe_code)] // types of which every bit pattern is a value

@@ -1,8 +1,8 @@
 //! Memory that every rank of a group can reach: the one seam between the library and what provides memory.
 //!
-//! A [`Backend`] allocates memory and exports it; the peer's backend imports that as a mapping. Each backend is a file or a
-//! folder here: [`process`], [`host`], `cuda`, `nccl`, `nvshmem`. Which memory a group needs, and that all ranks agree, is
-//! the group's business. What only one backend has (multicast addresses, windows) is an [`Attachment`] of its mappings.
+//! A `Backend` allocates memory and exports it; the peer's backend imports that as a mapping. Each backend is a file or a
+//! folder here: `process`, `host`, `cuda`, `nccl`, `nvshmem`. Which memory a group needs, and that all ranks agree, is
+//! the group's business. What only one backend has (multicast addresses, windows) is an `Attachment` of its mappings.
 
 mod attachments;
 pub(crate) mod block;
