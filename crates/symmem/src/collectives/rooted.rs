@@ -16,11 +16,11 @@ const SCATTER: &str = "scatter";
 impl<T: Number> Symmetric<T> {
     /// On rank `root`, `out` becomes the reduction of all ranks' elements; on others it is not looked at. Collective.
     pub fn reduce(&mut self, op: ReduceOp, root: usize, out: &mut [T]) -> Result<()> {
-        let looped = loop_for::<T>(self.group(), REDUCE, op)?;
+        let reduction = loop_for::<T>(self.group(), REDUCE, op)?;
         if self.is_root(REDUCE, root)? {
             check_len(self.group(), REDUCE, "an output", self.len(), out.len())?;
         }
-        reduce(self.memory(), (op, looped), root, out.as_mut_ptr().cast())
+        reduce(self.memory(), (op, reduction), root, out.as_mut_ptr().cast())
     }
 }
 

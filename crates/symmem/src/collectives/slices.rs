@@ -101,19 +101,29 @@ impl Slice {
     fn pieces(&self, blocks: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         pieces(self.len, self.size, blocks)
     }
+}
 
-    /// The same piece of each of a block for each rank, without ours.
-    fn input_of_blocks(&self, group: &Group, piece: &Range<usize>) -> Input {
-        let bytes = piece.len() * self.size;
-        Input {
-            from: self.at(piece.start).cast_const(),
-            block: self.len * self.size,
-            blocks: group.size(),
-            piece: bytes,
-            without: Some(group.rank()),
-            most: group.size() * bytes,
-        }
-    }
+/// Stages the same piece of each of a block for each rank, without ours, and gives where each rank has that for us.
+fn exchange_blocks<'p>(
+    group: &Group,
+    running: &mut Running<'_, '_>,
+    block: Slice,
+    piece: &Range<usize>,
+    places: &'p mut PerRank<*const u8>,
+) -> Result<&'p [*const u8]> {
+    let (rank, ranks, bytes) = (group.rank(), group.size(), piece.len() * block.size);
+    let input = Input {
+        from: block.at(piece.start).cast_const(),
+        block: block.len * block.size,
+        blocks: ranks,
+        piece: bytes,
+        without: Some(rank),
+        most: ranks * bytes,
+    };
+    // SAFETY: a piece of each block.
+    let staging = unsafe { exchange(running, &input) }?;
+    let own = block.at(rank * block.len + piece.start);
+    Ok(sources(places, group, &staging, input.most, rank * bytes, own))
 }
 
 fn begin<'g, 'c>(group: &'g Group, call: &'c Call) -> Result<Running<'g, 'c>> {
@@ -193,12 +203,7 @@ fn reduce_scatter(
     let mut running = begin(group, &call)?;
     let mut places = PerRank::new();
     for piece in input.pieces(group.size()) {
-        let staged = input.input_of_blocks(group, &piece);
-        // SAFETY: a piece of each block of the input.
-        let staging = unsafe { exchange(&mut running, &staged) }?;
-        let own = input.at(group.rank() * input.len + piece.start);
-        let from =
-            sources(&mut places, group, &staging, staged.most, group.rank() * staged.piece, own);
+        let from = exchange_blocks(group, &mut running, input, &piece, &mut places)?;
         let to = out.wrapping_add(piece.start * input.size);
         // SAFETY: every other rank has staged a piece for us, ours is in the input; `out` has room for a block.
         unsafe { reduce(from, &[to], piece.len(), Stores::Cached) };
@@ -228,12 +233,7 @@ fn all_to_all(group: &Group, input: Slice, out: *mut u8) -> Result<()> {
     let mut running = begin(group, &call)?;
     let mut places = PerRank::new();
     for piece in input.pieces(group.size()) {
-        let staged = input.input_of_blocks(group, &piece);
-        // SAFETY: a piece of each block of the input.
-        let staging = unsafe { exchange(&mut running, &staged) }?;
-        let own = input.at(group.rank() * input.len + piece.start);
-        let from =
-            sources(&mut places, group, &staging, staged.most, group.rank() * staged.piece, own);
+        let from = exchange_blocks(group, &mut running, input, &piece, &mut places)?;
         // SAFETY: each rank has staged a piece for us; `out` has room for a block of each.
         unsafe { copy_pieces(group, from, input, &piece, out) };
     }

@@ -138,8 +138,11 @@ fn calls_after_a_rank_has_left_are_not_taken_for_each_other() {
         }
         step.wait();
         if rank == 2 {
-            let e = world.all_gather(&one, &mut all).unwrap_err();
-            assert!(matches!(e, Error::PeerLost { rank: 1, .. } | Error::Mismatch { .. }), "{e}");
+            // No panic here: the others would wait for the next step.
+            result = match world.all_gather(&one, &mut all) {
+                Err(Error::PeerLost { rank: 1, .. } | Error::Mismatch { .. }) => Ok(()),
+                other => Err(format!("rank 2: {other:?}")),
+            };
         }
         step.wait();
         if rank == 0 {
