@@ -140,7 +140,29 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        self.mesh.leave(if std::thread::panicking() { "it panicked" } else { "it left" }, None);
+        let farewell = Farewell::now();
+        self.world.say(farewell);
+        self.mesh.leave(farewell.text(), None);
+    }
+}
+
+/// How a rank leaves the world of its own accord.
+#[derive(Clone, Copy)]
+enum Farewell {
+    Left = 1,
+    Panicked = 2,
+}
+
+impl Farewell {
+    fn now() -> Self {
+        if std::thread::panicking() { Self::Panicked } else { Self::Left }
+    }
+
+    fn text(self) -> &'static str {
+        match self {
+            Self::Left => "it left",
+            Self::Panicked => "it panicked",
+        }
     }
 }
 
@@ -156,6 +178,21 @@ impl WorldPads {
     pub(super) fn set(&self, formed: &Arc<Formed>) {
         let formed = self.formed.get_or_init(|| Arc::clone(formed));
         lock(&self.early).drain(..).for_each(|rank| formed.signals.note_loss(rank));
+    }
+
+    /// Says in shared memory how this rank leaves. Peers hear of the departure later and one after the other, and the first
+    /// of them tells the rest.
+    fn say(&self, farewell: Farewell) {
+        if let Some(formed) = self.formed.get() {
+            formed.signals.store_words(Layout::FAREWELL, &[farewell as u32]);
+        }
+    }
+
+    /// How the rank said that it leaves.
+    pub(super) fn farewell(&self, world_rank: usize) -> Option<&'static str> {
+        let [word] = self.formed.get()?.signals.load_words(world_rank, Layout::FAREWELL);
+        let said = [Farewell::Left, Farewell::Panicked].into_iter().find(|&f| f as u32 == word);
+        said.map(Farewell::text)
     }
 
     /// The first of these ranks of the world to be lost: the same for all who ask.

@@ -75,9 +75,11 @@ impl Health {
         self.trouble.load(Ordering::Acquire)
     }
 
-    /// How the member went, if it did.
+    /// How the member went, if it did: in its own words before those of others.
     pub(super) fn how_gone(&self, rank: usize) -> Option<String> {
-        self.gone().iter().find(|(r, _)| *r == rank).map(|(_, departure)| departure.how.clone())
+        let farewell = self.members.get(rank).and_then(|&world| self.world.farewell(world));
+        let noted = || Some(self.gone().iter().find(|(r, _)| *r == rank)?.1.how.clone());
+        farewell.map(str::to_owned).or_else(noted)
     }
 
     /// The first that was lost, in the order that all ranks of the world see, or else one of `awaited` that is gone.
@@ -91,6 +93,8 @@ impl Health {
         let lost = gone.iter().find(|(_, departure)| !departure.left);
         let absent =
             || gone.iter().filter(|(rank, _)| awaited(*rank)).min_by_key(|(rank, _)| *rank);
-        lost.or_else(absent).map(|(rank, departure)| (*rank, departure.how.clone()))
+        let (rank, departure) = lost.or_else(absent)?.clone();
+        drop(gone);
+        Some((rank, self.how_gone(rank).unwrap_or(departure.how)))
     }
 }

@@ -6,6 +6,7 @@
 //! | `poison`               | any rank   | 0: fine; n+1: rank n of the group is lost; never reset |
 //! | `out`                  | any rank   | 0: in step; else the generation of calls that broke, and n+1: rank n gave up a call of it |
 //! | `coming`               | rank r     | the epoch of the calls' channel that r reaches as soon as its earlier calls are over; 0: none |
+//! | `farewell`             | rank r     | 0: here; else how r is leaving the world, written before any peer is told |
 //! | `loss(i)`              | any rank, in rank 0's pad | n+1: rank n was the i-th to be lost; never reset |
 //! | `description(e & 1)`   | rank r     | what r calls at epoch e, in full, where its peers do not know it by a number yet; rewritten as `call` is |
 //! | `given_up`             | rank r     | what r called when it gave up, in full |
@@ -52,6 +53,7 @@ impl Layout {
     /// In the line of the poison, which every call looks at.
     pub(super) const OUT: usize = Self::POISON + 1;
     pub(super) const COMING: usize = Self::POISON + 2;
+    pub(crate) const FAREWELL: usize = Self::POISON + 3;
     const DESCRIPTIONS: usize = 4 * SLOT;
     const NOTES: usize = Self::DESCRIPTIONS + 3 * Self::DESCRIPTION;
     const DECISIONS: usize = Self::NOTES + Self::THREADS * Self::NOTE;
@@ -141,7 +143,8 @@ impl Layout {
     /// The places of all words that mean something.
     #[cfg(any(test, loom))]
     pub fn used(self) -> Vec<usize> {
-        let mut used = vec![Self::RINGS, Self::SLEEPERS, Self::POISON, Self::OUT, Self::COMING];
+        let mut used = vec![Self::RINGS, Self::SLEEPERS, Self::POISON];
+        used.extend([Self::OUT, Self::COMING, Self::FAREWELL]);
         used.extend(Self::RATES..Self::RATES + Rates::WORDS);
         used.extend((0..self.ranks).flat_map(|rank| [self.loss(rank), self.resync(rank)]));
         for generation in 0..self.ranks {
