@@ -249,29 +249,29 @@ impl Group {
     /// Allocates symmetric memory, zeroed. Not collective. With `persistent_id`, the memory outlives its users, and the
     /// next call with the same id gets it again.
     ///
-    /// On a device, `source` is where it comes from: "cuda", "nccl" or "nvshmem"; without, what SYMMEM_CUDA_BACKEND says, or
+    /// On a device, `backend` is where it comes from: "cuda", "nccl" or "nvshmem"; without, what SYMMEM_CUDA_BACKEND says, or
     /// else "cuda". What is missing for it is Unavailable. Memory of NVSHMEM is allocated by all ranks of the group together.
-    #[pyo3(signature = (nbytes, *, device=None, source=None, pad_bytes=None, persistent_id=None))]
+    #[pyo3(signature = (nbytes, *, device=None, backend=None, pad_bytes=None, persistent_id=None))]
     fn alloc(
         &self,
         py: Python<'_>,
         nbytes: usize,
         device: Option<&Bound<'_, PyAny>>,
-        source: Option<&str>,
+        backend: Option<&str>,
         pad_bytes: Option<usize>,
         persistent_id: Option<u64>,
     ) -> PyResult<Memory> {
         const OP: &str = "alloc";
         self.check_open(py, OP)?;
         let place = Place::named(OP, device)?;
-        place.check_source(py, OP, source)?;
+        place.check_backend(py, OP, backend)?;
         let group = &self.inner;
         let buffer = match (place, persistent_id, pad_bytes) {
             (_, Some(_), Some(_)) => {
                 return Err(usage(py, OP, "a persistent_id or pad_bytes", "both"));
             }
             (Place::Cuda(number), id, pad) => detached(py, || {
-                let gpu = memory::open(number, source, group)?;
+                let gpu = memory::open(number, backend, group)?;
                 let own = match (id, pad) {
                     (Some(id), _) => gpu.alloc_persistent(group, id, nbytes),
                     (None, Some(pad)) => gpu.alloc_with_pad(group, nbytes, pad),
@@ -291,15 +291,15 @@ impl Group {
     }
 
     /// A pool that cuts small allocations from segments of `segment_bytes`, which are allocated as by `alloc`.
-    #[pyo3(signature = (segment_bytes, *, device=None, source=None))]
+    #[pyo3(signature = (segment_bytes, *, device=None, backend=None))]
     fn pool(
         &self,
         py: Python<'_>,
         segment_bytes: usize,
         device: Option<&Bound<'_, PyAny>>,
-        source: Option<&str>,
+        backend: Option<&str>,
     ) -> PyResult<Pool> {
-        Pool::new(py, self, segment_bytes, Place::named("pool", device)?, source)
+        Pool::new(py, self, segment_bytes, Place::named("pool", device)?, backend)
     }
 
     /// Element i of `data` becomes the reduction of element i of all ranks. Collective, on memory of any kind.

@@ -29,18 +29,18 @@ impl Place {
         self == Self::Host
     }
 
-    /// Only memory of devices has sources.
-    pub(crate) fn check_source(
+    /// Only memory of devices has a choice of backends.
+    pub(crate) fn check_backend(
         self,
         py: Python<'_>,
         op: &'static str,
-        source: Option<&str>,
+        backend: Option<&str>,
     ) -> PyResult<()> {
-        match source {
+        match backend {
             Some(name) if self.is_host() => Err(usage(
                 py,
                 op,
-                "a device for memory of a source",
+                "a device for memory of a backend",
                 format!("{name:?} on the cpu"),
             )),
             _ => Ok(()),
@@ -83,13 +83,13 @@ impl Place {
     }
 }
 
-/// A device, with memory of the source that the caller names, or else the environment. Collective over `group` for NVSHMEM.
+/// A device, with memory of the backend that the caller names, or else that of the environment. Collective over `group` for NVSHMEM.
 pub(crate) fn open(
     number: u32,
-    source: Option<&str>,
+    backend: Option<&str>,
     group: &symmem::Group,
 ) -> symmem::Result<Gpu> {
-    Gpu::open(number)?.with_backend(source, group)
+    Gpu::open(number)?.with_backend(backend, group)
 }
 
 /// What an allocation is in the library.
@@ -215,8 +215,8 @@ impl Memory {
 
     /// Where memory of a device comes from: "cuda", "nccl" or "nvshmem"; None for memory of the host.
     #[getter]
-    fn source(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
-        Ok(match &self.held(py, "source")?.buffer {
+    fn backend(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
+        Ok(match &self.held(py, "backend")?.buffer {
             Some(Buffer::Cuda(own)) => Some(own.gpu().backend_name()),
             Some(Buffer::Host(_)) | None => None,
         })
@@ -289,13 +289,13 @@ impl Pool {
         group: &Group,
         segment_bytes: usize,
         place: Place,
-        source: Option<&str>,
+        backend: Option<&str>,
     ) -> PyResult<Self> {
-        place.check_source(py, "pool", source)?;
+        place.check_backend(py, "pool", backend)?;
         let cutter = match place {
             Place::Host => Cutter::Host(symmem::Pool::new(&group.inner, segment_bytes)),
             Place::Cuda(number) => {
-                let gpu = detached(py, || open(number, source, &group.inner))?;
+                let gpu = detached(py, || open(number, backend, &group.inner))?;
                 Cutter::Cuda(gpu.pool(&group.inner, segment_bytes))
             }
         };

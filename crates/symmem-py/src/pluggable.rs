@@ -22,7 +22,7 @@ const NAMES: (&str, &str) = ("symmem_pool_alloc", "symmem_pool_free");
 struct Home {
     group: symmem::Group,
     pad_bytes: usize,
-    source: String,
+    backend: String,
     _life: Arc<Life>,
 }
 
@@ -39,18 +39,18 @@ fn pools() -> MutexGuard<'static, Pools> {
     POOLS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has segments of torch's pools be memory of `group`'s world from `source`, with signal pads of `pad_bytes`, from now on. The
+/// Has segments of torch's pools be memory of `group`'s world from `backend`, with signal pads of `pad_bytes`, from now on. The
 /// names of the functions that this library exports for `CUDAPluggableAllocator`.
 #[pyfunction]
-#[pyo3(signature = (group, pad_bytes, source = String::from("cuda")))]
+#[pyo3(signature = (group, pad_bytes, backend = String::from("cuda")))]
 pub(crate) fn serve_pools(
     group: &Bound<'_, Group>,
     pad_bytes: usize,
-    source: String,
+    backend: String,
 ) -> (&'static str, &'static str) {
     let group = group.get();
     let (inner, _life) = (group.inner.clone(), Arc::clone(&group.life));
-    let home = Home { group: inner, pad_bytes, source, _life };
+    let home = Home { group: inner, pad_bytes, backend, _life };
     let had = pools().home.replace(home);
     drop(had); // not under the lock: a world may end here
     NAMES
@@ -87,17 +87,17 @@ extern "C" fn symmem_pool_free(
 }
 
 fn segment(size: isize, device: c_int, stream: usize) -> symmem::Result<usize> {
-    let home = pools().home.as_ref().map(|h| (h.group.clone(), h.pad_bytes, h.source.clone()));
+    let home = pools().home.as_ref().map(|h| (h.group.clone(), h.pad_bytes, h.backend.clone()));
     let unavailable = |why: &str| symmem::Error::Unavailable {
         what: "a pool of symmetric memory".into(),
         why: why.to_owned(),
     };
-    let (group, pad_bytes, source) =
+    let (group, pad_bytes, backend) =
         home.ok_or_else(|| unavailable("symmem.torch.install(\"cuda\") was not called"))?;
     let (Ok(bytes), Ok(number)) = (usize::try_from(size), u32::try_from(device)) else {
         return Err(unavailable("a size and a device are not negative"));
     };
-    let gpu = open(number, Some(&source), &group)?;
+    let gpu = open(number, Some(&backend), &group)?;
     // SAFETY: S4: torch's current stream, in the primary context, and alive for the time of this call. Known to the library,
     // it is seen whether it is being captured.
     let stream = unsafe { Stream::from_raw(&gpu, stream) };

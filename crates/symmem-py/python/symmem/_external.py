@@ -49,7 +49,7 @@ def register_external_nccl_comm(group: str | Group, comm_ptr: int, device: Any, 
     """Makes a communicator (`ncclComm_t`) of somebody else known for a group and a device; `comm` is kept alive with it.
 
     It lasts until `unregister`, the end of a `with`, or the next registration of the same two. Given a `symmem.Group`, and
-    not only a name, its later rendezvous register memory with `source="nccl"` on the communicator. Every rank registers
+    not only a name, its later rendezvous register memory with `backend="nccl"` on the communicator. Every rank registers
     its own before.
     """
     number = number_of(device)

@@ -20,13 +20,13 @@ def empty(
     group: Group,
     *,
     device: str | int | None = None,
-    source: str | None = None,
+    backend: str | None = None,
     persistent_id: int | None = None,
 ) -> Array:
     """Memory of this rank for a later `rendezvous`. Not collective.
 
     `dtype` is a name ("float32", "bfloat16", …), numpy's or torch's. With `persistent_id`, the memory outlives its users,
-    and the next call with the same id gets it again, with what it held. `source` is where memory of a device comes from, as
+    and the next call with the same id gets it again, with what it held. `backend` is where memory of a device comes from, as
     for `Group.alloc`: "cuda", "nccl", or "nvshmem", which all ranks of the group allocate together.
     """
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -34,7 +34,7 @@ def empty(
         raise Usage(f"empty: rank {group.rank}: expected sizes of at least 0, got {sizes}")
     itemsize = Array.itemsize_of(dtype)
     nbytes = math.prod(sizes) * itemsize
-    memory = group.alloc(nbytes, device=device, source=source, persistent_id=persistent_id)
+    memory = group.alloc(nbytes, device=device, backend=backend, persistent_id=persistent_id)
     if memory.device != "cpu":
         _torch_watch.install()
     return memory.view(dtype, sizes)

@@ -92,7 +92,7 @@ def init_rank(
 
 
 def communicator_of(handle: Handle) -> Communicator:
-    """The communicator on which a rendezvous has registered memory with `source="nccl"`; not closed with this."""
+    """The communicator on which a rendezvous has registered memory with `backend="nccl"`; not closed with this."""
     return nccl_communicator_of(handle)
 
 

@@ -11,7 +11,7 @@ from torch._C._autograd import DeviceType
 from torch._C._distributed_c10d import _SymmetricMemory
 from torch._prims_common import make_contiguous_strides_for
 
-from symmem.torch import _groups, _memory, _sources
+from symmem.torch import _groups, _memory, _backends
 
 
 class SymmetricMemory:
@@ -160,11 +160,11 @@ class SymmetricMemory:
 
     def get_peer_cft_handle(self, peer: int) -> tuple[int, int]:
         """Endpoint and offset by which NCCL's kernels reach that rank's memory; only memory of NCCL has them."""
-        return _sources.cft_handle("get_peer_cft_handle", self._allocation.memory, self.native, peer)
+        return _backends.cft_handle("get_peer_cft_handle", self._allocation.memory, self.native, peer)
 
     def get_multimem_cft_handle(self) -> tuple[int, int]:
         """Endpoint and offset by which they reach all ranks' memory at once; only memory of NCCL has them."""
-        return _sources.cft_handle("get_multimem_cft_handle", self._allocation.memory, self.native)
+        return _backends.cft_handle("get_multimem_cft_handle", self._allocation.memory, self.native)
 
 
 def _span(op: str, sizes: Sequence[int], dtype: torch.dtype, offset: int, limit: int) -> int:

@@ -23,7 +23,7 @@ from symmem.torch import (
     _pipeline,
     _pool,
     _sharing,
-    _sources,
+    _backends,
     _work,
 )
 from symmem.torch._workspace import workspace
@@ -149,7 +149,7 @@ def _module_is_symm_mem_tensor(former, tensor):
 def _get_backend(former, device):
     if not _is_ours(device):
         return former(device)
-    return BACKEND if _is_cpu(device) else _sources.backend() or BACKEND
+    return BACKEND if _is_cpu(device) else _backends.chosen() or BACKEND
 
 
 def _set_backend(former, name):
@@ -157,18 +157,18 @@ def _set_backend(former, name):
     if name == BACKEND:
         return
     if "cuda" in _installed:
-        _sources.choose(name)
-        _pool.follow_source()
+        _backends.choose(name)
+        _pool.follow_backend()
     else:
         former(name)
 
 
 def _register_external_nccl_comm(former, group_name, comm_ptr, device):
-    _sources.register(former, group_name, comm_ptr, device, ours=_is_ours(device))
+    _backends.register(former, group_name, comm_ptr, device, ours=_is_ours(device))
 
 
 def _unregister_external_nccl_comm(former, group_name, device):
-    _sources.unregister(former, group_name, device, ours=_is_ours(device))
+    _backends.unregister(former, group_name, device, ours=_is_ours(device))
 
 
 def _get_mempool_allocator(former, device):

@@ -16,7 +16,7 @@ import torch
 from torch._C._distributed_c10d import _SymmetricMemory
 
 from symmem import _native
-from symmem.torch import _groups, _sources
+from symmem.torch import _groups, _backends
 
 CPU = torch.device("cpu")
 
@@ -76,8 +76,8 @@ class Allocation:
                 _groups.stream(self.number)
             # torch makes no storage of nothing.
             pad_bytes = _SymmetricMemory.signal_pad_size
-            source = None if self.on_host else _sources.source()
-            memory = home().alloc(max(nbytes, 1), device=str(device), source=source, pad_bytes=pad_bytes)
+            backend = None if self.on_host else _backends.backend()
+            memory = home().alloc(max(nbytes, 1), device=str(device), backend=backend, pad_bytes=pad_bytes)
         self.memory = memory
         self.address = memory.address
         self._lock = threading.Lock()
@@ -99,7 +99,7 @@ class Allocation:
             if handle is None:
                 if not self.on_host:
                     _groups.stream(self.number)
-                    _sources.use_external(self.memory, group, self.device)
+                    _backends.use_external(self.memory, group, self.device)
                 handle = self._handles[group] = self.memory.rendezvous(group.native)
                 if not self.on_host:
                     group.note_handle(self.number, self)

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from symmem import _native
-from symmem.torch import _memory, _sources
+from symmem.torch import _memory, _backends
 
 
 def device_allocator() -> object:
@@ -26,14 +26,14 @@ def device_allocator() -> object:
     return _device_allocator(*_serve())
 
 
-def follow_source() -> None:
+def follow_backend() -> None:
     """Have pools that there are take their next segments from where memory comes from now."""
     if _device_allocator.cache_info().currsize:
         _serve()
 
 
 def _serve() -> tuple[str, str]:
-    return _native.serve_pools(_memory.home(), _SymmetricMemory.signal_pad_size, _sources.source())
+    return _native.serve_pools(_memory.home(), _SymmetricMemory.signal_pad_size, _backends.backend())
 
 
 @functools.cache

@@ -1,5 +1,5 @@
 """PyTorch's choice of a backend, and communicators of others, for memory of devices: with shared objects that stand in for a
-driver, for NCCL and for NVSHMEM, and one rank. Tensors need a device: `test_torch_cuda_sources.py`."""
+driver, for NCCL and for NVSHMEM, and one rank. Tensors need a device: `test_torch_cuda_backends.py`."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ import symmem
 import symmem.torch
 import torch.distributed._symmetric_memory as symm_mem
 from symmem import nccl
-from symmem.torch import _groups, _handle, _install, _memory, _sources
+from symmem.torch import _backends, _groups, _handle, _install, _memory
 from torch._C import _distributed_c10d as bindings
 
 DEVICE = torch.device("cuda", 0)
@@ -33,29 +33,29 @@ def _unavailable(text, call, *arguments):
     assert text in str(raised.value), raised.value
 
 
-def _backends():
-    assert _sources.source() == "cuda"
+def _choices():
+    assert _backends.backend() == "cuda"
     _installed()
     assert symm_mem.get_backend("cuda") == symmem.torch.BACKEND
     symm_mem.set_backend(symmem.torch.BACKEND)
     assert symm_mem.get_backend("cuda") == symmem.torch.BACKEND
-    _unavailable('source="nvshmem"', symm_mem.set_backend, "NVSHMEM")
+    _unavailable('backend="nvshmem"', symm_mem.set_backend, "NVSHMEM")
     with pytest.raises(RuntimeError, match="a backend among CUDA, NCCL, NVSHMEM, got 'tape'"):
         symm_mem.set_backend("tape")
-    assert symm_mem.get_backend("cuda") == symmem.torch.BACKEND and _sources.source() == "cuda"
-    for name, source in (("NCCL", "nccl"), ("CUDA", "cuda"), ("NCCL", "nccl")):
+    assert symm_mem.get_backend("cuda") == symmem.torch.BACKEND and _backends.backend() == "cuda"
+    for name, backend in (("NCCL", "nccl"), ("CUDA", "cuda"), ("NCCL", "nccl")):
         symm_mem.set_backend(name)
-        assert symm_mem.get_backend("cuda") == name and _sources.source() == source
+        assert symm_mem.get_backend("cuda") == name and _backends.backend() == backend
         made = _memory.Allocation(64, DEVICE)
-        assert made.memory.source == source and fake_nccl.live()[2] == (source == "nccl")
+        assert made.memory.backend == backend and fake_nccl.live()[2] == (backend == "nccl")
         del made
     assert symm_mem.get_backend("cpu") == symmem.torch.BACKEND
-    assert _memory.Allocation(64).memory.source is None
+    assert _memory.Allocation(64).memory.backend is None
 
 
 @needs_it
 def test_l04_a_backend_of_devices_is_chosen_by_pytorchs_names():
-    run(_backends)
+    run(_choices)
 
 
 def _no_library():
@@ -70,12 +70,12 @@ def test_a_backend_without_its_library_is_unavailable():
 
 
 def _environment():
-    for source in ("cuda", "nccl"):
-        os.environ["SYMMEM_CUDA_BACKEND"] = source
-        assert _sources.source() == source
-        assert _memory.Allocation(64, DEVICE).memory.source == source
+    for backend in ("cuda", "nccl"):
+        os.environ["SYMMEM_CUDA_BACKEND"] = backend
+        assert _backends.backend() == backend
+        assert _memory.Allocation(64, DEVICE).memory.backend == backend
     os.environ["SYMMEM_CUDA_BACKEND"] = "nvshmem"
-    _unavailable('source="nvshmem"', _memory.Allocation, 64, DEVICE)
+    _unavailable('backend="nvshmem"', _memory.Allocation, 64, DEVICE)
     os.environ["SYMMEM_CUDA_BACKEND"] = "tape"
     with pytest.raises(symmem.Usage, match="a backend of devices among cuda, nccl, nvshmem"):
         _memory.Allocation(64, DEVICE)
@@ -96,7 +96,7 @@ def test_without_devices_of_ours_the_choice_is_torchs():
         pytest.skip("devices are this library's")
     with pytest.raises(RuntimeError, match="tape"):
         symm_mem.set_backend("tape")
-    assert _sources.backend() is None
+    assert _backends.chosen() is None
 
 
 def _torchs_functions():
@@ -111,29 +111,29 @@ def _torchs_functions():
 def _segments():
     _installed()
     symm_mem.set_backend("NCCL")
-    names = symmem._native.serve_pools(_memory.home(), 4096, _sources.source())
+    names = symmem._native.serve_pools(_memory.home(), 4096, _backends.backend())
     assert names == ("symmem_pool_alloc", "symmem_pool_free")
     alloc, free = _torchs_functions()
     address = alloc(2048, 0, None)
-    assert symmem.find(address).source == "nccl" and fake_nccl.live()[2] == 1
+    assert symmem.find(address).backend == "nccl" and fake_nccl.live()[2] == 1
     free(address, 2048, 0, None)
     assert symmem.find(address) is None and fake_nccl.live()[2] == 0
 
 
 @needs_it
-def test_t434_segments_of_torchs_pools_come_from_the_chosen_source():
+def test_t434_segments_of_torchs_pools_come_from_the_chosen_backend():
     run(_segments)
 
 
-def _changed_source():
+def _changed_backend():
     _installed()
     symm_mem.get_mempool_allocator("cuda")
     alloc, free = _torchs_functions()
-    for backend, source in ((None, "cuda"), ("NCCL", "nccl"), ("CUDA", "cuda")):
-        if backend is not None:
-            symm_mem.set_backend(backend)
+    for name, backend in ((None, "cuda"), ("NCCL", "nccl"), ("CUDA", "cuda")):
+        if name is not None:
+            symm_mem.set_backend(name)
         address = alloc(2048, 0, None)
-        assert symmem.find(address).source == source
+        assert symmem.find(address).backend == backend
         free(address, 2048, 0, None)
 
 
@@ -141,7 +141,7 @@ def _changed_source():
 def test_t434_pools_that_there_are_follow_the_choice():
     if not hasattr(torch._C, "_cuda_customAllocator"):
         pytest.skip("this torch was built without CUDA")
-    run(_changed_source)
+    run(_changed_backend)
 
 
 def _group(name):
@@ -199,9 +199,9 @@ def _current_device():
         assert registration.device == 2 and nccl.external_nccl_comm("current", 2).raw == theirs.raw
     with nccl.register_external_nccl_comm("named", theirs.raw, "cuda:2", theirs) as registration:
         assert registration.device == 2
-    _sources.register(None, "current", theirs.raw, "cuda", ours=True)
+    _backends.register(None, "current", theirs.raw, "cuda", ours=True)
     assert nccl.external_nccl_comm("current", 2) is not None and nccl.external_nccl_comm("current", 0) is None
-    _sources.unregister(None, "current", "cuda", ours=True)
+    _backends.unregister(None, "current", "cuda", ours=True)
     assert nccl.external_nccl_comm("current", 2) is None
 
 

@@ -16,7 +16,7 @@ from fake_nccl import live, needs_it, run
 import symmem
 from symmem import nccl
 
-SOURCES = ("cuda", "nccl", "nvshmem")
+BACKENDS = ("cuda", "nccl", "nvshmem")
 NOWHERE = {"SYMMEM_NCCL": "/nowhere/libnccl.so.2", "SYMMEM_NVSHMEM": "/nowhere/libnvshmem_host.so.3"}
 
 needs_both = pytest.mark.skipif(
@@ -31,25 +31,25 @@ def _unavailable(text, call, *arguments, **named):
     assert text in str(raised.value), raised.value
 
 
-def test_a_device_that_is_not_there_is_unavailable_from_every_source():
+def test_a_device_that_is_not_there_is_unavailable_from_every_backend():
     code = (
         "import symmem\n"
         "world = symmem.World.connect(0, 1)\n"
-        "for source in ('cuda', 'nccl', 'nvshmem'):\n"
+        "for backend in ('cuda', 'nccl', 'nvshmem'):\n"
         "    for call in (world.alloc, world.pool):\n"
-        "        try: call(64, device='cuda:99', source=source)\n"
+        "        try: call(64, device='cuda:99', backend=backend)\n"
         "        except symmem.Unavailable as error: print(error.what)\n"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert len(said.splitlines()) == 6, said
 
 
-def test_memory_of_the_host_has_no_source():
+def test_memory_of_the_host_has_no_backend():
     with symmem.World.connect(0, 1) as world:
-        assert world.alloc(8).source is None
+        assert world.alloc(8).backend is None
         for call in (world.alloc, world.pool):
-            with pytest.raises(symmem.Usage, match="a device for memory of a source"):
-                call(8, source="nccl")
+            with pytest.raises(symmem.Usage, match="a device for memory of a backend"):
+                call(8, backend="nccl")
         handle = world.alloc(8).rendezvous(world)
         for ask in (nccl.communicator_of, nccl.window_of, nccl.cft_handle):
             _unavailable("only available on memory of NCCL", ask, handle)
@@ -57,53 +57,53 @@ def test_memory_of_the_host_has_no_source():
 
 def _without_the_libraries():
     with symmem.World.connect(0, 1) as world:
-        for source, file in (("nccl", "/nowhere/libnccl.so.2"), ("nvshmem", "/nowhere/libnvshmem_host.so.3")):
+        for backend, file in (("nccl", "/nowhere/libnccl.so.2"), ("nvshmem", "/nowhere/libnvshmem_host.so.3")):
             for call in (world.alloc, world.pool):
-                _unavailable(file, call, 64, device=0, source=source)
-            _unavailable(file, symmem.empty, 4, "float32", world, device=0, source=source)
-            os.environ["SYMMEM_CUDA_BACKEND"] = source
+                _unavailable(file, call, 64, device=0, backend=backend)
+            _unavailable(file, symmem.empty, 4, "float32", world, device=0, backend=backend)
+            os.environ["SYMMEM_CUDA_BACKEND"] = backend
             _unavailable(file, world.alloc, 64, device=0)
             _unavailable(file, symmem.empty, 4, "float32", world, device=0)
-            assert world.alloc(64, device=0, source="cuda").source == "cuda"
+            assert world.alloc(64, device=0, backend="cuda").backend == "cuda"
         _unavailable("/nowhere/libnccl.so.2", nccl.register_external_nccl_comm, world, 1, 0)
 
 
 @needs_it
-def test_without_a_library_its_source_is_unavailable_and_no_other_is_taken():
+def test_without_a_library_its_backend_is_unavailable_and_no_other_is_taken():
     run(_without_the_libraries, **NOWHERE)
 
 
 def _by_name():
     with symmem.World.connect(0, 1) as world:
-        for source in SOURCES:
-            memory = world.alloc(4096, device="cuda:0", source=source)
-            assert (memory.source, memory.device, memory.nbytes) == (source, "cuda:0", 4096)
+        for backend in BACKENDS:
+            memory = world.alloc(4096, device="cuda:0", backend=backend)
+            assert (memory.backend, memory.device, memory.nbytes) == (backend, "cuda:0", 4096)
             handle = memory.rendezvous(world)
-            assert handle.buffer_ptrs == [memory.address] and handle.memory.source == source
+            assert handle.buffer_ptrs == [memory.address] and handle.memory.backend == backend
             assert handle.buffer_ptrs_dev and handle.signal_pad_ptrs_dev
-            pool = world.pool(1 << 20, device="cuda:0", source=source)
+            pool = world.pool(1 << 20, device="cuda:0", backend=backend)
             parts = [pool.alloc(64) for _ in range(3)]
-            assert {part.source for part in parts} == {source}
-            assert symmem.find(parts[1].address).source == source
-            array = symmem.empty((3, 4), "float32", world, device=0, source=source)
-            assert symmem.rendezvous(array, world).handle.memory.source == source
+            assert {part.backend for part in parts} == {backend}
+            assert symmem.find(parts[1].address).backend == backend
+            array = symmem.empty((3, 4), "float32", world, device=0, backend=backend)
+            assert symmem.rendezvous(array, world).handle.memory.backend == backend
         for wrong in ("tape", "CUDA", ""):
             with pytest.raises(symmem.Usage, match="a backend of devices among cuda, nccl, nvshmem"):
-                world.alloc(64, device=0, source=wrong)
+                world.alloc(64, device=0, backend=wrong)
 
 
 @needs_both
-def test_a_source_is_chosen_by_name():
+def test_a_backend_is_chosen_by_name():
     run(_by_name, SYMMEM_NVSHMEM=str(fake_nccl.path("nvshmem")))
 
 
 def _by_environment():
     with symmem.World.connect(0, 1) as world:
-        for source in SOURCES:
-            os.environ["SYMMEM_CUDA_BACKEND"] = source
-            assert world.alloc(64, device=0).source == source
-            assert world.pool(1 << 20, device=0).alloc(64).source == source
-            assert world.alloc(64, device=0, source="cuda").source == "cuda"
+        for backend in BACKENDS:
+            os.environ["SYMMEM_CUDA_BACKEND"] = backend
+            assert world.alloc(64, device=0).backend == backend
+            assert world.pool(1 << 20, device=0).alloc(64).backend == backend
+            assert world.alloc(64, device=0, backend="cuda").backend == "cuda"
         os.environ["SYMMEM_CUDA_BACKEND"] = "tape"
         with pytest.raises(symmem.Usage, match="SYMMEM_CUDA_BACKEND"):
             world.alloc(64, device=0)
@@ -116,16 +116,16 @@ def test_the_environment_chooses_where_the_program_does_not():
 
 def _persistent():
     with symmem.World.connect(0, 1) as world:
-        first = world.alloc(64, device=0, source="nccl", persistent_id=3)
+        first = world.alloc(64, device=0, backend="nccl", persistent_id=3)
         address = first.address
         first.close()
-        assert world.alloc(64, device=0, source="nccl", persistent_id=3).address == address
+        assert world.alloc(64, device=0, backend="nccl", persistent_id=3).address == address
         with pytest.raises(symmem.Usage, match="the backend of the previous allocation with id 3, nccl"):
-            world.alloc(64, device=0, source="cuda", persistent_id=3)
+            world.alloc(64, device=0, backend="cuda", persistent_id=3)
 
 
 @needs_it
-def test_an_id_stays_with_its_source():
+def test_an_id_stays_with_its_backend():
     run(_persistent)
 
 
@@ -133,11 +133,11 @@ def _windows():
     with symmem.World.connect(0, 1) as world:
         for options in ({}, {"pad_bytes": 4096}, {"persistent_id": 1}):
             before = live()[2]
-            made = world.alloc(4096, device=0, source="nccl", **options)
+            made = world.alloc(4096, device=0, backend="nccl", **options)
             assert live()[2] == before + 1, options
             made.close()
         kept = live()[2]
-        memory = world.alloc(4096, device=0, source="nccl")
+        memory = world.alloc(4096, device=0, backend="nccl")
         handle = memory.rendezvous(world)
         comm = nccl.communicator_of(handle)
         assert (comm.rank, comm.size, comm.device) == (0, 1, 0)
@@ -146,7 +146,7 @@ def _windows():
         assert nccl.cft_handle(handle)[1] == offset and endpoint != nccl.cft_handle(handle)[0]
         with pytest.raises(symmem.Usage, match=r"a rank in \[0, 1\)"):
             nccl.cft_handle(handle, 1)
-        other = world.alloc(64, device=0, source="cuda").rendezvous(world)
+        other = world.alloc(64, device=0, backend="cuda").rendezvous(world)
         for ask in (nccl.communicator_of, nccl.window_of, nccl.cft_handle):
             _unavailable("its backend is cuda: only available on memory of NCCL", ask, other)
         memory.close()
@@ -162,13 +162,13 @@ def test_a_rendezvous_registers_memory_of_nccl_as_a_window():
 def _external():
     with symmem.World.connect(0, 1) as world:
         theirs = nccl.init_rank(1, nccl.unique_id(), 0, device=0)
-        memory = world.alloc(4096, device=0, source="nccl")
+        memory = world.alloc(4096, device=0, backend="nccl")
         with nccl.register_external_nccl_comm(world, theirs.raw, 0, theirs) as registration:
             assert nccl.external_nccl_comm(world.name, 0).raw == theirs.raw
             handle = memory.rendezvous(world)
             assert nccl.communicator_of(handle).raw == theirs.raw
         registration.unregister()
-        again = world.alloc(4096, device=0, source="nccl").rendezvous(world)
+        again = world.alloc(4096, device=0, backend="nccl").rendezvous(world)
         assert nccl.communicator_of(again).raw != theirs.raw
         with pytest.raises(symmem.Usage, match="null"):
             nccl.register_external_nccl_comm(world, 0, 0)

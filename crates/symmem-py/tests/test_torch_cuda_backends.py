@@ -42,7 +42,7 @@ def test_t411_t413_t418_t439_t440_nccl_and_one_shot_reduce_alike(rank):
     device = _device(rank)
     x = symm_mem.empty(1000, device=device).fill_(rank + 1)
     handle = symm_mem.rendezvous(x, world())
-    assert handle.native.memory.source == "nccl" and nccl.window_of(handle.native)
+    assert handle.native.memory.backend == "nccl" and nccl.window_of(handle.native)
     comm = nccl.communicator_of(handle.native)
     assert (comm.rank, comm.size) == (rank, handle.world_size)
     theirs = torch.empty(1000, device=device)
@@ -98,7 +98,7 @@ def test_t434_t435_t436_tensors_of_a_pool_are_nccls_and_recycled(rank):
             made = torch.full((1024,), float(value + rank), device=device)
             product = torch.mul(a, 2)
         addresses.append(made.data_ptr())
-        assert symmem.find(made.data_ptr()).source == symmem.find(product.data_ptr()).source == "nccl"
+        assert symmem.find(made.data_ptr()).backend == symmem.find(product.data_ptr()).backend == "nccl"
         size = symm_mem.rendezvous(made, world()).world_size
         assert (ops.one_shot_all_reduce(made, "sum", world()) == sum(value + other for other in range(size))).all()
         assert torch.equal(ops.one_shot_all_reduce(product, "sum", world()), size * 2 * a)
@@ -113,11 +113,11 @@ def test_t434_t435_t436_tensors_of_a_pool_are_nccls_and_recycled(rank):
 def test_t434_a_pool_follows_the_choice_of_a_backend(rank):
     device = device_of(rank)
     pool, kept = torch.cuda.MemPool(symm_mem.get_mempool_allocator(device)), []
-    for backend, source in (("NCCL", "nccl"), ("CUDA", "cuda")):
-        symm_mem.set_backend(backend)
+    for name, backend in (("NCCL", "nccl"), ("CUDA", "cuda")):
+        symm_mem.set_backend(name)
         with torch.cuda.use_mem_pool(pool):
             kept.append(torch.ones(1 << 24, device=device))
-        assert symmem.find(kept[-1].data_ptr()).source == source
+        assert symmem.find(kept[-1].data_ptr()).backend == backend
     leave()
 
 
