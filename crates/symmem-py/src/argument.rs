@@ -9,7 +9,7 @@ use symmem::cuda::{View, ViewMut};
 use crate::array::Array;
 use crate::dlpack::Import;
 use crate::dtype::Type;
-use crate::error::usage;
+use crate::error::{Op, usage};
 use crate::memory::Place;
 
 /// Where the elements of any library's array lie, how many bytes they are, and the name of their type.
@@ -41,16 +41,16 @@ impl Slice {
     }
 
     /// An argument that is written to.
-    pub(crate) fn output(op: &'static str, given: &Bound<'_, PyAny>) -> PyResult<Self> {
-        Self::of(op, given, true)
+    pub(crate) fn output(op: impl Into<Op>, given: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Self::of(op.into(), given, true)
     }
 
     /// An argument that is only read.
-    pub(crate) fn input(op: &'static str, given: &Bound<'_, PyAny>) -> PyResult<Self> {
-        Self::of(op, given, false)
+    pub(crate) fn input(op: impl Into<Op>, given: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Self::of(op.into(), given, false)
     }
 
-    fn of(op: &'static str, given: &Bound<'_, PyAny>, write: bool) -> PyResult<Self> {
+    fn of(op: Op, given: &Bound<'_, PyAny>, write: bool) -> PyResult<Self> {
         if let Ok(array) = given.cast::<Array>() {
             let (keep, array) = (given.clone().unbind(), array.get());
             let bytes = array.elements() * array.dtype.size();
@@ -61,7 +61,7 @@ impl Slice {
             let (address, bytes, owner): (usize, usize, Py<PyAny>) = raw.extract()?;
             return Ok(Self { address, bytes, dtype: None, place: None, _keep: Some(owner) });
         }
-        let Some(import) = Import::of(given)? else { return Self::of_buffer(op, given, write) };
+        let Some(import) = Import::of(op, given)? else { return Self::of_buffer(op, given, write) };
         if write && import.read_only {
             return Err(usage(given.py(), op, "an array that may be written", "a read-only one"));
         }
@@ -76,7 +76,7 @@ impl Slice {
     }
 
     /// By the buffer protocol, which the stable ABI has only since 3.11: `ctypes` knows it as well.
-    fn of_buffer(op: &'static str, given: &Bound<'_, PyAny>, write: bool) -> PyResult<Self> {
+    fn of_buffer(op: Op, given: &Bound<'_, PyAny>, write: bool) -> PyResult<Self> {
         let py = given.py();
         let view = py.import("builtins")?.call_method1("memoryview", (given,)).map_err(|_| {
             let got = given.get_type().to_string();
@@ -107,10 +107,11 @@ impl Slice {
     pub(crate) fn check(
         &self,
         py: Python<'_>,
-        op: &'static str,
+        op: impl Into<Op>,
         dtype: &Type,
         place: Place,
     ) -> PyResult<()> {
+        let op = op.into();
         if let Some(other) = self.dtype.filter(|other| *other != dtype) {
             return Err(usage(py, op, format!("an array of {}", dtype.name), other.name));
         }

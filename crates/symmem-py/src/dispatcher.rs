@@ -14,7 +14,7 @@ use libloading::os::unix::{Library, RTLD_NOW};
 use pyo3::prelude::*;
 use symmem::ReduceOp;
 
-use crate::collectives::{Part, reduce_op};
+use crate::collectives::reduce_op;
 use crate::dtype::Type;
 use crate::error::{exception, usage};
 use crate::memory::Place;
@@ -242,7 +242,6 @@ impl Torch {
             return None;
         }
         let count = usize::try_from(self.ask(self.count, input)?).ok()?;
-        let part = Part { op: OP, dtype, offset, count, stream };
         let result = match (to, given.output) {
             (To::Itself, _) => input,
             (To::Output, Some(output)) if self.are_alike(input, output)? => output,
@@ -250,10 +249,10 @@ impl Torch {
             (To::New, _) => self.like(input, code)?,
         };
         let out = if to == To::Itself { None } else { Some(self.ask(self.address, result)?) };
-        let done = symmem::interruptible(signalled, || {
-            // SAFETY: the output is like the input; torch keeps the memory of both until streams are done with it.
-            unsafe { handle.reduce_in_stream(part, *op, out) }
-        });
+        let (what, range) = ((*dtype, *op), (offset, count));
+        // SAFETY: the output is like the input; torch keeps the memory of both until streams are done with it.
+        let work = unsafe { quick::all_reduce(&handle, what, range, out, stream) };
+        let done = work.map(|work| symmem::interruptible(signalled, work));
         if to == To::New && !matches!(done, Some(Ok(()))) {
             self.delete_one(result);
         }
@@ -388,7 +387,8 @@ fn load(
     types: Vec<(String, String)>,
     operators: Vec<(String, String)>,
 ) -> PyResult<Result<Torch, libloading::Error>> {
-    let operator = |(torchs, name): (String, String)| Ok((torchs, reduce_op(py, OP, &name)?));
+    let operator =
+        |(torchs, name): (String, String)| Ok((torchs, reduce_op(py, OP.into(), &name)?));
     let operators = operators.into_iter().map(operator).collect::<PyResult<_>>()?;
     // They stay for the life of the process, as torch does.
     let open = |name: &str| {

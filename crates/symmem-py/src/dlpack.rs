@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
 use crate::dtype::Type;
+use crate::error::Op;
 
 /// kDLCPU, kDLCUDA, kDLCUDAHost and kDLCUDAManaged: the host reaches the first and the last two.
 pub(crate) const CPU: i32 = 1;
@@ -174,13 +175,13 @@ pub(crate) struct Import {
 
 impl Import {
     /// Asks `owner` for its memory; `None` where it has no DLPack.
-    pub(crate) fn of(owner: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
+    pub(crate) fn of(op: Op, owner: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
         let py = owner.py();
         let Ok(method) = owner.getattr("__dlpack__") else { return Ok(None) };
         let asked = PyDict::new(py);
         asked.set_item("max_version", (1, 0))?;
         let (kind, _): (i32, i32) = owner.call_method0("__dlpack_device__")?.extract()?;
-        check_kind(kind)?;
+        check_kind(op, kind)?;
         if !HOST_KINDS.contains(&kind) {
             asked.set_item("stream", -1)?; // the call's own stream orders what comes
         }
@@ -190,15 +191,20 @@ impl Import {
         };
         let capsule = capsule.cast_into::<PyCapsule>()?;
         let (tensor, flags) = read(&capsule)?;
-        check_kind(tensor.device[0])?;
+        check_kind(op, tensor.device[0])?;
         let dtype = (tensor.dtype.lanes == 1)
             .then(|| Type::by_code(tensor.dtype.code, tensor.dtype.bits))
             .flatten()
             .ok_or_else(|| {
-                PyBufferError::new_err("an array of a type that symmem does not have")
+                let Number { code, bits, lanes } = tensor.dtype;
+                let got = format!("DLPack's type code {code} of {bits} bits and {lanes} lanes");
+                refusal(op, "an array of a type that symmem has", &got)
             })?;
-        let elements = contiguous(&tensor)
-            .ok_or_else(|| PyBufferError::new_err("an array that is not contiguous (C order)"))?;
+        let elements = contiguous(&tensor).ok_or_else(|| {
+            let (shape, strides) = tensor.dimensions();
+            let got = format!("shape {shape:?} with strides {strides:?}");
+            refusal(op, "an array that is contiguous (C order)", &got)
+        })?;
         Ok(Some(Self {
             address: tensor.data as usize + tensor.byte_offset as usize,
             bytes: elements * dtype.size(),
@@ -212,14 +218,18 @@ impl Import {
 }
 
 /// Refuses memory that neither the host nor CUDA reaches: addresses of other devices mean something else.
-fn check_kind(kind: i32) -> PyResult<()> {
+fn check_kind(op: Op, kind: i32) -> PyResult<()> {
     if kind == CUDA || HOST_KINDS.contains(&kind) {
         return Ok(());
     }
     let name = if kind == ROCM || kind == ROCM_HOST { "ROCm" } else { "another device" };
-    Err(PyBufferError::new_err(format!(
-        "expected an array of the host or of CUDA, got one of {name} (DLPack's kind {kind})"
-    )))
+    let got = format!("one of {name} (DLPack's kind {kind})");
+    Err(refusal(op, "an array of the host or of CUDA", &got))
+}
+
+/// The exception that DLPack wants of a consumer that cannot take an array.
+fn refusal(op: Op, expected: &str, got: &str) -> PyErr {
+    PyBufferError::new_err(format!("{op}: expected {expected}, got {got}"))
 }
 
 /// The tensor in a capsule that nobody has taken, and its flags.
@@ -239,10 +249,17 @@ fn read(capsule: &Bound<'_, PyCapsule>) -> PyResult<(Tensor, u64)> {
     Ok((unsafe { managed.as_ref() }.tensor, 0))
 }
 
+impl Tensor {
+    /// Shape and strides, in elements.
+    fn dimensions(&self) -> (&[i64], &[i64]) {
+        let dims = usize::try_from(self.ndim).unwrap_or(0);
+        (entries(self.shape, dims), entries(self.strides, dims))
+    }
+}
+
 /// How many elements there are, if they lie one after the other.
 fn contiguous(tensor: &Tensor) -> Option<usize> {
-    let dims = usize::try_from(tensor.ndim).ok()?;
-    let (shape, strides) = (entries(tensor.shape, dims), entries(tensor.strides, dims));
+    let (shape, strides) = tensor.dimensions();
     let count = shape.iter().try_fold(1_i64, |all, len| all.checked_mul(*len))?;
     let mut expected = 1_i64;
     for (len, stride) in shape.iter().zip(strides).rev().filter(|(len, _)| **len > 1) {

@@ -3,9 +3,10 @@
 use std::sync::LazyLock;
 
 use pyo3::prelude::*;
-use symmem::DType;
+use pyo3::types::{PyDict, PyTuple};
+use symmem::{DType, ReduceOp};
 
-use crate::error::usage;
+use crate::error::{Op, usage};
 
 /// One type of elements.
 #[derive(Debug, PartialEq, Eq)]
@@ -61,7 +62,7 @@ impl Type {
     }
 
     /// What Python calls it: a name, numpy's or torch's (`torch.float32`, `<class 'numpy.float32'>`, `dtype('float32')`).
-    pub(crate) fn named(op: &'static str, given: &Bound<'_, PyAny>) -> PyResult<&'static Self> {
+    pub(crate) fn named(op: impl Into<Op>, given: &Bound<'_, PyAny>) -> PyResult<&'static Self> {
         let named = |of: &Bound<'_, PyAny>| -> Option<String> {
             of.getattr("__name__").or_else(|_| of.getattr("name")).ok()?.extract().ok()
         };
@@ -82,17 +83,7 @@ impl Type {
         self.is_number.then_some(self.moved)
     }
 
-    /// The library's type, of which there is arithmetic.
-    pub(crate) fn arithmetic(&self, py: Python<'_>, op: &'static str) -> PyResult<DType> {
-        self.number().ok_or_else(|| usage(py, op, "a type that can be reduced", self.name))
-    }
-
-    /// The library's type for calls that only move elements.
-    pub(crate) fn moved(&self, _py: Python<'_>, _op: &'static str) -> PyResult<DType> {
-        Ok(self.moved)
-    }
-
-    /// NumPy's three letters for it, if NumPy has the type.
+    /// NumPy's type string, if NumPy has the type.
     pub(crate) fn typestr(&self) -> Option<String> {
         let kind = match self.code {
             0 => 'i',
@@ -107,13 +98,14 @@ impl Type {
     }
 }
 
-/// Runs `$body`, which gives a `PyResult`, with `$T` standing for the Rust type of a [`DType`].
-macro_rules! with_element {
-    ($dtype:expr, $T:ident => $body:expr) => {
-        match symmem::with_element!($dtype, $T => $body) {
-            Some(done) => done,
-            None => Err(pyo3::exceptions::PyTypeError::new_err("structs have no name in Python")),
-        }
-    };
+/// All types by name, each with the names of the operators that reduce it.
+pub(crate) fn names(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let all = PyDict::new(py);
+    for known in TYPES.iter() {
+        let applies = |op: &ReduceOp| known.number().is_some_and(|d| op.applies_to(d.kind()));
+        let operators: Vec<_> =
+            ReduceOp::ALL.into_iter().filter(applies).map(ReduceOp::name).collect();
+        all.set_item(known.name, PyTuple::new(py, operators)?)?;
+    }
+    Ok(all)
 }
-pub(crate) use with_element;

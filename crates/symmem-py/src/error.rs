@@ -170,12 +170,41 @@ fn fill(to: &Bound<'_, PyDict>, error: &Error) -> PyResult<&'static str> {
     })
 }
 
+/// An operation, and the rank that calls it where that is known.
+#[derive(Clone, Copy)]
+pub(crate) struct Op {
+    pub(crate) name: &'static str,
+    rank: Option<usize>,
+}
+
+impl Op {
+    pub(crate) const fn at(name: &'static str, rank: usize) -> Self {
+        Self { name, rank: Some(rank) }
+    }
+}
+
+impl From<&'static str> for Op {
+    fn from(name: &'static str) -> Self {
+        Self { name, rank: None }
+    }
+}
+
+impl std::fmt::Display for Op {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.rank {
+            Some(rank) => write!(f, "{}: rank {rank}", self.name),
+            None => f.write_str(self.name),
+        }
+    }
+}
+
 /// A `Usage` of this module's own.
 pub(crate) fn usage(
     py: Python<'_>,
-    op: &'static str,
+    op: impl Into<Op>,
     expected: impl Into<String>,
     got: impl Into<String>,
 ) -> PyErr {
-    exception(py, Error::Usage { op, rank: None, expected: expected.into(), got: got.into() })
+    let Op { name: op, rank } = op.into();
+    exception(py, Error::Usage { op, rank, expected: expected.into(), got: got.into() })
 }

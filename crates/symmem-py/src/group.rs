@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use symmem::store::TcpServer;
 use symmem::{Deadline, GroupOptions};
 
-use crate::collectives;
+use crate::collectives::{Collective, slices};
 use crate::error::usage;
 use crate::memory::{self, Allocation, Buffer, Memory, Place, Pool};
 use crate::wait::detached;
@@ -77,6 +77,14 @@ pub(crate) fn note_process() {
 
 /// All worlds of this process, to be left when it ends.
 static WORLDS: Mutex<Vec<Weak<Life>>> = Mutex::new(Vec::new());
+
+impl Life {
+    /// All worlds of this process that are alive.
+    pub(crate) fn all() -> Vec<Arc<Self>> {
+        let worlds = WORLDS.lock().unwrap_or_else(PoisonError::into_inner);
+        worlds.iter().filter_map(Weak::upgrade).collect()
+    }
+}
 
 /// Leaves all worlds in order. The package has it called when the interpreter ends.
 #[pyfunction]
@@ -302,6 +310,11 @@ impl Group {
         Pool::new(py, self, segment_bytes, Place::named("pool", device)?, backend)
     }
 
+    /// What `Memory.attach` attached to the allocation of this world that contains an address; None if there is none.
+    fn attached<'py>(&self, py: Python<'py>, address: usize) -> Option<Bound<'py, PyAny>> {
+        Allocation::at(&self.inner, address)?.0.attached(py)
+    }
+
     /// Element i of `data` becomes the reduction of element i of all ranks. Collective, on memory of any kind.
     #[pyo3(signature = (data, op="sum", *, dtype=None))]
     fn all_reduce(
@@ -310,7 +323,7 @@ impl Group {
         op: &str,
         dtype: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        collectives::slices::all_reduce(self, data, op, dtype)
+        slices::run(self, Collective::AllReduce, (None, data), (op, 0), dtype)
     }
 
     /// `out` becomes all ranks' `data`, one rank's after the other's. Collective.
@@ -321,7 +334,7 @@ impl Group {
         out: &Bound<'_, PyAny>,
         dtype: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        collectives::slices::all_gather(self, data, out, dtype)
+        slices::run(self, Collective::AllGather, (Some(data), out), ("sum", 0), dtype)
     }
 
     /// `data` is one block for each rank; `out` becomes the reduction of all ranks' blocks for this one. Collective.
@@ -333,7 +346,7 @@ impl Group {
         op: &str,
         dtype: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        collectives::slices::reduce_scatter(self, data, out, op, dtype)
+        slices::run(self, Collective::ReduceScatter, (Some(data), out), (op, 0), dtype)
     }
 
     /// `data` becomes that of rank `root`. Collective.
@@ -344,7 +357,7 @@ impl Group {
         root: usize,
         dtype: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        collectives::slices::broadcast(self, data, root, dtype)
+        slices::run(self, Collective::Broadcast, (None, data), ("sum", root), dtype)
     }
 
     /// `data` is one block for each rank; `out` becomes the blocks that all ranks have for this one. Collective.
@@ -355,7 +368,7 @@ impl Group {
         out: &Bound<'_, PyAny>,
         dtype: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        collectives::slices::all_to_all(self, data, out, dtype)
+        slices::run(self, Collective::AllToAll, (Some(data), out), ("sum", 0), dtype)
     }
 
     fn __repr__(&self) -> String {

@@ -1,15 +1,15 @@
 //! All ranks' memory of one rendezvous.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use pyo3::prelude::*;
 use symmem::cuda::{self, Stream};
 
 use crate::array::Array;
-use crate::collectives::one_sided::{Target, Words};
-use crate::collectives::{Part, Rows};
+use crate::collectives::one_sided::{Direction, Target, Words};
+use crate::collectives::{Call, Named, Rows, RowsGiven};
 use crate::dtype::Type;
-use crate::error::usage;
+use crate::error::{Op, usage};
 use crate::group::{Group, Life};
 use crate::mapped::Mapped;
 use crate::memory::{Allocation, Memory, Place};
@@ -25,15 +25,45 @@ use crate::wait::detached;
 #[pyclass(frozen, module = "symmem")]
 pub(crate) struct Handle(Arc<Inner>);
 
-struct Inner {
+/// What all clones of a handle share.
+pub(crate) struct Inner {
     mapped: Mapped,
     allocation: Arc<Allocation>,
     life: Arc<Life>,
 }
 
+impl Inner {
+    /// Whether another handle is of the same group.
+    pub(crate) fn is_of_group_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.life, &other.life) && self.group().name() == other.group().name()
+    }
+
+    fn group(&self) -> &symmem::Group {
+        self.mapped.handle().group()
+    }
+}
+
 impl Handle {
     pub(crate) fn new(mapped: Mapped, allocation: Arc<Allocation>, life: Arc<Life>) -> Self {
-        Self(Arc::new(Inner { mapped, allocation, life }))
+        let inner = Arc::new(Inner { mapped, allocation, life });
+        inner.allocation.note(&inner);
+        Self(inner)
+    }
+
+    /// The operation of a call on this memory, for errors.
+    pub(crate) fn op(&self, name: &'static str) -> Op {
+        Op::at(name, self.raw().rank())
+    }
+
+    /// The handle that `inner` is part of, if that is of the group and its world is `life`.
+    pub(crate) fn of_group(
+        inner: &Weak<Inner>,
+        group: &symmem::Group,
+        life: &Arc<Life>,
+    ) -> Option<Self> {
+        let found = inner.upgrade()?;
+        let is_same = Arc::ptr_eq(&found.life, life) && found.group().name() == group.name();
+        is_same.then_some(Self(found))
     }
 
     /// The same once more.
@@ -268,164 +298,34 @@ impl Handle {
         self.bytes_at(py, "pad_view", whole, rank, (nbytes, offset))
     }
 
-    /// The `count` elements at byte `offset` become the reduction of all ranks' (or `out` does). `algorithm` is "auto",
-    /// "staged", "one_shot" or "two_shot", or on a device "copy_engine", all of which give the same bits, or "multimem".
-    #[pyo3(signature = (dtype, op, offset, count, *, out=None, algorithm="auto", stream=None))]
-    #[allow(clippy::too_many_arguments, reason = "named in Python")]
-    fn all_reduce(
-        &self,
-        py: Python<'_>,
-        dtype: &Bound<'_, PyAny>,
-        op: &str,
-        offset: usize,
-        count: usize,
-        out: Option<&Bound<'_, PyAny>>,
-        algorithm: &str,
-        stream: Option<usize>,
-    ) -> PyResult<()> {
-        let part = Part::new("all_reduce", dtype, (offset, count), stream)?;
-        self.do_all_reduce(py, part, op, out, algorithm)
-    }
-
-    /// The elements are one block for each rank, or rows of `columns` with such blocks each; `out` becomes the reduced blocks for this one.
-    #[pyo3(signature = (dtype, op, offset, count, out, *, columns=None, stream=None))]
-    #[allow(clippy::too_many_arguments, reason = "named in Python")]
-    fn reduce_scatter(
-        &self,
-        py: Python<'_>,
-        dtype: &Bound<'_, PyAny>,
-        op: &str,
-        offset: usize,
-        count: usize,
-        out: &Bound<'_, PyAny>,
-        columns: Option<usize>,
-        stream: Option<usize>,
-    ) -> PyResult<()> {
-        let part = Part::new("reduce_scatter", dtype, (offset, count), stream)?;
-        self.do_reduce_scatter(py, part, op, columns, out)
-    }
-
-    /// On rank `root`, `out` becomes the reduction of all ranks' elements.
-    #[pyo3(signature = (dtype, op, offset, count, root, out=None, *, stream=None))]
-    #[allow(clippy::too_many_arguments, reason = "named in Python")]
-    fn reduce(
-        &self,
-        py: Python<'_>,
-        dtype: &Bound<'_, PyAny>,
-        op: &str,
-        offset: usize,
-        count: usize,
-        root: usize,
-        out: Option<&Bound<'_, PyAny>>,
-        stream: Option<usize>,
-    ) -> PyResult<()> {
-        let part = Part::new("reduce", dtype, (offset, count), stream)?;
-        self.do_reduce(py, part, op, root, out)
-    }
-
-    /// `out` becomes all ranks' elements, one rank's after the other's.
-    #[pyo3(signature = (dtype, offset, count, out, *, stream=None))]
-    fn all_gather(
-        &self,
-        py: Python<'_>,
-        dtype: &Bound<'_, PyAny>,
-        offset: usize,
-        count: usize,
-        out: &Bound<'_, PyAny>,
-        stream: Option<usize>,
-    ) -> PyResult<()> {
-        self.do_all_gather(py, Part::new("all_gather", dtype, (offset, count), stream)?, out)
-    }
-
-    /// The elements are one block for each rank; `out` becomes the blocks that all ranks have for this one.
-    #[pyo3(signature = (dtype, offset, count, out, *, stream=None))]
-    fn all_to_all(
-        &self,
-        py: Python<'_>,
-        dtype: &Bound<'_, PyAny>,
-        offset: usize,
-        count: usize,
-        out: &Bound<'_, PyAny>,
-        stream: Option<usize>,
-    ) -> PyResult<()> {
-        self.do_all_to_all(py, Part::new("all_to_all", dtype, (offset, count), stream)?, out)
-    }
-
-    /// The elements become those of rank `root`.
-    #[pyo3(signature = (dtype, offset, count, root, *, stream=None))]
-    fn broadcast(
-        &self,
-        py: Python<'_>,
-        dtype: &Bound<'_, PyAny>,
-        offset: usize,
-        count: usize,
-        root: usize,
-        stream: Option<usize>,
-    ) -> PyResult<()> {
-        self.do_broadcast(py, Part::new("broadcast", dtype, (offset, count), stream)?, root)
-    }
-
-    /// On rank `root`, `out` becomes all ranks' elements, by rank.
-    #[pyo3(signature = (dtype, offset, count, root, out=None, *, stream=None))]
-    #[allow(clippy::too_many_arguments, reason = "named in Python")]
-    fn gather(
-        &self,
-        py: Python<'_>,
-        dtype: &Bound<'_, PyAny>,
-        offset: usize,
-        count: usize,
-        root: usize,
-        out: Option<&Bound<'_, PyAny>>,
-        stream: Option<usize>,
-    ) -> PyResult<()> {
-        self.do_gather(py, Part::new("gather", dtype, (offset, count), stream)?, root, out)
-    }
-
-    /// The elements of rank `root` are one block for each rank; `out` becomes that for this one.
-    #[pyo3(signature = (dtype, offset, count, root, out, *, stream=None))]
-    #[allow(clippy::too_many_arguments, reason = "named in Python")]
-    fn scatter(
-        &self,
-        py: Python<'_>,
-        dtype: &Bound<'_, PyAny>,
-        offset: usize,
-        count: usize,
-        root: usize,
-        out: &Bound<'_, PyAny>,
-        stream: Option<usize>,
-    ) -> PyResult<()> {
-        self.do_scatter(py, Part::new("scatter", dtype, (offset, count), stream)?, root, out)
-    }
-
-    /// Rows of `row_len` elements, a number of them for each rank. `splits` is `(handle, offset, count)` of int64 numbers in
-    /// symmetric memory; `received` gets the numbers of rows that came and then the first row of each.
+    /// Makes the collective `name` on the `count` elements of `dtype` from byte `offset` on; `COLLECTIVES` has the names.
     ///
-    /// With `major_align`, to experts: `splits` has a number for each expert of each rank. With `offsets`, the way back:
-    /// `splits` are numbers and first rows, expert by expert.
-    #[pyo3(signature = (dtype, offset, count, row_len, splits, out, received, *, major_align=None, offsets=false, stream=None))]
+    /// Each collective uses the arguments that it needs: `op` and `algorithm` those that reduce, `root` those with a root, `columns`
+    /// (elements of a row) "reduce_scatter_last_dim". `rows` is for "all_to_all_v": elements of a row; handle, byte offset and count
+    /// of the int64 splits; an int64 output for the numbers of rows received and the first row of each; and None, the alignment of
+    /// experts' rows, or 0 for the way back from experts. `Symmetric` has a method for each collective.
+    #[pyo3(signature = (name, dtype, offset, count, out=None, *, op="sum", root=0, algorithm="auto", columns=0, rows=None, stream=None))]
     #[allow(clippy::too_many_arguments, reason = "named in Python")]
-    fn all_to_all_v(
+    fn collective(
         &self,
         py: Python<'_>,
+        name: &str,
         dtype: &Bound<'_, PyAny>,
         offset: usize,
         count: usize,
-        row_len: usize,
-        splits: (Bound<'_, Self>, usize, usize),
-        out: &Bound<'_, PyAny>,
-        received: &Bound<'_, PyAny>,
-        major_align: Option<usize>,
-        offsets: bool,
+        out: Option<&Bound<'_, PyAny>>,
+        op: &str,
+        root: usize,
+        algorithm: &str,
+        columns: usize,
+        rows: Option<RowsGiven<'_>>,
         stream: Option<usize>,
     ) -> PyResult<()> {
-        let part = Part::new("all_to_all_v", dtype, (offset, count), stream)?;
-        let rows = match major_align {
-            _ if offsets => Rows::FromExperts(row_len),
-            Some(align) => Rows::ByExpert(row_len, align),
-            None => Rows::ByRank(row_len),
-        };
-        let splits = (splits.0.get(), splits.1, splits.2);
-        self.do_all_to_all_v(py, part, rows, splits, (out, received))
+        let named = Named { collective: name, dtype, op, algorithm };
+        let rows = rows.map(|given| Rows::new(py, self, given)).transpose()?;
+        let call =
+            Call::named(py, self.rank(), &named, (offset, count), stream.unwrap_or_default())?;
+        self.run(py, Call { root, columns, rows, ..call }, out)
     }
 
     /// Copies `data` to rank `rank`'s memory, from byte `offset` on. A later signal or barrier shows it to others.
@@ -438,7 +338,7 @@ impl Handle {
         data: &Bound<'_, PyAny>,
         stream: usize,
     ) -> PyResult<()> {
-        self.do_put(py, Target { rank, offset, stream }, data)
+        self.copy(py, Target { rank, offset, stream }, data, Direction::Peer)
     }
 
     /// Copies rank `rank`'s memory, from byte `offset` on, to `out`.
@@ -451,7 +351,7 @@ impl Handle {
         out: &Bound<'_, PyAny>,
         stream: usize,
     ) -> PyResult<()> {
-        self.do_get(py, Target { rank, offset, stream }, out)
+        self.copy(py, Target { rank, offset, stream }, out, Direction::Here)
     }
 
     /// Sets `count` 32-bit words of rank `rank`'s memory, from word `offset` on, to `value`.

@@ -49,7 +49,7 @@ mod _native {
     #[pymodule_export]
     use super::pluggable::serve_pools;
     #[pymodule_export]
-    use super::quick::Quick;
+    use super::quick::{Quick, forget_group, group_names, name_group};
     #[pymodule_export]
     use super::stream::keep_stream;
     #[pymodule_export]
@@ -61,6 +61,9 @@ mod _native {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        let names = super::collectives::Collective::ALL.iter().map(|(name, _)| *name);
+        module.add("COLLECTIVES", names.collect::<Vec<_>>())?;
+        module.add("DTYPES", super::dtype::names(module.py())?)?;
         super::error::add_to(module)
     }
 }

@@ -1,9 +1,10 @@
-//! Allocations of this rank, the table by which an address finds its allocation, and pools.
+//! Allocations of this rank, how an address finds its allocation, and pools.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::any::Any;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use pyo3::prelude::*;
+use pyo3::types::PyWeakrefReference;
 use symmem::cuda::Gpu;
 
 use crate::array::Array;
@@ -11,7 +12,7 @@ use crate::dtype::Type;
 use crate::error::usage;
 use crate::failures;
 use crate::group::{Group, Life};
-use crate::handle::Handle;
+use crate::handle::{self, Handle};
 use crate::lock::unlocked;
 use crate::mapped::Mapped;
 use crate::stream::Used;
@@ -107,14 +108,10 @@ pub(crate) struct Allocation {
     pub(crate) used: Option<Arc<Used>>,
     /// There until the end.
     buffer: Option<Buffer>,
-}
-
-/// All living allocations by address.
-static ALLOCATIONS: Mutex<BTreeMap<usize, Weak<Allocation>>> = Mutex::new(BTreeMap::new());
-
-fn allocations() -> MutexGuard<'static, BTreeMap<usize, Weak<Allocation>>> {
-    // Nothing is done under the lock that could leave the table half changed.
-    ALLOCATIONS.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The last handle of each group that mapped it.
+    handles: Mutex<Vec<Weak<handle::Inner>>>,
+    /// An object of Python's, which it does not keep.
+    attached: Mutex<Option<Py<PyWeakrefReference>>>,
 }
 
 impl Allocation {
@@ -130,11 +127,43 @@ impl Allocation {
                 Some(Arc::new(Used::new(own.gpu())))
             }
         };
-        let made = Arc::new(Self { address, bytes, place, used, buffer: Some(buffer) });
-        let mut all = allocations();
-        all.retain(|_, known| known.strong_count() > 0);
-        all.insert(address, Arc::downgrade(&made));
+        let (handles, attached) = (Mutex::default(), Mutex::default());
+        let buffer = Some(buffer);
+        let made = Arc::new(Self { address, bytes, place, used, buffer, handles, attached });
+        let owner: Weak<dyn Any + Send + Sync> = Arc::<Self>::downgrade(&made);
+        match &made.buffer {
+            Some(Buffer::Host(own)) => own.set_owner(owner),
+            Some(Buffer::Cuda(own)) => own.set_owner(owner),
+            None => {}
+        }
         made
+    }
+
+    /// The allocation at an address, by the library's table of a group's world, and how far into it that lies.
+    pub(crate) fn at(group: &symmem::Group, address: usize) -> Option<(Arc<Self>, usize)> {
+        let (owner, offset) = group.owner_at(address)?;
+        Some((owner.downcast().ok()?, offset))
+    }
+
+    /// Notes a handle of this memory, in place of the former one of its group.
+    pub(crate) fn note(&self, new: &Arc<handle::Inner>) {
+        let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_other = |known: &Weak<handle::Inner>| {
+            known.strong_count() > 0 && !known.upgrade().is_some_and(|old| old.is_of_group_of(new))
+        };
+        handles.retain(is_other);
+        handles.push(Arc::downgrade(new));
+    }
+
+    /// The last handle of this memory in a group of a world.
+    pub(crate) fn handle_in(&self, group: &symmem::Group, life: &Arc<Life>) -> Option<Handle> {
+        let handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
+        handles.iter().find_map(|known| Handle::of_group(known, group, life))
+    }
+
+    pub(crate) fn attached<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+        let attached = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        attached.as_ref()?.bind(py).upgrade()
     }
 
     /// Maps all ranks' counterparts.
@@ -151,12 +180,6 @@ impl Allocation {
         if let Some(Buffer::Cuda(own)) = self.buffer.take() {
             end(own);
         }
-    }
-
-    fn find(address: usize) -> Option<Arc<Self>> {
-        let all = allocations();
-        let (_, found) = all.range(..=address).next_back()?;
-        found.upgrade().filter(|found| address - found.address < found.bytes.max(1))
     }
 }
 
@@ -250,6 +273,15 @@ impl Memory {
         Ok(Handle::new(mapped, held, Arc::clone(&group.life)))
     }
 
+    /// Attaches an object, without keeping it: `Group.attached` finds it by any address in this memory.
+    fn attach(&self, py: Python<'_>, object: &Bound<'_, PyAny>) -> PyResult<()> {
+        let new = PyWeakrefReference::new(object)?.unbind();
+        let held = self.held(py, "attach")?;
+        let had = held.attached.lock().unwrap_or_else(PoisonError::into_inner).replace(new);
+        drop(had);
+        Ok(())
+    }
+
     /// Gives the memory up, once its arrays and handles are gone.
     fn close(&self) {
         let had = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -264,10 +296,11 @@ impl Memory {
     }
 }
 
-/// The allocation of this process that contains an address, or None.
+/// The allocation of a world of this process that contains an address, or None.
 #[pyfunction]
 pub(crate) fn find(address: usize) -> Option<Memory> {
-    Allocation::find(address).map(Memory::new)
+    let found = Life::all().iter().find_map(|life| Allocation::at(life.world(), address));
+    found.map(|(allocation, _)| Memory::new(allocation))
 }
 
 /// Cuts small allocations from large ones.

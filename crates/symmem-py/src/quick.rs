@@ -1,58 +1,94 @@
-//! The way of a reduction that was made before, from a tensor of torch's to the library, with as little as possible between.
+//! The quick path of torch's all-reduces: from a tensor's address to the library's call, with as little as possible between.
 //!
-//! What an address means in a group is remembered by the first call, which goes the long way, in Python. Later ones find it
-//! here. Python asks tensors for what is needed of them: it does that quicker than the stable ABI can. Whatever is unusual is
-//! left to the long way, which has the checks and their texts.
+//! The library's table finds the allocation at an address, and the allocation its handle in the group. Python reads the tensor's
+//! properties: it does that faster than the stable ABI can. Anything unusual is left to the operators in Python, which have the
+//! checks and their messages.
+#![allow(unsafe_code)] // S2, S3: the caller has checked the tensors
 
-use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use pyo3::prelude::*;
-use symmem::{Algorithm, ReduceOp};
+use symmem::ReduceOp;
 
 use crate::argument::Slice;
-use crate::collectives::{Part, reduce_op};
+use crate::collectives::{Call, Collective, reduce_op};
 use crate::dtype::Type;
+use crate::group::{Group, Life};
 use crate::handle::Handle;
-use crate::memory::Place;
+use crate::memory::{Allocation, Place};
 use crate::stream::is_kept;
+use crate::wait::detached;
 
-const OP: &str = "all_reduce";
-/// How many addresses are remembered.
-const MOST: usize = 1024;
+/// The groups that torch's names mean. Not in an object of Python's: torch's dispatcher calls without the interpreter's lock.
+static NAMES: Mutex<Vec<(String, Weak<Life>)>> = Mutex::new(Vec::new());
 
-/// A tensor's memory in a group.
-struct Known {
-    /// The group, by identity, and by the name that stands for it until names change.
-    group: usize,
-    name: String,
-    handle: Handle,
-    /// Bytes from the start of the handle's memory to the tensor.
-    offset: usize,
+fn names() -> MutexGuard<'static, Vec<(String, Weak<Life>)>> {
+    // Nothing is done under the lock that could leave the list half changed.
+    NAMES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-type Table = BTreeMap<usize, Vec<Known>>;
-
-/// By address. Not in an object of Python's: whoever comes from torch's dispatcher has not the interpreter's lock.
-static KNOWN: Mutex<Table> = Mutex::new(Table::new());
-
-fn known() -> MutexGuard<'static, Table> {
-    // Nothing is done under the lock that could leave the table half changed.
-    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+/// Notes that `name` means the world of `group` from now on.
+#[pyfunction]
+pub(crate) fn name_group(name: String, group: &Bound<'_, Group>) {
+    let mut names = names();
+    names.retain(|(known, life)| *known != name && life.strong_count() > 0);
+    names.push((name, Arc::downgrade(&group.get().life)));
 }
 
-fn find(address: usize, wanted: impl Fn(&Known) -> bool) -> Option<(Handle, usize)> {
-    let known = known();
-    let found = known.get(&address)?.iter().find(|known| wanted(known))?;
-    Some((found.handle.share(), found.offset))
+/// Forgets what a name means; without a name, forgets all of them.
+#[pyfunction]
+#[pyo3(signature = (name=None))]
+pub(crate) fn forget_group(name: Option<&str>) {
+    names().retain(|(known, _)| name.is_some_and(|name| name != known));
 }
 
-/// What lies at `address` in the group of a name.
+/// The names that `name_group` has noted, of worlds that are alive.
+#[pyfunction]
+pub(crate) fn group_names() -> Vec<String> {
+    let names = names();
+    let alive = names.iter().filter(|(_, life)| life.strong_count() > 0);
+    alive.map(|(name, _)| name.clone()).collect()
+}
+
+/// The memory at an address in a group that a name means, and how far into it the address lies.
 pub(crate) fn named(address: usize, name: &[u8]) -> Option<(Handle, usize)> {
-    find(address, |known| known.name.as_bytes() == name)
+    let life = {
+        let names = names();
+        let (_, life) = names.iter().find(|(known, _)| known.as_bytes() == name)?;
+        life.upgrade()?
+    };
+    mapped(address, life.world(), &life)
 }
 
-/// Reductions of tensors of torch, by what is known of their addresses.
+fn mapped(address: usize, group: &symmem::Group, life: &Arc<Life>) -> Option<(Handle, usize)> {
+    let (allocation, offset) = Allocation::at(group, address)?;
+    Some((allocation.handle_in(group, life)?, offset))
+}
+
+/// An all-reduce of `count` elements in place, or into as many at `out`, if it can be made without further checks.
+///
+/// # Safety
+/// `out` has elements of the type, on the handle's device, until the call, or the stream, is done with them.
+pub(crate) unsafe fn all_reduce(
+    handle: &Handle,
+    (dtype, op): (&'static Type, ReduceOp),
+    range: (usize, usize),
+    out: Option<usize>,
+    stream: usize,
+) -> Option<impl FnOnce() -> symmem::Result<()> + Send> {
+    let collective = out.map_or(Collective::AllReduce, |_| Collective::AllReduceInto);
+    let mut call = Call::new(collective, dtype, range, op, stream);
+    let out = out.map_or(Slice::EMPTY, |address| Slice::raw(address, call.bytes()));
+    let is_usual = call.count > 0 && call.element().is_some() && handle.is_open();
+    if !is_usual || handle.overlaps(&call, &out) {
+        return None;
+    }
+    let handle = handle.share();
+    // SAFETY: checked above, or as the caller promises; S2 as documented for users.
+    Some(move || unsafe { handle.perform(&mut call, out) })
+}
+
+/// All-reduces of torch's tensors, by their addresses.
 #[pyclass(frozen, module = "symmem")]
 pub(crate) struct Quick {
     /// torch's types, by identity.
@@ -63,7 +99,7 @@ pub(crate) struct Quick {
 }
 
 impl Quick {
-    /// The current stream of the memory's device; `None` if nobody has said that it lives for ever.
+    /// The current stream of the memory's device; `None` if it is not known to live for ever.
     fn stream(&self, py: Python<'_>, place: Place) -> PyResult<Option<usize>> {
         let (Place::Cuda(number), Some(ask)) = (place, &self.current_stream) else {
             return Ok(Some(0));
@@ -83,11 +119,13 @@ impl Quick {
         operators: Vec<(String, String)>,
         current_stream: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
+        const OP: &str = "all_reduce";
         let named = |(object, name): (Py<PyAny>, String)| {
             let name = name.into_pyobject(py)?;
             Ok((object, Type::named(OP, name.as_any())?))
         };
-        let operator = |(torchs, name): (String, String)| Ok((torchs, reduce_op(py, OP, &name)?));
+        let operator =
+            |(torchs, name): (String, String)| Ok((torchs, reduce_op(py, OP.into(), &name)?));
         Ok(Self {
             types: types.into_iter().map(named).collect::<PyResult<_>>()?,
             operators: operators.into_iter().map(operator).collect::<PyResult<_>>()?,
@@ -95,70 +133,8 @@ impl Quick {
         })
     }
 
-    /// Remembers what lies at `address` in a group of that name.
-    #[staticmethod]
-    fn remember(
-        address: usize,
-        group: &Bound<'_, PyAny>,
-        name: String,
-        handle: &Bound<'_, Handle>,
-        offset: usize,
-    ) {
-        let (group, handle) = (group.as_ptr() as usize, handle.get().share());
-        let new = Known { group, name, handle, offset };
-        let mut known = known();
-        // Few are used at a time; of many, the next calls go the long way once more.
-        let many = if known.len() >= MOST { std::mem::take(&mut *known) } else { Table::new() };
-        let all = known.entry(address).or_default();
-        let had = all.iter_mut().find(|known| known.group == new.group);
-        let had = match had {
-            Some(old) => Some(std::mem::replace(old, new)),
-            None => {
-                all.push(new);
-                None
-            }
-        };
-        drop(known);
-        drop((had, many)); // not under the lock: memory may go
-    }
-
-    /// Forgets all from `address` on within `nbytes`: the memory goes.
-    #[staticmethod]
-    fn forget_memory(address: usize, nbytes: usize) {
-        let mut known = known();
-        let mut gone = known.split_off(&address);
-        known.append(&mut gone.split_off(&address.saturating_add(nbytes.max(1))));
-        drop(known);
-        drop(gone);
-    }
-
-    /// Forgets what is known of a group, by its identity: it goes.
-    #[staticmethod]
-    fn forget_group(group: usize) {
-        let mut gone = Vec::new();
-        let mut known = known();
-        for all in known.values_mut() {
-            gone.extend(all.extract_if(.., |known| known.group == group));
-        }
-        known.retain(|_, all| !all.is_empty());
-        drop(known);
-        drop(gone);
-    }
-
-    /// Forgets everything: names of groups may mean others from now on.
-    #[staticmethod]
-    fn forget_all() {
-        let gone = std::mem::take(&mut *known());
-        drop(gone); // not under the lock: memory may go
-    }
-
-    /// How many addresses are known.
-    fn __len__(&self) -> usize {
-        known().len()
-    }
-
     /// Reduces the `count` elements at `address` in place, or into as many at `out`, and says whether it did; if not, nothing
-    /// was done. The tensors that have them are contiguous, of the same type and on the same device.
+    /// was done. The tensors are contiguous, of the same type and on the same device.
     #[pyo3(signature = (address, count, dtype, operator, group, out=0, /))]
     fn all_reduce(
         &self,
@@ -166,28 +142,24 @@ impl Quick {
         count: usize,
         dtype: &Bound<'_, PyAny>,
         operator: &str,
-        group: &Bound<'_, PyAny>,
+        group: &Bound<'_, Group>,
         out: usize,
     ) -> PyResult<bool> {
-        let py = group.py();
-        let group = group.as_ptr() as usize;
-        let Some((handle, offset)) = find(address, |known| known.group == group) else {
+        let (py, group) = (group.py(), group.get());
+        let Some((handle, offset)) = mapped(address, &group.inner, &group.life) else {
             return Ok(false);
         };
         let dtype = self.types.iter().find(|(known, _)| known.as_ptr() == dtype.as_ptr());
         let operator = self.operators.iter().find(|(known, _)| known == operator);
         let (Some((_, dtype)), Some((_, operator))) = (dtype, operator) else { return Ok(false) };
         let Some(stream) = self.stream(py, handle.place())? else { return Ok(false) };
-        let part = Part { op: OP, dtype, offset, count, stream };
-        let out = match out {
-            0 => None,
-            // What overlaps is refused the long way, which tells the others.
-            out => match handle.apart(py, part, Slice::raw(out, count * dtype.size())) {
-                Ok(out) => Some(out),
-                Err(_) => return Ok(false),
-            },
+        let (what, out) = ((*dtype, *operator), (out != 0).then_some(out));
+        // SAFETY: as documented above; the caller holds the tensors.
+        let Some(work) = (unsafe { all_reduce(&handle, what, (offset, count), out, stream) })
+        else {
+            return Ok(false);
         };
-        handle.reduce_by(py, part, *operator, Algorithm::Auto, out)?;
+        detached(py, work)?;
         Ok(true)
     }
 }

@@ -11,9 +11,8 @@ import time
 
 import fake_nccl
 import pytest
-from fake_nccl import live, needs_it, run
-
 import symmem
+from fake_nccl import live, needs_it, run
 from symmem import nccl
 
 BACKENDS = ("cuda", "nccl", "nvshmem")

@@ -3,7 +3,6 @@
 import numpy
 import pytest
 import ranks
-
 import symmem
 
 TYPES = ["float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"]

@@ -4,7 +4,6 @@ import functools
 
 import pytest
 import ranks
-
 import symmem
 
 SIZES = (1, 2, 4)
@@ -133,10 +132,10 @@ def parts_and_tables(world):
     own.fill_(1)
     torch.cuda.synchronize()
     world.barrier()
-    handle.all_reduce("int32", "sum", 256, 64, stream=stream)
+    handle.collective("all_reduce", "int32", 256, 64, stream=stream)
     handle.synchronize(stream)
     assert (own[64:128] == world.size).all() and (own[:64] == 1).all() and (own[128:] == 1).all()
-    for wrong in (lambda: table.numpy(), lambda: handle.all_gather("int32", 0, 4, bytearray(64))):
+    for wrong in (lambda: table.numpy(), lambda: handle.collective("all_gather", "int32", 0, 4, bytearray(64))):
         with pytest.raises(symmem.Usage):
             wrong()
     torch.cuda.synchronize()

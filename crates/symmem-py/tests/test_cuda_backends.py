@@ -5,7 +5,6 @@ import os
 
 import pytest
 import ranks
-
 import symmem
 from symmem import nccl
 

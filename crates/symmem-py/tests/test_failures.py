@@ -11,7 +11,6 @@ import time
 import numpy
 import pytest
 import ranks
-
 import symmem
 
 

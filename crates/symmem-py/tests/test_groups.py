@@ -8,7 +8,6 @@ import sys
 import numpy
 import pytest
 import ranks
-
 import symmem
 
 
@@ -47,7 +46,7 @@ def memory_of_another_world(world):
     memory = alone.alloc(80)
     numpy.asarray(memory.view("int64"))[:] = world.rank + 1
     handle = memory.rendezvous(world)
-    handle.all_reduce("int64", "sum", 0, 10)
+    handle.collective("all_reduce", "int64", 0, 10)
     assert (numpy.asarray(memory.view("int64")) == 3).all()
     with pytest.raises(symmem.Usage, match="store"):
         symmem.World.connect(0, 2)
@@ -64,7 +63,7 @@ def pools_and_persistent_memory(world):
     assert pool.usage[0] >= 1 << 20
     handle = second.rendezvous(world)
     numpy.asarray(second.view("int8"))[:] = 1
-    handle.all_reduce("int8", "sum", 0, 1000)
+    handle.collective("all_reduce", "int8", 0, 1000)
     assert (numpy.asarray(second.view("int8")) == world.size).all()
 
     kept = symmem.empty(100, "int32", world, persistent_id=7)

@@ -8,7 +8,6 @@ import sys
 import numpy
 import pytest
 import ranks
-
 import symmem
 
 

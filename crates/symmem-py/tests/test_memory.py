@@ -3,7 +3,6 @@
 import numpy
 import pytest
 import ranks
-
 import symmem
 
 
@@ -80,10 +79,10 @@ def tensors_are_the_memory_itself(world):
     assert tensor.data_ptr() == memory.address and tensor.shape == (4, 8)
     tensor.fill_(world.rank + 1)
     handle = memory.rendezvous(world)
-    handle.all_reduce(tensor.dtype, "sum", 0, tensor.numel())
+    handle.collective("all_reduce", tensor.dtype, 0, tensor.numel())
     assert (tensor == sum(range(1, world.size + 1))).all()
     out = torch.empty(2 * 32, dtype=torch.bfloat16)
-    handle.all_gather(tensor.dtype, 0, 32, out)
+    handle.collective("all_gather", tensor.dtype, 0, 32, out)
     assert (out == tensor[0, 0]).all()
 
 
@@ -102,15 +101,16 @@ def views_beyond_the_memory_are_refused(world):
         lambda: memory.view("no such type"),
         lambda: handle.view(world.size),
         lambda: handle.view(0, 101),
-        lambda: handle.all_reduce("float32", "sum", 0, 26),
-        lambda: handle.all_reduce("float32", "sum", 2, 4),
-        lambda: handle.all_reduce("float32", "no such operator", 0, 4),
+        lambda: handle.collective("all_reduce", "float32", 0, 26),
+        lambda: handle.collective("all_reduce", "float32", 2, 4),
+        lambda: handle.collective("all_reduce", "float32", 0, 4, op="no such operator"),
+        lambda: handle.collective("no such collective", "float32", 0, 4),
     ):
         with pytest.raises(symmem.Usage, match="expected .* got"):
             wrong()
     with pytest.raises(symmem.Usage, match="DLPack"):
         memory.view("bfloat16").numpy()
-    handle.all_reduce("float32", "sum", 0, 25)
+    handle.collective("all_reduce", "float32", 0, 25)
 
 
 def test_views_beyond_the_memory_are_refused():

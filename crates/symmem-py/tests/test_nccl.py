@@ -12,9 +12,8 @@ import weakref
 import fake_nccl
 import numpy
 import pytest
-from fake_nccl import OnDevice, live, needs_it, on_devices, run
-
 import symmem
+from fake_nccl import OnDevice, live, needs_it, on_devices, run
 from symmem import nccl
 
 F32 = numpy.float32

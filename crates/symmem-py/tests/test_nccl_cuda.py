@@ -4,9 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-import torch.cuda.nccl as theirs
-
 import symmem
+import torch.cuda.nccl as theirs
 from symmem import nccl as ours
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")

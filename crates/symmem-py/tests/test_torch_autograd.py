@@ -80,19 +80,23 @@ def _there_and_back(rank, group_name):
     back.sum().backward()
 
 
+def _allocations():
+    return sum(isinstance(found, _memory.Allocation) for found in gc.get_objects())
+
+
 @ranks(2)
 def test_py22_buffers_go_with_their_group(rank):
     _init(dist.get_world_size())
-    allocations = len(_memory._by_address)
+    allocations = _allocations()
     for _ in range(2):
         group = dist.new_group([0, 1])
         _there_and_back(rank, group.group_name)
-        assert len(_memory._by_address) > allocations
+        assert _allocations() > allocations
         dist.barrier()
         dist.destroy_process_group(group)
         del group
         gc.collect()
-        assert len(_memory._by_address) == allocations
+        assert _allocations() == allocations
 
 
 @ranks(2)

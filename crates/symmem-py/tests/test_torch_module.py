@@ -56,12 +56,19 @@ for name in ("one_shot_all_reduce", "get_remote_tensors"):
 
 def test_names_that_were_taken_before_the_import_are_this_librarys():
     program = """
-import inspect
+import inspect, sys, types
 from torch.distributed import _symmetric_memory as symm_mem
 from torch.distributed._symmetric_memory import get_symm_mem_workspace, is_symm_mem_enabled_for_group
-before = inspect.signature(get_symm_mem_workspace)
+from torch.distributed._symmetric_memory import get_symm_mem_workspace as alias
+other = sys.modules["other"] = types.ModuleType("other")
+other.enabled = is_symm_mem_enabled_for_group
+before, code = inspect.signature(get_symm_mem_workspace), get_symm_mem_workspace.__code__
+kept = [get_symm_mem_workspace]
 import symmem.torch, torch
-assert symm_mem.get_symm_mem_workspace is get_symm_mem_workspace
+assert symm_mem.get_symm_mem_workspace is get_symm_mem_workspace is alias
+assert symm_mem.is_symm_mem_enabled_for_group is other.enabled
+# torch's own function is as it was, and whoever keeps it elsewhere than in a module keeps it.
+assert kept[0] is not alias and kept[0].__code__ is code
 assert inspect.signature(get_symm_mem_workspace) == before and get_symm_mem_workspace.__doc__
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 if not torch.accelerator.is_available():

@@ -8,8 +8,8 @@ from torch_ranks import ranks, world
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import symmem.torch
-from symmem import _native
 import torch.distributed._symmetric_memory as symm_mem
+from symmem import _native
 
 
 def _pool():

@@ -6,6 +6,10 @@ from typing import Any, ClassVar, final
 import numpy
 
 __version__: str
+#: The names of collectives that `Handle.collective` takes.
+COLLECTIVES: list[str]
+#: All types by name, each with the names of the operators that reduce it.
+DTYPES: dict[str, tuple[str, ...]]
 
 class Error(RuntimeError):
     """What went wrong."""
@@ -143,6 +147,7 @@ class Memory:
     def backend(self) -> str | None: ...
     def view(self, dtype: Any = None, shape: Sequence[int] | None = None, offset: int = 0) -> Array: ...
     def rendezvous(self, group: Group) -> Handle: ...
+    def attach(self, object: Any) -> None: ...
     def close(self) -> None: ...
 
 @final
@@ -192,52 +197,19 @@ class Handle:
     def synchronize(self, stream: int = 0) -> None: ...
     def view(self, rank: int, nbytes: int | None = None, offset: int = 0) -> Array: ...
     def pad_view(self, rank: int, nbytes: int | None = None, offset: int = 0) -> Array: ...
-    def all_reduce(
+    def collective(
         self,
+        name: str,
         dtype: Any,
-        op: str,
         offset: int,
         count: int,
-        *,
         out: Any = None,
+        *,
+        op: str = "sum",
+        root: int = 0,
         algorithm: str = "auto",
-        stream: int | None = None,
-    ) -> None: ...
-    def reduce_scatter(
-        self,
-        dtype: Any,
-        op: str,
-        offset: int,
-        count: int,
-        out: Any,
-        *,
-        columns: int | None = None,
-        stream: int | None = None,
-    ) -> None: ...
-    def reduce(
-        self, dtype: Any, op: str, offset: int, count: int, root: int, out: Any = None, *, stream: int | None = None
-    ) -> None: ...
-    def all_gather(self, dtype: Any, offset: int, count: int, out: Any, *, stream: int | None = None) -> None: ...
-    def all_to_all(self, dtype: Any, offset: int, count: int, out: Any, *, stream: int | None = None) -> None: ...
-    def broadcast(self, dtype: Any, offset: int, count: int, root: int, *, stream: int | None = None) -> None: ...
-    def gather(
-        self, dtype: Any, offset: int, count: int, root: int, out: Any = None, *, stream: int | None = None
-    ) -> None: ...
-    def scatter(
-        self, dtype: Any, offset: int, count: int, root: int, out: Any, *, stream: int | None = None
-    ) -> None: ...
-    def all_to_all_v(
-        self,
-        dtype: Any,
-        offset: int,
-        count: int,
-        row_len: int,
-        splits: tuple[Handle, int, int],
-        out: Any,
-        received: Any,
-        *,
-        major_align: int | None = None,
-        offsets: bool = False,
+        columns: int = 0,
+        rows: tuple[int, tuple[Handle, int, int], Any, int | None] | None = None,
         stream: int | None = None,
     ) -> None: ...
     def put(self, rank: int, offset: int, data: Any, *, stream: int = 0) -> None: ...
@@ -279,6 +251,7 @@ class Group:
         persistent_id: int | None = None,
     ) -> Memory: ...
     def pool(self, segment_bytes: int, *, device: str | int | None = None, backend: str | None = None) -> Pool: ...
+    def attached(self, address: int) -> Any: ...
     def all_reduce(self, data: Any, op: str = "sum", *, dtype: Any = None) -> None: ...
     def all_gather(self, data: Any, out: Any, *, dtype: Any = None) -> None: ...
     def reduce_scatter(self, data: Any, out: Any, op: str = "sum", *, dtype: Any = None) -> None: ...
@@ -311,7 +284,7 @@ class World(Group):
 
 @final
 class Quick:
-    """Reductions of tensors of torch, by what is known of their addresses."""
+    """All-reduces of torch's tensors, by their addresses."""
 
     def __init__(
         self,
@@ -319,19 +292,13 @@ class Quick:
         operators: Sequence[tuple[str, str]],
         current_stream: Any,
     ) -> None: ...
-    @staticmethod
-    def remember(address: int, group: Any, name: str, handle: Handle, offset: int) -> None: ...
-    @staticmethod
-    def forget_memory(address: int, nbytes: int) -> None: ...
-    @staticmethod
-    def forget_group(group: int) -> None: ...
-    @staticmethod
-    def forget_all() -> None: ...
     def all_reduce(
-        self, address: int, count: int, dtype: Any, operator: str, group: Any, out: int = 0, /
+        self, address: int, count: int, dtype: Any, operator: str, group: Group, out: int = 0, /
     ) -> bool: ...
-    def __len__(self) -> int: ...
 
+def name_group(name: str, group: Group) -> None: ...
+def forget_group(name: str | None = None) -> None: ...
+def group_names() -> list[str]: ...
 def register_kernels(
     folder: str, key: str, types: Sequence[tuple[str, str]], operators: Sequence[tuple[str, str]]
 ) -> list[str]: ...

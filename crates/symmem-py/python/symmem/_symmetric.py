@@ -153,54 +153,47 @@ class Symmetric:
     def all_reduce(
         self, op: str = "sum", *, out: Any = None, algorithm: str = "auto", stream: int | None = None
     ) -> Any:
-        """Reduces all ranks' arrays: in place, or into `out`. Gives back the result."""
-        self._handle.all_reduce(self._dtype, op, *self._span, out=out, algorithm=algorithm, stream=stream)
+        """Reduces all ranks' arrays in place, or into `out`. Returns the result."""
+        name = "all_reduce" if out is None else "all_reduce_into"
+        self._run(name, out, op=op, algorithm=algorithm, stream=stream)
         return self.array if out is None else out
 
     def reduce(self, op: str = "sum", root: int = 0, *, out: Any = None, stream: int | None = None) -> Any:
-        """Reduces all ranks' arrays into `out` of rank `root`, a new array by default; others get None."""
-        out = self._at(root, out, self._shape)
-        self._handle.reduce(self._dtype, op, *self._span, root, out, stream=stream)
-        return out
+        """Reduces all ranks' arrays into `out` of rank `root`, by default a new array. Returns None on other ranks."""
+        return self._run("reduce", self._at(root, out, self._shape), op=op, root=root, stream=stream)
 
     def reduce_scatter(self, op: str = "sum", *, axis: int = 0, out: Any = None, stream: int | None = None) -> Any:
-        """Reduces all ranks' arrays, of which rank r gets the r-th equal part along the first axis (0) or the last (-1)."""
-        shape = self._cut(axis)
+        """Reduces all ranks' arrays and gives rank r the r-th equal part along the first axis (0) or the last (-1)."""
+        shape = self._cut("reduce_scatter", axis)
         out = self._new(shape) if out is None else out
-        last = axis % len(self._shape) == len(self._shape) - 1
-        columns = self._shape[-1] if last and len(self._shape) > 1 else None
-        self._handle.reduce_scatter(self._dtype, op, *self._span, out, columns=columns or None, stream=stream)
-        return out
+        dims, columns = len(self._shape), self._shape[-1]
+        if dims > 1 and axis % dims == dims - 1 and columns:
+            return self._run("reduce_scatter_last_dim", out, op=op, columns=columns, stream=stream)
+        return self._run("reduce_scatter", out, op=op, stream=stream)
 
     def all_gather(self, *, out: Any = None, stream: int | None = None) -> Any:
-        """All ranks' arrays, by rank, in a new first axis."""
+        """Returns all ranks' arrays along a new first axis, in rank order."""
         out = self._new((self.size, *self._shape)) if out is None else out
-        self._handle.all_gather(self._dtype, *self._span, out, stream=stream)
-        return out
+        return self._run("all_gather", out, stream=stream)
 
     def gather(self, root: int = 0, *, out: Any = None, stream: int | None = None) -> Any:
-        """As `all_gather`, on rank `root`; others get None."""
-        out = self._at(root, out, (self.size, *self._shape))
-        self._handle.gather(self._dtype, *self._span, root, out, stream=stream)
-        return out
+        """As `all_gather`, on rank `root`. Returns None on other ranks."""
+        return self._run("gather", self._at(root, out, (self.size, *self._shape)), root=root, stream=stream)
 
     def scatter(self, root: int = 0, *, out: Any = None, stream: int | None = None) -> Any:
-        """The r-th equal part along the first axis of rank `root`'s array, on rank r."""
-        out = self._new(self._cut(0)) if out is None else out
-        self._handle.scatter(self._dtype, *self._span, root, out, stream=stream)
-        return out
+        """Returns on rank r the r-th equal part of rank `root`'s array along the first axis."""
+        out = self._new(self._cut("scatter", 0)) if out is None else out
+        return self._run("scatter", out, root=root, stream=stream)
 
     def broadcast(self, root: int = 0, *, stream: int | None = None) -> Any:
-        """The array becomes that of rank `root`. Gives it back."""
-        self._handle.broadcast(self._dtype, *self._span, root, stream=stream)
+        """Copies rank `root`'s array to all ranks. Returns this rank's array."""
+        self._run("broadcast", root=root, stream=stream)
         return self.array
 
     def all_to_all(self, *, out: Any = None, stream: int | None = None) -> Any:
-        """The first axis is one equal part for each rank; gives back the parts that all ranks have for this one."""
-        self._cut(0)
-        out = self._new(self._shape) if out is None else out
-        self._handle.all_to_all(self._dtype, *self._span, out, stream=stream)
-        return out
+        """Sends the r-th equal part along the first axis to rank r. Returns the parts received, in rank order."""
+        self._cut("all_to_all", 0)
+        return self._run("all_to_all", self._new(self._shape) if out is None else out, stream=stream)
 
     def all_to_all_v(
         self,
@@ -212,28 +205,27 @@ class Symmetric:
         offsets: bool = False,
         stream: int | None = None,
     ) -> Any:
-        """Sends rows (entries of the first axis) to ranks, of which each knows only how many it sends.
+        """Sends rows (entries of the first axis) to ranks that do not know how many they will receive.
 
-        `splits` has one int64 number of rows for each rank. `out` becomes the rows for this rank, by source; what is given
-        back, or put into `received`, are the numbers of rows that came, and then the first row of each.
+        `splits` has one int64 number of rows for each rank. `out` receives the rows for this rank, in the order of their senders.
+        Returns, or puts into `received`, the number of rows from each sender, and then the first row of each.
 
-        With `major_align`, `splits` has a number for each expert of each rank, and `out` is ordered by expert, of which each
-        begins at a multiple of `major_align` rows. With `offsets`, the way back: `splits` is what that gave as `received`.
+        With `major_align`, `splits` has a number for each expert of each rank, and `out` is ordered by expert. The rows of each
+        expert begin at a multiple of `major_align`. With `offsets`, rows go back from experts: `splits` is the `received` of that
+        call.
         """
+        if major_align is not None and major_align < 1:
+            raise Usage(f"all_to_all_v: rank {self.rank}: expected a major_align of at least 1, got {major_align}")
         if received is None:
             received = splits._new((splits._count if offsets else 2 * splits._count,))
-        self._handle.all_to_all_v(
-            self._dtype,
-            *self._span,
-            math.prod(self._shape[1:]),
-            (splits._handle, *splits._span),
-            out,
-            received,
-            major_align=major_align,
-            offsets=offsets,
-            stream=stream,
-        )
+        align = 0 if offsets else major_align
+        rows = (math.prod(self._shape[1:]), (splits._handle, *splits._span), received, align)
+        self._run("all_to_all_v", out, rows=rows, stream=stream)
         return received
+
+    def _run(self, name: str, out: Any = None, **arguments: Any) -> Any:
+        self._handle.collective(name, self._dtype, *self._span, out, **arguments)
+        return out
 
     def put(self, rank: int, data: Any, at: int = 0, *, stream: int = 0) -> None:
         """Copies `data` to rank `rank`'s array, from element `at` on; a later signal or barrier shows it to others.
@@ -263,12 +255,12 @@ class Symmetric:
             raise Usage(f"{op}: rank {self.rank}: expected {expected}, got {nbytes} bytes at element {at}")
         return self._offset + first
 
-    def _cut(self, axis: int) -> tuple[int, ...]:
-        """The shape of one of as many equal parts along an axis as there are ranks."""
+    def _cut(self, op: str, axis: int) -> tuple[int, ...]:
+        """The shape of one rank's part, where an axis is divided among all ranks."""
         dims = len(self._shape)
         if not dims or axis % dims not in (0, dims - 1) or self._shape[axis] % self.size:
             expected = f"a first or last axis divisible by the {self.size} ranks"
-            raise Usage(f"rank {self.rank}: expected {expected}, got axis {axis} of {self._shape}")
+            raise Usage(f"{op}: rank {self.rank}: expected {expected}, got axis {axis} of {self._shape}")
         shape = list(self._shape)
         shape[axis] //= self.size
         return tuple(shape)
@@ -286,4 +278,4 @@ class Symmetric:
         except TypeError:
             pass
         where = self._handle.device
-        raise Usage(f"expected an `out`, for numpy has no {self._dtype} on {where}, got None")
+        raise Usage(f"rank {self.rank}: expected an `out`, as numpy has no {self._dtype} on {where}, got None")

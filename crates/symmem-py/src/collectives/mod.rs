@@ -1,7 +1,9 @@
-//! Collectives and one-sided calls on parts of a handle's memory: from names and addresses to the library's types.
-#![allow(unsafe_code)] // S2 (what the package's documents ask of its users: nobody else touches the elements of a call)
+//! Collectives. One table says what each of them takes and how it runs: on host memory, in a device's stream, and on ordinary
+//! arrays. Everything else that calls a collective, from Python or from torch's dispatcher, makes a [`Call`] of it.
+#![allow(unsafe_code)] // S2 (the package's documents require it of users: nobody else touches the elements of a call)
 
 pub(crate) mod one_sided;
+mod rows;
 pub(crate) mod slices;
 
 use pyo3::prelude::*;
@@ -9,42 +11,186 @@ use symmem::cuda::{self, Stream, ViewMut};
 use symmem::{Algorithm, Element, Number, ReduceOp, Symmetric};
 
 use crate::argument::Slice;
-use crate::dtype::{Type, with_element};
-use crate::error::usage;
+use crate::dtype::Type;
+use crate::error::{Op, usage};
 use crate::handle::Handle;
 use crate::wait::detached;
+use rows::{DeviceRows as _, HostRows as _};
+pub(crate) use rows::{Rows, RowsGiven};
 
-/// The elements of a call, `count` of `dtype` from byte `offset` of the memory on, and the stream that it goes into.
-#[derive(Clone, Copy)]
-pub(crate) struct Part {
-    pub(crate) op: &'static str,
+/// The columns: variant, name in Python, name in errors, whether it `reduces` elements or `moves` them, the method of symmetric
+/// memory (which on a device takes a stream as well), and the method of a group where there is one for ordinary arrays.
+macro_rules! collectives {
+    (
+        ($op:ident, $algorithm:ident, $root:ident, $columns:ident, $rows:ident, $input:ident, $out:ident)
+        $($variant:ident $name:literal $shown:literal $kind:ident $method:ident($($argument:expr),*)
+            $(, group $slices:ident($($given:expr),*))?;)*
+    ) => {
+        /// One of the library's collectives.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Collective {
+            $($variant,)*
+        }
+
+        impl Collective {
+            pub(crate) const ALL: &'static [(&'static str, Self)] = &[$(($name, Self::$variant)),*];
+
+            /// The operation that errors name.
+            const fn shown(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $shown,)*
+                }
+            }
+
+            const fn reduces(self) -> bool {
+                match self {
+                    $(Self::$variant => matches!(stringify!($kind).as_bytes(), b"reduces"),)*
+                }
+            }
+        }
+
+        #[allow(unused_variables, reason = "each collective uses some of them")]
+        impl Call {
+            fn on_host<T: Number>(&mut self, memory: &mut Symmetric<T>, $out: &mut [T]) -> symmem::Result<()> {
+                let Self { op: $op, algorithm: $algorithm, root: $root, columns: $columns, rows: $rows, .. } = self;
+                let ($op, $algorithm, $root, $columns) = (*$op, *$algorithm, *$root, *$columns);
+                match self.collective {
+                    $(Collective::$variant => memory.$method($($argument),*),)*
+                }
+            }
+
+            fn in_stream<T: Number>(
+                &mut self,
+                memory: &mut cuda::Symmetric<T>,
+                $out: ViewMut<'_, T>,
+                stream: &Stream,
+            ) -> symmem::Result<()> {
+                let Self { op: $op, algorithm: $algorithm, root: $root, columns: $columns, rows: $rows, .. } = self;
+                let ($op, $algorithm, $root, $columns) = (*$op, *$algorithm, *$root, *$columns);
+                match self.collective {
+                    $(Collective::$variant => memory.$method($($argument,)* stream),)*
+                }
+            }
+
+            fn on_slices<T: Number>(
+                &self,
+                group: &symmem::Group,
+                $input: &[T],
+                $out: &mut [T],
+            ) -> symmem::Result<()> {
+                let ($op, $root) = (self.op, self.root);
+                match self.collective {
+                    $($(Collective::$variant => group.$slices($($given),*),)?)*
+                    #[allow(unreachable_patterns, reason = "most have no such method")]
+                    _ => Err(symmem::Error::Usage {
+                        op: self.collective.shown(),
+                        rank: Some(group.rank()),
+                        expected: "symmetric memory".into(),
+                        got: "an ordinary array".into(),
+                    }),
+                }
+            }
+        }
+    };
+}
+
+collectives! {
+    (op, algorithm, root, columns, rows, input, out)
+    AllReduce "all_reduce" "all_reduce" reduces all_reduce_with(op, algorithm), group all_reduce(out, op);
+    AllReduceInto "all_reduce_into" "all_reduce" reduces all_reduce_into(op, out);
+    ReduceScatter "reduce_scatter" "reduce_scatter" reduces reduce_scatter(op, out), group reduce_scatter(input, op, out);
+    ReduceScatterLastDim "reduce_scatter_last_dim" "reduce_scatter" reduces reduce_scatter_last_dim(op, columns, out);
+    Reduce "reduce" "reduce" reduces reduce(op, root, out);
+    AllGather "all_gather" "all_gather" moves all_gather(out), group all_gather(input, out);
+    AllToAll "all_to_all" "all_to_all" moves all_to_all(out), group all_to_all(input, out);
+    Broadcast "broadcast" "broadcast" moves broadcast(root), group broadcast(out, root);
+    Gather "gather" "gather" moves gather(root, out);
+    Scatter "scatter" "scatter" moves scatter(root, out);
+    AllToAllV "all_to_all_v" "all_to_all_v" moves all_to_all_rows(rows, out);
+}
+
+/// A collective with its arguments, on `count` elements of `dtype` from byte `offset` of a handle's memory on.
+pub(crate) struct Call {
+    pub(crate) collective: Collective,
     pub(crate) dtype: &'static Type,
     pub(crate) offset: usize,
     pub(crate) count: usize,
     /// Of a device; 0 is its default stream.
     pub(crate) stream: usize,
+    pub(crate) op: ReduceOp,
+    pub(crate) algorithm: Algorithm,
+    pub(crate) root: usize,
+    /// Elements of a row, where rows are divided among ranks.
+    pub(crate) columns: usize,
+    pub(crate) rows: Option<Rows>,
 }
 
-impl Part {
+/// What Python names of a call.
+pub(crate) struct Named<'a, 'py> {
+    pub(crate) collective: &'a str,
+    pub(crate) dtype: &'a Bound<'py, PyAny>,
+    pub(crate) op: &'a str,
+    pub(crate) algorithm: &'a str,
+}
+
+impl Call {
+    /// A call with the arguments that most have, on `count` elements of `dtype` from byte `offset` on.
     pub(crate) fn new(
-        op: &'static str,
-        dtype: &Bound<'_, PyAny>,
+        collective: Collective,
+        dtype: &'static Type,
         (offset, count): (usize, usize),
-        stream: Option<usize>,
+        op: ReduceOp,
+        stream: usize,
+    ) -> Self {
+        let (algorithm, root, columns, rows) = (Algorithm::Auto, 0, 0, None);
+        Self { collective, dtype, offset, count, stream, op, algorithm, root, columns, rows }
+    }
+
+    pub(crate) fn named(
+        py: Python<'_>,
+        rank: usize,
+        named: &Named<'_, '_>,
+        range: (usize, usize),
+        stream: usize,
     ) -> PyResult<Self> {
-        let stream = stream.unwrap_or(0);
-        Ok(Self { op, dtype: Type::named(op, dtype)?, offset, count, stream })
+        let found = Collective::ALL.iter().find(|(name, _)| *name == named.collective);
+        let Some(&(_, collective)) = found else {
+            let known: Vec<_> = Collective::ALL.iter().map(|(name, _)| *name).collect();
+            let expected = format!("one of {}", known.join(", "));
+            return Err(usage(py, Op::at("collective", rank), expected, named.collective));
+        };
+        let at = Op::at(collective.shown(), rank);
+        let (op, dtype) = (reduce_op(py, at, named.op)?, Type::named(at, named.dtype)?);
+        let algorithm = algorithm(py, at, named.algorithm)?;
+        Ok(Self { algorithm, ..Self::new(collective, dtype, range, op, stream) })
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.count.saturating_mul(self.dtype.size())
+    }
+
+    /// The type as which the library takes the elements; `None` if it cannot reduce them as asked.
+    pub(crate) fn element(&self) -> Option<symmem::DType> {
+        let reduced = self.dtype.number().filter(|dtype| self.op.applies_to(dtype.kind()));
+        if self.collective.reduces() { reduced } else { Some(self.dtype.moved) }
+    }
+
+    fn checked_element(&self, py: Python<'_>, at: Op) -> PyResult<symmem::DType> {
+        self.element().ok_or_else(|| {
+            let expected = format!("a type that {} applies to", self.op.name());
+            usage(py, at, expected, self.dtype.name)
+        })
     }
 }
 
-pub(crate) fn reduce_op(py: Python<'_>, call: &'static str, name: &str) -> PyResult<ReduceOp> {
+pub(crate) fn reduce_op(py: Python<'_>, at: Op, name: &str) -> PyResult<ReduceOp> {
     ReduceOp::ALL.into_iter().find(|op| op.name() == name).ok_or_else(|| {
         let known: Vec<_> = ReduceOp::ALL.iter().map(|op| op.name()).collect();
-        usage(py, call, format!("one of the operators {}", known.join(", ")), name)
+        usage(py, at, format!("one of the operators {}", known.join(", ")), name)
     })
 }
 
-/// The ways to all-reduce; the last two on devices.
+/// The algorithms of all-reduce; the last two run on devices.
 const ALGORITHMS: [(&str, Algorithm); 6] = [
     ("auto", Algorithm::Auto),
     ("staged", Algorithm::Staged),
@@ -54,30 +200,12 @@ const ALGORITHMS: [(&str, Algorithm); 6] = [
     ("copy_engine", Algorithm::CopyEngine),
 ];
 
-fn algorithm(py: Python<'_>, name: &str) -> PyResult<Algorithm> {
+fn algorithm(py: Python<'_>, at: Op, name: &str) -> PyResult<Algorithm> {
     let known = ALGORITHMS.into_iter().find(|(known, _)| *known == name);
     known.map(|(_, algorithm)| algorithm).ok_or_else(|| {
         let names = ALGORITHMS.map(|(name, _)| name).join(", ");
-        usage(py, "all_reduce", format!("one of the algorithms {names}"), name)
+        usage(py, at, format!("one of the algorithms {names}"), name)
     })
-}
-
-/// A collective, written once for all types of elements (`arithmetic` or `moved`): on the host, and in a stream.
-macro_rules! collective {
-    (
-        $handle:expr, $py:expr, $part:expr, $kind:ident, $out:expr,
-        |$x:ident, $to:ident| $work:expr, |$y:ident, $into:ident, $stream:ident| $launch:expr
-    ) => {{
-        let (handle, py, part, out): (&Handle, _, Part, _) = ($handle, $py, $part, $out);
-        let element = part.dtype.$kind(py, part.op)?;
-        let out = handle.output(py, part, out)?;
-        with_element!(element, T => match handle.cuda() {
-            None => handle.on_host::<T>(py, part, out, |$x, $to| $work),
-            Some(device) => {
-                handle.on_device::<T>(py, device, part, out, |$y, $into, $stream| $launch)
-            }
-        })
-    }};
 }
 
 impl Handle {
@@ -87,309 +215,66 @@ impl Handle {
         unsafe { self.raw().part(offset, count) }
     }
 
-    /// Does `work` on a part of the memory and on the elements of `out`.
-    fn on_host<T: Element>(
+    /// Checks a call and its output, and makes it without the interpreter's lock.
+    pub(crate) fn run(
         &self,
         py: Python<'_>,
-        part: Part,
-        mut out: Slice,
-        work: impl FnOnce(&mut Symmetric<T>, &mut [T]) -> symmem::Result<()> + Send,
-    ) -> PyResult<()> {
-        self.check_open(py, part.op)?;
-        detached(py, || {
-            let mut memory = self.part(part.offset, part.count)?;
-            // SAFETY: `output` checked type and place; S2 as documented for users.
-            work(&mut memory, unsafe { out.elements_mut() })
-        })
-    }
-
-    /// Puts `work` on a part of the memory and on the elements of `out` into the stream.
-    fn on_device<T: Element>(
-        &self,
-        py: Python<'_>,
-        device: &cuda::Symmetric<u8>,
-        part: Part,
-        mut out: Slice,
-        work: impl FnOnce(&mut cuda::Symmetric<T>, ViewMut<'_, T>, &Stream) -> symmem::Result<()> + Send,
-    ) -> PyResult<()> {
-        self.check_open(py, part.op)?;
-        let stream = self.stream(device, part.stream);
-        let range = (part.offset, part.count);
-        detached(py, || {
-            // SAFETY: `output` checked type and place; S2 as documented for users.
-            let out = unsafe { out.view_mut() };
-            self.mapped().with_part(device, range, |memory| work(memory, out, &stream))
-        })
-    }
-
-    /// An argument to write to, which is no part of what peers read meanwhile.
-    fn output(
-        &self,
-        py: Python<'_>,
-        part: Part,
+        mut call: Call,
         out: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Slice> {
-        let Some(out) = out else { return Ok(Slice::EMPTY) };
-        let out = Slice::output(part.op, out)?;
-        out.check(py, part.op, part.dtype, self.place())?;
-        self.apart(py, part, out)
-    }
-
-    /// Refuses an output that is a part of what peers read meanwhile.
-    pub(crate) fn apart(&self, py: Python<'_>, part: Part, out: Slice) -> PyResult<Slice> {
-        let bytes = part.count.saturating_mul(part.dtype.size());
-        let taken = |base: usize| out.touches(base.saturating_add(part.offset), bytes);
-        if self.mapped().buffers.iter().copied().any(taken) {
+    ) -> PyResult<()> {
+        let at = self.op(call.collective.shown());
+        self.check_open(py, at.name)?;
+        call.checked_element(py, at)?;
+        let out = match out {
+            None => Slice::EMPTY,
+            Some(out) => Slice::output(at, out)?,
+        };
+        out.check(py, at, call.dtype, self.place())?;
+        if self.overlaps(&call, &out) {
             let expected = "an output apart from the memory that is read";
-            return Err(usage(py, part.op, expected, "one that overlaps it"));
+            return Err(usage(py, at, expected, "one that overlaps it"));
         }
-        Ok(out)
+        // SAFETY: all that it asks for is checked above; S2 as documented for users.
+        detached(py, || unsafe { self.perform(&mut call, out) })
     }
 
-    pub(crate) fn do_all_reduce(
-        &self,
-        py: Python<'_>,
-        part: Part,
-        op: &str,
-        out: Option<&Bound<'_, PyAny>>,
-        how: &str,
-    ) -> PyResult<()> {
-        let (op, how) = (reduce_op(py, part.op, op)?, algorithm(py, how)?);
-        let out = out.map(|out| self.output(py, part, Some(out))).transpose()?;
-        self.reduce_by(py, part, op, how, out)
+    /// Whether an output is a part of what peers read during the call.
+    pub(crate) fn overlaps(&self, call: &Call, out: &Slice) -> bool {
+        let touches = |base: &usize| out.touches(base.saturating_add(call.offset), call.bytes());
+        self.mapped().buffers.iter().any(touches)
     }
 
-    /// Reduces a part: in place, or into an output that was checked.
-    pub(crate) fn reduce_by(
-        &self,
-        py: Python<'_>,
-        part: Part,
-        op: ReduceOp,
-        how: Algorithm,
-        out: Option<Slice>,
-    ) -> PyResult<()> {
-        let (into, out) = (out.is_some(), out.unwrap_or(Slice::EMPTY));
-        with_element!(part.dtype.arithmetic(py, part.op)?, T => match self.cuda() {
-            None => self.on_host::<T>(py, part, out, |x, to| {
-                if into { x.all_reduce_into(op, to) } else { x.all_reduce_with(op, how) }
-            }),
-            Some(device) => self.on_device::<T>(py, device, part, out, |x, to, stream| {
-                if into { x.all_reduce_into(op, to, stream) } else { x.all_reduce_with(op, how, stream) }
-            }),
-        })
-    }
-
-    /// Puts a reduction of a part of a device's memory into its stream, in place or into `out`, without the interpreter's
-    /// lock. `None` where that is not possible, and nothing was done.
+    /// Makes a call, or puts it into its stream. Needs no interpreter.
     ///
     /// # Safety
-    /// `out` has as many elements of the part's type, on the same device, until the stream is done with them.
-    pub(crate) unsafe fn reduce_in_stream(
-        &self,
-        part: Part,
-        op: ReduceOp,
-        out: Option<usize>,
-    ) -> Option<symmem::Result<()>> {
-        let (device, dtype) = (self.cuda()?, part.dtype.number()?);
-        let bytes = part.count.saturating_mul(part.dtype.size());
-        let to = out.map_or(Slice::EMPTY, |address| Slice::raw(address, bytes));
-        let taken = |base: usize| to.touches(base.saturating_add(part.offset), bytes);
-        if !self.is_open() || self.mapped().buffers.iter().copied().any(taken) {
-            return None;
-        }
-        let to = out.map(|_| to);
-        symmem::with_element!(dtype, T => self.put_reduction::<T>(device, part, op, to))
-    }
-
-    /// The last of [`Handle::reduce_in_stream`], which has checked everything.
-    fn put_reduction<T: Number>(
-        &self,
-        device: &cuda::Symmetric<u8>,
-        part: Part,
-        op: ReduceOp,
-        to: Option<Slice>,
-    ) -> symmem::Result<()> {
-        let stream = self.stream(device, part.stream);
-        self.mapped().with_part::<T>(device, (part.offset, part.count), |memory| match to {
-            // SAFETY: as its caller promises; S2 as documented for users.
-            Some(mut to) => memory.all_reduce_into(op, unsafe { to.view_mut() }, &stream),
-            None => memory.all_reduce_with(op, Algorithm::Auto, &stream),
-        })
-    }
-
-    pub(crate) fn do_reduce_scatter(
-        &self,
-        py: Python<'_>,
-        part: Part,
-        op: &str,
-        columns: Option<usize>,
-        out: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        let op = reduce_op(py, part.op, op)?;
-        collective!(
-            self,
-            py,
-            part,
-            arithmetic,
-            Some(out),
-            |x, to| match columns {
-                None => x.reduce_scatter(op, to),
-                Some(columns) => x.reduce_scatter_last_dim(op, columns, to),
-            },
-            |x, to, stream| match columns {
-                None => x.reduce_scatter(op, to, stream),
-                Some(columns) => x.reduce_scatter_last_dim(op, columns, to, stream),
+    /// The world is open. The call has an [`Call::element`]. `out` has elements of its type, on the same device, apart from the
+    /// memory of the call, until the stream is done with them.
+    pub(crate) unsafe fn perform(&self, call: &mut Call, mut out: Slice) -> symmem::Result<()> {
+        let (range, dtype) = ((call.offset, call.count), call.element());
+        let done = symmem::with_element!(dtype.unwrap_or(call.dtype.moved), T => match self.cuda() {
+            None => {
+                let mut memory = self.part::<T>(range.0, range.1)?;
+                // SAFETY: as the caller promises.
+                call.on_host(&mut memory, unsafe { out.elements_mut() })
             }
-        )
-    }
-
-    pub(crate) fn do_reduce(
-        &self,
-        py: Python<'_>,
-        part: Part,
-        op: &str,
-        root: usize,
-        out: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<()> {
-        let op = reduce_op(py, part.op, op)?;
-        collective!(
-            self,
-            py,
-            part,
-            arithmetic,
-            out,
-            |x, to| x.reduce(op, root, to),
-            |x, to, stream| x.reduce(op, root, to, stream)
-        )
-    }
-
-    pub(crate) fn do_all_gather(
-        &self,
-        py: Python<'_>,
-        part: Part,
-        out: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        collective!(self, py, part, moved, Some(out), |x, to| x.all_gather(to), |x, to, stream| x
-            .all_gather(to, stream))
-    }
-
-    pub(crate) fn do_all_to_all(
-        &self,
-        py: Python<'_>,
-        part: Part,
-        out: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        collective!(self, py, part, moved, Some(out), |x, to| x.all_to_all(to), |x, to, stream| x
-            .all_to_all(to, stream))
-    }
-
-    pub(crate) fn do_broadcast(&self, py: Python<'_>, part: Part, root: usize) -> PyResult<()> {
-        collective!(self, py, part, moved, None, |x, _to| x.broadcast(root), |x, _to, stream| x
-            .broadcast(root, stream))
-    }
-
-    pub(crate) fn do_gather(
-        &self,
-        py: Python<'_>,
-        part: Part,
-        root: usize,
-        out: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<()> {
-        collective!(self, py, part, moved, out, |x, to| x.gather(root, to), |x, to, stream| x
-            .gather(root, to, stream))
-    }
-
-    pub(crate) fn do_scatter(
-        &self,
-        py: Python<'_>,
-        part: Part,
-        root: usize,
-        out: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        collective!(
-            self,
-            py,
-            part,
-            moved,
-            Some(out),
-            |x, to| x.scatter(root, to),
-            |x, to, stream| x.scatter(root, to, stream)
-        )
-    }
-
-    /// All-to-all of rows. `splits` are numbers in symmetric memory; `received` gets those of what came.
-    pub(crate) fn do_all_to_all_v(
-        &self,
-        py: Python<'_>,
-        part: Part,
-        rows: Rows,
-        splits: (&Handle, usize, usize),
-        (out, received): (&Bound<'_, PyAny>, &Bound<'_, PyAny>),
-    ) -> PyResult<()> {
-        let mut received = Slice::output(part.op, received)?;
-        received.check(py, part.op, Type::of(symmem::DType::I64), self.place())?;
-        let received = &mut received;
-        collective!(
-            self,
-            py,
-            part,
-            moved,
-            Some(out),
-            |x, to| {
-                let mut splits = splits.0.part(splits.1, splits.2)?;
-                rows.on_host(x, &mut splits, to, received)
-            },
-            |x, to, stream| {
-                let mut splits = splits.0.device_numbers(splits.1, splits.2)?;
-                rows.on_device(x, &mut splits, to, received, stream)
+            Some(device) => {
+                let stream = self.stream(device, call.stream);
+                // SAFETY: as the caller promises.
+                let out = unsafe { out.view_mut::<T>() };
+                self.mapped().with_part(device, range, |memory| call.in_stream(memory, out, &stream))
             }
-        )
-    }
-
-    /// Numbers of rows in the memory of a device.
-    fn device_numbers(&self, offset: usize, count: usize) -> symmem::Result<cuda::Symmetric<i64>> {
-        let device = self.cuda().ok_or_else(|| symmem::Error::Usage {
-            op: "all_to_all_v",
-            rank: Some(self.raw().rank()),
-            expected: "splits on the device of the rows".into(),
-            got: "splits on the host".into(),
-        })?;
-        device_part(device, offset, count)
+        });
+        done.unwrap_or_else(|| Err(no_element(call)))
     }
 }
 
-impl Rows {
-    fn on_host<T: Element>(
-        self,
-        x: &mut Symmetric<T>,
-        splits: &mut Symmetric<i64>,
-        out: &mut [T],
-        received: &mut Slice,
-    ) -> symmem::Result<()> {
-        // SAFETY: `do_all_to_all_v` checked type and place; S2 as documented for users.
-        let got = unsafe { received.elements_mut() };
-        match self {
-            Self::ByRank(len) => x.all_to_all_v(len, splits, out, got),
-            Self::ByExpert(len, align) => x.all_to_all_v_2d(len, splits, align, out, got),
-            Self::FromExperts(len) => x.all_to_all_v_2d_offset(len, splits, out, got),
-        }
-    }
-
-    fn on_device<T: Element>(
-        self,
-        x: &mut cuda::Symmetric<T>,
-        splits: &mut cuda::Symmetric<i64>,
-        out: ViewMut<'_, T>,
-        received: &mut Slice,
-        stream: &Stream,
-    ) -> symmem::Result<()> {
-        // SAFETY: `do_all_to_all_v` checked type and place; S2 as documented for users.
-        let got = unsafe { received.view_mut() };
-        match self {
-            Self::ByRank(len) => x.all_to_all_v(len, splits, out, got, stream),
-            Self::ByExpert(len, align) => x.all_to_all_v_2d(len, splits, align, out, got, stream),
-            Self::FromExperts(len) => x.all_to_all_v_2d_offset(len, splits, out, got, stream),
-        }
+/// Structs have no name in Python, and so are in no call.
+fn no_element(call: &Call) -> symmem::Error {
+    symmem::Error::Usage {
+        op: call.collective.shown(),
+        rank: None,
+        expected: "a type that Python has".into(),
+        got: "a struct".into(),
     }
 }
 
@@ -401,14 +286,4 @@ pub(crate) fn device_part<T: Element>(
 ) -> symmem::Result<cuda::Symmetric<T>> {
     // SAFETY: S2 as documented for users; bounds and alignment are checked there.
     unsafe { device.part(offset, count) }
-}
-
-/// How the rows of an all-to-all are divided; each with the elements of a row.
-#[derive(Clone, Copy)]
-pub(crate) enum Rows {
-    ByRank(usize),
-    /// Each expert's rows begin at a multiple of the second.
-    ByExpert(usize, usize),
-    /// The way back.
-    FromExperts(usize),
 }

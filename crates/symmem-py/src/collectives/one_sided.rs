@@ -1,12 +1,12 @@
 //! Puts, gets and words in any rank's memory, by one rank alone.
-#![allow(unsafe_code)] // S2 (what the package's documents ask of its users: signals and barriers order these calls)
+#![allow(unsafe_code)] // S2 (the package's documents require it of users: signals and barriers order these calls)
 
 use pyo3::prelude::*;
 use symmem::{Element, Open};
 
 use super::device_part;
 use crate::argument::Slice;
-use crate::dtype::{Type, with_element};
+use crate::dtype::Type;
 use crate::handle::Handle;
 use crate::wait::detached;
 
@@ -16,6 +16,13 @@ pub(crate) struct Target {
     pub(crate) rank: usize,
     pub(crate) offset: usize,
     pub(crate) stream: usize,
+}
+
+/// Which way a copy goes.
+#[derive(Clone, Copy)]
+pub(crate) enum Direction {
+    Peer,
+    Here,
 }
 
 /// Words of a rank's memory to set; checked by the library, with PyTorch's words in the messages.
@@ -34,70 +41,50 @@ impl Handle {
         Ok(unsafe { part.assume_open() })
     }
 
-    /// Copies `data` to a rank's memory.
-    pub(crate) fn do_put(
+    /// Copies `data` to a rank's memory, or from there to `data`.
+    pub(crate) fn copy(
         &self,
         py: Python<'_>,
-        to: Target,
+        at: Target,
         data: &Bound<'_, PyAny>,
+        to: Direction,
     ) -> PyResult<()> {
-        const OP: &str = "put";
-        self.check_open(py, OP)?;
-        let data = Slice::input(OP, data)?;
+        let (op, mut data) = match to {
+            Direction::Peer => ("put", Slice::input(self.op("put"), data)?),
+            Direction::Here => ("get", Slice::output(self.op("get"), data)?),
+        };
+        self.check_open(py, op)?;
         let dtype = data.dtype().unwrap_or(Type::of(symmem::DType::U8));
-        data.check(py, OP, dtype, self.place())?;
-        with_element!(dtype.moved(py, OP)?, T => self.put_elements::<T>(py, to, &data))
-    }
-
-    fn put_elements<T: Element>(&self, py: Python<'_>, to: Target, data: &Slice) -> PyResult<()> {
-        detached(py, || match self.cuda() {
-            None => {
-                // SAFETY: `do_put` checked type and place; S2 as documented for users.
-                let data = unsafe { data.elements::<T>() };
-                self.open(to.offset, data.len())?.put(to.rank, 0, data)
-            }
-            Some(device) => {
-                let part = device_part(device, to.offset, data.count::<T>())?;
-                // SAFETY: as above.
-                part.put(to.rank, 0, unsafe { data.view::<T>() }, &self.stream(device, to.stream))
-            }
+        data.check(py, self.op(op), dtype, self.place())?;
+        detached(py, || {
+            let done =
+                symmem::with_element!(dtype.moved, T => self.copy_of::<T>(at, &mut data, to));
+            done.unwrap_or(Ok(()))
         })
     }
 
-    /// Copies from a rank's memory to `out`.
-    pub(crate) fn do_get(
+    fn copy_of<T: Element>(
         &self,
-        py: Python<'_>,
-        from: Target,
-        out: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        const OP: &str = "get";
-        self.check_open(py, OP)?;
-        let mut out = Slice::output(OP, out)?;
-        let dtype = out.dtype().unwrap_or(Type::of(symmem::DType::U8));
-        out.check(py, OP, dtype, self.place())?;
-        with_element!(dtype.moved(py, OP)?, T => self.get_elements::<T>(py, from, &mut out))
-    }
-
-    fn get_elements<T: Element>(
-        &self,
-        py: Python<'_>,
-        from: Target,
-        out: &mut Slice,
-    ) -> PyResult<()> {
-        detached(py, || match self.cuda() {
-            None => {
-                // SAFETY: `do_get` checked type and place; S2 as documented for users.
-                let out = unsafe { out.elements_mut::<T>() };
-                self.open(from.offset, out.len())?.get(from.rank, 0, out)
-            }
-            Some(device) => {
-                let part = device_part(device, from.offset, out.count::<T>())?;
-                let stream = self.stream(device, from.stream);
-                // SAFETY: as above.
-                part.get(from.rank, 0, unsafe { out.view_mut::<T>() }, &stream)
-            }
-        })
+        at: Target,
+        data: &mut Slice,
+        to: Direction,
+    ) -> symmem::Result<()> {
+        let count = data.count::<T>();
+        let Some(device) = self.cuda() else {
+            let memory = self.open::<T>(at.offset, count)?;
+            // SAFETY: `copy` checked type and place; S2 as documented for users.
+            return match to {
+                Direction::Peer => memory.put(at.rank, 0, unsafe { data.elements() }),
+                Direction::Here => memory.get(at.rank, 0, unsafe { data.elements_mut() }),
+            };
+        };
+        let (part, stream) =
+            (device_part(device, at.offset, count)?, self.stream(device, at.stream));
+        // SAFETY: as above.
+        match to {
+            Direction::Peer => part.put(at.rank, 0, unsafe { data.view::<T>() }, &stream),
+            Direction::Here => part.get(at.rank, 0, unsafe { data.view_mut::<T>() }, &stream),
+        }
     }
 
     /// Fills words of a rank's memory, or writes one so that all written before is seen first.

@@ -78,6 +78,12 @@ impl Pool<Gpu> {
 }
 
 impl<T: Element> Buffer<T> {
+    /// Sets the value that [`Group::owner_at`] gives for addresses in this memory.
+    #[doc(hidden)]
+    pub fn set_owner(&self, owner: std::sync::Weak<dyn std::any::Any + Send + Sync>) {
+        self.block.set_owner(owner);
+    }
+
     /// Maps all ranks' buffers into each. Collective over `group`, the first time for this allocation and group.
     pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>> {
         self.symmetric(group)

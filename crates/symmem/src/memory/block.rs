@@ -4,8 +4,9 @@
 //! cut. Peers address a block by (segment, offset), so offsets need not agree between ranks. The words of the
 //! pad are zero at first, and belong to users' own protocols: the library does not touch them.
 
+use std::any::Any;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use serde::{Deserialize, Serialize};
 
@@ -99,7 +100,12 @@ pub(crate) struct Block {
     was_mapped: AtomicBool,
     /// Where the memory goes when nobody uses it any more; `None`: back to the system.
     home: Option<Arc<dyn Home>>,
+    /// The value by which a language binding knows the allocation.
+    owner: Mutex<Option<Owner>>,
 }
+
+/// A value of a language binding, which owns the allocation.
+pub(crate) type Owner = Weak<dyn Any + Send + Sync>;
 
 /// Whoever cut a block from its segment.
 pub(crate) trait Home: Send + Sync {
@@ -120,8 +126,8 @@ impl Block {
         // What a former user of the memory left in the pad.
         segment.backend.clear(&region, shape.pad_at(), shape.pad)?;
         let (open, was_mapped) = (AtomicBool::new(false), AtomicBool::new(false));
-        let mappings = Mutex::default();
-        Ok(Self { segment, offset, region, shape, mappings, open, was_mapped, home })
+        let (mappings, owner) = (Mutex::default(), Mutex::default());
+        Ok(Self { segment, offset, region, shape, mappings, open, was_mapped, home, owner })
     }
 
     pub(crate) fn segment(&self) -> &Segment {
@@ -160,7 +166,19 @@ impl Block {
         mappings.insert(group, Arc::clone(mapping));
     }
 
-    fn mappings(&self) -> std::sync::MutexGuard<'_, HashMap<u128, Arc<Mapping>>> {
+    pub(crate) fn set_owner(&self, owner: Owner) {
+        *self.lock_owner() = Some(owner);
+    }
+
+    pub(crate) fn owner(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        self.lock_owner().as_ref()?.upgrade()
+    }
+
+    fn lock_owner(&self) -> MutexGuard<'_, Option<Owner>> {
+        self.owner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn mappings(&self) -> MutexGuard<'_, HashMap<u128, Arc<Mapping>>> {
         self.mappings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

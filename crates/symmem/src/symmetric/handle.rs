@@ -1,5 +1,6 @@
 //! The handle: one allocation in one group, without a type. Raw pointers for those who write their own protocols.
 
+use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -192,6 +193,13 @@ impl Group {
             Handle::offer(&block, self, &Offer { offset, ownership, ..Offer::new(dtype) })
         };
         found.map(handle).transpose()
+    }
+
+    /// The owner that a language binding gave to the allocation at `address`, and how far into its data that lies.
+    #[doc(hidden)]
+    pub fn owner_at(&self, address: usize) -> Option<(Arc<dyn Any + Send + Sync>, usize)> {
+        let (block, offset) = self.context().table.find(address)?;
+        Some((block.owner()?, offset))
     }
 
     /// Whether `address` lies in the data of a living symmetric allocation of this rank. No communication.

@@ -128,6 +128,12 @@ impl<T: Element> Buffer<T> {
         self.len == 0
     }
 
+    /// Sets the value that [`Group::owner_at`] gives for addresses in this memory.
+    #[doc(hidden)]
+    pub fn set_owner(&self, owner: std::sync::Weak<dyn std::any::Any + Send + Sync>) {
+        self.block.set_owner(owner);
+    }
+
     /// Byte offset within the allocation that this buffer was cut from; not 0 only for buffers of a pool.
     pub fn offset(&self) -> usize {
         self.block.offset()

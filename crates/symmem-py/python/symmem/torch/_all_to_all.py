@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import torch
 
-from symmem.torch._parts import contiguous, destination, moved, part, row_length, same_device
+from symmem.torch._parts import contiguous, destination, part, row_length, run, same_device
 from symmem.torch._refusals import told
+from symmem.torch._registry import nothing, operator
 
 
+@operator("all_to_all_vdev", fake=nothing)
 def all_to_all_vdev(
     input: torch.Tensor, out: torch.Tensor, in_splits: torch.Tensor, out_splits_offsets: torch.Tensor, group_name: str
 ) -> None:
@@ -18,6 +20,7 @@ def all_to_all_vdev(
     _exchange("all_to_all_vdev", input, out, in_splits, out_splits_offsets, group_name)
 
 
+@operator("all_to_all_vdev_2d", fake=nothing)
 @told
 def all_to_all_vdev_2d(
     input: torch.Tensor,
@@ -31,9 +34,10 @@ def all_to_all_vdev_2d(
     align = 1 if major_align is None else major_align
     if align < 1:
         raise RuntimeError(f"all_to_all_vdev_2d: major_align must be positive, got {align}")
-    _exchange("all_to_all_vdev_2d", input, out, in_splits, out_splits_offsets, group_name, major_align=align)
+    _exchange("all_to_all_vdev_2d", input, out, in_splits, out_splits_offsets, group_name, align)
 
 
+@operator("all_to_all_vdev_2d_offset", fake=nothing)
 def all_to_all_vdev_2d_offset(
     input: torch.Tensor,
     out: torch.Tensor,
@@ -43,7 +47,7 @@ def all_to_all_vdev_2d_offset(
 ) -> None:
     """The way back: rows by expert and destination, with gaps; they arrive by source and expert."""
     op = "all_to_all_vdev_2d_offset"
-    _exchange(op, input, out, in_splits_offsets, out_splits_offsets, group_name, offsets=True)
+    _exchange(op, input, out, in_splits_offsets, out_splits_offsets, group_name, 0)
 
 
 @told
@@ -54,7 +58,7 @@ def _exchange(
     splits: torch.Tensor,
     received: torch.Tensor,
     group_name: str,
-    **how: object,
+    align: int | None = None,
 ) -> None:
     for tensor, what in ((input, "input"), (out, "out"), (splits, "in_splits"), (received, "out_splits_offsets")):
         contiguous(op, tensor, what)
@@ -67,15 +71,6 @@ def _exchange(
         raise RuntimeError(f"{op}: splits must be int64, got {splits.dtype} and {received.dtype}")
     place, table = part(op, input, group_name), part(op, splits, group_name, "in_splits")
     same_device(op, splits, place, "in_splits")
-    dtype, words = moved(op, input)
-    place.native.all_to_all_v(
-        dtype,
-        place.offset,
-        words * input.numel(),
-        words * row_length(input),
-        (table.native, table.offset, splits.numel()),
-        destination(op, out, place, "out"),
-        destination(op, received, place, "out_splits_offsets"),
-        **how,
-        **place.how,
-    )
+    numbers = destination(op, received, place, "out_splits_offsets")
+    rows = (row_length(input), (table.native, table.offset, splits.numel()), numbers, align)
+    run(op, "all_to_all_v", place, input, out, "out", rows=rows)

@@ -6,12 +6,14 @@ import torch
 import torch.distributed._symmetric_memory as symm_mem
 
 from symmem.torch import _groups, _memory
-from symmem.torch._parts import Part, contiguous, destination, element, part, reduction
+from symmem.torch._parts import Part, contiguous, part, reduction, run
 from symmem.torch._reduce import total
 from symmem.torch._refusals import told
+from symmem.torch._registry import first, last, nothing, operator
 from symmem.torch._workspace import workspace
 
 
+@operator("multimem_all_gather_out", fake=last)
 @told
 def multimem_all_gather_out(input: torch.Tensor, group_name: str, out: torch.Tensor) -> torch.Tensor:
     op = "multimem_all_gather_out"
@@ -38,6 +40,7 @@ def _store_with_all(place: Part, input: torch.Tensor, out: torch.Tensor) -> None
     place.barrier()
 
 
+@operator("memcpy_to_multicast_", fake=first)
 def memcpy_to_multicast_(
     symm_mem_out: torch.Tensor, src: torch.Tensor, byte_offset: int, group_name: str
 ) -> torch.Tensor:
@@ -54,6 +57,7 @@ def memcpy_to_multicast_(
     return symm_mem_out
 
 
+@operator("get_remote_tensors")
 def get_remote_tensors(x: torch.Tensor, group_name: str) -> tuple[torch.Tensor, ...]:
     if _memory.find(x) is None:
         raise ValueError("Tensor is not allocated from Symmetric Memory")
@@ -61,28 +65,24 @@ def get_remote_tensors(x: torch.Tensor, group_name: str) -> tuple[torch.Tensor, 
     return tuple(place.of(rank, x) for rank in range(place.group.size))
 
 
+@operator("_low_contention_all_gather", cpu_only=True)
 @told
 def _low_contention_all_gather(tensor: torch.Tensor, group_name: str) -> torch.Tensor:
     place, tensor = _symmetric_or_copied("_low_contention_all_gather", tensor, group_name)
     output = tensor.new_empty(tensor.shape[0] * place.group.size, *tensor.shape[1:])
-    return _gather("_low_contention_all_gather", place, tensor, output)
+    return run("_low_contention_all_gather", "all_gather", place, tensor, output)
 
 
+@operator("_low_contention_all_gather_ce_multicast", cpu_only=True)
 @told
 def _low_contention_all_gather_ce_multicast(tensor: torch.Tensor, group_name: str) -> torch.Tensor:
     op = "_low_contention_all_gather_ce_multicast"
     place, tensor = _symmetric_or_copied(op, tensor, group_name)
     output = symm_mem.empty(symm_mem._lc_ag_out_shape(tensor, place.group.size), dtype=tensor.dtype, device="cpu")
-    return _gather(op, place, tensor, output)
+    return run(op, "all_gather", place, tensor, output)
 
 
-def _gather(op: str, place: Part, tensor: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    if tensor.numel():
-        nbytes = tensor.numel() * tensor.element_size()
-        place.native.all_gather("uint8", place.offset, nbytes, destination(op, output, place), **place.how)
-    return output
-
-
+@operator("_low_contention_all_gather_ce_multicast_out", cpu_only=True)
 @told
 def _low_contention_all_gather_ce_multicast_out(
     tensor: torch.Tensor, group_name: str, out: torch.Tensor
@@ -95,6 +95,7 @@ def _low_contention_all_gather_ce_multicast_out(
     return out
 
 
+@operator("_low_contention_reduce_scatter", cpu_only=True)
 @told
 def _low_contention_reduce_scatter(tensor: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
     op = "_low_contention_reduce_scatter"
@@ -105,16 +106,7 @@ def _low_contention_reduce_scatter(tensor: torch.Tensor, reduce_op: str, group_n
     if tensor.shape[0] % size:
         raise AssertionError(f"{op}: {tensor.shape[0]} rows cannot be divided among {size} ranks")
     output = tensor.new_empty(tensor.shape[0] // size, *tensor.shape[1:])
-    if tensor.numel():
-        place.native.reduce_scatter(
-            element(op, tensor),
-            reduction(op, reduce_op),
-            place.offset,
-            tensor.numel(),
-            destination(op, output, place),
-            **place.how,
-        )
-    return output
+    return run(op, "reduce_scatter", place, tensor, output, op=reduction(op, reduce_op))
 
 
 def _symmetric_or_copied(op: str, tensor: torch.Tensor, group_name: str) -> tuple[Part, torch.Tensor]:
@@ -127,12 +119,14 @@ def _symmetric_or_copied(op: str, tensor: torch.Tensor, group_name: str) -> tupl
     return part(op, copied, group_name), copied
 
 
+@operator("tile_reduce", fake=nothing)
 def tile_reduce(
     in_tile: torch.Tensor, out_tile: torch.Tensor, root: int, group_name: str, reduce_op: str = "sum"
 ) -> None:
     multi_root_tile_reduce([in_tile], out_tile, [root], group_name, reduce_op)
 
 
+@operator("multi_root_tile_reduce", fake=nothing)
 @told
 def multi_root_tile_reduce(
     in_tiles: list[torch.Tensor], out_tile: torch.Tensor, roots: list[int], group_name: str, reduce_op: str = "sum"
@@ -162,6 +156,7 @@ def multi_root_tile_reduce(
     places[0].barrier()
 
 
+@operator("memset32_", fake=first, cpu_only=True)
 def memset32_(input: torch.Tensor, offset: int, val: int, count: int) -> torch.Tensor:
     op = "memset32_"
     _check_word(op, input, offset, val)
@@ -175,6 +170,7 @@ def memset32_(input: torch.Tensor, offset: int, val: int, count: int) -> torch.T
     return input
 
 
+@operator("stream_write_value32_", fake=first, cpu_only=True)
 def stream_write_value32_(input: torch.Tensor, offset: int, val: int) -> torch.Tensor:
     op = "stream_write_value32_"
     _check_word(op, input, offset, val)

@@ -37,6 +37,7 @@ class Group:
         self.rank = rank
         self.size = size
         self.native = native
+        _native.name_group(name, native)
         #: How many channels barrier(), put_signal() and wait_signal() have.
         self.channels = pad_bytes // (WORD * size)
         #: The allocation of each device that was at a rendezvous last.

@@ -11,7 +11,7 @@ from torch._C._autograd import DeviceType
 from torch._C._distributed_c10d import _SymmetricMemory
 from torch._prims_common import make_contiguous_strides_for
 
-from symmem.torch import _groups, _memory, _backends
+from symmem.torch import _backends, _groups, _memory
 
 
 class SymmetricMemory:

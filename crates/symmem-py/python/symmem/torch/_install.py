@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import inspect
+import sys
 from collections.abc import Callable
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType
 
 import torch
 import torch.distributed._symmetric_memory as symm_mem
@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import _SymmetricMemory
 
 from symmem import _native, _torch_watch
 from symmem.torch import (
+    _backends,
     _compiler,
     _groups,
     _handle,
@@ -23,7 +24,6 @@ from symmem.torch import (
     _pipeline,
     _pool,
     _sharing,
-    _backends,
     _work,
 )
 from symmem.torch._workspace import workspace
@@ -59,13 +59,16 @@ def install(device: str = "cpu") -> None:
 
 @functools.cache
 def _entry_points() -> None:
+    replaced = {}
     for name, replacement in STATIC_METHODS.items():
         _replace(_SymmetricMemory, name, replacement, staticmethod)
     for name, replacement in FUNCTIONS.items():
-        _replace_function(name, replacement)
-    for name, replacement in PRIVATE_FUNCTIONS.items():
-        if hasattr(symm_mem, name):
-            _replace_function(name, replacement)
+        replaced.update(_replace(symm_mem, name, replacement))
+    for owner, functions in ((symm_mem, PRIVATE_FUNCTIONS), (bindings, BINDINGS)):
+        for name, replacement in functions.items():
+            if hasattr(owner, name):
+                replaced.update(_replace(owner, name, replacement))
+    _replace_imported(replaced)
     symm_mem.Work = _work.Work
     _compiler.install()
     _sharing.install()
@@ -74,36 +77,35 @@ def _entry_points() -> None:
     for name in ("MemPool", "use_mem_pool"):
         if not hasattr(torch.cpu, name):
             setattr(torch.cpu, name, getattr(_pool, name))
-    for name, replacement in BINDINGS.items():
-        if hasattr(bindings, name):
-            _replace(bindings, name, replacement)
 
 
-def _replace(owner: object, name: str, replacement: Callable, kind: Callable = lambda function: function) -> None:
-    """Replace a function, and give the former one to ours as its first argument; older torches do not have them all."""
-    former = getattr(owner, name, functools.partial(_absent, name))
-    # Its name, document and signature are still PyTorch's.
-    setattr(owner, name, kind(functools.update_wrapper(functools.partial(replacement, former), former)))
+def _replace(owner: object, name: str, replacement: Callable, kind: Callable = lambda function: function) -> dict:
+    """Replace a function by ours, which gets the former one as its first argument. Returns the two as an entry.
+
+    Older torches do not have them all.
+    """
+    former = getattr(owner, name, None)
+    ours = _wrapped(former or functools.partial(_absent, name), replacement)
+    setattr(owner, name, kind(ours))
+    return {former: ours} if former is not None else {}
 
 
-def _replace_function(name: str, replacement: Callable) -> None:
-    """Replace a function of the module within: whoever took it by `from … import …` before has ours too."""
-    former = getattr(symm_mem, name, None)
-    if not isinstance(former, FunctionType) or former.__code__.co_freevars:
-        _replace(symm_mem, name, replacement)
-        return
-    kept = FunctionType(former.__code__, former.__globals__, name, former.__defaults__)
-    kept.__kwdefaults__ = former.__kwdefaults__
-    former.__signature__ = inspect.signature(former)
-    former.__defaults__ = former.__kwdefaults__ = None
-    ours = f"_symmem_{name}"
-    former.__globals__[ours] = functools.partial(replacement, kept)
-    former.__code__ = _call.__code__.replace(co_name=name, co_names=(ours,))
+def _wrapped(former: Callable, replacement: Callable) -> Callable:
+    @functools.wraps(former)
+    def function(*arguments: object, **named: object) -> object:
+        return replacement(former, *arguments, **named)
+
+    return function
 
 
-def _call(*args: object, **kwargs: object) -> object:
-    """The code of a function that was replaced, where `_ours` stands for the replacement's name in PyTorch's module."""
-    return _ours(*args, **kwargs)  # noqa: F821
+def _replace_imported(replaced: dict) -> None:
+    """Replace functions in modules that took them by `from … import …` before, under whatever name."""
+    for module in list(sys.modules.values()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            # Not `isinstance`, which asks objects for their class: some import modules when they are asked for anything.
+            ours = replaced.get(value) if type(value) in (FunctionType, BuiltinFunctionType) else None
+            if ours is not None:
+                setattr(module, name, ours)
 
 
 def _absent(name: str, *_: object, **__: object) -> None:

@@ -6,7 +6,6 @@ A tensor's storage keeps its allocation alive, and so does every handle. All mem
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
 import weakref
@@ -16,14 +15,23 @@ import torch
 from torch._C._distributed_c10d import _SymmetricMemory
 
 from symmem import _native
-from symmem.torch import _groups, _backends
+from symmem.torch import _backends, _groups
 
 CPU = torch.device("cpu")
 
 
-@functools.cache
+#: The world of one that all memory comes from, once there is any.
+_home: _native.World | None = None
+_home_lock = threading.Lock()
+
+
 def home() -> _native.World:
-    return _native.World.connect(0, 1, backend="host")
+    """The world of one that all memory comes from."""
+    global _home
+    with _home_lock:
+        if _home is None:
+            _home = _native.World.connect(0, 1, backend="host")
+        return _home
 
 
 class _Owner:
@@ -83,7 +91,7 @@ class Allocation:
         self._lock = threading.Lock()
         self._handles: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._user: weakref.ref | None = None
-        _by_address[self.address] = self
+        memory.attach(self)
 
     def known_handle(self, group: _groups.Group) -> _native.Handle | None:
         """All ranks' memory of this allocation, if it was at a rendezvous of the group."""
@@ -122,7 +130,6 @@ class Allocation:
         return self._user is not None and self._user() is not None
 
 
-_by_address: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 _persistent: dict[int, Allocation] = {}
 _persistent_lock = threading.Lock()
 
@@ -167,21 +174,15 @@ def _check_free(kept: Allocation, nbytes: int, device: torch.device, alloc_id: i
 
 def find(tensor: torch.Tensor) -> Allocation | None:
     """The allocation that a tensor's storage lies in; no communication."""
-    found = _by_address.get(tensor.data_ptr())
-    if found is not None:
-        return found
-    storage = tensor.untyped_storage()
-    found = _by_address.get(storage.data_ptr())
-    if found is None:
-        memory = _native.find(storage.data_ptr())
-        if memory is not None:
-            found = _by_address.get(memory.address) or _of_a_pool(memory, tensor, storage)
+    address = tensor.data_ptr() or tensor.untyped_storage().data_ptr()
+    found = None if _home is None else _home.attached(address)
+    if found is None and not tensor.is_cpu:
+        memory = _native.find(address)
+        found = None if memory is None else _of_a_pool(memory, tensor)
     return found
 
 
-def _of_a_pool(memory: _native.Memory, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Allocation | None:
-    """A segment that torch asked for itself, for a tensor of one of its pools, which keeps what is known of it."""
-    if tensor.is_cpu:
-        return None
-    storage.symmem_owner = found = Allocation(memory.nbytes, tensor.device, memory=memory)
+def _of_a_pool(memory: _native.Memory, tensor: torch.Tensor) -> Allocation:
+    """A segment that torch allocated for one of its pools. The tensor's storage keeps what is known of it."""
+    tensor.untyped_storage().symmem_owner = found = Allocation(memory.nbytes, tensor.device, memory=memory)
     return found

@@ -9,9 +9,10 @@ import torch.distributed as dist
 
 from symmem.torch._groups import Group
 from symmem.torch._handle import SymmetricMemory
-from symmem.torch._parts import Part, contiguous, destination, part
+from symmem.torch._parts import Part, contiguous, part, run
 from symmem.torch._reduce import total
 from symmem.torch._refusals import told
+from symmem.torch._registry import first, nothing, operator, second
 
 
 def get(dst: torch.Tensor, hdl: SymmetricMemory, peer: int, offset: int = 0) -> None:
@@ -43,11 +44,13 @@ def wait_signal(hdl: SymmetricMemory, peer: int) -> None:
     hdl.wait_signal(peer)
 
 
+@operator("nvshmem_put", "nccl_put", fake=nothing)
 def put(tensor: torch.Tensor, peer: int) -> None:
     """Copy a tensor to its counterpart at a rank of the world. PyTorch's operators for this have no group."""
     _counterpart("put", tensor, peer).copy_(tensor)
 
 
+@operator("nvshmem_get", "nccl_get", fake=nothing)
 def copy_from(tensor: torch.Tensor, peer: int) -> None:
     """Copy a tensor's counterpart at a rank of the world to the tensor."""
     tensor.copy_(_counterpart("get", tensor, peer))
@@ -60,16 +63,18 @@ def _counterpart(op: str, tensor: torch.Tensor, peer: int) -> torch.Tensor:
     return place.of(peer, tensor)
 
 
+@operator("nvshmem_broadcast", fake=first)
 @told
 def broadcast(input: torch.Tensor, root: int, group_name: str) -> torch.Tensor:
     """Every rank's tensor becomes that of the root."""
     contiguous("broadcast", input)
     place = part("broadcast", input, group_name)
     place.group.check_rank(root)
-    place.native.broadcast("uint8", place.offset, input.numel() * input.element_size(), root, **place.how)
+    run("broadcast", "broadcast", place, input, root=root)
     return input
 
 
+@operator("nvshmem_all_to_all", fake=second)
 @told
 def all_to_all(input: torch.Tensor, out: torch.Tensor, group_name: str) -> torch.Tensor:
     """Block i of the input goes to rank i; blocks arrive by source."""
@@ -82,11 +87,10 @@ def all_to_all(input: torch.Tensor, out: torch.Tensor, group_name: str) -> torch
             f"{op}: input ({input.numel()} of {input.dtype}) and out ({out.numel()} of {out.dtype}) must be alike, "
             f"and divisible by {place.group.size}"
         )
-    nbytes = input.numel() * input.element_size()
-    place.native.all_to_all("uint8", place.offset, nbytes, destination(op, out, place, "out"), **place.how)
-    return out
+    return run(op, "all_to_all", place, input, out, "out")
 
 
+@operator("nccl_reduce_scatter_offset", fake=nothing)
 @told
 def reduce_scatter_offset(
     input: torch.Tensor,
@@ -148,6 +152,7 @@ def _check_outputs(op: str, input: torch.Tensor, dim: int, blocks: list, out: li
             )
 
 
+@operator("nccl_all_to_all_nd", fake=nothing)
 @told
 def all_to_all_nd(input: torch.Tensor, out: torch.Tensor, scatter_dim: int, gather_dim: int, group_name: str) -> None:
     """Exchange blocks of rows for blocks of columns, or the other way round."""

@@ -12,10 +12,9 @@ import torch.distributed._symmetric_memory as symm_mem
 from torch.distributed import distributed_c10d as c10d
 
 from symmem import _native
-from symmem.torch import _all_to_all, _exchange, _one_sided, _pipeline, _reduce
-from symmem.torch._fakes import FAKES, REPLACED, checked
+from symmem.torch import _all_to_all, _exchange, _one_sided, _pipeline, _reduce  # noqa: F401  (they define operators)
 from symmem.torch._parts import DTYPES, REDUCTIONS
-from symmem.torch._quick import QUICK
+from symmem.torch._registry import OPERATORS, fakes, operator
 
 
 def _fused_all_gather_matmul(A, Bs, gather_dim, group_name, *, return_A=True):
@@ -25,40 +24,14 @@ def _fused_all_gather_matmul(A, Bs, gather_dim, group_name, *, return_A=True):
     return symm_mem._fused_all_gather_matmul(A, Bs, gather_dim, group_name, return_A=return_A)
 
 
-def _named(module: object, *names: str) -> dict:
-    return {name: getattr(module, name) for name in names}
+#: PyTorch's own functions, over these handles.
+operator("fused_all_gather_matmul", cpu_only=True)(_fused_all_gather_matmul)
+operator("fused_all_gather_scaled_matmul", cpu_only=True)(symm_mem._fused_all_gather_scaled_matmul)
+operator("fused_matmul_reduce_scatter", cpu_only=True)(symm_mem._fused_matmul_reduce_scatter)
+operator("fused_scaled_matmul_reduce_scatter", cpu_only=True)(symm_mem._fused_scaled_matmul_reduce_scatter)
 
-
-#: What this library's calls and ordinary copies do, on memory of any kind.
-KERNELS = {
-    **_named(_reduce, "one_shot_all_reduce", "one_shot_all_reduce_out"),
-    **_named(_reduce, "one_shot_all_reduce_copy", "one_shot_all_reduce_copy_out"),
-    **_named(_reduce, "two_shot_all_reduce_", "two_shot_all_reduce_out", "reduce_scatter_out"),
-    **_named(_reduce, "multimem_all_reduce_", "multimem_one_shot_all_reduce", "multimem_one_shot_all_reduce_out"),
-    **_named(_reduce, "multimem_one_shot_reduce_out"),
-    **_named(_exchange, "multimem_all_gather_out", "memcpy_to_multicast_", "get_remote_tensors"),
-    **_named(_exchange, "tile_reduce", "multi_root_tile_reduce"),
-    **_named(_all_to_all, "all_to_all_vdev", "all_to_all_vdev_2d", "all_to_all_vdev_2d_offset"),
-    "nvshmem_put": _one_sided.put,
-    "nvshmem_get": _one_sided.copy_from,
-    "nvshmem_broadcast": _one_sided.broadcast,
-    "nvshmem_all_to_all": _one_sided.all_to_all,
-    "nccl_put": _one_sided.put,
-    "nccl_get": _one_sided.copy_from,
-    "nccl_reduce_scatter_offset": _one_sided.reduce_scatter_offset,
-    "nccl_all_to_all_nd": _one_sided.all_to_all_nd,
-}
-
-#: What torch has for devices over any handle, and not for CPUs.
-CPU_KERNELS = {
-    **_named(_exchange, "stream_write_value32_", "memset32_"),
-    **_named(_exchange, "_low_contention_all_gather", "_low_contention_reduce_scatter"),
-    **_named(_exchange, "_low_contention_all_gather_ce_multicast", "_low_contention_all_gather_ce_multicast_out"),
-    "fused_all_gather_matmul": _fused_all_gather_matmul,
-    "fused_all_gather_scaled_matmul": symm_mem._fused_all_gather_scaled_matmul,
-    "fused_matmul_reduce_scatter": symm_mem._fused_matmul_reduce_scatter,
-    "fused_scaled_matmul_reduce_scatter": symm_mem._fused_scaled_matmul_reduce_scatter,
-}
+#: Operators for which torch has functions for tensors without data that check nothing.
+REPLACED = ("all_to_all_vdev_2d", "all_to_all_vdev_2d_offset")
 
 #: Kernels that torch registered from Python are replaced only by whoever says so, where torch has a word for it.
 _OVERRIDE = (
@@ -73,12 +46,13 @@ _long_library = torch.library.Library("symmem", "DEF")
 def register(device: str) -> None:
     """Register whatever this torch knows of for a kind of device, and fakes where torch has none."""
     if device == "cpu":
-        _register("CPU", {**KERNELS, **CPU_KERNELS})
-        fakes = {name: checked(name, {**KERNELS, **CPU_KERNELS}[name]) for name in FAKES}
-        _register("Meta", fakes)
-        _register("Meta", {name: fakes[name] for name in REPLACED}, override=True)
+        _register("CPU", {name: known.kernel for name, known in OPERATORS.items()})
+        without_data = fakes()
+        _register("Meta", without_data)
+        _register("Meta", {name: without_data[name] for name in REPLACED}, override=True)
     else:
-        _register("CUDA", KERNELS, override=True)
+        kernels = {name: known.kernel for name, known in OPERATORS.items() if not known.cpu_only}
+        _register("CUDA", kernels, override=True)
         register_native("CUDA")
 
 
@@ -105,7 +79,7 @@ def _define_long(name: str, key: str) -> None:
     if not hasattr(getattr(torch.ops, _LONG), name):
         schema = str(getattr(torch.ops.symm_mem, name).default._schema)
         _long_library.define(schema.split("::", 1)[1])
-    _long_library.impl(name, _set_aside(KERNELS[name]), key)
+    _long_library.impl(name, _set_aside(OPERATORS[name].kernel), key)
 
 
 def _set_aside(function):
@@ -122,14 +96,14 @@ def _set_aside(function):
 
 
 def _follow_names() -> None:
-    """Native kernels know groups by their names: have those forgotten that may come to mean another."""
+    """Native kernels know groups by their names: forget those that may come to mean another group."""
     for name in ("_unregister_process_group", "_unregister_all_process_groups"):
         original = getattr(c10d, name, None)
         if original is not None and not hasattr(original, "symmem"):
 
-            def forgetting(*arguments, original=original):
-                QUICK.forget_all()
-                return original(*arguments)
+            def forgetting(*names, original=original):
+                _native.forget_group(*names)
+                return original(*names)
 
             forgetting.symmem = True
             setattr(c10d, name, forgetting)

@@ -6,16 +6,11 @@ import math
 
 import torch
 
+from symmem import _native
 from symmem.torch import _groups, _memory, _refusals
 
-#: The element types that the library can reduce, by its names for them.
-DTYPES = {
-    getattr(torch, name): name
-    for name in (
-        *("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
-        *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"),
-    )
-}
+#: The library's names of torch's element types.
+DTYPES = {getattr(torch, name): name for name in _native.DTYPES if hasattr(torch, name)}
 
 #: torch's names of reductions, by the library's.
 REDUCTIONS = {
@@ -97,17 +92,16 @@ def element(op: str, tensor: torch.Tensor) -> str:
     return name
 
 
-#: What elements are moved as whose type the library does not have, by their bytes.
-_WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64", 16: "uint64"}
+#: Types of the same size, for elements that are only moved and whose type the library does not have.
+_WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64", 16: "complex128"}
 
 
-def moved(op: str, tensor: torch.Tensor) -> tuple[str, int]:
-    """The library's name of a type as long as the tensor's, for what is only moved; and how many of them an element is."""
-    size = tensor.element_size()
-    name = DTYPES.get(tensor.dtype) or _WORDS.get(size)
+def moved(op: str, tensor: torch.Tensor) -> str:
+    """The library's name of a type as long as the tensor's, for elements that are only moved."""
+    name = DTYPES.get(tensor.dtype) or _WORDS.get(tensor.element_size())
     if name is None:
         raise RuntimeError(f"{op}: not implemented for {tensor.dtype}")
-    return name, max(size // 8, 1)
+    return name
 
 
 def reduction(op: str, reduce_op: str) -> str:
@@ -138,3 +132,21 @@ def destination(op: str, tensor: torch.Tensor, place: Part, what: str = "output"
     """A contiguous tensor as an output of the library, on the device of the memory: address, bytes, owner."""
     same_device(op, tensor, place, what)
     return (tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
+
+
+def run(
+    op: str,
+    name: str,
+    place: Part,
+    tensor: torch.Tensor,
+    out: torch.Tensor | None = None,
+    what: str = "output",
+    /,
+    **arguments: object,
+) -> torch.Tensor | None:
+    """Make the library's collective `name` on a contiguous tensor, which is a part of symmetric memory. Returns `out`."""
+    dtype = (element if "op" in arguments else moved)(op, tensor)
+    target = None if out is None else destination(op, out, place, what)
+    if tensor.numel():
+        place.native.collective(name, dtype, place.offset, tensor.numel(), target, **arguments, **place.how)
+    return out

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from symmem import _native
-from symmem.torch import _memory, _backends
+from symmem.torch import _backends, _memory
 
 
 def device_allocator() -> object:

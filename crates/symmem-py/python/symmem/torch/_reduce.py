@@ -1,37 +1,44 @@
 """The reducing operators of `torch.ops.symm_mem`.
 
 The library reduces in rank order, 16-bit floats in float32 with one rounding, so results are the same bits on all ranks.
-One-shot, two-shot and multimem are ways to the same result, of which the library takes whichever is the quickest. There is
-no multicast on a CPU, and the multimem operators need none for their result, so they give it too.
+One-shot, two-shot and multimem are algorithms for the same result: the library chooses the fastest. CPUs have no multicast, and
+the result of the multimem operators does not need it, so they work there too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import empty_like
 
-from symmem.torch._parts import contiguous, destination, element, part, reduction
-from symmem.torch._quick import in_place, into, remember
+from symmem import _native
+from symmem.torch._groups import of
+from symmem.torch._parts import DTYPES, REDUCTIONS, contiguous, part, reduction, run
 from symmem.torch._refusals import told
+from symmem.torch._registry import first, last, like_first, like_second, operator
+
+#: Makes an all-reduce of memory that was at a rendezvous before; whether it did. Anything unusual is left to `_all_reduce`.
+_quick = _native.Quick(
+    list(DTYPES.items()), list(REDUCTIONS.items()), getattr(torch._C, "_cuda_getCurrentRawStream", None)
+).all_reduce
 
 
 @told
-def _all_reduce_into(
-    op: str, symmetric: torch.Tensor, reduce_op: str, group_name: str, out: torch.Tensor
+def _all_reduce(
+    op: str, input: torch.Tensor, reduce_op: str, group_name: str, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    _check_alike(op, symmetric, out)
+    contiguous(op, input)
+    if out is not None:
+        _check_alike(op, input, out)
     how = reduction(op, reduce_op)
-    if symmetric.numel() == 0:
-        return out
-    place = part(op, symmetric, group_name)
-    target = destination(op, out, place)
-    place.native.all_reduce(element(op, symmetric), how, place.offset, symmetric.numel(), out=target, **place.how)
-    remember(symmetric, place)
-    return out
+    if input.numel():
+        name = "all_reduce" if out is None else "all_reduce_into"
+        run(op, name, part(op, input, group_name), input, out, op=how)
+    return input if out is None else out
 
 
 def _check_alike(op: str, input: torch.Tensor, out: torch.Tensor) -> None:
-    contiguous(op, input)
     contiguous(op, out, "output")
     if out.shape != input.shape:
         raise RuntimeError(f"{op}: input/output size mismatch, {tuple(input.shape)} and {tuple(out.shape)}")
@@ -39,28 +46,55 @@ def _check_alike(op: str, input: torch.Tensor, out: torch.Tensor) -> None:
         raise RuntimeError(f"{op}: input/output dtype mismatch, {input.dtype} and {out.dtype}")
 
 
-def one_shot_all_reduce(input: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
-    out = empty_like(input)
-    if into(input, reduce_op, group_name, out):
-        return out
-    return _all_reduce_into("one_shot_all_reduce", input, reduce_op, group_name, out)
+def _in_place(op: str) -> Callable:
+    def all_reduce(input: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
+        if input.is_contiguous() and _quick(
+            input.data_ptr(), input.numel(), input.dtype, reduce_op, of(group_name).native
+        ):
+            return input
+        return _all_reduce(op, input, reduce_op, group_name)
+
+    return all_reduce
 
 
-def one_shot_all_reduce_out(input: torch.Tensor, reduce_op: str, group_name: str, out: torch.Tensor) -> torch.Tensor:
-    if into(input, reduce_op, group_name, out):
-        return out
-    return _all_reduce_into("one_shot_all_reduce", input, reduce_op, group_name, out)
+def _into(op: str) -> Callable:
+    def all_reduce(input: torch.Tensor, reduce_op: str, group_name: str, out: torch.Tensor) -> torch.Tensor:
+        dtype = input.dtype
+        if (
+            input.is_contiguous()
+            and out.is_contiguous()
+            and out.dtype is dtype
+            and out.shape == input.shape
+            and out.device == input.device
+            and _quick(input.data_ptr(), input.numel(), dtype, reduce_op, of(group_name).native, out.data_ptr())
+        ):
+            return out
+        return _all_reduce(op, input, reduce_op, group_name, out)
+
+    return all_reduce
 
 
-def one_shot_all_reduce_copy(
-    symm_buffer: torch.Tensor, local_input: torch.Tensor, reduce_op: str, group_name: str
-) -> torch.Tensor:
-    out = torch.empty_like(local_input)
-    return one_shot_all_reduce_copy_out(symm_buffer, local_input, reduce_op, group_name, out)
+def _new(op: str) -> Callable:
+    into = _into(op)
+
+    def all_reduce(input: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
+        return into(input, reduce_op, group_name, empty_like(input))
+
+    return all_reduce
 
 
+operator("one_shot_all_reduce", fake=like_first)(_new("one_shot_all_reduce"))
+operator("one_shot_all_reduce_out", fake=last)(_into("one_shot_all_reduce"))
+operator("two_shot_all_reduce_", fake=first)(_in_place("two_shot_all_reduce"))
+operator("two_shot_all_reduce_out", fake=last)(_into("two_shot_all_reduce_out"))
+operator("multimem_all_reduce_", fake=first)(_in_place("multimem_all_reduce_"))
+operator("multimem_one_shot_all_reduce", fake=like_first)(_new("multimem_one_shot_all_reduce"))
+operator("multimem_one_shot_all_reduce_out", fake=last)(_into("multimem_one_shot_all_reduce"))
+
+
+@operator("one_shot_all_reduce_copy_out", fake=last)
 @told
-def one_shot_all_reduce_copy_out(
+def _copy_out(
     symm_buffer: torch.Tensor, local_input: torch.Tensor, reduce_op: str, group_name: str, out: torch.Tensor
 ) -> torch.Tensor:
     op = "one_shot_all_reduce_copy"
@@ -73,69 +107,34 @@ def one_shot_all_reduce_copy_out(
         )
     used = symm_buffer.view(-1)[: local_input.numel()].view(local_input.shape)
     used.copy_(local_input)
-    return _all_reduce_into(op, used, reduce_op, group_name, out)
+    return _all_reduce(op, used, reduce_op, group_name, out)
 
 
-def two_shot_all_reduce_(input: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
-    if in_place(input, reduce_op, group_name):
-        return input
-    return _all_reduce_in_place("two_shot_all_reduce", input, reduce_op, group_name)
+@operator("one_shot_all_reduce_copy", fake=like_second)
+def _copy(symm_buffer: torch.Tensor, local_input: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
+    return _copy_out(symm_buffer, local_input, reduce_op, group_name, empty_like(local_input))
 
 
-def multimem_all_reduce_(input: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
-    return _all_reduce_in_place("multimem_all_reduce_", input, reduce_op, group_name)
-
-
+@operator("multimem_one_shot_reduce_out", fake=last, rooted=True)
 @told
-def _all_reduce_in_place(op: str, input: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
-    contiguous(op, input)
-    how = reduction(op, reduce_op)
-    if input.numel():
-        place = part(op, input, group_name)
-        place.native.all_reduce(element(op, input), how, place.offset, input.numel(), **place.how)
-        remember(input, place)
-    return input
-
-
-def two_shot_all_reduce_out(input: torch.Tensor, reduce_op: str, group_name: str, output: torch.Tensor) -> torch.Tensor:
-    if into(input, reduce_op, group_name, output):
-        return output
-    return _all_reduce_into("two_shot_all_reduce_out", input, reduce_op, group_name, output)
-
-
-def multimem_one_shot_all_reduce(input: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
-    out = torch.empty_like(input)
-    return _all_reduce_into("multimem_one_shot_all_reduce", input, reduce_op, group_name, out)
-
-
-def multimem_one_shot_all_reduce_out(
-    input: torch.Tensor, reduce_op: str, group_name: str, out: torch.Tensor
-) -> torch.Tensor:
-    return _all_reduce_into("multimem_one_shot_all_reduce", input, reduce_op, group_name, out)
-
-
-@told
-def multimem_one_shot_reduce_out(
-    input: torch.Tensor, reduce_op: str, root: int, group_name: str, out: torch.Tensor
-) -> torch.Tensor:
+def _reduce_out(input: torch.Tensor, reduce_op: str, root: int, group_name: str, out: torch.Tensor) -> torch.Tensor:
     op = "multimem_one_shot_reduce_out"
     contiguous(op, input)
     how = reduction(op, reduce_op)
     place = part(op, input, group_name)
     if not 0 <= root < place.group.size:
         raise RuntimeError(f"{op}: root must be in [0, {place.group.size}) (got {root})")
-    target = None
-    # Nothing is written to that of another rank, which may be any tensor.
-    if place.group.rank == root:
+    # The outputs of other ranks are not written, and may be any tensors.
+    is_root = place.group.rank == root
+    if is_root:
         _check_alike(op, input, out)
-        target = destination(op, out, place)
-    if input.numel():
-        place.native.reduce(element(op, input), how, place.offset, input.numel(), root, out=target, **place.how)
+    run(op, "reduce", place, input, out if is_root else None, op=how, root=root)
     return out
 
 
+@operator("reduce_scatter_out", fake=last)
 @told
-def reduce_scatter_out(
+def _reduce_scatter_out(
     input: torch.Tensor, group_name: str, split_last_dim: bool, output: torch.Tensor
 ) -> torch.Tensor:
     op = "reduce_scatter"
@@ -146,14 +145,9 @@ def reduce_scatter_out(
     place = part(op, input, group_name)
     if split_last_dim:
         _check_columns(op, input, output, place.offset, place.group.size)
-    else:
-        _check_runs(op, input, output, place.offset, place.group.size)
-    columns = input.shape[-1] if split_last_dim else None
-    target = destination(op, output, place)
-    place.native.reduce_scatter(
-        element(op, input), "sum", place.offset, input.numel(), target, columns=columns, **place.how
-    )
-    return output
+        return run(op, "reduce_scatter_last_dim", place, input, output, op="sum", columns=input.shape[-1])
+    _check_runs(op, input, output, place.offset, place.group.size)
+    return run(op, "reduce_scatter", place, input, output, op="sum")
 
 
 def _vector(input: torch.Tensor, offset: int) -> int:

@@ -50,6 +50,8 @@ def _tell(group_name: str, given: object, refused: Exception) -> None:
     """Take this rank's part in a call that it refuses."""
     try:
         group = _groups.of(group_name)
+        if not isinstance(refused, _native.Error) and len(refused.args) == 1:
+            refused.args = (f"{refused.args[0]} (rank {group.rank} of group {group.name})",)
         tensors = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
         device = _on_device(tensors, group)
         if device is None:
