@@ -1,8 +1,8 @@
-"""Writes docs/api-python.md from the package: names and types from its sources and stubs, words from its docstrings.
+"""Writes docs/api-python.md: names and types from the package's sources and stubs, descriptions from its docstrings.
 
-    python crates/symmem-py/reference.py            # where the package is installed, as the native half's docstrings are in it
+    python crates/symmem-py/reference.py            # needs the installed package, which has the docstrings of the native part
 
-Needs neither torch nor numpy. `tests/test_reference.py` fails where the page is not what this writes.
+Needs neither torch nor numpy. `tests/test_reference.py` fails if the page is out of date.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ SOURCES = pathlib.Path(__file__).parent / "python"
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "api-python.md"
 
 HEAD = """\
-# The Python package, name by name
+# Reference of the Python package
 
-Made from the docstrings by `python crates/symmem-py/reference.py`; a test compares them. How the parts belong together is in
-[python.md](python.md), and what becomes of PyTorch's names in [pytorch.md](pytorch.md).
+Every public name with its arguments. [python.md](python.md) has examples, and [pytorch.md](pytorch.md) is about PyTorch's names. This page is
+generated from the docstrings by `python crates/symmem-py/reference.py`; a test compares them.
 """
 
 Definition = ast.ClassDef | ast.FunctionDef

@@ -1,4 +1,4 @@
-//! Memory of the caller's in arguments: arrays of any library, and buffers.
+//! The caller's memory in arguments: arrays of any library, and buffers.
 #![allow(unsafe_code)] // S1 (the argument is held), S3 (lengths are checked); aliasing is the caller's, as documented
 
 use pyo3::prelude::*;
@@ -12,20 +12,20 @@ use crate::dtype::Type;
 use crate::error::{Op, usage};
 use crate::memory::Place;
 
-/// Where the elements of any library's array lie, how many bytes they are, and the name of their type.
+/// The address, size in bytes and type name of any library's array.
 #[pyfunction]
 pub(crate) fn span(array: &Bound<'_, PyAny>) -> PyResult<(usize, usize, &'static str)> {
     let slice = Slice::input("span", array)?;
     Ok((slice.address, slice.bytes, slice.dtype.unwrap_or(Type::of(symmem::DType::U8)).name))
 }
 
-/// Where an argument's elements lie. They stay there for as long as this lives.
+/// The memory of an argument, which this keeps alive.
 pub(crate) struct Slice {
     address: usize,
     bytes: usize,
     /// `None` for bytes of any type.
     dtype: Option<&'static Type>,
-    /// `None` for wherever it is wanted.
+    /// `None` if the caller has checked it.
     place: Option<Place>,
     _keep: Option<Py<PyAny>>,
 }
@@ -35,7 +35,7 @@ impl Slice {
     pub(crate) const EMPTY: Self =
         Self { address: 0, bytes: 0, dtype: None, place: None, _keep: None };
 
-    /// Memory at an address, which the caller keeps while the call lasts, and of which it knows type and place.
+    /// Memory at an address. The caller keeps it alive during the call, and has checked its type and place.
     pub(crate) const fn raw(address: usize, bytes: usize) -> Self {
         Self { address, bytes, dtype: None, place: None, _keep: None }
     }
@@ -75,7 +75,7 @@ impl Slice {
         })
     }
 
-    /// By the buffer protocol, which the stable ABI has only since 3.11: `ctypes` knows it as well.
+    /// By the buffer protocol, through `ctypes`: the stable ABI has it only since Python 3.11.
     fn of_buffer(op: Op, given: &Bound<'_, PyAny>, write: bool) -> PyResult<Self> {
         let py = given.py();
         let view = py.import("builtins")?.call_method1("memoryview", (given,)).map_err(|_| {
@@ -132,12 +132,12 @@ impl Slice {
         self.bytes / size_of::<T>()
     }
 
-    /// Whether it has bytes in common with those at `address`.
+    /// Whether it overlaps the bytes at `address`.
     pub(crate) fn touches(&self, address: usize, bytes: usize) -> bool {
         self.address < address.saturating_add(bytes) && address < self.address + self.bytes
     }
 
-    /// Whether it has bytes in common with another.
+    /// Whether it overlaps another.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         self.touches(other.address, other.bytes)
     }

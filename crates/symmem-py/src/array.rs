@@ -1,4 +1,4 @@
-//! A view of symmetric memory, this rank's or a peer's, that numpy, torch and others take without a copy.
+//! A view of this rank's or a peer's symmetric memory, which numpy, torch and others use without a copy.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use crate::memory::Place;
 use crate::stream::Used;
 use crate::wait::detached;
 
-/// A typed view of memory with n dimensions, in C order. It keeps the memory alive, and so does whatever is made of it:
-/// `numpy.asarray(array)`, `numpy.from_dlpack(array)`, `torch.from_dlpack(array)`.
+/// A view of memory with a type and a shape, in C order. It keeps the memory alive, and so do arrays made from it by
+/// `numpy.asarray(array)`, `numpy.from_dlpack(array)` or `torch.from_dlpack(array)`.
 #[pyclass(frozen, module = "symmem")]
 pub(crate) struct Array {
     pub(crate) address: usize,
@@ -27,7 +27,7 @@ pub(crate) struct Array {
 }
 
 impl Array {
-    /// The memory at `address`, which `keep` keeps, as elements of `dtype`; the caller knows that it is as long.
+    /// The memory at `address`, which `keep` keeps alive, as elements of `dtype`. The caller has checked that it is long enough.
     pub(crate) fn new(
         address: usize,
         dtype: &'static Type,
@@ -42,7 +42,7 @@ impl Array {
         self.shape.iter().product()
     }
 
-    /// Elements from one entry to the next, by dimension.
+    /// The elements from one entry to the next in each dimension.
     fn steps(&self) -> Vec<i64> {
         let mut step = 1_i64;
         let mut steps: Vec<i64> = Vec::with_capacity(self.shape.len());
@@ -67,18 +67,18 @@ impl Array {
         Ok(interface)
     }
 
-    /// Has what the library has put into streams be done before what the consumer puts into `stream`, which is as DLPack has it:
-    /// none or 1 for the default stream, 2 for that of the thread, -1 for no matter which, or an address.
+    /// Waits for the library's calls on the memory in streams other than the consumer's. `stream` is as in DLPack: None or 1 for
+    /// the default stream, 2 for the per-thread one, -1 if the consumer synchronises itself, or an address.
     fn be_ready(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let given: Option<i64> = stream.map(|given| given.extract()).transpose()?;
         let wrong =
             |why: &str| Err(PyBufferError::new_err(format!("stream: {why}, got {given:?}")));
         let consumer = match (self.place, given) {
             (_, Some(-1)) | (Place::Host, None) => return Ok(()),
-            (Place::Host, _) => return wrong("memory of the host has none"),
+            (Place::Host, _) => return wrong("host memory has no streams"),
             (Place::Cuda(_), None | Some(1)) => 0,
             (Place::Cuda(_), Some(0)) => {
-                return wrong("1 is the default stream, and 2 that of the thread");
+                return wrong("1 is the default stream, and 2 the per-thread stream");
             }
             (Place::Cuda(_), Some(number)) => match usize::try_from(number) {
                 Ok(raw) => raw,
@@ -122,20 +122,20 @@ impl Array {
         Type::named("empty", dtype).map(Type::size)
     }
 
-    /// The numbers of elements, by dimension.
+    /// The number of elements in each dimension.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, &self.shape)
     }
 
-    /// Bytes from one entry to the next, by dimension.
+    /// The bytes from one element to the next in each dimension.
     #[getter]
     fn strides<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let size = self.dtype.size() as i64;
         PyTuple::new(py, self.steps().into_iter().map(|step| step * size).collect::<Vec<_>>())
     }
 
-    /// The name of the elements' type, such as "float32".
+    /// The name of the element type, such as "float32".
     #[getter]
     fn dtype(&self) -> &'static str {
         self.dtype.name
@@ -147,7 +147,7 @@ impl Array {
         self.dtype.size()
     }
 
-    /// How many elements there are.
+    /// The number of elements.
     #[getter]
     fn size(&self) -> usize {
         self.elements()
@@ -159,7 +159,7 @@ impl Array {
         self.elements() * self.dtype.size()
     }
 
-    /// How many dimensions there are.
+    /// The number of dimensions.
     #[getter]
     fn ndim(&self) -> usize {
         self.shape.len()
@@ -177,7 +177,7 @@ impl Array {
         self.place.to_string()
     }
 
-    /// The same memory as elements of another type or shape, from byte `offset` on.
+    /// A view of the same memory with another type or shape, from byte `offset`.
     #[pyo3(signature = (dtype=None, shape=None, offset=0))]
     fn view(
         &self,
@@ -200,7 +200,7 @@ impl Array {
         slf.py().import("numpy")?.call_method1("asarray", (slf,))
     }
 
-    /// numpy asks for this where there is no `__array_interface__`.
+    /// numpy calls this if there is no `__array_interface__`.
     #[pyo3(signature = (*_arguments, **_options))]
     fn __array__(
         &self,
@@ -209,7 +209,7 @@ impl Array {
         _options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<()> {
         let got = format!("{} on {}", self.dtype.name, self.place);
-        Err(usage(py, "numpy", "a type that numpy has, on the host; others by DLPack", got))
+        Err(usage(py, "numpy", "a type that numpy has, on the host; use DLPack for others", got))
     }
 
     #[getter]
@@ -246,7 +246,9 @@ impl Array {
     ) -> PyResult<Py<PyAny>> {
         self.be_ready(py, stream)?;
         if copy == Some(true) || dl_device.is_some_and(|asked| asked != self.__dlpack_device__()) {
-            return Err(PyBufferError::new_err("symmetric memory is handed out as it is"));
+            return Err(PyBufferError::new_err(
+                "symmetric memory can only be shared without a copy, on its own device",
+            ));
         }
         let export = Export {
             address: self.address,

@@ -1,8 +1,7 @@
-//! Kernels of torch's operators that need no Python, registered with its dispatcher through torch's stable C interface.
+//! Kernels of torch's operators that do not run Python, registered with its dispatcher through torch's stable C interface.
 //!
-//! torch calls them without the interpreter's lock. A reduction that was made before goes straight into the stream
-//! (`quick.rs` has what is remembered of it). Any other is handed on, unchanged, to the operator of the same name in the namespace
-//! `symmem`, whose kernel is the package's own, in Python.
+//! torch calls them without the GIL. An all-reduce of memory that was at a rendezvous goes straight into the stream (`quick.rs`). Any
+//! other call is forwarded, unchanged, to the operator of the same name in the namespace `symmem`, whose kernel is in Python.
 #![allow(unsafe_code)] // S4: torch's functions, called as its headers say; values on its stack belong to whoever has them
 
 use std::cell::RefCell;
@@ -98,11 +97,11 @@ table! {
 static TORCH: OnceLock<Torch> = OnceLock::new();
 
 thread_local! {
-    /// What a kernel in Python raised.
+    /// The exception that a kernel in Python raised.
     static ASIDE: RefCell<Option<PyErr>> = const { RefCell::new(None) };
 }
 
-/// Keeps an exception for whoever called the kernel in Python that it ended: the dispatcher would lose it.
+/// Keeps the exception of a kernel in Python for its native caller: the dispatcher would lose it.
 #[pyfunction]
 pub(crate) fn set_aside(raised: Bound<'_, PyAny>) {
     ASIDE.set(Some(PyErr::from_value(raised)));
@@ -148,11 +147,11 @@ unsafe extern "C-unwind" fn one_shot_all_reduce_out(stack: *mut Value, _: u64, _
 #[derive(Clone, Copy, PartialEq)]
 struct Tensor(Value);
 
-/// A text of torch's, likewise.
+/// A string of torch's, likewise.
 #[derive(Clone, Copy)]
 struct Text(Value);
 
-/// What an operator was called with.
+/// The arguments of an operator.
 struct Arguments {
     input: Tensor,
     operator: Text,
@@ -173,7 +172,7 @@ unsafe fn run<const N: usize>(stack: *mut Value, to: To, long: &CStr) {
         output: values.get(3).copied().map(Tensor),
     };
     match (torch.quick(&given, to), raised()) {
-        // The arguments are still ours, and go with the call.
+        // The arguments are still ours; the call consumes them.
         (None, _) => torch.hand_on(stack, long),
         (Some(done), Some(raised)) => {
             torch.delete(&given, None);
@@ -195,7 +194,7 @@ unsafe fn run<const N: usize>(stack: *mut Value, to: To, long: &CStr) {
 }
 
 impl Torch {
-    /// What a function of torch's says of a tensor.
+    /// The result of a function of torch's for a tensor.
     fn ask<T: Copy>(&self, ask: Ask<T>, of: Tensor) -> Option<T> {
         answer(ask, of.0)
     }
@@ -221,8 +220,7 @@ impl Torch {
         Some((self.ask(self.device, tensor)?, self.ask(self.device_index, tensor)?))
     }
 
-    /// Puts a reduction that was made before into the stream; the tensor that has the result. `None`: it was not, or there is
-    /// something unusual about it, and nothing was done.
+    /// Puts an all-reduce into the stream, and returns the tensor with the result. `None` if the call is unusual, and nothing was done.
     fn quick(&self, given: &Arguments, to: To) -> Option<symmem::Result<Tensor>> {
         let input = given.input;
         let address = self.ask(self.address, input)?;
@@ -250,8 +248,8 @@ impl Torch {
         };
         let out = if to == To::Itself { None } else { Some(self.ask(self.address, result)?) };
         let (what, range) = ((*dtype, *op), (offset, count));
-        // SAFETY: the output is like the input; torch keeps the memory of both until streams are done with it.
-        let work = unsafe { quick::all_reduce(&handle, what, range, out, stream) };
+        // The output is like the input, and torch keeps the memory of both until streams are done with it.
+        let work = handle.quick_all_reduce(what, range, out, stream);
         let done = work.map(|work| symmem::interruptible(signalled, work));
         if to == To::New && !matches!(done, Some(Ok(()))) {
             self.delete_one(result);
@@ -280,7 +278,7 @@ impl Torch {
         (done == 0).then_some(Tensor(made))
     }
 
-    /// Has the kernel in Python do what the stack has the arguments of, which go with the call, and raises what it raised.
+    /// Calls the kernel in Python with the arguments on the stack, which it consumes, and raises its exception.
     fn hand_on(&self, stack: *mut Value, to: &CStr) {
         // SAFETY: S4: torch's own stack, of an operator with the same arguments and results.
         let called = unsafe { (self.call)(to.as_ptr(), c"".as_ptr(), stack, VERSION) };
@@ -312,11 +310,11 @@ impl Torch {
         unsafe { (self.delete_tensor)(tensor.0) };
     }
 
-    /// Ends the operator with an exception, as torch knows them: of C++, with the text of the one in Python.
+    /// Ends the operator with a C++ exception, as torch expects, with the message of the Python exception.
     fn raise(&self, raised: PyErr) {
         let text = Python::attach(|py| {
             let text = raised.value(py).to_string().replace('\0', " ");
-            raised.restore(py); // some torches make it the cause of what Python sees
+            raised.restore(py); // some versions of torch make it the cause of the exception in Python
             text
         });
         let text = CString::new(text).unwrap_or_default();
@@ -329,7 +327,7 @@ impl Torch {
     }
 }
 
-/// What a function of torch's says of a value.
+/// The result of a function of torch's for a value.
 fn answer<T: Copy>(ask: Ask<T>, of: Value) -> Option<T> {
     let mut answer = std::mem::MaybeUninit::uninit();
     // SAFETY: S4: a live value of the kind that is asked, see `Tensor` and `Text`.
@@ -342,8 +340,8 @@ fn usage_error(text: &str) -> PyErr {
     pyo3::exceptions::PyRuntimeError::new_err(text.to_owned())
 }
 
-/// Registers kernels for a dispatch key of torch's, whose libraries lie in `folder`. `types` and `operators` are torch's
-/// names, by the library's. The names of the operators that have them now; the namespace `symmem` must have the same.
+/// Registers kernels for a dispatch key of torch's, whose libraries are in `folder`. `types` and `operators` map torch's names to
+/// the library's. Returns the names of the operators; the namespace `symmem` must have the same operators.
 #[pyfunction]
 pub(crate) fn register_kernels(
     py: Python<'_>,
@@ -360,7 +358,7 @@ pub(crate) fn register_kernels(
     }
     let key = CString::new(key)?;
     let Some(torch) = TORCH.get() else { return Ok(Vec::new()) };
-    let failed = || usage_error("torch's dispatcher took no kernel");
+    let failed = || usage_error("torch's dispatcher refused a kernel");
     let mut library = 0;
     // SAFETY: S4: texts that live as long as the call.
     let made = unsafe {
@@ -371,7 +369,7 @@ pub(crate) fn register_kernels(
     }
     let mut names = Vec::new();
     for (name, kernel) in KERNELS {
-        // SAFETY: S4: the library is never let go, and the kernel takes what an operator of that name has.
+        // SAFETY: S4: the library is never freed, and the kernel takes the arguments of that operator.
         if unsafe { (torch.implement)(library, name.as_ptr(), kernel, VERSION) } != 0 {
             return Err(failed());
         }
@@ -390,7 +388,7 @@ fn load(
     let operator =
         |(torchs, name): (String, String)| Ok((torchs, reduce_op(py, OP.into(), &name)?));
     let operators = operators.into_iter().map(operator).collect::<PyResult<_>>()?;
-    // They stay for the life of the process, as torch does.
+    // They stay loaded until the process ends, as torch does.
     let open = |name: &str| {
         // SAFETY: torch itself has loaded it.
         unsafe { Library::open(Some(folder.join(name)), RTLD_NOW) }.map(std::mem::ManuallyDrop::new)

@@ -34,7 +34,7 @@ static TYPES: LazyLock<Vec<Type>> = LazyLock::new(|| {
     known.chain(opaque).collect()
 });
 
-/// Bytes, where the table cannot be asked.
+/// Bytes, as a fallback.
 static BYTES: Type = Type { name: "uint8", moved: DType::U8, is_number: true, code: 1 };
 
 impl Type {
@@ -61,7 +61,7 @@ impl Type {
         TYPES.iter().find(|t| (t.code, t.bits()) == (code, bits))
     }
 
-    /// What Python calls it: a name, numpy's or torch's (`torch.float32`, `<class 'numpy.float32'>`, `dtype('float32')`).
+    /// The type that Python names: a string, numpy's type or torch's (`torch.float32`, `<class 'numpy.float32'>`, `dtype('float32')`).
     pub(crate) fn named(op: impl Into<Op>, given: &Bound<'_, PyAny>) -> PyResult<&'static Self> {
         let named = |of: &Bound<'_, PyAny>| -> Option<String> {
             of.getattr("__name__").or_else(|_| of.getattr("name")).ok()?.extract().ok()

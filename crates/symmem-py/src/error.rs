@@ -19,18 +19,18 @@ struct Kind {
 
 #[rustfmt::skip]
 const KINDS: [Kind; 12] = [
-    Kind { name: "Error", doc: "What went wrong.", fields: &[], also: |_| None },
+    Kind { name: "Error", doc: "The base class of all errors of symmem.", fields: &[], also: |_| None },
     Kind { name: "Unavailable", doc: "Something this call needs does not exist on this machine.", fields: &["what", "why"], also: |_| None },
     Kind { name: "System", doc: "A call into the operating system failed.", fields: &["call", "errno"], also: |py| Some(py.get_type::<PyOSError>()) },
     Kind { name: "Driver", doc: "A call into a device's driver failed.", fields: &["call", "why"], also: |_| None },
-    Kind { name: "Mismatch", doc: "The ranks called the same operation with arguments that do not fit together. Every rank gets this, and nothing was done.", fields: &["op", "what", "rank", "ours", "theirs"], also: |_| None },
-    Kind { name: "PeerLost", doc: "A peer died or left while it was needed. Its group can go on without it: see Group.shrink.", fields: &["rank", "during", "how"], also: |_| None },
-    Kind { name: "PeerFailed", doc: "A peer lives, but could not do its part; it has its own error.", fields: &["op", "rank", "reason"], also: |_| None },
-    Kind { name: "Timeout", doc: "A wait ended at its deadline.", fields: &["op", "channel", "waiting_for", "after", "doing"], also: |py| Some(py.get_type::<PyTimeoutError>()) },
-    Kind { name: "Interrupted", doc: "A wait was ended from outside. Ctrl-C is raised as KeyboardInterrupt instead.", fields: &["op", "waiting_for", "after"], also: |_| None },
-    Kind { name: "OutOfStepError", doc: "A rank gave up a collective call that others may have finished, so calls no longer pair up. All ranks must call Group.resync.", fields: &["op", "rank", "what"], also: |_| None },
-    Kind { name: "Protocol", doc: "The other end of a connection did not keep to the protocol, or ended it.", fields: &["peer", "expected", "got"], also: |_| None },
-    Kind { name: "Usage", doc: "The call itself is wrong, and nothing was done.", fields: &["op", "rank", "expected", "got"], also: |py| Some(py.get_type::<PyValueError>()) },
+    Kind { name: "Mismatch", doc: "The ranks called the same operation with arguments that do not fit together. Every rank gets this error, and nothing was done.", fields: &["op", "what", "rank", "ours", "theirs"], also: |_| None },
+    Kind { name: "PeerLost", doc: "A peer died or left during the call. The other ranks can continue in a smaller group: see Group.shrink.", fields: &["rank", "during", "how"], also: |_| None },
+    Kind { name: "PeerFailed", doc: "A peer is alive but could not take part in the call; its own error says why.", fields: &["op", "rank", "reason"], also: |_| None },
+    Kind { name: "Timeout", doc: "A wait reached its deadline.", fields: &["op", "channel", "waiting_for", "after", "doing"], also: |py| Some(py.get_type::<PyTimeoutError>()) },
+    Kind { name: "Interrupted", doc: "A wait was interrupted. Ctrl-C raises KeyboardInterrupt instead.", fields: &["op", "waiting_for", "after"], also: |_| None },
+    Kind { name: "OutOfStepError", doc: "A rank abandoned a collective that others may have finished. All ranks must call Group.resync.", fields: &["op", "rank", "what"], also: |_| None },
+    Kind { name: "Protocol", doc: "The other end of a connection violated the protocol, or closed it.", fields: &["peer", "expected", "got"], also: |_| None },
+    Kind { name: "Usage", doc: "The arguments of the call are wrong, and nothing was done.", fields: &["op", "rank", "expected", "got"], also: |py| Some(py.get_type::<PyValueError>()) },
 ];
 
 impl Kind {
@@ -192,7 +192,7 @@ impl From<&'static str> for Op {
 impl std::fmt::Display for Op {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.rank {
-            Some(rank) => write!(f, "{}: rank {rank}", self.name),
+            Some(rank) => write!(f, "rank {rank}: {}", self.name),
             None => f.write_str(self.name),
         }
     }

@@ -1,4 +1,4 @@
-//! Failures of groups on devices, for whoever takes results off a device or starts work there without a call of the library.
+//! Failures of groups on devices, for code that synchronises with a device without calling the library.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{PoisonError, RwLock};
@@ -12,7 +12,7 @@ use crate::error::exception;
 static GPUS: RwLock<Vec<Gpu>> = RwLock::new(Vec::new());
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// Has failures of groups on a device be looked for.
+/// Includes a device in later checks.
 pub(crate) fn watch(gpu: &Gpu) {
     let is_known = |gpus: &[Gpu]| gpus.iter().any(|known| known.number() == gpu.number());
     if is_known(&GPUS.read().unwrap_or_else(PoisonError::into_inner)) {
@@ -22,12 +22,12 @@ pub(crate) fn watch(gpu: &Gpu) {
     if !is_known(&gpus) {
         gpus.push(gpu.clone());
     }
-    // Release: pairs with the acquire below; whoever sees it finds the device.
+    // Release: pairs with the acquire below, after which the device is in the list.
     ANY.store(true, Ordering::Release);
 }
 
-/// Raises the failure of a group on any device of this process, if one has failed: the same one until its ranks are back in
-/// step. Cheap, and waits for nothing.
+/// Raises the failure of a group on any device of this process, if there is one; again until its ranks have called resync.
+/// Cheap, and does not wait.
 #[pyfunction]
 pub(crate) fn check_failures(py: Python<'_>) -> PyResult<()> {
     if !ANY.load(Ordering::Acquire) {

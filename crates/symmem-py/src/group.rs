@@ -1,5 +1,5 @@
-//! Groups, and the life of a world.
-#![allow(unsafe_code)] // S2 (what is closed refuses every call, and arrays are the caller's, as documented for users)
+//! Groups, and the lifetime of a world.
+#![allow(unsafe_code)] // S2 (a closed world refuses every call; arrays are the caller's, as documented for users)
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -14,7 +14,7 @@ use crate::error::usage;
 use crate::memory::{self, Allocation, Buffer, Memory, Place, Pool};
 use crate::wait::detached;
 
-/// A world that this process joined, until the last group or handle of it is gone.
+/// A world that this process joined. It lives as long as a group or handle of it.
 pub(crate) struct Life {
     world: symmem::World,
     closed: AtomicBool,
@@ -62,14 +62,14 @@ impl Life {
     }
 }
 
-/// The number of this process: kept, because asking the system takes longer than all else that a call checks.
+/// The id of this process. Cached, because the system call takes longer than all other checks of a call.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 fn process() -> u32 {
     PROCESS.load(Ordering::Relaxed)
 }
 
-/// Notes which process this is. The package calls it first of all, and has it called in every fork.
+/// Records the id of this process. The package calls it at import and after every fork.
 #[pyfunction]
 pub(crate) fn note_process() {
     PROCESS.store(std::process::id(), Ordering::Relaxed);
@@ -86,7 +86,7 @@ impl Life {
     }
 }
 
-/// Leaves all worlds in order. The package has it called when the interpreter ends.
+/// Leaves all worlds in order. The package registers it to run at exit.
 #[pyfunction]
 pub(crate) fn close_all(py: Python<'_>) {
     let worlds = std::mem::take(&mut *WORLDS.lock().unwrap_or_else(PoisonError::into_inner));
@@ -125,13 +125,13 @@ impl Group {
         self.inner.rank()
     }
 
-    /// How many ranks the group has.
+    /// The number of ranks in the group.
     #[getter]
     fn size(&self) -> usize {
         self.inner.size()
     }
 
-    /// The ranks' numbers in the world, by their numbers here.
+    /// The members' ranks in the world, in the order of their ranks in the group.
     #[getter]
     fn ranks(&self) -> Vec<usize> {
         self.inner.world_ranks().to_vec()
@@ -143,7 +143,7 @@ impl Group {
         self.inner.name()
     }
 
-    /// How many channels barriers and signals have.
+    /// The number of channels for barriers and signals.
     #[getter]
     fn channels(&self) -> usize {
         self.inner.channels()
@@ -155,7 +155,7 @@ impl Group {
         self.inner.signal_pad_size()
     }
 
-    /// Seconds that a wait lasts unless its call says otherwise; None for ever.
+    /// The time limit of waits, in seconds, for calls without their own; None for no limit.
     #[getter]
     fn timeout(&self) -> Option<f64> {
         self.inner.deadline().remaining().map(|limit| limit.as_secs_f64())
@@ -167,7 +167,7 @@ impl Group {
         Ok(())
     }
 
-    /// A group of some ranks of this one, called by those; others get None.
+    /// Makes a group of some of this group's ranks. Those ranks call it; any other rank that calls it gets None.
     #[pyo3(signature = (ranks, name=None, timeout=None))]
     fn subgroup(
         &self,
@@ -187,7 +187,7 @@ impl Group {
         Ok(Some(Self { inner, life: Arc::clone(&self.life) }))
     }
 
-    /// Waits for all ranks of the group; what any of them wrote before, all see after.
+    /// Waits for all ranks of the group. What any rank wrote before the barrier, all see after it.
     #[pyo3(signature = (timeout=None, channel=0))]
     fn barrier(&self, py: Python<'_>, timeout: Option<f64>, channel: usize) -> PyResult<()> {
         self.check_open(py, "barrier")?;
@@ -195,7 +195,7 @@ impl Group {
         detached(py, || self.inner.barrier_on(channel, deadline))
     }
 
-    /// Signals to rank `to`, whose `wait_signal` then sees what this rank wrote before.
+    /// Signals rank `to`. Its `wait_signal` returns, and sees everything this rank wrote before.
     #[pyo3(signature = (to, channel=0, timeout=None))]
     fn put_signal(
         &self,
@@ -209,7 +209,7 @@ impl Group {
         detached(py, || self.inner.put_signal(to, channel, deadline))
     }
 
-    /// Waits for a signal of rank `source` and takes it.
+    /// Waits for a signal from rank `source`, and clears it.
     #[pyo3(signature = (source, channel=0, timeout=None))]
     fn wait_signal(
         &self,
@@ -223,16 +223,15 @@ impl Group {
         detached(py, || self.inner.wait_signal(source, channel, deadline))
     }
 
-    /// Takes this rank's part in a collective of the group that it refuses: peers that make it fail at once with PeerFailed,
-    /// and calls stay in step. Collective, as the call would have been.
+    /// Refuses a collective that the other ranks call: they get PeerFailed at once instead of waiting. Call it in place of the
+    /// collective.
     fn refuse(&self, py: Python<'_>) -> PyResult<()> {
         self.check_open(py, "refuse")?;
         detached(py, || self.inner.refuse())
     }
 
-    /// Brings a group whose ranks are out of step back in step. Collective. Afterwards all calls work again, on devices too, and
-    /// memory that a failed collective had suspended is whole; its elements hold whatever that call left there. After a timeout
-    /// it may be called again, and goes on waiting.
+    /// Brings the ranks of a group back in step after a failed collective. All ranks call it. Then all calls work again, on devices
+    /// too. The elements of the failed collective are unspecified. After a timeout it may be called again.
     #[pyo3(signature = (timeout=None))]
     fn resync(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         self.check_open(py, "resync")?;
@@ -240,12 +239,12 @@ impl Group {
         detached(py, || self.inner.resync_by(deadline))
     }
 
-    /// Raises PeerLost if a member was lost.
+    /// Raises PeerLost if a member of the group was lost.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         detached(py, || self.inner.check())
     }
 
-    /// The group of those who are still here. Collective over the survivors.
+    /// Makes a group of the surviving ranks. All of them call it.
     #[pyo3(signature = (timeout=None))]
     fn shrink(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Self> {
         self.check_open(py, "shrink")?;
@@ -254,11 +253,11 @@ impl Group {
         Ok(Self { inner, life: Arc::clone(&self.life) })
     }
 
-    /// Allocates symmetric memory, zeroed. Not collective. With `persistent_id`, the memory outlives its users, and the
-    /// next call with the same id gets it again.
+    /// Allocates zeroed symmetric memory. Not collective. With `persistent_id`, the memory is kept when it is no longer used, and the
+    /// next call with the same id returns it.
     ///
-    /// On a device, `backend` is where it comes from: "cuda", "nccl" or "nvshmem"; without, what SYMMEM_CUDA_BACKEND says, or
-    /// else "cuda". What is missing for it is Unavailable. Memory of NVSHMEM is allocated by all ranks of the group together.
+    /// On a device, `backend` is "cuda", "nccl" or "nvshmem"; the default is SYMMEM_CUDA_BACKEND, or else "cuda". Raises Unavailable
+    /// if the backend's library is missing. All ranks of the group allocate NVSHMEM memory together.
     #[pyo3(signature = (nbytes, *, device=None, backend=None, pad_bytes=None, persistent_id=None))]
     fn alloc(
         &self,
@@ -298,7 +297,7 @@ impl Group {
         Ok(Memory::new(Allocation::new(place, buffer?)))
     }
 
-    /// A pool that cuts small allocations from segments of `segment_bytes`, which are allocated as by `alloc`.
+    /// Makes a pool of small allocations. It allocates segments of `segment_bytes` as `alloc` does.
     #[pyo3(signature = (segment_bytes, *, device=None, backend=None))]
     fn pool(
         &self,
@@ -315,7 +314,7 @@ impl Group {
         Allocation::at(&self.inner, address)?.0.attached(py)
     }
 
-    /// Element i of `data` becomes the reduction of element i of all ranks. Collective, on memory of any kind.
+    /// Reduces all ranks' `data` element by element, in place. Collective. `data` is any contiguous array on the host.
     #[pyo3(signature = (data, op="sum", *, dtype=None))]
     fn all_reduce(
         &self,
@@ -326,7 +325,7 @@ impl Group {
         slices::run(self, Collective::AllReduce, (None, data), (op, 0), dtype)
     }
 
-    /// `out` becomes all ranks' `data`, one rank's after the other's. Collective.
+    /// Copies all ranks' `data` to `out`, in rank order. Collective.
     #[pyo3(signature = (data, out, *, dtype=None))]
     fn all_gather(
         &self,
@@ -337,7 +336,7 @@ impl Group {
         slices::run(self, Collective::AllGather, (Some(data), out), ("sum", 0), dtype)
     }
 
-    /// `data` is one block for each rank; `out` becomes the reduction of all ranks' blocks for this one. Collective.
+    /// Reduces all ranks' `data`, and copies the r-th equal part to `out` of rank r. Collective.
     #[pyo3(signature = (data, out, op="sum", *, dtype=None))]
     fn reduce_scatter(
         &self,
@@ -349,7 +348,7 @@ impl Group {
         slices::run(self, Collective::ReduceScatter, (Some(data), out), (op, 0), dtype)
     }
 
-    /// `data` becomes that of rank `root`. Collective.
+    /// Copies rank `root`'s `data` to all ranks. Collective.
     #[pyo3(signature = (data, root=0, *, dtype=None))]
     fn broadcast(
         &self,
@@ -360,7 +359,7 @@ impl Group {
         slices::run(self, Collective::Broadcast, (None, data), ("sum", root), dtype)
     }
 
-    /// `data` is one block for each rank; `out` becomes the blocks that all ranks have for this one. Collective.
+    /// Sends the r-th equal part of `data` to rank r; `out` receives the parts in rank order. Collective.
     #[pyo3(signature = (data, out, *, dtype=None))]
     fn all_to_all(
         &self,
@@ -377,13 +376,13 @@ impl Group {
     }
 }
 
-/// The signal pad size, in bytes, of groups and allocations that are given no other.
+/// The default size of signal pads, in bytes.
 #[pyfunction]
 pub(crate) fn signal_pad_size() -> usize {
     symmem::signal_pad_size()
 }
 
-/// Sets what `signal_pad_size` says; 0 restores the default. All ranks must set the same.
+/// Sets the default size of signal pads, in bytes; 0 restores the built-in default. All ranks must set the same.
 #[pyfunction]
 pub(crate) fn set_signal_pad_size(py: Python<'_>, bytes: usize) -> PyResult<()> {
     detached(py, || symmem::set_signal_pad_size(bytes))

@@ -16,12 +16,11 @@ use crate::memory::{Allocation, Memory, Place};
 use crate::stream::stream_of;
 use crate::wait::detached;
 
-/// All ranks' memory of one rendezvous, as mapped into this process. Cheap; keeps the memory of all of them.
+/// All ranks' memory of one rendezvous, as mapped into this process. It keeps the memory of all ranks alive.
 ///
-/// Collectives are calls of all ranks of the group with the same arguments. The elements of a call belong to it while it
-/// lasts: nobody else on any rank touches them. On a device a call goes into a `stream`, and lasts until that is done with
-/// it. After a collective that timed out or was interrupted, all ranks call `Group.resync` before they go on; after the loss of a
-/// rank, the others bring the memory to a rendezvous of the group that `Group.shrink` gives.
+/// All ranks of the group call a collective, with matching arguments. No thread of any rank may access the elements until the call
+/// returns, or on a device until its stream has completed it. If a collective times out or is interrupted, all ranks must call
+/// `Group.resync`. If a rank is lost, the others call `Group.shrink` and repeat the rendezvous with the new group.
 #[pyclass(frozen, module = "symmem")]
 pub(crate) struct Handle(Arc<Inner>);
 
@@ -66,7 +65,7 @@ impl Handle {
         is_same.then_some(Self(found))
     }
 
-    /// The same once more.
+    /// Another reference to the same.
     pub(crate) fn share(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
@@ -84,7 +83,7 @@ impl Handle {
         self.0.mapped.cuda()
     }
 
-    /// A stream of the caller's, into which a call on this memory goes.
+    /// The caller's stream for a call on this memory.
     pub(crate) fn stream(&self, device: &cuda::Symmetric<u8>, raw: usize) -> Arc<Stream> {
         if let Some(used) = &self.0.allocation.used {
             used.note(raw);
@@ -104,7 +103,7 @@ impl Handle {
         self.0.life.check_open(py, op)
     }
 
-    /// `nbytes` from byte `offset` on of what lies at `addresses[rank]` and is `len` bytes long.
+    /// `nbytes` from byte `offset` of the `len` bytes at `addresses[rank]`.
     fn bytes_at(
         &self,
         py: Python<'_>,
@@ -175,7 +174,7 @@ impl Handle {
         self.0.mapped.buffers.clone()
     }
 
-    /// The address of a table of `buffer_ptrs`.
+    /// The address of an array of `buffer_ptrs`, in device memory for a device.
     #[getter]
     fn buffer_ptrs_dev(&self, py: Python<'_>) -> PyResult<usize> {
         detached(py, || Ok(self.0.mapped.tables()?.0))
@@ -187,7 +186,7 @@ impl Handle {
         self.0.mapped.pads.clone()
     }
 
-    /// The address of a table of `signal_pad_ptrs`.
+    /// The address of an array of `signal_pad_ptrs`, in device memory for a device.
     #[getter]
     fn signal_pad_ptrs_dev(&self, py: Python<'_>) -> PyResult<usize> {
         detached(py, || Ok(self.0.mapped.tables()?.1))
@@ -199,7 +198,7 @@ impl Handle {
         self.raw().signal_pad_size()
     }
 
-    /// An address that reaches all ranks at once; 0 where the hardware has none.
+    /// The multicast address of all ranks' memory; 0 if the hardware has no multicast.
     #[getter]
     fn multicast_ptr(&self) -> usize {
         self.raw().multicast_ptr().unwrap_or(0)
@@ -211,8 +210,8 @@ impl Handle {
         self.place().to_string()
     }
 
-    /// Signals to rank `dst` in this memory's pad; waits while the last signal there is not taken. A timeout of 0 is the group's.
-    /// On a device it goes into `stream`.
+    /// Signals rank `dst` in this memory's signal pad. Waits while `dst` has not received the previous signal on the channel.
+    /// A timeout of 0 is the group's. On a device, the signal is put into `stream`.
     #[pyo3(signature = (dst, channel=0, timeout_ms=0, stream=0))]
     fn put_signal(
         &self,
@@ -225,7 +224,7 @@ impl Handle {
         self.do_put_signal(py, (dst, channel), timeout_ms, stream)
     }
 
-    /// Waits for a signal of rank `src` in this memory's pad and takes it: then all that `src` wrote before is seen.
+    /// Waits for a signal from rank `src` in this memory's signal pad, and clears it. Everything `src` wrote before is then visible.
     #[pyo3(signature = (src, channel=0, timeout_ms=0, stream=0))]
     fn wait_signal(
         &self,
@@ -238,8 +237,8 @@ impl Handle {
         self.do_wait_signal(py, (src, channel), timeout_ms, stream)
     }
 
-    /// Waits for all ranks of the group in this memory's pad; what any of them wrote before, all see after. After a timeout,
-    /// the next one on the channel goes on with it.
+    /// Waits for all ranks of the group in this memory's signal pad. What any rank wrote before the barrier, all see after it.
+    /// After a timeout, the next barrier on the channel resumes it.
     #[pyo3(signature = (channel=0, timeout_ms=0, stream=0))]
     fn barrier(
         &self,
@@ -251,7 +250,7 @@ impl Handle {
         self.do_barrier(py, channel, timeout_ms, stream)
     }
 
-    /// A barrier of all ranks in a device's stream, on the group's own pads as collectives use them. On the host, call
+    /// A barrier of all ranks in a device's stream, in the pads of the group, as collectives use them. On the host, use
     /// `Group.barrier`.
     #[pyo3(signature = (stream=0))]
     fn group_barrier(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
@@ -262,7 +261,7 @@ impl Handle {
         detached(py, || device.barrier(&self.stream(device, stream)))
     }
 
-    /// Waits until all in a device's stream is done, and raises what went wrong in it.
+    /// Waits until a device's stream has completed, and raises the failure of a call in it, if there was one.
     #[pyo3(signature = (stream=0))]
     fn synchronize(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
         self.check_open(py, "synchronize")?;
@@ -272,7 +271,7 @@ impl Handle {
         })
     }
 
-    /// Bytes of rank `rank`'s memory.
+    /// A view of rank `rank`'s memory, as bytes.
     #[pyo3(signature = (rank, nbytes=None, offset=0))]
     fn view(
         &self,
@@ -285,7 +284,7 @@ impl Handle {
         self.bytes_at(py, "view", whole, rank, (nbytes, offset))
     }
 
-    /// Bytes of rank `rank`'s signal pad of this memory.
+    /// A view of rank `rank`'s signal pad of this memory, as bytes.
     #[pyo3(signature = (rank, nbytes=None, offset=0))]
     fn pad_view(
         &self,
@@ -298,12 +297,13 @@ impl Handle {
         self.bytes_at(py, "pad_view", whole, rank, (nbytes, offset))
     }
 
-    /// Makes the collective `name` on the `count` elements of `dtype` from byte `offset` on; `COLLECTIVES` has the names.
+    /// Calls the collective `name` (one of `symmem._native.COLLECTIVES`) on the `count` elements of `dtype` from byte `offset`.
+    /// `Symmetric` has a method for each collective, which is easier to use.
     ///
-    /// Each collective uses the arguments that it needs: `op` and `algorithm` those that reduce, `root` those with a root, `columns`
-    /// (elements of a row) "reduce_scatter_last_dim". `rows` is for "all_to_all_v": elements of a row; handle, byte offset and count
-    /// of the int64 splits; an int64 output for the numbers of rows received and the first row of each; and None, the alignment of
-    /// experts' rows, or 0 for the way back from experts. `Symmetric` has a method for each collective.
+    /// A collective uses the arguments that it needs. Reductions use `op`, all_reduce uses `algorithm`, collectives with a root use
+    /// `root`, and reduce_scatter_last_dim uses `columns`, the elements of a row. `rows` is for all_to_all_v: the elements of a row;
+    /// handle, byte offset and count of the int64 splits; an int64 output for the numbers of rows received and the first row of
+    /// each; and None, the alignment of each expert's rows, or 0 to send rows back from experts.
     #[pyo3(signature = (name, dtype, offset, count, out=None, *, op="sum", root=0, algorithm="auto", columns=0, rows=None, stream=None))]
     #[allow(clippy::too_many_arguments, reason = "named in Python")]
     fn collective(
@@ -328,7 +328,7 @@ impl Handle {
         self.run(py, Call { root, columns, rows, ..call }, out)
     }
 
-    /// Copies `data` to rank `rank`'s memory, from byte `offset` on. A later signal or barrier shows it to others.
+    /// Copies `data` to rank `rank`'s memory, at byte `offset`. A later signal or barrier makes it visible to other ranks.
     #[pyo3(signature = (rank, offset, data, *, stream=0))]
     fn put(
         &self,
@@ -341,7 +341,7 @@ impl Handle {
         self.copy(py, Target { rank, offset, stream }, data, Direction::Peer)
     }
 
-    /// Copies rank `rank`'s memory, from byte `offset` on, to `out`.
+    /// Copies rank `rank`'s memory, at byte `offset`, to `out`.
     #[pyo3(signature = (rank, offset, out, *, stream=0))]
     fn get(
         &self,
@@ -354,7 +354,7 @@ impl Handle {
         self.copy(py, Target { rank, offset, stream }, out, Direction::Here)
     }
 
-    /// Sets `count` 32-bit words of rank `rank`'s memory, from word `offset` on, to `value`.
+    /// Sets `count` 32-bit words of rank `rank`'s memory to `value`, starting at word `offset`.
     #[pyo3(signature = (rank, offset, value, count=1, *, stream=0))]
     fn fill32(
         &self,
@@ -368,7 +368,7 @@ impl Handle {
         self.do_words(py, "fill32", Words::Fill { rank, at: offset, value, count }, stream)
     }
 
-    /// Sets word `offset` of rank `rank`'s memory to `value`; whoever reads it sees what this rank wrote before.
+    /// Sets 32-bit word `offset` of rank `rank`'s memory to `value`. A rank that reads it sees everything this rank wrote before.
     #[pyo3(signature = (rank, offset, value, *, stream=0))]
     fn write32(
         &self,

@@ -1,7 +1,7 @@
-//! The native half of the Python package `symmem`: classes over the library's, which the package makes pleasant.
+//! The native part of the Python package `symmem`: classes over those of the library.
 //!
-//! Nothing here decides anything: a method finds its arguments' types, leaves Python for as long as the library works
-//! (`wait.rs`), and turns an error into an exception (`error.rs`).
+//! A method determines the types of its arguments, releases the GIL while the library works (`wait.rs`), and converts an error
+//! into an exception (`error.rs`).
 
 mod argument;
 mod array;

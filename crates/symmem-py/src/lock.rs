@@ -1,4 +1,4 @@
-//! Waiting for a device where nobody knows whether the interpreter's lock is held: in destructors.
+//! Waiting for a device in destructors, which run with or without the GIL.
 #![allow(unsafe_code)] // S4: a function of the interpreter's that its stable interface does not name
 
 use std::ffi::c_int;
@@ -7,7 +7,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use libloading::os::unix::Library;
 use pyo3::prelude::*;
 
-/// Runs `f` without the interpreter's lock, if this thread has it: other threads go on meanwhile.
+/// Runs `f` with the GIL released, if this thread holds it.
 pub(crate) fn unlocked(f: impl FnOnce() + Send) {
     if !is_locked() {
         return f();
@@ -15,7 +15,7 @@ pub(crate) fn unlocked(f: impl FnOnce() + Send) {
     let waiting = Mutex::new(Some(f));
     let take = || waiting.lock().unwrap_or_else(PoisonError::into_inner).take();
     let done = Python::try_attach(|py| py.detach(|| take().map(|f| f()))).flatten();
-    // An interpreter that is going away has no other threads to wait for.
+    // While the interpreter shuts down, no other thread needs the GIL.
     if done.is_none()
         && let Some(f) = take()
     {
@@ -23,7 +23,7 @@ pub(crate) fn unlocked(f: impl FnOnce() + Send) {
     }
 }
 
-/// Whether this thread has the interpreter's lock; no, where that cannot be told.
+/// Whether this thread holds the GIL; false if that is unknown.
 fn is_locked() -> bool {
     type Check = unsafe extern "C" fn() -> c_int;
     static CHECK: OnceLock<Option<Check>> = OnceLock::new();

@@ -1,4 +1,4 @@
-//! All ranks' memory of one rendezvous, as the library has it: of the host, or of a device.
+//! All ranks' memory of one rendezvous, on the host or on a device.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -19,10 +19,9 @@ pub(crate) struct Mapped {
     /// The addresses of all ranks' memory and signal pads, by rank.
     pub(crate) buffers: Vec<usize>,
     pub(crate) pads: Vec<usize>,
-    /// The same in the memory of a device, once somebody has asked.
+    /// The same in device memory, once requested.
     table: OnceLock<cuda::Buffer<u64>>,
-    /// Parts of a device's memory that were used, by type, offset and count: they know how the last call went, and may
-    /// have memory of their own.
+    /// Parts of a device's memory that were used, by type, offset and count. They cache state between calls.
     parts: Mutex<Parts>,
 }
 
@@ -33,7 +32,7 @@ enum Kind {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // Kernels that were handed the table may be in streams that nobody here knows.
+        // Kernels that use the table may be in streams that are unknown here.
         if let Some(table) = self.table.take() {
             unlocked(|| drop(table.gpu().settle())); // a device that has failed runs nothing
         }
@@ -55,7 +54,7 @@ impl Mapped {
         Self { kind, buffers, pads, table: OnceLock::new(), parts: Mutex::default() }
     }
 
-    /// Does `work` on a part of a device's memory, the one that did it the last time if there is one.
+    /// Does `work` on a part of a device's memory, using the cached one if there is one.
     pub(crate) fn with_part<T: Element>(
         &self,
         memory: &cuda::Symmetric<u8>,
@@ -97,7 +96,7 @@ impl Mapped {
         }
     }
 
-    /// The addresses of tables of `buffers` and of `pads`, where whoever works on the memory reaches them.
+    /// The addresses of arrays of `buffers` and `pads`, in the kind of memory that they describe.
     pub(crate) fn tables(&self) -> symmem::Result<(usize, usize)> {
         let Some(memory) = self.cuda() else {
             return Ok((self.buffers.as_ptr() as usize, self.pads.as_ptr() as usize));

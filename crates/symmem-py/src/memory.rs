@@ -84,7 +84,7 @@ impl Place {
     }
 }
 
-/// A device, with memory of the backend that the caller names, or else that of the environment. Collective over `group` for NVSHMEM.
+/// A device with the named backend, or that of the environment. Collective over `group` for NVSHMEM.
 pub(crate) fn open(
     number: u32,
     backend: Option<&str>,
@@ -166,7 +166,7 @@ impl Allocation {
         attached.as_ref()?.bind(py).upgrade()
     }
 
-    /// Maps all ranks' counterparts.
+    /// Maps all ranks' memory.
     fn rendezvous(&self, group: &symmem::Group) -> symmem::Result<Mapped> {
         match &self.buffer {
             Some(Buffer::Host(own)) => own.handle(group).map(Mapped::host),
@@ -175,7 +175,7 @@ impl Allocation {
         }
     }
 
-    /// As when it is dropped, for callers with locks of their own, who must not wait for that of the interpreter.
+    /// As when it is dropped, for callers that hold locks of their own and must not wait for the interpreter's.
     pub(crate) fn end(mut self) {
         if let Some(Buffer::Cuda(own)) = self.buffer.take() {
             end(own);
@@ -185,7 +185,7 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // Whoever was handed the memory has streams of its own, which may still be using it.
+        // Users of the memory may have work on it in their own streams.
         if let Some(Buffer::Cuda(own)) = self.buffer.take() {
             unlocked(move || end(own));
         }
@@ -196,12 +196,12 @@ fn end(own: symmem::cuda::Buffer<u8>) {
     let _ = own.gpu().settle(); // a device that has failed runs nothing
 }
 
-/// Nobody sees an allocation without its memory.
+/// Unreachable: an allocation has its memory until it is dropped.
 fn no_memory() -> symmem::Error {
-    symmem::Error::Unavailable { what: "memory".into(), why: "it is being given back".into() }
+    symmem::Error::Unavailable { what: "memory".into(), why: "it is being freed".into() }
 }
 
-/// An allocation of this rank's symmetric memory. Arrays and handles of it keep the memory too.
+/// An allocation of this rank's symmetric memory. Arrays and handles of it keep it alive.
 #[pyclass(frozen, module = "symmem")]
 pub(crate) struct Memory(Mutex<Option<Arc<Allocation>>>);
 
@@ -224,7 +224,7 @@ impl Memory {
         Ok(self.held(py, "address")?.address)
     }
 
-    /// Bytes, as asked for.
+    /// The size in bytes, as requested.
     #[getter]
     fn nbytes(&self, py: Python<'_>) -> PyResult<usize> {
         Ok(self.held(py, "nbytes")?.bytes)
@@ -236,7 +236,7 @@ impl Memory {
         Ok(self.held(py, "device")?.place.to_string())
     }
 
-    /// Where memory of a device comes from: "cuda", "nccl" or "nvshmem"; None for memory of the host.
+    /// The backend of device memory: "cuda", "nccl" or "nvshmem"; None for host memory.
     #[getter]
     fn backend(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
         Ok(match &self.held(py, "backend")?.buffer {
@@ -245,7 +245,7 @@ impl Memory {
         })
     }
 
-    /// The memory as an array of `dtype`, from byte `offset` on; `shape` defaults to all of it.
+    /// A view of the memory as an array of `dtype`, from byte `offset`; `shape` defaults to all of it in one dimension.
     #[pyo3(signature = (dtype=None, shape=None, offset=0))]
     fn view(
         &self,
@@ -264,7 +264,7 @@ impl Memory {
         Ok(Array::new(held.address + offset, dtype, shape, held.place, (held, used)))
     }
 
-    /// Maps all ranks' counterparts of this memory. Collective over `group`, the first time for this memory and group.
+    /// Maps all ranks' memory of this allocation. The first call for a group is collective; later calls are local.
     fn rendezvous(&self, py: Python<'_>, group: &Bound<'_, Group>) -> PyResult<Handle> {
         const OP: &str = "rendezvous";
         let (held, group) = (self.held(py, OP)?, group.get());
@@ -282,10 +282,10 @@ impl Memory {
         Ok(())
     }
 
-    /// Gives the memory up, once its arrays and handles are gone.
+    /// Frees the memory as soon as no array or handle of it is left.
     fn close(&self) {
         let had = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        drop(had); // not under the lock, for it may take a while
+        drop(had); // not under the lock: it may wait for a device
     }
 
     fn __repr__(&self) -> String {
@@ -296,14 +296,14 @@ impl Memory {
     }
 }
 
-/// The allocation of a world of this process that contains an address, or None.
+/// The allocation that contains an address, or None. Looks in all worlds of this process that are alive.
 #[pyfunction]
 pub(crate) fn find(address: usize) -> Option<Memory> {
     let found = Life::all().iter().find_map(|life| Allocation::at(life.world(), address));
     found.map(|(allocation, _)| Memory::new(allocation))
 }
 
-/// Cuts small allocations from large ones.
+/// A pool: small allocations, cut from large segments.
 #[pyclass(frozen, module = "symmem")]
 pub(crate) struct Pool {
     place: Place,
@@ -338,7 +338,7 @@ impl Pool {
 
 #[pymethods]
 impl Pool {
-    /// As `Group.alloc`, from the pool: it holds what its last user left.
+    /// Allocates as `Group.alloc` does, from the pool. The memory is not zeroed.
     fn alloc(&self, py: Python<'_>, nbytes: usize) -> PyResult<Memory> {
         let buffer = detached(py, || match &self.cutter {
             Cutter::Host(pool) => pool.alloc(nbytes).map(Buffer::Host),
@@ -347,7 +347,7 @@ impl Pool {
         Ok(Memory::new(Allocation::new(self.place, buffer)))
     }
 
-    /// Bytes that the pool holds in all, and bytes of them in use.
+    /// The bytes that the pool holds, and how many of them are in use.
     #[getter]
     fn usage(&self) -> (usize, usize) {
         match &self.cutter {

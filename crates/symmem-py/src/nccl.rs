@@ -1,4 +1,4 @@
-//! Communicators of NCCL, and the calls that `symmem.nccl` makes of them after it has checked everything.
+//! NCCL communicators, and the calls of `symmem.nccl`, which checks all arguments first.
 #![allow(unsafe_code)] // S5: addresses and streams that the package has checked, of arrays that the caller holds
 
 use std::path::PathBuf;
@@ -14,20 +14,20 @@ use crate::error::{exception, usage};
 use crate::group::{Group, seconds};
 use crate::wait::detached;
 
-/// Has libraries that come as Python packages looked for in these folders, which are entries of `sys.path`.
+/// Adds folders, which are entries of `sys.path`, to the search for libraries that are installed as Python packages.
 #[pyfunction]
 pub(crate) fn look_in(folders: Vec<PathBuf>) {
     folders.into_iter().for_each(symmem::nccl::look_in);
 }
 
-/// The numbers of the library's version, and what else its file's name says.
+/// The version of NCCL: three numbers, and the suffix of its file name.
 #[pyfunction]
 pub(crate) fn nccl_version(py: Python<'_>) -> PyResult<(i32, i32, i32, Option<String>)> {
     let version = detached(py, || Ok(Nccl::load()?.version()))?;
     Ok((version.major, version.minor, version.patch, version.suffix))
 }
 
-/// The bytes by which the ranks of a new communicator find each other.
+/// The unique id with which the ranks of a new communicator connect.
 #[pyfunction]
 pub(crate) fn nccl_unique_id(py: Python<'_>) -> PyResult<Bound<'_, PyBytes>> {
     let id = detached(py, || Nccl::load()?.unique_id())?;
@@ -37,7 +37,7 @@ pub(crate) fn nccl_unique_id(py: Python<'_>) -> PyResult<Bound<'_, PyBytes>> {
 /// One rank's end of a communicator of NCCL.
 #[pyclass(frozen, module = "symmem.nccl")]
 pub(crate) struct Communicator {
-    /// There until this goes.
+    /// There until this is dropped.
     inner: Option<Inner>,
 }
 
@@ -98,13 +98,13 @@ impl Communicator {
         made.map(Self::new)
     }
 
-    /// One that somebody else has made, such as torch, and will destroy.
+    /// An external communicator, such as torch's, whose owner will destroy it.
     #[staticmethod]
     #[pyo3(signature = (pointer, device, timeout = None))]
     fn adopt(py: Python<'_>, pointer: usize, device: u32, timeout: Option<f64>) -> PyResult<Self> {
         let deadline = deadline(py, timeout)?;
         detached(py, || {
-            // SAFETY: the caller vouches for the pointer, as for those that it gives to torch.
+            // SAFETY: the caller guarantees that the pointer is a communicator, as for those that it gives to torch.
             unsafe { Nccl::load()?.adopt(&Gpu::open(device)?, pointer, deadline) }
         })
         .map(Self::new)
@@ -165,7 +165,7 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        // Closing may wait for the device, and other threads shall run meanwhile; where Python is going away it does not matter.
+        // Closing may wait for the device, so release the GIL; during shutdown no other thread needs it.
         let mut inner = self.inner.take();
         let _ = Python::try_attach(|py| py.detach(|| drop(inner.take())));
     }
@@ -174,7 +174,7 @@ impl Drop for Communicator {
 /// Address and number of elements.
 type Span = (u64, usize);
 
-/// One collective of all communicators, begun together: each with its input, its output and its stream.
+/// One collective on several communicators, in one NCCL group: each has its input, output and stream.
 #[pyfunction]
 #[allow(clippy::too_many_arguments, reason = "only the package calls it")]
 pub(crate) fn nccl_call(

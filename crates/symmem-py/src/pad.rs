@@ -1,4 +1,4 @@
-//! Signals and barriers in the pad of a handle's memory: words that no other memory has.
+//! Signals and barriers in the signal pad of a handle's memory.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use symmem::Deadline;
 use crate::handle::Handle;
 use crate::wait::detached;
 
-/// A limit of PyTorch's; 0 is the group's.
+/// A timeout as in PyTorch; 0 is the group's.
 fn milliseconds(timeout_ms: u64) -> Duration {
     Duration::from_millis(timeout_ms)
 }
 
 impl Handle {
-    /// The limit of a call: the caller's in milliseconds, or for 0 the group's.
+    /// The deadline of a call: the caller's in milliseconds, or for 0 the group's.
     fn limit(&self, timeout_ms: u64) -> Deadline {
         match timeout_ms {
             0 => self.raw().group().deadline(),

@@ -1,8 +1,8 @@
-//! What `torch.cuda.memory.CUDAPluggableAllocator` loads from this library: pools of torch whose segments are symmetric.
+//! The functions that `torch.cuda.memory.CUDAPluggableAllocator` loads: torch's pools with symmetric segments.
 //!
-//! Torch calls these from any thread, with or without Python's lock, so nothing here touches Python. A segment is an
-//! allocation like any other, found by its address, until torch gives it back and nobody else uses it.
-#![allow(unsafe_code)] // exported names, which nothing else in a process has; S4 (torch's streams live for ever)
+//! Torch calls these from any thread, with or without the GIL, so nothing here uses Python. A segment is an ordinary allocation. It
+//! is freed when torch has freed it and nothing else uses it.
+#![allow(unsafe_code)] // exported names, which nothing else in a process has; S4 (torch never destroys its streams)
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -39,8 +39,8 @@ fn pools() -> MutexGuard<'static, Pools> {
     POOLS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has segments of torch's pools be memory of `group`'s world from `backend`, with signal pads of `pad_bytes`, from now on. The
-/// names of the functions that this library exports for `CUDAPluggableAllocator`.
+/// Sets the world, backend and signal pad size of later segments of torch's pools. Returns the names of the functions that this
+/// library exports for `CUDAPluggableAllocator`.
 #[pyfunction]
 #[pyo3(signature = (group, pad_bytes, backend = String::from("cuda")))]
 pub(crate) fn serve_pools(
@@ -52,11 +52,11 @@ pub(crate) fn serve_pools(
     let (inner, _life) = (group.inner.clone(), Arc::clone(&group.life));
     let home = Home { group: inner, pad_bytes, backend, _life };
     let had = pools().home.replace(home);
-    drop(had); // not under the lock: a world may end here
+    drop(had); // not under the lock: this may leave a world
     NAMES
 }
 
-/// A segment of `size` bytes on a device, or null; the reason goes to standard error, for torch says "out of memory".
+/// Allocates a segment of `size` bytes on a device, or returns null. The reason goes to standard error: torch reports "out of memory".
 #[unsafe(no_mangle)]
 extern "C" fn symmem_pool_alloc(size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
     match segment(size, device, stream as usize) {
@@ -71,7 +71,7 @@ extern "C" fn symmem_pool_alloc(size: isize, device: c_int, stream: *mut c_void)
     }
 }
 
-/// Takes a segment back. What was put into torch's streams before is waited for, as torch has it of `cudaFree`.
+/// Frees a segment. Waits for work in torch's streams, as `cudaFree` does.
 #[unsafe(no_mangle)]
 extern "C" fn symmem_pool_free(
     address: *mut c_void,
@@ -80,7 +80,7 @@ extern "C" fn symmem_pool_free(
     _stream: *mut c_void,
 ) {
     let gone = pools().segments.remove(&(address as usize));
-    // Not under our lock, for it may take a while, but under torch's: whoever waits for that may have the interpreter's.
+    // Not under our lock, because it may wait. Torch's lock is held, and a thread that waits for that may hold the GIL.
     if let Some(segment) = gone.and_then(Arc::into_inner) {
         segment.end();
     }
@@ -95,11 +95,11 @@ fn segment(size: isize, device: c_int, stream: usize) -> symmem::Result<usize> {
     let (group, pad_bytes, backend) =
         home.ok_or_else(|| unavailable("symmem.torch.install(\"cuda\") was not called"))?;
     let (Ok(bytes), Ok(number)) = (usize::try_from(size), u32::try_from(device)) else {
-        return Err(unavailable("a size and a device are not negative"));
+        return Err(unavailable("the size or the device is negative"));
     };
     let gpu = open(number, Some(&backend), &group)?;
-    // SAFETY: S4: torch's current stream, in the primary context, and alive for the time of this call. Known to the library,
-    // it is seen whether it is being captured.
+    // SAFETY: S4: torch's current stream, in the primary context, alive during this call. The library then sees whether it is
+    // being captured.
     let stream = unsafe { Stream::from_raw(&gpu, stream) };
     let buffer = gpu.alloc_with_pad(&group, bytes.max(1), pad_bytes)?;
     drop(stream);

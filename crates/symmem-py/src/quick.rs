@@ -3,15 +3,13 @@
 //! The library's table finds the allocation at an address, and the allocation its handle in the group. Python reads the tensor's
 //! properties: it does that faster than the stable ABI can. Anything unusual is left to the operators in Python, which have the
 //! checks and their messages.
-#![allow(unsafe_code)] // S2, S3: the caller has checked the tensors
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use pyo3::prelude::*;
 use symmem::ReduceOp;
 
-use crate::argument::Slice;
-use crate::collectives::{Call, Collective, reduce_op};
+use crate::collectives::reduce_op;
 use crate::dtype::Type;
 use crate::group::{Group, Life};
 use crate::handle::Handle;
@@ -65,29 +63,6 @@ fn mapped(address: usize, group: &symmem::Group, life: &Arc<Life>) -> Option<(Ha
     Some((allocation.handle_in(group, life)?, offset))
 }
 
-/// An all-reduce of `count` elements in place, or into as many at `out`, if it can be made without further checks.
-///
-/// # Safety
-/// `out` has elements of the type, on the handle's device, until the call, or the stream, is done with them.
-pub(crate) unsafe fn all_reduce(
-    handle: &Handle,
-    (dtype, op): (&'static Type, ReduceOp),
-    range: (usize, usize),
-    out: Option<usize>,
-    stream: usize,
-) -> Option<impl FnOnce() -> symmem::Result<()> + Send> {
-    let collective = out.map_or(Collective::AllReduce, |_| Collective::AllReduceInto);
-    let mut call = Call::new(collective, dtype, range, op, stream);
-    let out = out.map_or(Slice::EMPTY, |address| Slice::raw(address, call.bytes()));
-    let is_usual = call.count > 0 && call.element().is_some() && handle.is_open();
-    if !is_usual || handle.overlaps(&call, &out) {
-        return None;
-    }
-    let handle = handle.share();
-    // SAFETY: checked above, or as the caller promises; S2 as documented for users.
-    Some(move || unsafe { handle.perform(&mut call, out) })
-}
-
 /// All-reduces of torch's tensors, by their addresses.
 #[pyclass(frozen, module = "symmem")]
 pub(crate) struct Quick {
@@ -99,7 +74,7 @@ pub(crate) struct Quick {
 }
 
 impl Quick {
-    /// The current stream of the memory's device; `None` if it is not known to live for ever.
+    /// The current stream of the memory's device; `None` if it is not known to be permanent.
     fn stream(&self, py: Python<'_>, place: Place) -> PyResult<Option<usize>> {
         let (Place::Cuda(number), Some(ask)) = (place, &self.current_stream) else {
             return Ok(Some(0));
@@ -154,12 +129,9 @@ impl Quick {
         let (Some((_, dtype)), Some((_, operator))) = (dtype, operator) else { return Ok(false) };
         let Some(stream) = self.stream(py, handle.place())? else { return Ok(false) };
         let (what, out) = ((*dtype, *operator), (out != 0).then_some(out));
-        // SAFETY: as documented above; the caller holds the tensors.
-        let Some(work) = (unsafe { all_reduce(&handle, what, (offset, count), out, stream) })
-        else {
-            return Ok(false);
-        };
-        detached(py, work)?;
-        Ok(true)
+        match handle.quick_all_reduce(what, (offset, count), out, stream) {
+            Some(work) => detached(py, work).map(|()| true),
+            None => Ok(false),
+        }
     }
 }

@@ -1,8 +1,8 @@
-//! A call that one rank refuses before it begins: the others are told, and none waits for it.
+//! A call that one rank refuses before it starts: the others are notified, and do not wait.
 
 use symmem::Error;
 
-/// What a rank gets whose peer has refused the call that they were to make together: see [`symmem::Group::refuse`].
+/// The error of a rank whose peer refused a collective: see [`symmem::Group::refuse`].
 pub(crate) fn of_a_peer(error: &Error) -> Option<Error> {
     let Error::Mismatch { op, what: "operation", rank, theirs, .. } = error else { return None };
     (theirs == "refuse").then(|| Error::PeerFailed {

@@ -1,4 +1,4 @@
-//! A store of Python's, such as those of `torch.distributed`, by which ranks find each other.
+//! A store in Python, such as those of `torch.distributed`, through which ranks find each other.
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -11,7 +11,7 @@ pub(crate) struct PythonStore(pub(crate) Py<PyAny>);
 impl PythonStore {
     fn call<R>(&self, ask: impl for<'py> FnOnce(&Bound<'py, PyAny>) -> PyResult<R>) -> Result<R> {
         let answer = Python::try_attach(|py| ask(self.0.bind(py)).map_err(|e| e.to_string()));
-        answer.unwrap_or_else(|| Err("Python is going away".to_owned())).map_err(|got| {
+        answer.unwrap_or_else(|| Err("Python is shutting down".to_owned())).map_err(|got| {
             Error::Protocol { with: "the store".into(), expected: "an answer".into(), got }
         })
     }
@@ -31,7 +31,7 @@ impl Store for PythonStore {
         self.call(|store| store.call_method1("add", (key, amount))?.extract())
     }
 
-    /// Asks again and again, because a store's own wait could not be interrupted.
+    /// Polls, because a store's own wait could not be interrupted.
     fn wait(&self, keys: &[&str], deadline: Deadline) -> Result<()> {
         let deadline = deadline.start();
         while !self.check(keys)? {

@@ -1,4 +1,4 @@
-//! Streams of the caller's, named by their addresses.
+//! The caller's streams, by address.
 #![allow(unsafe_code)] // S4 (streams live as documented for users)
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,8 +10,7 @@ use symmem::cuda::{self, Gpu, Stream};
 
 use crate::wait::detached;
 
-/// Streams that live for ever, by device and address: a call in one of them need not get to know it, nor note when it leaves
-/// it what is still in there.
+/// Streams that are never destroyed, by device and address: calls in them need no set-up, and no record of unfinished work.
 static KEPT: Mutex<Streams> = Mutex::new(Streams::new());
 
 type Streams = BTreeMap<(u32, usize), Arc<Stream>>;
@@ -21,7 +20,7 @@ fn kept() -> MutexGuard<'static, Streams> {
     KEPT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Remembers a stream of `cuda:device` that is never destroyed, as torch's are: calls in it are quicker then.
+/// Registers a stream of `cuda:device` that is never destroyed, as torch's are not. Calls in it are faster.
 #[pyfunction]
 pub(crate) fn keep_stream(py: Python<'_>, device: u32, stream: usize) -> PyResult<()> {
     detached(py, || {
@@ -33,7 +32,7 @@ pub(crate) fn keep_stream(py: Python<'_>, device: u32, stream: usize) -> PyResul
 fn keep(gpu: &Gpu, raw: usize) -> Arc<Stream> {
     let mut kept = kept();
     let known = kept.entry((gpu.number(), raw));
-    // SAFETY: a stream of the device, which lives for ever: as documented for users.
+    // SAFETY: a stream of the device, which is never destroyed: as documented for users.
     Arc::clone(known.or_insert_with(|| Arc::new(unsafe { Stream::from_raw(gpu, raw) })))
 }
 
@@ -49,15 +48,15 @@ impl Used {
         Self { gpu: gpu.clone(), last: AtomicUsize::new(usize::MAX), all: Mutex::default() }
     }
 
-    /// Notes a call that goes into a stream.
+    /// Records a call in a stream.
     pub(crate) fn note(&self, raw: usize) {
-        // Most go where the last one went.
+        // Most use the same stream as the one before.
         if self.last.swap(raw, Ordering::Relaxed) != raw {
             self.all.lock().unwrap_or_else(PoisonError::into_inner).insert(raw);
         }
     }
 
-    /// Has what follows in the consumer's stream come after all that the library has put into others: these are waited for.
+    /// Waits for the library's calls in streams other than the consumer's.
     pub(crate) fn finish_for(&self, consumer: usize) -> symmem::Result<()> {
         let others: Vec<usize> = {
             let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
@@ -74,12 +73,12 @@ impl Used {
     }
 }
 
-/// Whether a stream is known to live for ever.
+/// Whether a stream is known never to be destroyed.
 pub(crate) fn is_kept(device: u32, raw: usize) -> bool {
     raw == 0 || kept().contains_key(&(device, raw))
 }
 
-/// The caller's stream; the default one is always there.
+/// The caller's stream; the default stream always exists.
 pub(crate) fn stream_of(device: &cuda::Symmetric<u8>, raw: usize) -> Arc<Stream> {
     let gpu = device.gpu();
     if raw == 0 {

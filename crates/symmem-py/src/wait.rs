@@ -1,4 +1,4 @@
-//! Leaving Python while the library works or waits, and coming back for Ctrl-C.
+//! Releasing the GIL while the library works or waits, and handling Ctrl-C.
 
 use std::cell::RefCell;
 
@@ -7,14 +7,12 @@ use pyo3::prelude::*;
 use crate::error::exception;
 
 thread_local! {
-    /// What a signal's handler raised during a wait of this thread.
+    /// The exception that a signal handler raised during a wait of this thread.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
 }
 
-/// Runs `f` without the interpreter's lock. A signal whose handler raises, as Ctrl-C does, ends its waits.
-///
-/// The library then sees a wait that ended at its deadline, with all that holds after that; the caller gets what the
-/// handler raised.
+/// Runs `f` with the GIL released. A signal whose handler raises, such as Ctrl-C, interrupts its waits: the caller gets the
+/// handler's exception, and the state afterwards is as after a timeout.
 pub(crate) fn detached<R: Send>(
     py: Python<'_>,
     f: impl FnOnce() -> symmem::Result<R> + Send,
@@ -26,14 +24,14 @@ pub(crate) fn detached<R: Send>(
     }
 }
 
-/// What a signal's handler raised while this thread waited, if one did; once.
+/// Takes the exception that a signal handler raised while this thread waited, if one did.
 pub(crate) fn raised() -> Option<PyErr> {
     RAISED.take()
 }
 
-/// Runs the handlers of signals that came; whether one raised. Only Python's main thread has any.
+/// Runs pending signal handlers, and returns whether one raised. Only Python's main thread runs them.
 pub(crate) fn signalled() -> bool {
-    // An interpreter that is going away cannot be entered any more, and nothing shall wait for it.
+    // An interpreter that is shutting down cannot be entered; stop waiting.
     let Some(checked) = Python::try_attach(|py| py.check_signals()) else { return true };
     checked.is_err_and(|raised| {
         RAISED.set(Some(raised));

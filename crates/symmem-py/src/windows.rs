@@ -1,5 +1,5 @@
-//! What NCCL does with symmetric memory of its own: communicators, windows, endpoints.
-#![allow(unsafe_code)] // S4: communicators of others, which the caller keeps alive
+//! NCCL's view of its symmetric memory: communicators, windows, endpoints.
+#![allow(unsafe_code)] // S4: external communicators, which the caller keeps alive
 
 use std::sync::{Mutex, PoisonError};
 
@@ -16,7 +16,7 @@ use crate::wait::detached;
 /// The memory as NCCL has it.
 fn windowed<'a>(handle: &'a Handle, op: &str) -> symmem::Result<Windowed<'a, u8>> {
     handle.cuda().map(Symmetric::nccl).unwrap_or_else(|| {
-        let why = "it is memory of the host: only available on memory of NCCL".into();
+        let why = "it is host memory: only available on memory of NCCL".into();
         Err(Error::Unavailable { what: format!("{op} for this memory"), why })
     })
 }
@@ -39,7 +39,7 @@ pub(crate) fn nccl_window_of(py: Python<'_>, handle: &Bound<'_, Handle>) -> PyRe
     detached(py, || Ok(windowed(handle, "NCCL")?.window()?.raw()))
 }
 
-/// The endpoint by which kernels of NCCL reach the memory of `peer`, or of all ranks without one, and the offset there.
+/// The endpoint through which NCCL's kernels reach the memory of `peer`, or of all ranks, and the offset in it.
 #[pyfunction]
 #[pyo3(signature = (handle, peer = None))]
 pub(crate) fn nccl_cft_handle(
@@ -54,7 +54,7 @@ pub(crate) fn nccl_cft_handle(
     })
 }
 
-/// A communicator that somebody else has made, as the one on which a group's memory of NCCL is registered.
+/// An external communicator, on which a group's NCCL memory is registered.
 #[pyclass(frozen, module = "symmem.nccl")]
 pub(crate) struct External(Mutex<Option<nccl::External>>);
 
@@ -71,13 +71,13 @@ impl External {
         group.check_open(py, "register_external")?;
         let made = detached(py, || {
             let (nccl, gpu) = (Nccl::load()?, Gpu::open(device)?);
-            // SAFETY: S4: the caller vouches for the pointer, as for those that it gives to torch.
+            // SAFETY: S4: the caller guarantees that the pointer is a communicator, as for those that it gives to torch.
             unsafe { nccl.register_external(&group.inner, &gpu, pointer) }
         })?;
         Ok(Self(Mutex::new(Some(made))))
     }
 
-    /// Has later rendezvous use another. Again, it does nothing.
+    /// Ends the registration, for later rendezvous. A second call does nothing.
     fn unregister(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
     }

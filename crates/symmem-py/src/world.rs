@@ -1,4 +1,4 @@
-//! The world: how a job is joined and left.
+//! The world: joining and leaving a job.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,10 +28,10 @@ impl World {
     }
 }
 
-/// How long the store may take to be there, unless the caller says otherwise.
+/// The default time limit for connecting to the store.
 const CONNECT_LIMIT: Duration = Duration::from_secs(300);
 
-/// How a caller names the store of a job.
+/// The store of a job, as the caller gives it.
 enum StoreGiven {
     Made(SharedStore),
     At(String),
@@ -45,7 +45,7 @@ impl StoreGiven {
         }
     }
 
-    /// The store, and its server where this rank hosts it: rank 0 does unless somebody listens there already.
+    /// The store, and its server if this rank hosts it. Rank 0 does, unless something listens at the address already.
     fn open(
         self,
         rank: usize,
@@ -74,8 +74,8 @@ fn options(
 
 #[pymethods]
 impl World {
-    /// Joins the job that the environment describes: `symmem run`'s and torchrun's variables, Open MPI's, PMI's or
-    /// Slurm's; without any, a world of one. Collective over the job.
+    /// Joins the job that the environment describes, with the variables of `symmem run`, torchrun, Open MPI, PMI or Slurm. Without
+    /// any of them it makes a world of one rank. Collective over the job.
     #[staticmethod]
     #[pyo3(signature = (timeout=None, *, signal_pad_size=None, backend=None))]
     fn from_env(
@@ -88,9 +88,8 @@ impl World {
         Self::build(py, || Ok((options.from_env()?, None)))
     }
 
-    /// Joins a job as the given rank. `store` is the address of a store ("host:port" or "unix:PATH", which rank 0 hosts
-    /// unless somebody does), or an object like `torch.distributed.Store`; a world of one needs none. Collective over the
-    /// job.
+    /// Joins a job as the given rank. `store` is an object like `torch.distributed.Store`, or the address of a store ("host:port" or
+    /// "unix:PATH"), which rank 0 hosts if nothing listens there. A world of one needs no store. Collective over the job.
     #[staticmethod]
     #[pyo3(signature = (rank, size, *, store=None, timeout=None, signal_pad_size=None, backend=None))]
     fn connect(
@@ -115,13 +114,13 @@ impl World {
         })
     }
 
-    /// This rank's number among those on its machine.
+    /// This rank's number among the ranks on its machine.
     #[getter]
     fn local_rank(slf: &Bound<'_, Self>) -> usize {
         slf.as_super().get().life.world().local_rank()
     }
 
-    /// Leaves the job in order. Arrays live on; groups and handles of this world cannot be used any more.
+    /// Leaves the job. Arrays stay valid; groups and handles of this world refuse further calls.
     fn close(slf: &Bound<'_, Self>) {
         let life = Arc::clone(&slf.as_super().get().life);
         slf.py().detach(|| life.close());

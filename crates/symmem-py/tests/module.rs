@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The module that cargo built beside this test.
+/// The module that cargo built for this test.
 fn library() -> PathBuf {
     std::env::current_exe().unwrap_or_default().with_file_name("libsymmem_py.so")
 }

@@ -14,8 +14,8 @@ TESTS = pathlib.Path(__file__).parent
 
 def program():
     """The `symmem` program: of this Python's environment, or the one that SYMMEM_PROGRAM names."""
-    beside = os.path.join(os.path.dirname(sys.executable), "symmem")
-    return os.environ.get("SYMMEM_PROGRAM") or shutil.which(beside) or "symmem"
+    installed = os.path.join(os.path.dirname(sys.executable), "symmem")
+    return os.environ.get("SYMMEM_PROGRAM") or shutil.which(installed) or "symmem"
 
 
 def command(body):

@@ -1,4 +1,4 @@
-"""`symmem.nccl` beside `torch.cuda.nccl`: the same calls on the same tensors, in one process, over all its devices."""
+"""`symmem.nccl` compared with `torch.cuda.nccl`: the same calls on the same tensors, in one process, over all its devices."""
 
 import pytest
 

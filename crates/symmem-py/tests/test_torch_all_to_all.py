@@ -98,8 +98,8 @@ def test_t222_t223_t224_dispatch_and_combine(rank, align):
     rows = int(splits.sum(1).max())
     inputs = _symmetric(_rows(rank, int(splits[rank].sum())), rows)
     in_splits = _symmetric(splits[rank])
-    room = size * experts * (10 + align)
-    out = symm_mem.empty(room, WIDTH, device="cpu")
+    capacity = size * experts * (10 + align)
+    out = symm_mem.empty(capacity, WIDTH, device="cpu")
     received = symm_mem.empty(2, size * experts, dtype=torch.int64, device="cpu")
     ops.all_to_all_vdev_2d(inputs, out, in_splits, received, world(), align)
 
@@ -141,7 +141,7 @@ def test_t221_one_row_has_its_length_whatever_its_stride(rank):
 @ranks(2)
 def test_op31_rows_that_do_not_fit_are_an_error_everywhere(rank):
     inputs = symm_mem.empty(20, WIDTH, device="cpu")
-    # Rank 0 gets 20 rows and has room for 10; rank 1 gets none.
+    # Rank 0 gets 20 rows and has space for 10; rank 1 gets none.
     in_splits = _symmetric(torch.tensor([10, 0]))
     received = symm_mem.empty(2, 2, dtype=torch.int64, device="cpu")
     small, large = symm_mem.empty(10, WIDTH, device="cpu"), symm_mem.empty(20, WIDTH, device="cpu")

@@ -24,9 +24,9 @@ def _splits(rank, size):
 
 
 def _init(size):
-    room = 3 * size * EXPERTS + ALIGN * EXPERTS
-    AllToAllVDev2d.init(room)
-    AllToAllVDev2dOffset.init(room, ALIGN)
+    capacity = 3 * size * EXPERTS + ALIGN * EXPERTS
+    AllToAllVDev2d.init(capacity)
+    AllToAllVDev2dOffset.init(capacity, ALIGN)
 
 
 @ranks(2)

@@ -307,7 +307,7 @@ def test_l70_a_group_name_that_is_used_again_means_the_new_group(rank):
 
 
 @ranks(2)
-def test_the_short_way_leaves_what_is_unusual_to_the_long_one(rank):
+def test_the_quick_path_leaves_unusual_calls_to_the_operators(rank):
     tensor = symm_mem.empty(4, 4, device="cpu").fill_(1)
     for _ in range(2):
         assert (ops.one_shot_all_reduce(tensor, "sum", world()) == 2).all()
@@ -409,7 +409,7 @@ def test_what_one_rank_refuses_ends_the_call_of_all(rank):
                     operator(*good)
             operator(*good)
         assert time.monotonic() - begin < 20, name
-    # What all refuse is nobody's loss.
+    # A call that all ranks refuse fails on each with its own error.
     for name, (good, bad) in calls.items():
         if name != "multimem_one_shot_reduce_out" or rank == 1:
             with pytest.raises((RuntimeError, ValueError)) as caught:

@@ -76,7 +76,7 @@ CUDA_LACKS = (
 )
 on_cpu = pytest.param("cpu", marks=pytest.mark.skipif(bool(CPU_LACKS), reason=CPU_LACKS or "-"))
 on_cuda = pytest.param("cuda", marks=pytest.mark.skipif(bool(CUDA_LACKS), reason=CUDA_LACKS or "-"))
-everywhere = pytest.mark.parametrize("kind", [on_cpu, on_cuda])
+on_all_devices = pytest.mark.parametrize("kind", [on_cpu, on_cuda])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -145,7 +145,7 @@ assert (sum(torch.ones(4)) == 2).all()
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-@everywhere
+@on_all_devices
 @ranks(2)
 def test_t075_the_compiler_lowers_what_the_graph_makes(rank, kind):
     from torch.distributed import _functional_collectives as funcol
@@ -160,7 +160,7 @@ def test_t075_the_compiler_lowers_what_the_graph_makes(rank, kind):
     _leave(kind)
 
 
-@everywhere
+@on_all_devices
 @ranks(2)
 def test_t075_the_compiler_leaves_inputs_to_the_process_group(rank, kind):
     from torch.distributed import _functional_collectives as funcol
@@ -173,7 +173,7 @@ def test_t075_the_compiler_leaves_inputs_to_the_process_group(rank, kind):
     _leave(kind)
 
 
-@everywhere
+@on_all_devices
 @ranks(2)
 def test_t076_buffers_that_live_together_are_two(rank, kind):
     from torch.distributed import _functional_collectives as funcol
@@ -198,7 +198,7 @@ def test_t076_buffers_that_live_together_are_two(rank, kind):
 
 
 @has_out
-@everywhere
+@on_all_devices
 @ranks(2)
 def test_t077_output_buffers_are_used_again(rank, kind):
     name = world()
@@ -220,7 +220,7 @@ def test_t077_output_buffers_are_used_again(rank, kind):
 
 
 @has_out
-@everywhere
+@on_all_devices
 @ranks(2)
 def test_t078_the_copying_form_writes_into_a_planned_buffer(rank, kind):
     name = world()
@@ -287,7 +287,7 @@ def test_t080_a_rewrite_keeps_the_given_output(rank, multicast):
 
 
 @has_copies
-@everywhere
+@on_all_devices
 @ranks(2)
 def test_t081_ordinary_inputs_are_copied_in(rank, kind):
     name = world()
@@ -300,7 +300,7 @@ def test_t081_ordinary_inputs_are_copied_in(rank, kind):
 
 
 @keeps_apart
-@everywhere
+@on_all_devices
 @ranks(2)
 def test_t082_nothing_is_written_in_place_between_symmetric_and_ordinary_buffers(rank, kind):
     name = world()
@@ -319,7 +319,7 @@ def test_t082_nothing_is_written_in_place_between_symmetric_and_ordinary_buffers
 
 
 @has_registration
-@everywhere
+@on_all_devices
 @ranks(2)
 def test_t083_an_operator_of_the_program_gets_a_symmetric_argument(rank, kind):
     library = torch.library.Library("symmem_test", "DEF")
@@ -343,7 +343,7 @@ def test_t083_an_operator_of_the_program_gets_a_symmetric_argument(rank, kind):
 
 
 @has_own_ids
-@everywhere
+@on_all_devices
 @ranks(2)
 def test_t084_ids_differ_though_the_program_seeds_its_generator(rank, kind):
     name = world()

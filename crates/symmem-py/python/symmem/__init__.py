@@ -1,7 +1,7 @@
 """Symmetric memory: ranks load, store and signal in each other's buffers.
 
-Every rank allocates memory of the same size, a rendezvous maps all peers' memory into each rank, and from then on ranks
-load, store and signal in each other's memory, and call collectives on it::
+Every rank allocates memory of the same size, and a rendezvous maps all peers' memory into each rank. From then on ranks load,
+store and signal in each other's memory, and call collectives on it::
 
     import symmem
 
@@ -14,8 +14,8 @@ load, store and signal in each other's memory, and call collectives on it::
     neighbour = x.peer((world.rank + 1) % world.size)     # a numpy array over another rank's part
     x.barrier()
 
-Waits release the GIL. Ctrl-C interrupts them, and so does a deadline or the loss of a peer. Failures are exceptions, subclasses
-of `Error`, that name the rank, the operation and what was waited for.
+Waits release the GIL, and Ctrl-C interrupts them. They also end at their deadline, and when a peer is lost. Failures are
+exceptions, subclasses of `Error`, that name the rank and the operation.
 """
 
 import atexit
@@ -79,12 +79,12 @@ __all__ = [
     "signal_pad_size",
 ]
 
-# Where pip puts libraries such as NCCL.
+# Where pip installs libraries such as NCCL.
 look_in([folder for folder in sys.path if folder])
 
-# A fork is no rank of the worlds that its parent joined.
+# A forked process is not a member of the worlds that its parent joined.
 note_process()
 os.register_at_fork(after_in_child=note_process)
 
-# Peers shall see this rank leave, and not vanish, whatever is still alive when the interpreter ends.
+# Leave worlds in order at exit, so that peers do not report this rank as lost.
 atexit.register(close_all)

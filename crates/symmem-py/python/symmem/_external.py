@@ -1,4 +1,4 @@
-"""Communicators of NCCL that somebody else has made, by the names of groups."""
+"""External NCCL communicators, by the names of groups."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from symmem._native import Communicator, External, Group
 
 
 class Registration:
-    """A communicator that was made elsewhere, known under the name of a group and a device until it is unregistered."""
+    """An external communicator, registered for the name of a group and a device until it is unregistered."""
 
     def __init__(self, group_name: str, comm_ptr: int, device: int, comm: Any = None) -> None:
         self.group_name = group_name
         self.comm_ptr = comm_ptr
         self.device = device
         self.communicator: Communicator | None = Communicator.adopt(comm_ptr, device)
-        self._comm = comm  # so that it is not destroyed meanwhile
+        self._comm = comm  # keeps it alive
         self._uses: list[External] = []
 
     @property
@@ -23,11 +23,11 @@ class Registration:
         return self.communicator is not None
 
     def use_for(self, group: Group) -> None:
-        """Has later rendezvous of a group register memory of NCCL on this communicator, which has the same ranks."""
+        """Uses this communicator, which has the same ranks, for NCCL memory in later rendezvous of the group."""
         self._uses.append(External.register(group, self.device, self.comm_ptr))
 
     def unregister(self) -> None:
-        """Forgets it; doing so again does nothing. Memory that is registered on the communicator stays so."""
+        """Ends the registration; a second call does nothing. Memory that is registered on the communicator stays registered."""
         for use in self._uses:
             use.unregister()
         self._uses.clear()
@@ -46,11 +46,11 @@ _registrations: dict[tuple[str, int], Registration] = {}
 
 
 def register_external_nccl_comm(group: str | Group, comm_ptr: int, device: Any, comm: Any = None) -> Registration:
-    """Makes a communicator (`ncclComm_t`) of somebody else known for a group and a device; `comm` is kept alive with it.
+    """Registers an external communicator (`ncclComm_t`) for a group and a device. It keeps `comm` alive.
 
-    It lasts until `unregister`, the end of a `with`, or the next registration of the same two. Given a `symmem.Group`, and
-    not only a name, its later rendezvous register memory with `backend="nccl"` on the communicator. Every rank registers
-    its own before.
+    The registration ends with `unregister`, at the end of a `with` block, or with the next registration for the same group and
+    device. If `group` is a `symmem.Group`, its later rendezvous register memory with `backend="nccl"` on the communicator. Every rank
+    must register its own communicator first.
     """
     number = number_of(device)
     name = group.name if isinstance(group, Group) else group
@@ -62,7 +62,7 @@ def register_external_nccl_comm(group: str | Group, comm_ptr: int, device: Any, 
 
 
 def number_of(device: Any) -> int:
-    """The number of a device: of one of torch's that says none, the current one's."""
+    """The number of a device; a device of torch without a number is the current one."""
     if isinstance(device, int):
         return device
     import torch
@@ -72,17 +72,17 @@ def number_of(device: Any) -> int:
 
 
 def registration_of(group_name: str, device: int) -> Registration | None:
-    """What is registered for a group and a device."""
+    """The registration for a group and a device, if there is one."""
     return _registrations.get((group_name, device))
 
 
 def external_nccl_comm(group_name: str, device: int) -> Communicator | None:
-    """The communicator that is registered for a group and a device, if one is."""
+    """The communicator registered for a group and a device, if there is one."""
     found = registration_of(group_name, device)
     return found.communicator if found else None
 
 
 def clear() -> None:
-    """Forgets all."""
+    """Ends all registrations."""
     for registration in list(_registrations.values()):
         registration.unregister()

@@ -1,4 +1,4 @@
-"""The native half of the package: classes over those of the Rust library. See there for what each call orders."""
+"""The native part of the package: classes over those of the Rust library."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, final
@@ -12,7 +12,7 @@ COLLECTIVES: list[str]
 DTYPES: dict[str, tuple[str, ...]]
 
 class Error(RuntimeError):
-    """What went wrong."""
+    """The base class of all errors of symmem."""
 
 class Unavailable(Error):
     """Something this call needs does not exist on this machine."""
@@ -33,7 +33,7 @@ class Driver(Error):
     why: str | None
 
 class Mismatch(Error):
-    """The ranks' arguments do not fit together. Every rank gets this, and nothing was done."""
+    """The ranks' arguments do not match. Every rank gets this error, and nothing was done."""
 
     op: str | None
     what: str | None
@@ -42,21 +42,21 @@ class Mismatch(Error):
     theirs: str | None
 
 class PeerLost(Error):
-    """A peer died or left while it was needed. Its group can go on without it: see `Group.shrink`."""
+    """A peer died or left during the call. The other ranks can continue in a smaller group: see `Group.shrink`."""
 
     rank: int | None
     during: str | None
     how: str | None
 
 class PeerFailed(Error):
-    """A peer lives, but could not do its part; it has its own error."""
+    """A peer is alive but could not take part in the call; its own error says why."""
 
     op: str | None
     rank: int | None
     reason: str | None
 
 class Timeout(Error, TimeoutError):
-    """A wait ended at its deadline."""
+    """A wait reached its deadline."""
 
     op: str | None
     channel: int | None
@@ -65,28 +65,28 @@ class Timeout(Error, TimeoutError):
     doing: list[str] | None
 
 class Interrupted(Error):
-    """A wait was ended from outside. Ctrl-C is raised as KeyboardInterrupt instead."""
+    """A wait was interrupted. Ctrl-C raises KeyboardInterrupt instead."""
 
     op: str | None
     waiting_for: list[int] | None
     after: float | None
 
 class OutOfStepError(Error):
-    """A rank gave up a collective call that others may have finished. All ranks must call `Group.resync`."""
+    """A rank abandoned a collective that others may have finished. All ranks must call `Group.resync`."""
 
     op: str | None
     rank: int | None
     what: str | None
 
 class Protocol(Error):
-    """The other end of a connection did not keep to the protocol, or ended it."""
+    """The other end of a connection violated the protocol, or closed it."""
 
     peer: str | None
     expected: str | None
     got: str | None
 
 class Usage(Error, ValueError):
-    """The call itself is wrong, and nothing was done."""
+    """The arguments of the call are wrong, and nothing was done."""
 
     op: str | None
     rank: int | None
@@ -95,7 +95,7 @@ class Usage(Error, ValueError):
 
 @final
 class Array:
-    """A typed view of memory with n dimensions, in C order, which it keeps alive."""
+    """A view of memory with a type and a shape, in C order, which keeps the memory alive."""
 
     __array_interface__: ClassVar[Any]
     __cuda_array_interface__: ClassVar[Any]
@@ -135,7 +135,7 @@ class Array:
 
 @final
 class Memory:
-    """An allocation of this rank's symmetric memory. Arrays and handles of it keep the memory too."""
+    """An allocation of this rank's symmetric memory. Arrays and handles of it keep it alive."""
 
     @property
     def address(self) -> int: ...
@@ -152,7 +152,7 @@ class Memory:
 
 @final
 class Pool:
-    """Cuts small allocations from large ones."""
+    """A pool: small allocations, cut from large segments."""
 
     def alloc(self, nbytes: int) -> Memory: ...
     @property
@@ -315,7 +315,7 @@ def set_signal_pad_size(bytes: int) -> None: ...
 
 @final
 class Communicator:
-    """One rank's end of a communicator of NCCL; closed when it goes."""
+    """One rank's end of an NCCL communicator. Closed when it is garbage-collected."""
 
     @staticmethod
     def init_rank(num_ranks: int, uid: bytes, rank: int, device: int, timeout: float | None = None) -> Communicator: ...
@@ -341,7 +341,7 @@ class Communicator:
 
 @final
 class External:
-    """A communicator that somebody else has made, as the one on which a group's memory of NCCL is registered."""
+    """An external communicator, on which a group's NCCL memory is registered."""
 
     @staticmethod
     def register(group: Group, device: int, pointer: int) -> External: ...

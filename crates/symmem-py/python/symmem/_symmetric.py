@@ -1,4 +1,4 @@
-"""Symmetric memory with a shape and a type: what most programs use."""
+"""Symmetric memory with a shape and a type."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def empty(
     backend: str | None = None,
     persistent_id: int | None = None,
 ) -> Array:
-    """Memory of this rank for a later `rendezvous`. Not collective.
+    """Allocates memory of this rank for a later `rendezvous`. Not collective.
 
-    `dtype` is a name ("float32", "bfloat16", …), numpy's or torch's. With `persistent_id`, the memory outlives its users,
-    and the next call with the same id gets it again, with what it held. `backend` is where memory of a device comes from, as
-    for `Group.alloc`: "cuda", "nccl", or "nvshmem", which all ranks of the group allocate together.
+    `dtype` is a name ("float32", "bfloat16", …) or a type of numpy or torch. With `persistent_id`, the memory is kept when it is
+    no longer used, and the next call with the same id returns it with its contents. `backend` is that of device memory, as for
+    `Group.alloc`: "cuda", "nccl", or "nvshmem", which all ranks of the group allocate together.
     """
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     if any(size < 0 for size in sizes):
@@ -41,19 +41,19 @@ def empty(
 
 
 def rendezvous(array: Any, group: Group) -> Symmetric:
-    """Maps all ranks' counterparts of `array`. Collective over `group`, the first time for this memory and group.
+    """Maps all ranks' memory of `array`. The first call for a memory and a group is collective; later calls are local.
 
-    `array` is one of `empty`'s, or any array or tensor that lies in such memory: the same part of it on all ranks.
+    `array` comes from `empty`, or is any array or tensor in such memory. It must be the same part of the memory on all ranks.
     """
     address, _, dtype = span(array)
     memory = find(address)
     if memory is None:
-        raise Usage("rendezvous: expected an array in symmetric memory, got one elsewhere")
+        raise Usage(f"rendezvous: rank {group.rank}: expected an array in symmetric memory, got one at {address:#x}")
     return Symmetric(memory.rendezvous(group), dtype, array.shape, address - memory.address)
 
 
 def _milliseconds(timeout: float | None) -> int:
-    """A limit as handles take it: of None, that of the group."""
+    """A timeout in milliseconds, as handles take it; 0 is the group's."""
     if timeout is None:
         return 0
     if not timeout > 0:
@@ -64,15 +64,16 @@ def _milliseconds(timeout: float | None) -> int:
 class Symmetric:
     """The same array on every rank of a group, as mapped into this process.
 
-    A collective is a call of all ranks with arguments that fit together; ranks that disagree all get a `Mismatch`, and
-    nothing is done. The array belongs to the call while it lasts: no rank touches it otherwise. Reductions give the same
-    bits on every rank, whatever the algorithm.
+    All ranks call a collective, with matching arguments. If the arguments do not match, all ranks get a `Mismatch`, and nothing is
+    done. No thread of any rank may access the array during a collective. Reductions give the same bits on every rank, with every
+    algorithm.
 
-    On a device, calls go into `stream` (the address of a `CUstream`, such as `torch.cuda.current_stream().cuda_stream`; the
-    default stream without), and `array` and `out` belong to them until that is done; `handle.synchronize` says how it went.
+    On a device, calls are put into `stream`: the address of a `CUstream`, such as `torch.cuda.current_stream().cuda_stream`, or the
+    default stream. The array and `out` must not be accessed until the stream has completed the call. `handle.synchronize` waits for
+    that, and raises the failure of a call.
 
-    A collective that timed out or was interrupted leaves the group out of step: all ranks call `group.resync()`, and then it and
-    this memory work again. After the loss of a rank, the others go on with ``x = symmem.rendezvous(x.array, group.shrink())``.
+    If a collective times out or is interrupted, all ranks must call `group.resync()`. Then the group and this memory work again. If a
+    rank is lost, the others continue with ``x = symmem.rendezvous(x.array, group.shrink())``.
     """
 
     def __init__(self, handle: Handle, dtype: str, shape: Sequence[int], offset: int = 0) -> None:
@@ -86,7 +87,7 @@ class Symmetric:
 
     @property
     def handle(self) -> Handle:
-        """All ranks' memory, of which this array is a part: addresses, signals, sizes."""
+        """The handle of the memory that this array is part of: addresses, signals, sizes."""
         return self._handle
 
     @property
@@ -101,7 +102,7 @@ class Symmetric:
 
     @property
     def size(self) -> int:
-        """How many ranks the group has."""
+        """The number of ranks in the group."""
         return self._handle.size
 
     @property
@@ -111,43 +112,43 @@ class Symmetric:
 
     @property
     def dtype(self) -> str:
-        """The name of the elements' type."""
+        """The name of the element type."""
         return self._dtype
 
     @property
     def array(self) -> Array:
-        """This rank's part, for numpy, torch and others to take by DLPack."""
+        """This rank's array, for numpy, torch and others, through DLPack."""
         return self.peer_array(self.rank)
 
     @property
     def local(self) -> numpy.ndarray:
-        """This rank's part as a numpy array, without a copy."""
+        """This rank's array as a numpy array, without a copy."""
         return self.array.numpy()
 
     def peer_array(self, rank: int) -> Array:
-        """Rank `rank`'s part, for numpy, torch and others to take by DLPack."""
+        """Rank `rank`'s array, for numpy, torch and others, through DLPack."""
         view = self._handle.view(rank, self._nbytes, self._offset)
         return view.view(self._dtype, self._shape)
 
     def peer(self, rank: int) -> numpy.ndarray:
-        """Rank `rank`'s part as a numpy array, without a copy.
+        """Rank `rank`'s array as a numpy array, without a copy.
 
-        Who reads it waits until its owner has written it, and the other way round: by `barrier` or by signals.
+        Use `barrier` or signals so that no rank reads elements while another writes them.
         """
         return self.peer_array(rank).numpy()
 
     def barrier(self, channel: int = 0, timeout: float | None = None, *, stream: int | None = None) -> None:
-        """Waits for all ranks in this memory's pad; what any of them wrote before, all see after."""
+        """Waits for all ranks, in this memory's signal pad. What any rank wrote before the barrier, all see after it."""
         self._handle.barrier(channel, _milliseconds(timeout), stream or 0)
 
     def put_signal(self, to: int, channel: int = 0, timeout: float | None = None, *, stream: int | None = None) -> None:
-        """Signals to rank `to` in this memory's pad; its `wait_signal` then sees what this rank wrote before."""
+        """Signals rank `to` in this memory's signal pad. Its `wait_signal` returns, and sees what this rank wrote before."""
         self._handle.put_signal(to, channel, _milliseconds(timeout), stream or 0)
 
     def wait_signal(
         self, source: int, channel: int = 0, timeout: float | None = None, *, stream: int | None = None
     ) -> None:
-        """Waits for a signal of rank `source` in this memory's pad and takes it."""
+        """Waits for a signal from rank `source` in this memory's signal pad, and clears it."""
         self._handle.wait_signal(source, channel, _milliseconds(timeout), stream or 0)
 
     def all_reduce(
@@ -228,14 +229,14 @@ class Symmetric:
         return out
 
     def put(self, rank: int, data: Any, at: int = 0, *, stream: int = 0) -> None:
-        """Copies `data` to rank `rank`'s array, from element `at` on; a later signal or barrier shows it to others.
+        """Copies `data` to rank `rank`'s array at element `at`. A later signal or barrier makes it visible to others.
 
-        It is of the array's type, or of none, such as bytes.
+        `data` has the array's type, or is a buffer without a type, such as bytes.
         """
         self._handle.put(rank, self._byte("put", data, at), data, stream=stream)
 
     def get(self, rank: int, out: Any, at: int = 0, *, stream: int = 0) -> Any:
-        """Copies elements of rank `rank`'s array, from element `at` on, to `out`: as many as it has room for."""
+        """Fills `out` with elements of rank `rank`'s array, from element `at`. Returns `out`."""
         self._handle.get(rank, self._byte("get", out, at), out, stream=stream)
         return out
 
@@ -244,9 +245,9 @@ class Symmetric:
         return f"symmem.Symmetric(shape={shape}, dtype={dtype!r}, rank {self.rank} of {self.size})"
 
     def _byte(self, op: str, data: Any, at: int) -> int:
-        """Where element `at` lies in the memory, if what there is of `data` fits this array from there on."""
+        """The byte offset of element `at` in the memory. Refuses `data` that does not fit there."""
         _, nbytes, dtype = span(data)
-        # Whatever has a type has it by DLPack; buffers are bytes of any type.
+        # Arrays tell their type by DLPack; buffers are bytes of any type.
         if hasattr(data, "__dlpack__") and dtype != self._dtype:
             raise Usage(f"{op}: rank {self.rank}: expected an array of {self._dtype}, got one of {dtype}")
         first = at * Array.itemsize_of(self._dtype)

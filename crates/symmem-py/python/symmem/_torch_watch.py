@@ -1,7 +1,7 @@
-"""Has torch's waits and replays on CUDA devices raise what failed there.
+"""Makes torch's synchronisation and graph replays on CUDA devices raise failures of symmem's groups.
 
-A call of the library says itself what went wrong. A graph that is replayed makes no call, and `torch.cuda.synchronize` knows of
-none: without this, a program whose peer is gone goes on with what the last good replay has left.
+Replaying a graph and `torch.cuda.synchronize` do not call the library. Without this, a program whose peer has died would go on with
+the results of the last good replay.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 from symmem import _native
 
-#: What was replaced: whose attribute, its name, and what it was, or `_INHERITED`.
+#: The replaced attributes: owner, name, and former value or `_INHERITED`.
 _replaced: list[tuple[Any, str, Any]] = []
 _INHERITED = object()
 
 
 def install(torch: ModuleType | None = None) -> None:
-    """Have torch's functions look for failures, if torch is loaded; again, it does nothing."""
+    """Make torch's functions check for failures, if torch is loaded. A second call does nothing."""
     torch = torch or sys.modules.get("torch")
     if torch is None or _replaced or not hasattr(torch, "cuda"):
         return
@@ -31,7 +31,7 @@ def install(torch: ModuleType | None = None) -> None:
 
 
 def uninstall() -> None:
-    """Put back what was there."""
+    """Restore the replaced attributes."""
     while _replaced:
         owner, name, former = _replaced.pop()
         if former is _INHERITED:
@@ -41,7 +41,7 @@ def uninstall() -> None:
 
 
 def _places(torch: ModuleType) -> list[tuple[Any, str]]:
-    """Where results leave a device, or work begins there that was noted before."""
+    """The functions that synchronise with a device or replay a graph."""
     cuda, accelerator = torch.cuda, getattr(torch, "accelerator", None)
     places = [
         (getattr(cuda, "CUDAGraph", None), "replay"),
@@ -54,7 +54,7 @@ def _places(torch: ModuleType) -> list[tuple[Any, str]]:
 
 
 def _watched(former: Callable) -> Callable:
-    """The same, which raises a failure from before, and one that is there when it returns."""
+    """The same function, which checks for failures before and after."""
 
     @functools.wraps(former)
     def call(*arguments: Any, **named: Any) -> Any:

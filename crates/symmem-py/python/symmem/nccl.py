@@ -10,9 +10,9 @@ One process, one array for each device; or, with `comms` of `init_rank`, one pro
     comm = nccl.init_rank(world_size, uid, rank)
     nccl.all_reduce([x], comms=[comm])
 
-Arrays are torch's, or any with `__cuda_array_interface__` or DLPack. Calls put work into streams: the current ones of
-torch, the default ones without torch, or those in `streams`. Unlike `torch.cuda.nccl` nothing waits for ever: a rank that
-does not come is a `symmem.Timeout`, after which the communicator is aborted.
+Arrays are tensors of torch, or have `__cuda_array_interface__` or DLPack. Calls put work into `streams`, by default torch's current
+streams, or the default streams without torch. Unlike in `torch.cuda.nccl`, waits have a time limit: if a rank is missing, the call
+raises `symmem.Timeout`, and the communicator is aborted.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from symmem._native import (
 
 __all__ = ["all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter"]
 
-SUM = 0  # ncclRedOp_t: what it is called in `torch.cuda.nccl`, where the other numbers have no names
+SUM = 0  # ncclRedOp_t, named as in `torch.cuda.nccl`, which has no names for the others
 
 _CUDA = 2  # kDLCUDA
 _TYPES = {"float32", "float16", "float64", "bfloat16", "int64", "int32", "int8", "uint8"} | {
     "float8_e4m3fn",
     "float8_e5m2",
 }
-_LETTERS = {"f": "float", "i": "int", "u": "uint", "b": "bool", "c": "complex"}
+_KINDS = {"f": "float", "i": "int", "u": "uint", "b": "bool", "c": "complex"}
 
 _communicators: dict[tuple[int, ...], list[Communicator]] = {}
 
 
 def is_available(tensors: Collection[Any]) -> bool:
-    """Whether collectives can be called with these: on devices, dense, contiguous, each on its own."""
+    """Whether collectives accept these: dense, contiguous and on different devices."""
     try:
         nccl_version()
     except Error as error:
@@ -69,20 +69,20 @@ def is_available(tensors: Collection[Any]) -> bool:
 
 
 def version() -> tuple[int, int, int] | tuple[int, int, int, str]:
-    """The library's version: (major, minor, patch), and a suffix where there is one."""
+    """The version of NCCL: (major, minor, patch), and a suffix if there is one."""
     major, minor, patch, suffix = nccl_version()
     return (major, minor, patch) if suffix is None else (major, minor, patch, suffix)
 
 
 def unique_id() -> bytes:
-    """128 bytes by which the ranks of a new communicator find each other."""
+    """The unique id, 128 bytes, with which the ranks of a new communicator connect."""
     return nccl_unique_id()
 
 
 def init_rank(
     num_ranks: int, uid: bytes, rank: int, *, device: int | None = None, timeout: float | None = None
 ) -> Communicator:
-    """This rank's end of a communicator, on `device` or else torch's current one or 0. Collective."""
+    """Creates this rank's end of a communicator on `device`, by default torch's current device or 0. Collective."""
     if len(uid) != 128:
         raise Usage(f"invalid unique_id (expected 128 bytes, got {len(uid)})")
     if device is None:
@@ -92,17 +92,17 @@ def init_rank(
 
 
 def communicator_of(handle: Handle) -> Communicator:
-    """The communicator on which a rendezvous has registered memory with `backend="nccl"`; not closed with this."""
+    """The communicator on which a rendezvous registered memory with `backend="nccl"`. Its owner closes it."""
     return nccl_communicator_of(handle)
 
 
 def window_of(handle: Handle) -> int:
-    """NCCL's window (`ncclWindow_t`) onto such memory of all ranks; `Unavailable` where NCCL makes none."""
+    """NCCL's window (`ncclWindow_t`) of such memory. Raises `Unavailable` if NCCL made none."""
     return nccl_window_of(handle)
 
 
 def cft_handle(handle: Handle, peer: int | None = None) -> tuple[int, int]:
-    """Endpoint and offset by which NCCL's kernels reach such memory of `peer`, or of all ranks at once. Since 2.31.2."""
+    """The endpoint and offset with which NCCL's kernels reach such memory of `peer`, or of all ranks. Needs NCCL 2.31.2."""
     return nccl_cft_handle(handle, peer)
 
 
@@ -113,7 +113,7 @@ def all_reduce(
     streams: Sequence[Any] | None = None,
     comms: Communicator | Sequence[Communicator] | None = None,
 ) -> None:
-    """All inputs in one, into each of the outputs, or in place."""
+    """Reduces all inputs into each of the outputs, or in place."""
     _check_collection(inputs)
     if outputs is None:
         outputs = inputs
@@ -133,7 +133,7 @@ def reduce(
     *,
     outputs: Sequence[Any] | None = None,
 ) -> None:
-    """All inputs in one, into `output`, or in place of the root's input."""
+    """Reduces all inputs into `output`, or in place into the root's input."""
     _check_collection(inputs)
     if outputs is not None:
         if output is not None:
@@ -152,7 +152,7 @@ def reduce(
 
 
 def _deprecated(outputs: Sequence[Any], root: int, how: str) -> Any:
-    """torch's words, for whoever filters warnings by them."""
+    """Warns with torch's text, which programs may filter by."""
     name = "`nccl.reduce`" if how else "nccl.reduce"
     text = f"{name} with an output tensor list is deprecated. Please specify a single output tensor{how}."
     warnings.warn(text, FutureWarning, stacklevel=3)
@@ -165,7 +165,7 @@ def broadcast(
     streams: Sequence[Any] | None = None,
     comms: Communicator | Sequence[Communicator] | None = None,
 ) -> None:
-    """The root's elements into all, in place."""
+    """Copies the root's elements to all, in place."""
     _check_collection(inputs)
     call = _Call("broadcast", inputs, inputs, streams, comms)
     call.check_root(root)
@@ -179,7 +179,7 @@ def all_gather(
     streams: Sequence[Any] | None = None,
     comms: Communicator | Sequence[Communicator] | None = None,
 ) -> None:
-    """All inputs, one after the other, into each of the outputs."""
+    """Copies all inputs, in order, into each of the outputs."""
     _check_collection(inputs)
     _check_collection(outputs)
     call = _Call("all_gather", inputs, outputs, streams, comms)
@@ -194,7 +194,7 @@ def reduce_scatter(
     streams: Sequence[Any] | None = None,
     comms: Communicator | Sequence[Communicator] | None = None,
 ) -> None:
-    """All inputs in one, of which each output gets its part."""
+    """Reduces all inputs, and gives each output its part."""
     _check_collection(inputs)
     _check_collection(outputs)
     call = _Call("reduce_scatter", inputs, outputs, streams, comms)
@@ -203,7 +203,7 @@ def reduce_scatter(
 
 
 class _Place(NamedTuple):
-    """Where an array on a device lies."""
+    """An array on a device."""
 
     address: int
     count: int
@@ -214,7 +214,7 @@ class _Place(NamedTuple):
 
 
 class _Call:
-    """A collective: what it is given, checked, and made of all communicators at once."""
+    """A collective: its arguments, their checks, and the call on all communicators at once."""
 
     def __init__(self, name: str, inputs: Any, outputs: Any, streams: Any, comms: Any) -> None:
         self.name = name
@@ -246,7 +246,7 @@ class _Call:
             self._check_output(target, input_multiplier, output_multiplier)
 
     def reduce_to(self, output: Any, root: int) -> None:
-        """The root's output, which is its input where there is none; the others have nowhere to write."""
+        """The root's output, by default its input. Other ranks have no output."""
         if not self.inputs:
             raise Usage("input sequence can't be empty")
         ranks = [comm.rank for comm in self.comms] if self.comms else list(range(len(self.inputs)))
@@ -313,14 +313,14 @@ class _Call:
 
 
 def _cached(devices: tuple[int, ...]) -> list[Communicator]:
-    """The communicators of these devices of this process, made when first asked for."""
+    """The communicators of these devices in this process, created by the first call."""
     if devices not in _communicators:
         _communicators[devices] = Communicator.of_devices(list(devices))
     return _communicators[devices]
 
 
 def _forget_broken(devices: tuple[int, ...]) -> None:
-    """After a failure: communicators that do not work any more are made anew by the next call."""
+    """After a failure: drop communicators that no longer work. The next call creates new ones."""
     try:
         for comm in _communicators.get(devices, []):
             comm.check()
@@ -334,7 +334,7 @@ def _clear() -> None:
     clear()
 
 
-# Not when the module goes, which may be after the driver.
+# At exit, before the driver is unloaded.
 atexit.register(_clear)
 
 
@@ -364,7 +364,7 @@ def _extract(given: Any) -> list[Any]:
 
 
 def _place(given: Any) -> _Place | None:
-    """Where the elements lie; none if not on a device."""
+    """The array's memory; None if it is not on a device."""
     if _is_torch_tensor(given):
         if not given.is_cuda:
             return None
@@ -381,9 +381,9 @@ def _place(given: Any) -> _Place | None:
 
 
 def _of_interface(given: Any, interface: dict[str, Any]) -> _Place:
-    shape, letters = interface["shape"], interface["typestr"]
-    bits = 8 * int(letters[2:])
-    dtype = "bool" if letters[1] == "b" else f"{_LETTERS.get(letters[1], letters[1])}{bits}"
+    shape, typestr = interface["shape"], interface["typestr"]
+    bits = 8 * int(typestr[2:])
+    dtype = "bool" if typestr[1] == "b" else f"{_KINDS.get(typestr[1], typestr[1])}{bits}"
     strides = interface.get("strides")
     return _Place(
         interface["data"][0],
@@ -422,7 +422,7 @@ def _is_contiguous(shape: Sequence[int], strides: Sequence[int], size: int) -> b
 
 
 def _device(given: Any) -> int:
-    """The number of an array's device, of which `__cuda_array_interface__` says nothing: by DLPack, or as CuPy has it."""
+    """The number of an array's device, from DLPack or CuPy: `__cuda_array_interface__` does not have it."""
     if hasattr(given, "__dlpack_device__"):
         return given.__dlpack_device__()[1]
     device = getattr(given, "device", 0)
@@ -430,7 +430,7 @@ def _device(given: Any) -> int:
 
 
 def _streams(given: Any, count: int) -> list[int | None]:
-    """The streams by their numbers; none where it is to be the current one."""
+    """The streams by address; None for the current stream."""
     if given is None:
         return [None] * count
     if not isinstance(given, Sequence):
@@ -441,7 +441,7 @@ def _streams(given: Any, count: int) -> list[int | None]:
 
 
 def _stream(given: Any) -> int:
-    """A stream of torch, of CuPy, of any library with `__cuda_stream__`, or its number (`cudaStream_t`)."""
+    """A stream of torch, CuPy or any library with `__cuda_stream__`, or its address (`cudaStream_t`)."""
     if isinstance(given, int):
         return given
     for attribute in ("cuda_stream", "ptr"):

@@ -3,20 +3,17 @@
 #![allow(unsafe_code)] // S2 (the package's documents require it of users: nobody else touches the elements of a call)
 
 pub(crate) mod one_sided;
-mod rows;
 pub(crate) mod slices;
 
 use pyo3::prelude::*;
 use symmem::cuda::{self, Stream, ViewMut};
-use symmem::{Algorithm, Element, Number, ReduceOp, Symmetric};
+use symmem::{Algorithm, Element, Error, Number, ReduceOp, Symmetric};
 
 use crate::argument::Slice;
 use crate::dtype::Type;
 use crate::error::{Op, usage};
 use crate::handle::Handle;
 use crate::wait::detached;
-use rows::{DeviceRows as _, HostRows as _};
-pub(crate) use rows::{Rows, RowsGiven};
 
 /// The columns: variant, name in Python, name in errors, whether it `reduces` elements or `moves` them, the method of symmetric
 /// memory (which on a device takes a stream as well), and the method of a group where there is one for ordinary arrays.
@@ -82,7 +79,7 @@ macro_rules! collectives {
                 match self.collective {
                     $($(Collective::$variant => group.$slices($($given),*),)?)*
                     #[allow(unreachable_patterns, reason = "most have no such method")]
-                    _ => Err(symmem::Error::Usage {
+                    _ => Err(Error::Usage {
                         op: self.collective.shown(),
                         rank: Some(group.rank()),
                         expected: "symmetric memory".into(),
@@ -177,7 +174,7 @@ impl Call {
 
     fn checked_element(&self, py: Python<'_>, at: Op) -> PyResult<symmem::DType> {
         self.element().ok_or_else(|| {
-            let expected = format!("a type that {} applies to", self.op.name());
+            let expected = format!("a type that {:?} applies to", self.op.name());
             usage(py, at, expected, self.dtype.name)
         })
     }
@@ -238,6 +235,26 @@ impl Handle {
         detached(py, || unsafe { self.perform(&mut call, out) })
     }
 
+    /// The work of an all-reduce in place, or into as many elements at `out`. `None` if it needs checks that are made elsewhere: its
+    /// type, its operator or its output is unusual, or there is nothing to do.
+    pub(crate) fn quick_all_reduce(
+        &self,
+        (dtype, op): (&'static Type, ReduceOp),
+        range: (usize, usize),
+        out: Option<usize>,
+        stream: usize,
+    ) -> Option<impl FnOnce() -> symmem::Result<()> + Send> {
+        let collective = out.map_or(Collective::AllReduce, |_| Collective::AllReduceInto);
+        let mut call = Call::new(collective, dtype, range, op, stream);
+        let out = out.map_or(Slice::EMPTY, |address| Slice::raw(address, call.bytes()));
+        let is_usual = call.count > 0 && call.element().is_some() && self.is_open();
+        if !is_usual || self.overlaps(&call, &out) {
+            return None;
+        }
+        // SAFETY: checked above, and S2 and S3 for the output: callers hold a tensor of that type and length on this device.
+        Some(move || unsafe { self.perform(&mut call, out) })
+    }
+
     /// Whether an output is a part of what peers read during the call.
     pub(crate) fn overlaps(&self, call: &Call, out: &Slice) -> bool {
         let touches = |base: &usize| out.touches(base.saturating_add(call.offset), call.bytes());
@@ -269,8 +286,8 @@ impl Handle {
 }
 
 /// Structs have no name in Python, and so are in no call.
-fn no_element(call: &Call) -> symmem::Error {
-    symmem::Error::Usage {
+fn no_element(call: &Call) -> Error {
+    Error::Usage {
         op: call.collective.shown(),
         rank: None,
         expected: "a type that Python has".into(),
@@ -286,4 +303,93 @@ pub(crate) fn device_part<T: Element>(
 ) -> symmem::Result<cuda::Symmetric<T>> {
     // SAFETY: S2 as documented for users; bounds and alignment are checked there.
     unsafe { device.part(offset, count) }
+}
+
+const ROWS: &str = "all_to_all_v";
+
+/// How Python gives them: elements of a row; handle, offset and count of the splits; the output for what was received; and the
+/// alignment of experts' rows, or 0 for the way back from them.
+pub(crate) type RowsGiven<'py> =
+    (usize, (Bound<'py, Handle>, usize, usize), Bound<'py, PyAny>, Option<usize>);
+
+/// The arguments that only this collective has.
+pub(crate) struct Rows {
+    len: usize,
+    /// `None`: rows by rank. 0: back from experts. Else to experts, whose rows begin at a multiple of it.
+    align: Option<usize>,
+    /// Numbers of rows in symmetric memory: handle, byte offset and count.
+    splits: (Handle, usize, usize),
+    received: Slice,
+}
+
+impl Rows {
+    /// The arguments for rows in the memory of `handle`, checked.
+    pub(crate) fn new(py: Python<'_>, handle: &Handle, given: RowsGiven<'_>) -> PyResult<Self> {
+        let (len, (splits, offset, count), received, align) = given;
+        let at: Op = handle.op(ROWS);
+        let received = Slice::output(at, &received)?;
+        received.check(py, at, Type::of(symmem::DType::I64), handle.place())?;
+        Ok(Self { len, align, splits: (splits.get().share(), offset, count), received })
+    }
+
+    fn of(given: &mut Option<Self>) -> symmem::Result<&mut Self> {
+        given.as_mut().ok_or_else(|| Error::Usage {
+            op: ROWS,
+            rank: None,
+            expected: "rows".into(),
+            got: "none".into(),
+        })
+    }
+}
+
+trait HostRows<T> {
+    fn all_to_all_rows(&mut self, rows: &mut Option<Rows>, out: &mut [T]) -> symmem::Result<()>;
+}
+
+impl<T: Element> HostRows<T> for Symmetric<T> {
+    fn all_to_all_rows(&mut self, rows: &mut Option<Rows>, out: &mut [T]) -> symmem::Result<()> {
+        let Rows { len, align, splits: (handle, offset, count), received } = Rows::of(rows)?;
+        let splits = &mut handle.part(*offset, *count)?;
+        // SAFETY: `Rows::new` checked type and place; S2 as documented for users.
+        let got = unsafe { received.elements_mut() };
+        match *align {
+            None => self.all_to_all_v(*len, splits, out, got),
+            Some(0) => self.all_to_all_v_2d_offset(*len, splits, out, got),
+            Some(align) => self.all_to_all_v_2d(*len, splits, align, out, got),
+        }
+    }
+}
+
+trait DeviceRows<T> {
+    fn all_to_all_rows(
+        &mut self,
+        rows: &mut Option<Rows>,
+        out: ViewMut<'_, T>,
+        stream: &Stream,
+    ) -> symmem::Result<()>;
+}
+
+impl<T: Element> DeviceRows<T> for cuda::Symmetric<T> {
+    fn all_to_all_rows(
+        &mut self,
+        rows: &mut Option<Rows>,
+        out: ViewMut<'_, T>,
+        stream: &Stream,
+    ) -> symmem::Result<()> {
+        let Rows { len, align, splits: (handle, offset, count), received } = Rows::of(rows)?;
+        let device = handle.cuda().ok_or_else(|| Error::Usage {
+            op: ROWS,
+            rank: Some(handle.raw().rank()),
+            expected: "splits on the device of the rows".into(),
+            got: "splits on the host".into(),
+        })?;
+        let splits = &mut device_part(device, *offset, *count)?;
+        // SAFETY: `Rows::new` checked type and place; S2 as documented for users.
+        let got = unsafe { received.view_mut() };
+        match *align {
+            None => self.all_to_all_v(*len, splits, out, got, stream),
+            Some(0) => self.all_to_all_v_2d_offset(*len, splits, out, got, stream),
+            Some(align) => self.all_to_all_v_2d(*len, splits, align, out, got, stream),
+        }
+    }
 }

@@ -1,7 +1,7 @@
 """PyTorch's symmetric memory on CPU tensors.
 
-After `import symmem.torch`, code written for `torch.distributed._symmetric_memory` and `torch.ops.symm_mem` runs on CPU
-tensors as it is. Memory of devices stays with torch's own backends, unless `install("cuda")` is called.
+After `import symmem.torch`, code written for `torch.distributed._symmetric_memory` and `torch.ops.symm_mem` runs unchanged on CPU
+tensors. CUDA tensors use torch's own backends, unless `install("cuda")` is called.
 """
 
 from symmem.torch import _versions

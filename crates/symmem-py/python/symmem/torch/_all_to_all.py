@@ -1,6 +1,6 @@
-"""All-to-all of rows, with numbers of rows that only their senders know: `all_to_all_vdev` and the like for CPU tensors.
+"""All-to-all of rows, whose numbers only their senders know: `all_to_all_vdev` and its variants.
 
-The library reads all ranks' splits first, so all ranks come to the same verdict whether everything fits everywhere.
+The library reads all ranks' splits first, so that all ranks agree whether the rows fit on every rank.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from symmem.torch._registry import nothing, operator
 def all_to_all_vdev(
     input: torch.Tensor, out: torch.Tensor, in_splits: torch.Tensor, out_splits_offsets: torch.Tensor, group_name: str
 ) -> None:
-    """Rows by destination; they arrive by source."""
+    """The input is ordered by receiver, the output by sender."""
     _exchange("all_to_all_vdev", input, out, in_splits, out_splits_offsets, group_name)
 
 
@@ -30,7 +30,7 @@ def all_to_all_vdev_2d(
     group_name: str,
     major_align: int | None = None,
 ) -> None:
-    """Rows by destination and expert; they arrive by expert and source, each expert's at a multiple of `major_align`."""
+    """The input is ordered by receiver and expert, the output by expert and sender, aligned to `major_align` rows."""
     align = 1 if major_align is None else major_align
     if align < 1:
         raise RuntimeError(f"all_to_all_vdev_2d: major_align must be positive, got {align}")
@@ -45,7 +45,7 @@ def all_to_all_vdev_2d_offset(
     out_splits_offsets: torch.Tensor,
     group_name: str,
 ) -> None:
-    """The way back: rows by expert and destination, with gaps; they arrive by source and expert."""
+    """The reverse: the input is ordered by expert and receiver, with gaps, the output by sender and expert."""
     op = "all_to_all_vdev_2d_offset"
     _exchange(op, input, out, in_splits_offsets, out_splits_offsets, group_name, 0)
 

@@ -1,4 +1,4 @@
-"""Dispatch to experts and combine from them, with gradients: the backward of each is the other."""
+"""Dispatch of rows to experts, and combine. The backward of each is the other."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import torch
 
 from symmem.torch import _all_to_all, _groups, _memory
 
-#: Symmetric buffers of groups, by what they are for. They go with the group, whose name another one may have later.
+#: Symmetric buffers by group and purpose. They are freed with the group, whose name another group may have later.
 _buffers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-#: Memory for outputs, likewise.
+#: Memory for outputs, by group.
 _outputs: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 class _Buffer:
-    """A symmetric tensor that calls of one kind use one after the other, in whatever stream each is."""
+    """A symmetric tensor that calls of one kind use one after the other, in any stream."""
 
     __slots__ = ("read", "tensor")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
-        #: After the last call, in its stream; none before the first, and none on a CPU.
+        #: Recorded after the last call, in its stream; None before the first call, and on a CPU.
         self.read: torch.cuda.Event | None = None
 
     def fill(self, rows: torch.Tensor) -> None:
@@ -36,10 +36,10 @@ class _Buffer:
 
 
 class _Outputs:
-    """Memory of a group's outputs: that of one that is gone serves the next of its size, so that a step allocates nothing.
+    """Memory for a group's outputs. It is reused for outputs of the same size, so that steps after the first allocate nothing.
 
-    As torch's allocator has it, memory is used again in the stream that used it first. What a capture was given stays with
-    the group: its graph may be replayed at any time.
+    As in torch's allocator, memory is reused in the stream that used it first. Memory that a capture used stays with the group,
+    because its graph may be replayed at any time.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class _Outputs:
         self._lock = threading.RLock()
 
     def new(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A symmetric tensor of zeros: rows that nobody sends have no gradient."""
+        """A symmetric tensor of zeros: rows that no rank sends have no gradient."""
         strides = torch.empty(shape, device="meta").stride()
         nbytes = math.prod(shape) * dtype.itemsize
         stream = _groups.stream(device.index) if device.type == "cuda" else None
@@ -70,13 +70,13 @@ class _Outputs:
 
     def take_back(self, key: tuple, segment: _memory.Allocation) -> None:
         if segment.was_shared:
-            return  # peers may use their counterparts again in another order
+            return  # peers may reuse theirs in another order
         with self._lock:
             self._free[key].append(segment)
 
 
 class _Lease:
-    """Lives as long as the storage of an output."""
+    """Has the lifetime of an output's storage."""
 
     __slots__ = ("__weakref__",)
 
@@ -89,9 +89,9 @@ def _take_back(outputs: weakref.ref, key: tuple, segment: _memory.Allocation) ->
 
 @contextmanager
 def _read(*buffers: _Buffer):
-    """A call that reads these buffers: what fills them next waits until its stream has done so.
+    """A call that reads these buffers. The next call that fills them waits until its stream has completed this one.
 
-    A capture cannot wait for what is outside of it, nor others for what is in it: its streams are the caller's.
+    A capture cannot wait for streams outside of it, nor others for streams in it: there the caller orders them.
     """
     try:
         yield
@@ -104,14 +104,14 @@ def _read(*buffers: _Buffer):
 
 
 class _Rows(torch.autograd.Function):
-    """What both have: how many rows a rank can hold, and buffers of that length."""
+    """Common parts: the most rows of a rank, and buffers of that length."""
 
     max_output_len: ClassVar[int | None] = None
     major_align: ClassVar[int] = 1
 
     @classmethod
     def init(cls, max_output_len: int, major_align: int = 1) -> None:
-        """Set the most rows that a rank sends or gets, and where the rows of an expert begin; the same on all ranks."""
+        """Set the most rows that a rank sends or receives, and the alignment of each expert's rows. The same on all ranks."""
         if max_output_len < 1 or major_align < 1:
             raise ValueError(f"{cls.__name__}.init: expected positive numbers, got {max_output_len} and {major_align}")
         cls.max_output_len, cls.major_align = max_output_len, major_align
@@ -124,7 +124,7 @@ class _Rows(torch.autograd.Function):
 
     @classmethod
     def _symmetric(cls, what: str, tensor: torch.Tensor, rows: int, group_name: str) -> _Buffer:
-        """A copy of the tensor in a symmetric buffer, which is kept for the next call of this kind."""
+        """Copies the tensor to a symmetric buffer, which is kept for the next call of this kind."""
         if tensor.shape[0] > rows:
             raise RuntimeError(f"{cls.__name__}: {what} has {tensor.shape[0]} rows, more than the {rows} of init")
         shape = (rows, *tensor.shape[1:])
@@ -138,7 +138,7 @@ class _Rows(torch.autograd.Function):
 
     @classmethod
     def _dispatch(cls, rows: torch.Tensor, splits: torch.Tensor, group_name: str, align: int):
-        """Rows by destination and expert to rows by expert and source; these, and their numbers and first rows."""
+        """Sends rows, ordered by receiver and expert, to experts. Returns rows by expert and sender, and their splits and offsets."""
         length = cls._length()
         table = cls._symmetric("in_splits", splits, splits.shape[0], group_name)
         out = _output((length, *rows.shape[1:]), rows, group_name)
@@ -150,7 +150,7 @@ class _Rows(torch.autograd.Function):
 
     @classmethod
     def _combine(cls, rows: torch.Tensor, splits_offsets: torch.Tensor, group_name: str):
-        """The way back: rows by expert, at the places of `splits_offsets`, to rows by source and expert."""
+        """Sends rows, ordered by expert at `splits_offsets`, back. Returns rows by sender and expert, and their splits and offsets."""
         length = cls._length()
         table = cls._symmetric("in_splits_offsets", splits_offsets, 2, group_name)
         out = _output((length, *rows.shape[1:]), rows, group_name)
@@ -164,8 +164,8 @@ class _Rows(torch.autograd.Function):
 class AllToAllVDev2d(_Rows):
     """Sends rows to experts: `output, out_splits_offsets = AllToAllVDev2d.apply(input, in_splits, group_name, major_align)`.
 
-    As `torch.ops.symm_mem.all_to_all_vdev_2d`, with gradients for `input`. Call `AllToAllVDev2d.init(max_output_len)` first; the
-    output has that many rows, of which `out_splits_offsets` says which were written.
+    As `torch.ops.symm_mem.all_to_all_vdev_2d`, with gradients for `input`. Call `AllToAllVDev2d.init(max_output_len)` first. The
+    output has that many rows; `out_splits_offsets` says which of them were written.
     """
 
     @staticmethod
@@ -185,10 +185,10 @@ class AllToAllVDev2d(_Rows):
 
 
 class AllToAllVDev2dOffset(_Rows):
-    """Brings rows back: `output, out_splits_offsets = AllToAllVDev2dOffset.apply(input, in_splits_offsets, group_name)`.
+    """Sends rows back from experts: `output, out_splits_offsets = AllToAllVDev2dOffset.apply(input, in_splits_offsets, group_name)`.
 
     As `torch.ops.symm_mem.all_to_all_vdev_2d_offset`, with gradients for `input`. Call
-    `AllToAllVDev2dOffset.init(max_output_len, major_align)` first, with the alignment by which the rows were dispatched.
+    `AllToAllVDev2dOffset.init(max_output_len, major_align)` first, with the alignment of the dispatch.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Has the default compiler of `torch.compile` plan symmetric buffers on CPUs too, and not only on devices with an index."""
+"""Makes Inductor plan symmetric buffers on CPUs, and not only on devices with an index."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from types import ModuleType
 
 import torch
 
-#: Where the compiler writes down an allocation.
+#: The module that generates code for an allocation.
 MODULE = "torch._inductor.codegen.wrapper"
 
 
 def install() -> None:
-    """Change the compiler, now or when it is imported: importing it ahead would take seconds."""
+    """Patch the compiler now, or when it is imported: importing it here would take seconds."""
     module = sys.modules.get(MODULE)
     if module is not None:
         _change(module)
@@ -48,7 +48,7 @@ def _change(module: ModuleType) -> None:
 
 
 def _write(former, line, code) -> None:
-    """The compiler asks for an index, which tensors on CPUs do not have; `cpu:0` is the same device."""
+    """The compiler needs a device index, which CPU tensors do not have; `cpu:0` is the same device."""
     node = line.node
     if node.get_device() != torch.device("cpu") or not plans():
         former(line, code)
@@ -62,7 +62,7 @@ def _write(former, line, code) -> None:
 
 @functools.cache
 def plans() -> bool:
-    """Whether this torch keeps symmetric buffers apart from those that kernels write in place; older ones mix them up."""
+    """Whether this torch separates symmetric buffers from those that kernels write in place; older ones do not."""
     from torch._inductor.scheduler import BaseSchedulerNode
 
     return "CommBufferLayout" in BaseSchedulerNode.decide_inplace_update.__code__.co_names

@@ -1,4 +1,4 @@
-"""The operators of `torch.ops.symm_mem` that move data and do not reduce whole buffers, for CPU tensors."""
+"""The operators of `torch.ops.symm_mem` that move data or reduce tiles."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def multimem_all_gather_out(input: torch.Tensor, group_name: str, out: torch.Ten
 
 
 def _store_with_all(place: Part, input: torch.Tensor, out: torch.Tensor) -> None:
-    """Copy this rank's rows to their place in every rank's `out`."""
+    """Copy this rank's rows into every rank's `out`."""
     if input.numel() == 0:
         return
     place.barrier()
@@ -110,7 +110,7 @@ def _low_contention_reduce_scatter(tensor: torch.Tensor, reduce_op: str, group_n
 
 
 def _symmetric_or_copied(op: str, tensor: torch.Tensor, group_name: str) -> tuple[Part, torch.Tensor]:
-    """A tensor's place in symmetric memory, the workspace's if it has none; then it is copied there."""
+    """A contiguous symmetric tensor with these contents: the tensor itself, or a copy in the workspace."""
     if _memory.find(tensor) is not None and tensor.is_contiguous():
         return part(op, tensor, group_name), tensor
     handle = workspace(group_name, tensor.numel() * tensor.element_size())
@@ -149,7 +149,7 @@ def multi_root_tile_reduce(
     for place, tile, root in zip(places, in_tiles, roots):
         if root == group.rank:
             result = total((place.of(rank, tile) for rank in range(group.size)), tile.dtype)
-    # The output may be a tile of what others are still reading.
+    # The output may be a tile that other ranks are still reading.
     places[0].barrier()
     if result is not None:
         out_tile.copy_(result)
@@ -164,7 +164,7 @@ def memset32_(input: torch.Tensor, offset: int, val: int, count: int) -> torch.T
         raise RuntimeError(f"{op}: count must be a positive integer (got {count})")
     if offset + count > input.numel():
         raise RuntimeError(f"{op}: offset + count ({offset + count}) exceeded the numel of the input ({input.numel()})")
-    # torch fills int32 everywhere, uint32 not in every version.
+    # Not every version of torch can fill uint32.
     signed = val - (1 << 32) if val >= 1 << 31 else val
     input.view(torch.int32)[offset : offset + count].fill_(signed)
     return input

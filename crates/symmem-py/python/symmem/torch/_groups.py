@@ -1,9 +1,8 @@
-"""From a process group of torch to a symmem group of the same ranks.
+"""The symmem group of each process group of torch.
 
-Each process group gets a symmem world of its own, joined at the first rendezvous: through the process group's store, or, where
-it has `use_pg_for_symm_mem_rendezvous` set, through a collective of its own. So only the members of a group take part in it:
-ranks that never touch symmetric memory are never waited for, and a name that is used again for other ranks means another
-world.
+Each process group gets a symmem world of its own at its first rendezvous. The ranks connect through the process group's store, or
+through an all-gather of the group if it has `use_pg_for_symm_mem_rendezvous` set. Only the members of a group take part: ranks that
+do not use symmetric memory are not waited for. A name that is used again for other ranks means another world.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ class Group:
         self.size = size
         self.native = native
         _native.name_group(name, native)
-        #: How many channels barrier(), put_signal() and wait_signal() have.
+        #: The number of channels of barrier(), put_signal() and wait_signal().
         self.channels = pad_bytes // (WORD * size)
-        #: The allocation of each device that was at a rendezvous last.
+        #: The last allocation on each device that was at a rendezvous.
         self._on_devices: dict[int, weakref.ref] = {}
 
     def note_handle(self, number: int, allocation: object) -> None:
         self._on_devices[number] = weakref.ref(allocation)
 
     def handle_on(self, number: int) -> _native.Handle | None:
-        """Memory of a device that the group has mapped, if there is any."""
+        """A handle of device memory that the group has mapped, if there is any."""
         known = self._on_devices.get(number)
         allocation = known() if known is not None else None
         return None if allocation is None else allocation.known_handle(self)
@@ -71,12 +70,12 @@ class Group:
 #: torch without CUDA has no such function.
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
-#: Addresses of streams that the library knows to live for ever, by the device's number.
+#: Addresses of streams that are never destroyed, as the library knows, by the device's number.
 _kept_streams: defaultdict[int, set[int]] = defaultdict(set)
 
 
 def stream(number: int) -> int:
-    """The current stream of the CUDA device of that number, as the driver knows it."""
+    """The address of the current stream of a CUDA device."""
     address = _current_stream(number)
     if address not in _kept_streams[number]:
         _keep_stream(number, address)
@@ -84,14 +83,14 @@ def stream(number: int) -> int:
 
 
 def _keep_stream(number: int, address: int) -> None:
-    # torch never destroys its own streams; the id of one that it was given is its address.
+    # torch never destroys its own streams; the id of an external stream is its address.
     if torch.cuda.current_stream(number).stream_id != address or address == 0:
         _native.keep_stream(number, address)
         _kept_streams[number].add(address)
 
 
 class _Membership:
-    """What this process knows of one process group: how often it tried to join, and the result."""
+    """The state of one process group: how often this rank tried to join, and the result."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -100,23 +99,23 @@ class _Membership:
 
 
 _members: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-#: The process group that a name meant last, and its group: quicker to ask than the former, and keeps neither.
-_last: dict[str, tuple[weakref.ref, weakref.ref]] = {}
+#: A cache: the process group that a name meant last, its group and its world. An entry goes with its process group.
+_last: dict[str, tuple[weakref.ref, Group, _native.World]] = {}
 _registered: dict[str, tuple[_Membership, int, int, c10d.Store]] = {}
 
 
 def register(name: str, rank: int, size: int, store: c10d.Store) -> None:
-    """Name a group that is no process group: what `set_group_info` does."""
+    """Register a group that is not a process group, as `set_group_info` does."""
     _registered[name] = (_Membership(), rank, size, store)
 
 
 def is_registered(name: str) -> bool:
-    """Whether there is a process group of that name, or one was registered."""
+    """Whether a process group or a registered group has that name."""
     return is_process_group(name) or name in _registered
 
 
 def is_process_group(name: str) -> bool:
-    """Whether there is a process group of that name."""
+    """Whether a process group has that name."""
     try:
         _resolve_process_group(name)
     except RuntimeError:
@@ -125,7 +124,7 @@ def is_process_group(name: str) -> bool:
 
 
 def of(name: str) -> Group:
-    """The group of that name; collective over its ranks the first time."""
+    """The group of that name. The first call is collective over its ranks."""
     try:
         process_group = _resolve_process_group(name)
     except RuntimeError:
@@ -135,10 +134,27 @@ def of(name: str) -> Group:
         return _joined(membership, lambda attempt: _join_by_store(name, *where, attempt))
     last = _last.get(name)
     if last is not None and last[0]() is process_group:
-        return last[1]()
+        return last[1]
     group = _of_process_group(name, process_group)
-    _last[name] = (weakref.ref(process_group), weakref.ref(group))
+
+    def forget(gone: weakref.ref) -> None:
+        if name in _last and _last[name][0] is gone:
+            del _last[name]
+
+    _last[name] = (weakref.ref(process_group, forget), group, group.native)
     return group
+
+
+def world_of(name: str) -> _native.World:
+    """The world of the group of that name. As `of`, and faster for a name that was used before."""
+    last = _last.get(name)
+    if last is not None:
+        try:
+            if last[0]() is _resolve_process_group(name):
+                return last[2]
+        except RuntimeError:
+            pass  # `of` says what the name means now
+    return of(name).native
 
 
 def _of_process_group(name: str, process_group: dist.ProcessGroup) -> Group:
@@ -163,32 +179,32 @@ def _join_by_store(name: str, rank: int, size: int, store: c10d.Store, attempt: 
     proposal = _proposal()
     _check(name, _exchange(store, rank, size, proposal))
     group = _join(name, rank, size, store, proposal)
-    # Every rank has read all proposals before it connected. A later group of the same name must not find them.
+    # All ranks have read the proposals. A later group of the same name must not find them.
     store.delete_key(f"proposal/{rank}")
     return group
 
 
 def _join_by_group(name: str, process_group: dist.ProcessGroup) -> Group:
-    """All that ranks tell each other goes through one all-gather of the group: rank 0 tells where its own store is."""
+    """Join through one all-gather of the group, in which rank 0 sends the address of its store."""
     rank, size = process_group.rank(), process_group.size()
     with tempfile.TemporaryDirectory(prefix="symmem-") as folder:
         proposal = {**_proposal(), "store": f"unix:{folder}/store"}
         proposals = _gather(process_group, proposal)
         _check(name, proposals)
-        # Nobody is done with this before all have found the store.
+        # The folder is needed until all ranks have connected, which this waits for.
         return _join(name, rank, size, proposals[0]["store"], proposal)
 
 
-#: Bytes of what a rank tells all others: a socket's path is 108 at most, and the rest is short.
+#: The size of a rank's proposal: a socket's path has at most 108 bytes, and the rest is short.
 PROPOSAL_BYTES = 512
 
 
 def _gather(process_group: dist.ProcessGroup, proposal: dict) -> list[dict]:
-    """Every rank's proposal, by one all-gather of as many bytes of each: that of objects would make two."""
+    """Every rank's proposal, by one all-gather of bytes; an all-gather of objects would need two."""
     text = json.dumps(proposal).encode()
     if len(text) > PROPOSAL_BYTES:
         raise RuntimeError(
-            f"group: what this rank has to tell others is {len(text)} bytes, of at most {PROPOSAL_BYTES}"
+            f"group: rank {process_group.rank()}: expected a proposal of at most {PROPOSAL_BYTES} bytes, got {len(text)}"
         )
     device = c10d._get_object_coll_device(process_group)
     mine = torch.frombuffer(bytearray(text.ljust(PROPOSAL_BYTES)), dtype=torch.uint8).to(device)
@@ -213,14 +229,14 @@ def _exchange(store: c10d.Store, rank: int, size: int, proposal: dict) -> list[d
 
 
 def _check(name: str, proposals: list[dict]) -> None:
-    """All ranks see the same proposals, so all come to the same verdict."""
+    """Refuse proposals that differ. All ranks have the same proposals, so that all ranks raise."""
     pads = [proposal["pad"] for proposal in proposals]
     if len(set(pads)) > 1:
         raise RuntimeError(f"group {name}: ranks disagree on the signal pad size: {pads} bytes by rank")
     machines = [proposal["machine"] for proposal in proposals]
     if len(set(machines)) > 1:
         raise RuntimeError(
-            f"group {name}: symmetric memory on CPU needs all ranks on one machine, and theirs are {machines}"
+            f"group {name}: expected all ranks on one machine, as symmetric memory on CPU needs, got {machines} by rank"
         )
 
 

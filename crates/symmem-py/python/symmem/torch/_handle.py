@@ -15,7 +15,7 @@ from symmem.torch import _backends, _groups, _memory
 
 
 class SymmetricMemory:
-    """One allocation in one group, as every rank of the group mapped it. Keeps the memory alive."""
+    """One allocation, as mapped by all ranks of one group. It keeps the memory alive."""
 
     __slots__ = ("_allocation", "_group", "native", "offset")
 
@@ -23,7 +23,7 @@ class SymmetricMemory:
         self._allocation = allocation
         self._group = group
         self.native = allocation.handle_in(group)
-        #: Bytes from the start of the allocation to the storage that was rendezvoused.
+        #: The byte offset in the allocation of the storage that was at the rendezvous.
         self.offset = offset
 
     def __repr__(self) -> str:
@@ -37,7 +37,7 @@ class SymmetricMemory:
 
     @property
     def world_size(self) -> int:
-        """How many ranks the group has."""
+        """The number of ranks in the group."""
         return self._group.size
 
     @property
@@ -52,51 +52,51 @@ class SymmetricMemory:
 
     @property
     def buffer_ptrs(self) -> list[int]:
-        """Every rank's allocation as mapped here, without `offset`."""
+        """The address of every rank's allocation as mapped here, without `offset`."""
         return list(self.native.buffer_ptrs)
 
     @property
     def buffer_ptrs_dev(self) -> int:
-        """The address of the same table."""
+        """The address of an array of the same addresses, on the device of the memory."""
         return self.native.buffer_ptrs_dev
 
     @property
     def signal_pad_ptrs(self) -> list[int]:
-        """Every rank's pad of this allocation as mapped here."""
+        """The address of every rank's signal pad of this allocation as mapped here."""
         return list(self.native.signal_pad_ptrs)
 
     @property
     def signal_pad_ptrs_dev(self) -> int:
-        """The address of the same table."""
+        """The address of an array of the same addresses, on the device of the memory."""
         return self.native.signal_pad_ptrs_dev
 
     @property
     def buffer_size(self) -> int:
-        """Bytes of each rank's memory, as asked for."""
+        """Bytes of each rank's memory, as requested."""
         return self._allocation.nbytes
 
     @property
     def signal_pad_size(self) -> int:
-        """Bytes of this allocation's own pad."""
+        """Bytes of this allocation's signal pad."""
         return self.native.signal_pad_size
 
     @property
     def multicast_ptr(self) -> int:
-        """An address that reaches all ranks; 0 without multicast, which no CPU has."""
+        """The multicast address of all ranks' memory; 0 without multicast, which CPUs do not have."""
         address = self.native.multicast_ptr
         return address + self.offset if address else 0
 
     @staticmethod
     def has_multicast_support(device_type: DeviceType, device_idx: int) -> bool:
-        """Whether the device has multicast; no CPU has."""
+        """Whether the device has multicast. CPUs do not."""
         return _SymmetricMemory.has_multicast_support(device_type, device_idx)
 
     def get_buffer(self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int = 0) -> torch.Tensor:
-        """That rank's data from `storage_offset` elements on; the tensor keeps the memory alive."""
+        """A rank's memory as a tensor, from element `storage_offset`. The tensor keeps the memory alive."""
         return self._buffer_at("get_buffer", rank, sizes, dtype, storage_offset * dtype.itemsize)
 
     def get_remote_tensor(self, peer: int, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """As `get_buffer`, from where the rendezvoused storage begins."""
+        """As `get_buffer`, from the start of the storage that was at the rendezvous."""
         return self._buffer_at("get_remote_tensor", peer, sizes, dtype, self.offset)
 
     def _buffer_at(self, op: str, rank: int, sizes: Sequence[int], dtype: torch.dtype, offset: int) -> torch.Tensor:
@@ -111,7 +111,7 @@ class SymmetricMemory:
         dtype: torch.dtype | None = None,
         storage_offset: int = 0,
     ) -> torch.Tensor:
-        """That rank's pad of this allocation: the words of its barriers and signals, which no operator touches."""
+        """A rank's signal pad of this allocation: the words of its barriers and signals. Operators do not use it."""
         self._group.check_rank(rank)
         dtype = torch.uint32 if dtype is None else dtype
         sizes = sizes or (self.signal_pad_size // dtype.itemsize,)
@@ -126,16 +126,16 @@ class SymmetricMemory:
         return _memory.tensor_over(storage, sizes, make_contiguous_strides_for(tuple(sizes)), dtype)
 
     def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
-        """Wait for all ranks in this allocation's pad. A timeout of 0 is the group's: SYMMEM_TIMEOUT, or 5 minutes."""
+        """Wait for all ranks. A timeout of 0 is the group's: SYMMEM_TIMEOUT, or 5 minutes."""
         group, allocation = self._group, self._allocation
-        # Here and below: a call that finds nothing wrong would take a good part of the time.
+        # Checked inline here and below: a function call would take a large part of the time.
         if not 0 <= channel < group.channels:
             group.check_channel(channel)
         stream = 0 if allocation.on_host else _groups.stream(allocation.number)
         self.native.barrier(channel, timeout_ms, stream)
 
     def put_signal(self, dst_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
-        """Signal a rank in this allocation's pad; wait while it has not taken the last signal on the channel."""
+        """Signal a rank. Wait while it has not received the previous signal on the channel."""
         group, allocation = self._group, self._allocation
         if not (0 <= dst_rank < group.size and 0 <= channel < group.channels):
             group.check_rank(dst_rank)
@@ -144,7 +144,7 @@ class SymmetricMemory:
         self.native.put_signal(dst_rank, channel, timeout_ms, stream)
 
     def wait_signal(self, src_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
-        """Wait for a rank's signal, and take it; what the rank wrote before is seen then."""
+        """Wait for a rank's signal, and clear it. Everything the rank wrote before is then visible."""
         group, allocation = self._group, self._allocation
         if not (0 <= src_rank < group.size and 0 <= channel < group.channels):
             group.check_rank(src_rank)
@@ -153,22 +153,22 @@ class SymmetricMemory:
         self.native.wait_signal(src_rank, channel, timeout_ms, stream)
 
     def boxed(self) -> object:
-        """Refused: the class that operators take is C++ only."""
+        """Refused: operators take a C++ class, which this is not."""
         raise NotImplementedError(
-            "boxed: the class that operators take is C++ only; pass a tensor and the group's name"
+            "boxed: operators take a C++ class, which this is not; pass a tensor and the group's name"
         )
 
     def get_peer_cft_handle(self, peer: int) -> tuple[int, int]:
-        """Endpoint and offset by which NCCL's kernels reach that rank's memory; only memory of NCCL has them."""
+        """The endpoint and offset with which NCCL's kernels reach a rank's memory. Only NCCL memory has them."""
         return _backends.cft_handle("get_peer_cft_handle", self._allocation.memory, self.native, peer)
 
     def get_multimem_cft_handle(self) -> tuple[int, int]:
-        """Endpoint and offset by which they reach all ranks' memory at once; only memory of NCCL has them."""
+        """The endpoint and offset of all ranks' memory at once. Only NCCL memory has them."""
         return _backends.cft_handle("get_multimem_cft_handle", self._allocation.memory, self.native)
 
 
 def _span(op: str, sizes: Sequence[int], dtype: torch.dtype, offset: int, limit: int) -> int:
-    """Bytes of a view, which must lie within `limit`."""
+    """The size of a view in bytes, which must end within `limit`."""
     nbytes = math.prod(sizes) * dtype.itemsize
     if offset < 0:
         raise RuntimeError(f"{op}: storage_offset must be non-negative")
@@ -180,7 +180,7 @@ def _span(op: str, sizes: Sequence[int], dtype: torch.dtype, offset: int, limit:
 
 
 def rendezvous(tensor: torch.Tensor, group_name: str | None = None) -> SymmetricMemory | None:
-    """Map all ranks' counterparts of the tensor's memory; collective the first time, None for ordinary memory."""
+    """Map all ranks' memory of the tensor. The first call is collective. None for ordinary memory."""
     allocation = _memory.find(tensor)
     if allocation is None:
         warnings.warn(

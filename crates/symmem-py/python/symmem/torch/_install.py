@@ -1,4 +1,4 @@
-"""Puts this library behind PyTorch's own entry points; tensors of other devices go where they went before."""
+"""Installs this library in PyTorch's functions. Tensors of other devices use the former functions."""
 
 from __future__ import annotations
 
@@ -28,25 +28,24 @@ from symmem.torch import (
 )
 from symmem.torch._workspace import workspace
 
-#: The name of the CPU's backend, as `get_backend` gives it.
+#: The name of this library's backend, as `get_backend` returns it.
 BACKEND = "SYMMEM"
 
-
-#: The kinds of devices whose memory is this library's.
+#: The kinds of devices that this library is installed for.
 _installed: set[str] = set()
 
 
 def install(device: str = "cpu") -> None:
-    """Have `torch.distributed._symmetric_memory` use this library for tensors of a kind of device.
+    """Make `torch.distributed._symmetric_memory` use this library for tensors of a kind of device.
 
-    Importing `symmem.torch` does that for "cpu". For "cuda", symmetric tensors made from now on are this library's, and
-    operators run its kernels on the current stream; it must come before the first symmetric tensor on a device.
+    Importing `symmem.torch` does this for "cpu". Call it for "cuda" before the first symmetric tensor on a device. Symmetric
+    CUDA tensors are then this library's, and operators run its kernels on the current stream.
     """
     kind = torch.device(device).type
     if kind not in ("cpu", "cuda"):
         raise _native.Unavailable(f"symmem.torch works on cpu and cuda, not on {kind}")
     if kind == "cuda" and torch.version.hip is not None:
-        raise _native.Unavailable("symmem.torch on cuda: this torch is for ROCm, whose memory is not CUDA's")
+        raise _native.Unavailable("symmem.torch on cuda: expected a torch for CUDA, got one for ROCm")
     if kind == "cuda" and not torch.cuda.is_available():
         raise _native.Unavailable("symmem.torch on cuda: torch has no CUDA device here")
     if kind not in _installed:
@@ -130,7 +129,7 @@ def _empty_strided_p2p(former, size, stride, dtype, device, group_name=None, all
 
 
 def _rendezvous(former, tensor, group_name=None):
-    # On a device there may be tensors of torch's own backends, from its memory pools.
+    # A device may have tensors of torch's own backends, from its memory pools.
     if not _is_ours(tensor.device) or not (tensor.is_cpu or _memory.find(tensor)):
         return former(tensor, group_name)
     return _handle.rendezvous(tensor, group_name)
@@ -139,7 +138,7 @@ def _rendezvous(former, tensor, group_name=None):
 def _is_symm_mem_tensor(former, tensor):
     if _is_ours(tensor.device) and _memory.find(tensor) is not None:
         return True
-    # An older torch cannot tell of its own memory.
+    # Older versions of torch cannot say this about their own memory.
     asks_torch = not tensor.is_cpu and getattr(former, "func", None) is not _absent
     return asks_torch and former(tensor)
 
@@ -155,7 +154,7 @@ def _get_backend(former, device):
 
 
 def _set_backend(former, name):
-    """This library is chosen by `install`; naming it changes nothing. Other names say where its memory comes from."""
+    """`install` chooses this library, so its name changes nothing. Other names choose the backend of its device memory."""
     if name == BACKEND:
         return
     if "cuda" in _installed:
@@ -189,7 +188,7 @@ def _get_mem_pool(former, device):
 
 
 def _has_multicast_support(former, device_type, device_idx=None):
-    # PyTorch asks with the index of a CPU tensor's device, which is None.
+    # PyTorch passes the index of a CPU tensor's device, which is None.
     return former(device_type, device_idx) if device_idx is not None else False
 
 
@@ -209,7 +208,7 @@ def _memset32(former, input, offset, val, count=1):
 
 
 def _get_symm_mem_workspace(former, group_name, min_size):
-    """PyTorch's function has no device argument: it means the accelerator where there is one, and the CPU elsewhere."""
+    """PyTorch's function has no device argument: it means the accelerator if there is one, and else the CPU."""
     return former(group_name, min_size) if torch.accelerator.is_available() else workspace(group_name, min_size)
 
 
@@ -224,7 +223,7 @@ def _get_backend_stream(former, priority=0):
 
 
 def _by_handle(ours, former, *args, **kwargs):
-    """Ours, if any argument is one of our handles."""
+    """Call ours if an argument is one of our handles."""
     given = (*args, *kwargs.values())
     return (ours if any(isinstance(a, _handle.SymmetricMemory) for a in given) else former)(*args, **kwargs)
 
@@ -270,7 +269,7 @@ STATIC_METHODS = {
     "memset32": _memset32,
 }
 
-#: Of the bindings themselves, in a torch that has them.
+#: Functions of the bindings, replaced if this torch has them.
 BINDINGS = {
     "_register_external_nccl_comm": _register_external_nccl_comm,
     "_unregister_external_nccl_comm": _unregister_external_nccl_comm,
@@ -288,7 +287,7 @@ FUNCTIONS = {
     "all_to_all_nd": _all_to_all_nd,
 }
 
-#: Under PyTorch's fused operators; replaced where this torch has them.
+#: Functions that PyTorch's fused operators use, replaced if this torch has them.
 PRIVATE_FUNCTIONS = {
     "_get_backend_stream": _get_backend_stream,
     "_pipelined_multi_all_gather_and_consume": _multi_all_gather_and_consume,

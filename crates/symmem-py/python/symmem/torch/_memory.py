@@ -1,7 +1,7 @@
-"""Symmetric memory as tensors: how it is allocated, found again and freed.
+"""Symmetric memory as tensors: allocation, lookup by address, and lifetime.
 
-A tensor's storage keeps its allocation alive, and so does every handle. All memory comes from a world of one, because
-`empty` has no group and may be called before there is any; ranks of a group map it at the rendezvous.
+A tensor's storage keeps its allocation alive, and so does every handle. All memory is allocated in a world of one, because `empty`
+has no group and may be called before there is any. The ranks of a group map it at the rendezvous.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from symmem.torch import _backends, _groups
 CPU = torch.device("cpu")
 
 
-#: The world of one that all memory comes from, once there is any.
+#: The world of one in which all memory is allocated, once there is any.
 _home: _native.World | None = None
 _home_lock = threading.Lock()
 
 
 def home() -> _native.World:
-    """The world of one that all memory comes from."""
+    """The world of one in which all memory is allocated."""
     global _home
     with _home_lock:
         if _home is None:
@@ -35,7 +35,7 @@ def home() -> _native.World:
 
 
 class _Owner:
-    """Lives as long as a storage, and keeps what the storage needs."""
+    """Has the lifetime of a storage, and keeps alive what the storage needs."""
 
     __slots__ = ("__weakref__", "kept")
 
@@ -45,10 +45,10 @@ class _Owner:
 
 def storage_over(array: _native.Array, *kept: object) -> tuple[torch.UntypedStorage, _Owner]:
     """The bytes of an array as a storage that keeps `kept` alive."""
-    # Where there are streams, their order is the caller's: a tensor of a peer's memory is no result of the library's.
+    # The caller orders streams: a tensor of a peer's memory is not a result of a call.
     stream = None if array.device == "cpu" else -1
     storage = torch.from_dlpack(array.__dlpack__(stream=stream)).untyped_storage()
-    # torch keeps a storage's attributes until the last tensor of it is gone.
+    # torch keeps a storage's attributes as long as a tensor of it.
     storage.symmem_owner = owner = _Owner(*kept)
     return storage, owner
 
@@ -60,7 +60,7 @@ def tensor_over(
 
 
 class Allocation:
-    """Memory of this rank, and its counterparts in every group that has mapped it."""
+    """Memory of this rank, and its handle in every group that has mapped it."""
 
     __slots__ = ("__weakref__", "_handles", "_lock", "_user", "address", "device", "group_name")
     __slots__ += ("memory", "nbytes", "number", "on_host")
@@ -75,14 +75,14 @@ class Allocation:
         self.nbytes = nbytes
         self.device = device
         self.on_host = device.type == "cpu"
-        #: The number of the device. torch takes long to tell this and the above.
+        #: The number of the device. Cached, like the above: torch is slow to return them.
         self.number = device.index
         self.group_name = group_name
         if memory is None:
             if not self.on_host:
-                # The library looks at streams that it knows, whether one is being captured.
+                # The library checks whether a stream that it knows is being captured.
                 _groups.stream(self.number)
-            # torch makes no storage of nothing.
+            # torch has no storage of 0 bytes at an address.
             pad_bytes = _SymmetricMemory.signal_pad_size
             backend = None if self.on_host else _backends.backend()
             memory = home().alloc(max(nbytes, 1), device=str(device), backend=backend, pad_bytes=pad_bytes)
@@ -94,11 +94,11 @@ class Allocation:
         memory.attach(self)
 
     def known_handle(self, group: _groups.Group) -> _native.Handle | None:
-        """All ranks' memory of this allocation, if it was at a rendezvous of the group."""
+        """The handle of this allocation in the group, if there was a rendezvous."""
         return self._handles.get(group)
 
     def handle_in(self, group: _groups.Group) -> _native.Handle:
-        """All ranks' memory of this allocation; collective over the group the first time."""
+        """The handle of this allocation in the group. The first call is collective over the group."""
         handle = self._handles.get(group)
         if handle is not None:
             return handle
@@ -121,12 +121,12 @@ class Allocation:
 
     @property
     def was_shared(self) -> bool:
-        """Whether it was brought to a rendezvous of a group that there is."""
+        """Whether a living group has mapped it."""
         return bool(self._handles)
 
     @property
     def in_use(self) -> bool:
-        """Whether a storage over this allocation lives."""
+        """Whether there is a storage over this allocation."""
         return self._user is not None and self._user() is not None
 
 
@@ -142,7 +142,7 @@ def allocate(
     group_name: str | None = None,
     alloc_id: int | None = None,
 ) -> torch.Tensor:
-    """A symmetric tensor; not collective. With an id, the same memory each time."""
+    """Allocate a symmetric tensor. Not collective. With an id, return the same memory each time."""
     nbytes = math.prod(size) * dtype.itemsize
     if alloc_id is None:
         return tensor_over(Allocation(nbytes, device, group_name).storage(), size, stride, dtype)

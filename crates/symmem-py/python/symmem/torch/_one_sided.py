@@ -1,4 +1,4 @@
-"""What PyTorch has for some backends of devices only, for CPU memory: one-sided copies, and exchanges of blocks."""
+"""One-sided copies and exchanges of blocks, which PyTorch has only for some device backends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from symmem.torch._registry import first, nothing, operator, second
 
 
 def get(dst: torch.Tensor, hdl: SymmetricMemory, peer: int, offset: int = 0) -> None:
-    """Copy `dst.numel()` elements from element `offset` of the peer's memory on."""
+    """Copy `dst.numel()` elements of the peer's memory, from element `offset`, to `dst`."""
     if not dst.is_contiguous():
         raise ValueError("get: dst must be backed by contiguous memory")
     if offset < 0:
@@ -33,26 +33,26 @@ def get(dst: torch.Tensor, hdl: SymmetricMemory, peer: int, offset: int = 0) -> 
 
 
 def put_signal(src: torch.Tensor, hdl: SymmetricMemory, peer: int) -> None:
-    """Copy `src` to where the handle begins in the peer's memory, then signal the peer on channel 0."""
+    """Copy `src` to the start of the handle in the peer's memory, then signal the peer on channel 0."""
     contiguous("put_signal", src, "src")
     hdl.get_remote_tensor(peer, src.shape, src.dtype).copy_(src)
     hdl.put_signal(peer)
 
 
 def wait_signal(hdl: SymmetricMemory, peer: int) -> None:
-    """Wait for the peer's `put_signal`; its data are here then."""
+    """Wait for the peer's `put_signal`. Its data has then arrived."""
     hdl.wait_signal(peer)
 
 
 @operator("nvshmem_put", "nccl_put", fake=nothing)
 def put(tensor: torch.Tensor, peer: int) -> None:
-    """Copy a tensor to its counterpart at a rank of the world. PyTorch's operators for this have no group."""
+    """Copy a tensor to the same tensor of a rank of the world. PyTorch's operators for this have no group."""
     _counterpart("put", tensor, peer).copy_(tensor)
 
 
 @operator("nvshmem_get", "nccl_get", fake=nothing)
 def copy_from(tensor: torch.Tensor, peer: int) -> None:
-    """Copy a tensor's counterpart at a rank of the world to the tensor."""
+    """Copy the same tensor of a rank of the world to this one."""
     tensor.copy_(_counterpart("get", tensor, peer))
 
 
@@ -66,7 +66,7 @@ def _counterpart(op: str, tensor: torch.Tensor, peer: int) -> torch.Tensor:
 @operator("nvshmem_broadcast", fake=first)
 @told
 def broadcast(input: torch.Tensor, root: int, group_name: str) -> torch.Tensor:
-    """Every rank's tensor becomes that of the root."""
+    """Copy the root's tensor to all ranks."""
     contiguous("broadcast", input)
     place = part("broadcast", input, group_name)
     place.group.check_rank(root)
@@ -77,7 +77,7 @@ def broadcast(input: torch.Tensor, root: int, group_name: str) -> torch.Tensor:
 @operator("nvshmem_all_to_all", fake=second)
 @told
 def all_to_all(input: torch.Tensor, out: torch.Tensor, group_name: str) -> torch.Tensor:
-    """Block i of the input goes to rank i; blocks arrive by source."""
+    """Send block i of the input to rank i. The output has the received blocks in rank order."""
     op = "all_to_all"
     contiguous(op, input)
     contiguous(op, out, "out")
@@ -101,7 +101,7 @@ def reduce_scatter_offset(
     dst_ranks: list[int] | None = None,
     red_op: str = "sum",
 ) -> None:
-    """Reduce blocks of a matrix, each to one rank; `offsets` are where the blocks end."""
+    """Reduce blocks of a matrix, each to one rank. `offsets` are the ends of the blocks."""
     op = "reduce_scatter_offset"
     if input.dim() != 2 or dim not in (0, 1):
         raise RuntimeError(f"{op}: expected a 2-D input and dim 0 or 1, got {input.dim()}-D and {dim}")
@@ -124,14 +124,14 @@ def reduce_scatter_offset(
 
 
 def _equal_blocks(op: str, length: int, size: int) -> list[int]:
-    """Where the blocks of ranks that get equal parts end."""
+    """The ends of equal blocks, one for each rank."""
     if length % size:
         raise RuntimeError(f"{op}: without offsets, expected a size divisible by the {size} ranks, got {length}")
     return [length // size * (i + 1) for i in range(size)]
 
 
 def _check_blocks(op: str, offsets: list[int], dst_ranks: list[int], length: int, group: Group) -> None:
-    """What all ranks are given alike, so that all come to the same verdict."""
+    """Check the arguments that are the same on all ranks, so that all ranks raise."""
     if len(dst_ranks) != len(offsets):
         raise RuntimeError(f"{op}: expected a rank for each of {len(offsets)} blocks, got {len(dst_ranks)}")
     if any(end < begin for begin, end in itertools.pairwise([0, *offsets, length])):

@@ -1,4 +1,4 @@
-"""The operators of `torch.ops.symm_mem`, registered for kinds of devices and for tensors without data."""
+"""Registers the operators of `torch.ops.symm_mem` for CPU and CUDA tensors, and for tensors without data."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ operator("fused_scaled_matmul_reduce_scatter", cpu_only=True)(symm_mem._fused_sc
 #: Operators for which torch has functions for tensors without data that check nothing.
 REPLACED = ("all_to_all_vdev_2d", "all_to_all_vdev_2d_offset")
 
-#: Kernels that torch registered from Python are replaced only by whoever says so, where torch has a word for it.
+#: Newer versions of torch replace kernels registered from Python only with this option.
 _OVERRIDE = (
     {"allow_override": True} if "allow_override" in inspect.signature(torch.library.Library.impl).parameters else {}
 )
 
-#: Registrations last as long as this.
+#: Registrations have the lifetime of these.
 _library = torch.library.Library("symm_mem", "IMPL")
 _long_library = torch.library.Library("symmem", "DEF")
 
 
 def register(device: str) -> None:
-    """Register whatever this torch knows of for a kind of device, and fakes where torch has none."""
+    """Register all operators that this torch has for a kind of device, and fakes where torch has none."""
     if device == "cpu":
         _register("CPU", {name: known.kernel for name, known in OPERATORS.items()})
         without_data = fakes()
@@ -56,13 +56,13 @@ def register(device: str) -> None:
         register_native("CUDA")
 
 
-#: The operators with native kernels, under another name: what these do not do themselves they hand on to it.
+#: The namespace with the Python kernels of the operators that have native kernels: those forward unusual calls to it.
 _LONG = "symmem"
 
 
 @functools.cache
 def register_native(key: str) -> tuple[str, ...]:
-    """Have kernels that need no Python do what was done before. The names of their operators: none with an older torch."""
+    """Register the native kernels. Returns the names of their operators: none with an older torch."""
     folder = str(Path(torch.__file__).parent / "lib")
     dtypes = [(str(dtype).removeprefix("torch."), name) for dtype, name in DTYPES.items()]
     for name in ("two_shot_all_reduce_", "one_shot_all_reduce", "one_shot_all_reduce_out"):
@@ -83,7 +83,7 @@ def _define_long(name: str, key: str) -> None:
 
 
 def _set_aside(function):
-    """The same for a native caller, who raises what it raises: between the two are frames that cannot."""
+    """The same for a native caller, which raises the exception: it cannot pass through the frames between the two."""
 
     def kernel(*arguments):
         try:
@@ -111,14 +111,14 @@ def _follow_names() -> None:
 
 def _register(key: str, functions: dict, override: bool = False) -> None:
     with warnings.catch_warnings():
-        # Older torches warn of kernels that are replaced, as they are to be.
+        # Older versions of torch warn about replaced kernels.
         warnings.simplefilter("ignore")
         _impl(key, functions, override)
 
 
 def _impl(key: str, functions: dict, override: bool) -> None:
     for name, function in functions.items():
-        # An operator that came with a later torch is left out.
+        # Skip operators of later versions of torch.
         if not hasattr(torch.ops.symm_mem, name):
             continue
         if override or not torch._C._dispatch_has_kernel_for_dispatch_key(f"symm_mem::{name}", key):

@@ -1,4 +1,4 @@
-"""A tensor as a part of symmetric memory: what every operator begins with."""
+"""A tensor as a part of symmetric memory, and the library's collectives on it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ REDUCTIONS = {
 }
 
 
-#: How a call on host memory is made: there is nothing to say.
+#: The options of a call on host memory.
 _AT_ONCE: dict = {}
 
 
 class Part:
-    """Where a tensor lies in the memory of every rank of a group."""
+    """The memory of a tensor on every rank of a group."""
 
     __slots__ = ("allocation", "group", "native", "offset")
 
@@ -39,22 +39,22 @@ class Part:
         self.group = group
         self.allocation = allocation
         self.native = allocation.handle_in(group)
-        #: Bytes from the start of the allocation to the tensor's first element.
+        #: The byte offset of the tensor in the allocation.
         self.offset = offset
 
     @property
     def how(self) -> dict:
-        """What calls on a device need besides: the current stream."""
+        """The options of a call: on a device, the current stream."""
         if self.allocation.on_host:
             return _AT_ONCE
         return {"stream": _groups.stream(self.allocation.number)}
 
     def of(self, rank: int, like: torch.Tensor) -> torch.Tensor:
-        """The counterpart of `like` at rank `rank`, with the same shape and strides."""
+        """Rank `rank`'s tensor, with the shape and strides of `like`."""
         return self._view(rank, like.shape, like.stride(), like.dtype, 0)
 
     def rows(self, rank: int, like: torch.Tensor, first: int, count: int) -> torch.Tensor:
-        """Rows of rank `rank`'s counterpart of the contiguous `like`, which may have more of them there."""
+        """Rows of rank `rank`'s tensor, which is like the contiguous `like` and may have more rows."""
         shape = (count, *like.shape[1:])
         return self._view(rank, shape, like.stride(), like.dtype, first * row_length(like))
 
@@ -71,12 +71,12 @@ class Part:
         if self.allocation.on_host:
             self.group.native.barrier()
         else:
-            # On the group's pads: those of the allocation are the user's, and may hold signals of theirs.
+            # In the group's pads: the allocation's pad may hold the user's signals.
             self.native.group_barrier(_groups.stream(self.allocation.number))
 
 
 def part(op: str, tensor: torch.Tensor, group_name: str, what: str = "input") -> Part:
-    """The part of symmetric memory that a tensor is; collective the first time."""
+    """The part of symmetric memory of a tensor. The first call for an allocation is collective."""
     group = _groups.of(group_name)
     allocation = _memory.find(tensor)
     if allocation is None:
@@ -88,7 +88,7 @@ def element(op: str, tensor: torch.Tensor) -> str:
     """The library's name of the tensor's element type."""
     name = DTYPES.get(tensor.dtype)
     if name is None:
-        raise RuntimeError(f"{op}: not implemented for {tensor.dtype}")
+        raise RuntimeError(f"{op}: not implemented for {tensor.dtype}, expected one of {', '.join(DTYPES.values())}")
     return name
 
 
@@ -119,7 +119,7 @@ def contiguous(op: str, tensor: torch.Tensor, what: str = "input") -> None:
 
 
 def row_length(tensor: torch.Tensor) -> int:
-    """Elements of a row of a contiguous tensor. Its stride says so too, but not where there is one row."""
+    """Elements of a row of a contiguous tensor. Its stride does not say so if there is only one row."""
     return math.prod(tensor.shape[1:])
 
 
@@ -129,7 +129,7 @@ def same_device(op: str, tensor: torch.Tensor, place: Part, what: str) -> None:
 
 
 def destination(op: str, tensor: torch.Tensor, place: Part, what: str = "output") -> tuple[int, int, torch.Tensor]:
-    """A contiguous tensor as an output of the library, on the device of the memory: address, bytes, owner."""
+    """A contiguous tensor on the device of the memory, as an output of the library: address, bytes, owner."""
     same_device(op, tensor, place, what)
     return (tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
 

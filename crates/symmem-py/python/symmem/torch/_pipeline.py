@@ -1,7 +1,7 @@
-"""PyTorch's pipelining functions for CPU tensors, on which its fused operators are built.
+"""PyTorch's pipelining functions for CPU tensors, which its fused operators use.
 
-On a device these overlap copies and products on two streams. A CPU has no streams: a rank goes from peer to peer,
-beginning with itself, so that no two read the same memory at the same time.
+On a device they overlap copies and products on two streams. A CPU has no streams: a rank goes from peer to peer, starting with
+itself, so that no two ranks read the same memory at the same time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def multi_all_gather_and_consume(
     group_name: str,
     ag_out_needed: bool = True,
 ) -> None:
-    """Gather every tensor of `shard` along dim 0, and hand on the pieces of each rank as they come."""
+    """Gather every tensor of `shard` along dim 0, and pass each rank's pieces to the consumer as they arrive."""
     for mine, whole in zip(shard, ag_out):
         if not (mine.is_contiguous() and whole.is_contiguous()):
             raise AssertionError(
@@ -64,7 +64,7 @@ def all_gather_and_consume_last_dim(
     group_name: str,
     ag_out_needed: bool = True,
 ) -> None:
-    """As the former, of one tensor, which need not be contiguous."""
+    """As the former, for one tensor, which need not be contiguous."""
 
     def consume(pieces: list[torch.Tensor], rank: int) -> None:
         shard_consumer(pieces[0], rank)
@@ -78,14 +78,14 @@ def produce_and_all2all(
     group_name: str,
     out_chunk_dim: int = 0,
 ) -> None:
-    """Have the piece for each rank made, and exchange each as soon as all have made theirs."""
+    """Produce the piece for each rank, and exchange the pieces once all ranks have produced theirs."""
     handle = workspace(group_name, output.numel() * output.element_size())
     rank, size = handle.rank, handle.world_size
     chunks = output.chunk(size, dim=out_chunk_dim)
     shape, count = chunks[0].shape, chunks[0].numel()
 
     handle.barrier(channel=0)
-    # A piece for each peer has a place of its own, so one barrier is enough for all of them.
+    # The pieces do not overlap, so one barrier is enough for all of them.
     for step in range(1, size):
         peer = (rank + step) % size
         chunk_producer(peer, handle.get_buffer(rank, shape, output.dtype, peer * count))
@@ -100,7 +100,7 @@ def produce_and_all2all(
 def fused_all_gather_matmul_last_dim(
     A_shard: torch.Tensor, Bs: list[torch.Tensor], group_name: str, return_A: bool
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    """The product with A gathered along its last dimension: a sum over ranks, taken as their parts come."""
+    """The product with A gathered along its last dimension: a sum over ranks, accumulated as their parts arrive."""
     leading = A_shard.shape[:-1]
     flat = A_shard.flatten(0, -2).contiguous()
     size = _groups.of(group_name).size

@@ -1,8 +1,8 @@
-"""Memory pools: every tensor made while a pool is in use lies in symmetric memory.
+"""Memory pools: tensors created while a pool is in use are in symmetric memory.
 
-On a device the pool is torch's own, with an allocator of this library's. torch has no pluggable allocator for CPU memory, so
-there the pool watches operators instead, and moves the storages that they make into symmetric memory. That costs one copy
-for each such tensor; `symm_mem.empty` costs none.
+On a device the pool is torch's own, with this library's allocator. torch has no pluggable allocator for CPU memory: there the pool
+intercepts operators, and moves the storages of their results into symmetric memory. That costs one copy for each such tensor;
+`symm_mem.empty` costs none.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from symmem.torch import _backends, _memory
 
 
 def device_allocator() -> object:
-    """What a `torch.cuda.MemPool` takes: its segments are symmetric, with signal pads of the size set now."""
+    """The allocator for a `torch.cuda.MemPool`. Its segments are symmetric, with signal pads of the current size."""
     return _device_allocator(*_serve())
 
 
 def follow_backend() -> None:
-    """Have pools that there are take their next segments from where memory comes from now."""
+    """Make existing pools allocate their next segments from the current backend."""
     if _device_allocator.cache_info().currsize:
         _serve()
 
@@ -42,7 +42,7 @@ def _device_allocator(alloc: str, free: str) -> object:
 
 
 class Allocator:
-    """What `get_mempool_allocator` gives for CPU memory; a pool takes it and asks it for segments."""
+    """The result of `get_mempool_allocator` for CPU memory, from which a pool allocates segments."""
 
     def allocate(self, nbytes: int) -> _memory.Allocation:
         return _memory.Allocation(nbytes)
@@ -52,7 +52,7 @@ ALLOCATOR = Allocator()
 
 
 class MemPool:
-    """Symmetric segments of one tensor each, kept for tensors of the same size when theirs is gone."""
+    """Symmetric segments of one tensor each. A free segment is reused for the next tensor of the same size."""
 
     def __init__(self, allocator: Allocator = ALLOCATOR, use_on_oom: bool = False, no_split: bool = True) -> None:
         if use_on_oom or not no_split:
@@ -80,13 +80,13 @@ class MemPool:
 
 
 class _Lease:
-    """Lives as long as the storage that uses a segment."""
+    """Has the lifetime of the storage that uses a segment."""
 
     __slots__ = ("__weakref__",)
 
 
 class use_mem_pool(TorchDispatchMode):
-    """A context in which CPU tensors are made in the pool's memory: `torch.cuda.use_mem_pool` for CPUs."""
+    """A context in which CPU tensors are created in the pool's memory: `torch.cuda.use_mem_pool` for CPUs."""
 
     def __init__(self, pool: MemPool, device: object = None) -> None:
         super().__init__()

@@ -13,12 +13,12 @@ import torch
 from torch import empty_like
 
 from symmem import _native
-from symmem.torch._groups import of
+from symmem.torch._groups import world_of
 from symmem.torch._parts import DTYPES, REDUCTIONS, contiguous, part, reduction, run
 from symmem.torch._refusals import told
 from symmem.torch._registry import first, last, like_first, like_second, operator
 
-#: Makes an all-reduce of memory that was at a rendezvous before; whether it did. Anything unusual is left to `_all_reduce`.
+#: Makes an all-reduce of memory that was at a rendezvous, and returns whether it did. `_all_reduce` handles unusual calls.
 _quick = _native.Quick(
     list(DTYPES.items()), list(REDUCTIONS.items()), getattr(torch._C, "_cuda_getCurrentRawStream", None)
 ).all_reduce
@@ -49,7 +49,7 @@ def _check_alike(op: str, input: torch.Tensor, out: torch.Tensor) -> None:
 def _in_place(op: str) -> Callable:
     def all_reduce(input: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
         if input.is_contiguous() and _quick(
-            input.data_ptr(), input.numel(), input.dtype, reduce_op, of(group_name).native
+            input.data_ptr(), input.numel(), input.dtype, reduce_op, world_of(group_name)
         ):
             return input
         return _all_reduce(op, input, reduce_op, group_name)
@@ -66,7 +66,7 @@ def _into(op: str) -> Callable:
             and out.dtype is dtype
             and out.shape == input.shape
             and out.device == input.device
-            and _quick(input.data_ptr(), input.numel(), dtype, reduce_op, of(group_name).native, out.data_ptr())
+            and _quick(input.data_ptr(), input.numel(), dtype, reduce_op, world_of(group_name), out.data_ptr())
         ):
             return out
         return _all_reduce(op, input, reduce_op, group_name, out)
@@ -75,10 +75,13 @@ def _into(op: str) -> Callable:
 
 
 def _new(op: str) -> Callable:
-    into = _into(op)
-
     def all_reduce(input: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
-        return into(input, reduce_op, group_name, empty_like(input))
+        out = empty_like(input)
+        if input.is_contiguous() and _quick(
+            input.data_ptr(), input.numel(), input.dtype, reduce_op, world_of(group_name), out.data_ptr()
+        ):
+            return out
+        return _all_reduce(op, input, reduce_op, group_name, out)
 
     return all_reduce
 
@@ -151,7 +154,7 @@ def _reduce_scatter_out(
 
 
 def _vector(input: torch.Tensor, offset: int) -> int:
-    """Elements that PyTorch's kernel moves at a time: its sizes must be multiples of that."""
+    """The elements that PyTorch's kernel moves at once: sizes must be multiples of it."""
     aligned = offset | input.numel() * input.element_size()
     return max(min(aligned & -aligned, 16) // input.element_size(), 1)
 
@@ -183,7 +186,7 @@ def _check_columns(op: str, input: torch.Tensor, output: torch.Tensor, offset: i
 
 
 def total(tensors, dtype: torch.dtype) -> torch.Tensor:
-    """The sum in the order given, of 16-bit floats in float32."""
+    """The sum in the given order; 16-bit floats are summed in float32."""
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     tensors = iter(tensors)
     result = next(tensors).to(wide, copy=True)

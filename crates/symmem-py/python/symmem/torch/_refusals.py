@@ -1,4 +1,4 @@
-"""A refusal reaches all: ranks that make a call do not wait for one that refused it before it began."""
+"""Notifying the other ranks of a refused call, so that they do not wait for this rank."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch.utils import _pytree as pytree
 from symmem import _native
 from symmem.torch import _groups, _memory
 
-#: Whether the operator that a thread is in has waited for others: what it refuses then, they have not waited for.
+#: Whether a thread's current operator has waited for other ranks. Then they do not wait for its refusal.
 _state = threading.local()
 
 
 def has_begun() -> None:
-    """Note that the operator that this thread is in has waited for other ranks."""
+    """Record that this thread's current operator has waited for other ranks."""
     _state.begun = True
 
 
 def told(operator: Callable) -> Callable:
-    """The same collective operator, whose refusals are told to the ranks of its group."""
+    """The same collective operator, which notifies the ranks of its group if it refuses a call."""
     place = list(inspect.signature(operator).parameters).index("group_name")
 
     @functools.wraps(operator)
@@ -34,11 +34,11 @@ def told(operator: Callable) -> Callable:
         except _native.Usage as error:
             refused = error
         except _native.Error:
-            raise  # a call that began: all ranks have their own
+            raise  # the call had started: all ranks have their own error
         except Exception as error:  # noqa: BLE001  (it is raised below)
             refused = error
         if not (_state.begun or hasattr(refused, "symmem_told")):
-            refused.symmem_told = True  # by whichever operator is the innermost
+            refused.symmem_told = True  # by the innermost operator
             name = named["group_name"] if "group_name" in named else arguments[place]
             _tell(name, (arguments, named), refused)
         raise refused
@@ -47,7 +47,7 @@ def told(operator: Callable) -> Callable:
 
 
 def _tell(group_name: str, given: object, refused: Exception) -> None:
-    """Take this rank's part in a call that it refuses."""
+    """Refuse a call in the group, and name this rank in the error."""
     try:
         group = _groups.of(group_name)
         if not isinstance(refused, _native.Error) and len(refused.args) == 1:
@@ -63,11 +63,11 @@ def _tell(group_name: str, given: object, refused: Exception) -> None:
 
 
 def _on_device(tensors: list[torch.Tensor], group: _groups.Group) -> tuple[_native.Handle, int] | None:
-    """Memory of a device on which peers' kernels wait: that of the call, or else any that the group has there. None on the host."""
+    """Device memory on which peers' kernels wait: that of the call, or any of the group on the device. None on the host."""
     found = (_memory.find(tensor) for tensor in tensors)
     symmetric = next((allocation for allocation in found if allocation is not None), None)
     if symmetric is not None:
-        # Peers are at the rendezvous, on the host, if this rank has not been there.
+        # Without a handle, this rank has not been at the rendezvous, where its peers wait on the host.
         handle, number = symmetric.known_handle(group), symmetric.number
         on_host = symmetric.on_host
     else:
@@ -77,8 +77,8 @@ def _on_device(tensors: list[torch.Tensor], group: _groups.Group) -> tuple[_nati
 
 
 def _refuse_in_stream(handle: _native.Handle, number: int) -> None:
-    """Put a barrier into the stream, which is another call than any that peers make here; a rank that refuses too makes it as well.
+    """Put a barrier into the stream. It differs from the peers' call, which fails; a peer that also refuses makes the same barrier.
 
-    It is not waited for: peers that never make the call would be. What comes of it is told by the next call on the group.
+    Do not wait for it, because peers may never make the call. The next call on the group raises its failure.
     """
     handle.group_barrier(_groups.stream(number))

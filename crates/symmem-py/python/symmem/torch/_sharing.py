@@ -1,4 +1,4 @@
-"""torch moves a CPU storage elsewhere to share it with other processes; symmetric memory has to stay where it is."""
+"""Refuses to share symmetric tensors through torch, which would move them to other memory."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import functools
 
 import torch
 
-#: What `share_memory_` calls, and what sends a tensor to another process.
+#: The methods that `share_memory_` and `torch.multiprocessing` call.
 _MOVES = ("_share_fd_cpu_", "_share_filename_cpu_")
 
 
 def install() -> None:
-    """Have storages in symmetric memory refuse to be moved."""
+    """Make storages in symmetric memory refuse to be moved."""
     for name in _MOVES:
         former = getattr(torch.UntypedStorage, name)
         if not hasattr(former, "symmem"):
@@ -23,8 +23,7 @@ def _refusing(former):
     def share(self, *arguments, **named):
         if getattr(self, "symmem_owner", None) is not None:
             raise RuntimeError(
-                "share_memory_: a symmetric tensor cannot be moved to other shared memory, peers would go on with the "
-                "former; send a clone of it to other processes"
+                "share_memory_: expected an ordinary tensor, got a symmetric one, which peers use where it is; share a clone of it"
             )
         return former(self, *arguments, **named)
 

@@ -1,4 +1,4 @@
-"""Coming back in step after a call that timed out or was interrupted."""
+"""Recovery after a call that timed out or was interrupted."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from symmem.torch import _groups
 
 
 def resync(group: dist.ProcessGroup | str | None = None, timeout: float | None = None) -> None:
-    """Bring a group whose calls no longer pair up back in step; collective over its ranks.
+    """Bring the ranks of a group back in step after a call that timed out or was interrupted. All ranks call it.
 
-    `group` is a process group or its name, by default that of all ranks. After a call that timed out or was interrupted, every
-    operator of the group raises `symmem.OutOfStepError` on all ranks until they have called this. Then all of it works again, on
-    CPU tensors and on devices; the elements of the call that failed hold whatever it left there. A group of which a rank was
-    lost stays so. `timeout` is in seconds, by default the group's; after a timeout it may be called again.
+    `group` is a process group or its name, by default the group of all ranks. Until all ranks have called this, every operator of the
+    group raises `symmem.OutOfStepError`. Then everything works again, on CPU tensors and on devices. The elements of the failed call
+    are unspecified. A group that lost a rank does not recover. `timeout` is in seconds, by default the group's; after a timeout this
+    may be called again.
     """
     name = group if isinstance(group, str) else (group or dist.group.WORLD).group_name
     _groups.of(name).native.resync(timeout)

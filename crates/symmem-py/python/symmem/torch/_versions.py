@@ -1,4 +1,4 @@
-"""Which torch this package works with."""
+"""The versions of torch that this package supports."""
 
 import warnings
 
@@ -10,7 +10,7 @@ NEWEST = (2, 15)
 
 
 def check(version: str = torch.__version__) -> None:
-    """Refuse a torch that lacks what is patched here; warn of one that is newer than any this was tried with."""
+    """Refuse a torch that is too old. Warn about one that is newer than any tested."""
     release = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
     tried = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
     if release < OLDEST:

@@ -1,4 +1,4 @@
-"""Side streams, and work to wait for, where there is no accelerator: all is done when it is called."""
+"""Side streams and work objects without an accelerator, where everything is synchronous."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import Work as _Work
 
 
 class Stream(torch.cpu.Stream):
-    """A stream of a CPU, which has none: a context that changes nothing."""
+    """A stream of a CPU: a context that changes nothing, because CPUs have no streams."""
 
     def __enter__(self) -> object:
         return self
@@ -22,12 +22,12 @@ class Stream(torch.cpu.Stream):
 
 @functools.cache
 def side_stream(priority: int) -> Stream:
-    """One for each priority, as PyTorch has it for devices."""
+    """The stream of a priority, as PyTorch has for devices."""
     return Stream(priority)
 
 
 class Work(symm_mem.Work):
-    """PyTorch's work: what the current stream has when it is made, and `wait` has the stream of its caller wait for that."""
+    """PyTorch's work: `wait` makes the caller's stream wait for the stream that was current when this was made."""
 
     def __init__(self) -> None:
         self._in_stream = torch.accelerator.is_available()
@@ -37,5 +37,5 @@ class Work(symm_mem.Work):
             _Work.__init__(self)
 
     def wait(self, timeout: timedelta = timedelta(seconds=0)) -> bool:
-        """Wait for it; True, as there is no way to fail."""
+        """Wait for it. Always returns True."""
         return super().wait(timeout) if self._in_stream else True

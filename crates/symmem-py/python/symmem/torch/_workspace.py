@@ -1,4 +1,4 @@
-"""One buffer per group for operators whose arguments lie in ordinary memory."""
+"""One buffer per group, for operators whose arguments are in ordinary memory."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _workspaces: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def workspace(group_name: str, min_size: int) -> SymmetricMemory:
-    """The group's workspace of at least `min_size` bytes; collective when it is made or grows.
+    """The group's workspace of at least `min_size` bytes. Collective when it is allocated or grows.
 
-    It belongs to the group and not to its name, which another group may have later. Whoever is handed it may write at
-    once: all operators that use it leave it with a barrier.
+    It belongs to the group, not to its name, which another group may have later. It may be written at once: all operators that use
+    it end with a barrier.
     """
     group = _groups.of(group_name)
     tensor = _workspaces.get(group)
