@@ -145,7 +145,7 @@ impl Slice {
     /// The elements, to read.
     ///
     /// # Safety
-    /// `check` found the type and the place fitting, and nobody writes them while the slice lives.
+    /// `check` has accepted the type and the place, and no thread writes them while the slice lives.
     pub(crate) unsafe fn elements<T: Element>(&self) -> &[T] {
         if self.bytes == 0 {
             return &[];
@@ -176,7 +176,7 @@ impl Slice {
     /// The elements, to write.
     ///
     /// # Safety
-    /// As `elements`, and nobody touches them while the slice lives.
+    /// As `elements`, and no other thread accesses them while the slice lives.
     pub(crate) unsafe fn elements_mut<T: Element>(&mut self) -> &mut [T] {
         if self.bytes == 0 {
             return &mut [];

@@ -2,7 +2,7 @@
 //!
 //! torch calls them without the GIL. An all-reduce of memory that was at a rendezvous goes straight into the stream (`quick.rs`). Any
 //! other call is forwarded, unchanged, to the operator of the same name in the namespace `symmem`, whose kernel is in Python.
-#![allow(unsafe_code)] // S4: torch's functions, called as its headers say; values on its stack belong to whoever has them
+#![allow(unsafe_code)] // S4: torch's functions, called as its headers say; values on its stack belong to their current holder
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};

@@ -139,7 +139,7 @@ impl Export {
 /// The consumer is done.
 ///
 /// # Safety
-/// `managed` is the first field of a `Handed<M>` in a box of its own, and nobody uses it any more.
+/// `managed` is the first field of a `Handed<M>` in a box of its own, and is not used afterwards.
 unsafe extern "C" fn delete<M>(managed: *mut M) {
     // SAFETY: as the caller promises.
     drop(unsafe { Box::from_raw(managed.cast::<Handed<M>>()) });
@@ -155,7 +155,7 @@ unsafe extern "C" fn drop_unused<M>(capsule: *mut ffi::PyObject) {
         if unsafe { ffi::PyCapsule_IsValid(capsule, name.as_ptr()) } != 0 {
             // SAFETY: valid with this name, as just seen.
             let managed = unsafe { ffi::PyCapsule_GetPointer(capsule, name.as_ptr()) };
-            // SAFETY: made by `hand_out`, and nobody took it.
+            // SAFETY: made by `hand_out`, and no consumer took it.
             unsafe { delete::<M>(managed.cast()) };
         }
     }
@@ -232,7 +232,7 @@ fn refusal(op: Op, expected: &str, got: &str) -> PyErr {
     PyBufferError::new_err(format!("{op}: expected {expected}, got {got}"))
 }
 
-/// The tensor in a capsule that nobody has taken, and its flags.
+/// The tensor in a capsule that has no consumer yet, and its flags.
 fn read(capsule: &Bound<'_, PyCapsule>) -> PyResult<(Tensor, u64)> {
     let pointer = |name: &CStr| capsule.pointer_checked(Some(name)).ok();
     if let Some(managed) = pointer(VERSIONED).map(NonNull::cast::<ManagedVersioned>) {

@@ -8,8 +8,6 @@ from torch_ranks import ranks, world
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-import symmem
-import symmem.torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 from symmem import _native

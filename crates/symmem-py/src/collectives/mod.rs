@@ -1,6 +1,6 @@
 //! Collectives. One table says what each of them takes and how it runs: on host memory, in a device's stream, and on ordinary
 //! arrays. Everything else that calls a collective, from Python or from torch's dispatcher, makes a [`Call`] of it.
-#![allow(unsafe_code)] // S2 (the package's documents require it of users: nobody else touches the elements of a call)
+#![allow(unsafe_code)] // S2 (the package's documents require it of users: no other thread accesses the elements of a call)
 
 pub(crate) mod one_sided;
 pub(crate) mod slices;

@@ -72,17 +72,19 @@ impl Handle {
         let count = data.count::<T>();
         let Some(device) = self.cuda() else {
             let memory = self.open::<T>(at.offset, count)?;
-            // SAFETY: `copy` checked type and place; S2 as documented for users.
             return match to {
+                // SAFETY: `copy` checked type and place; S2 as documented for users.
                 Direction::Peer => memory.put(at.rank, 0, unsafe { data.elements() }),
+                // SAFETY: as above.
                 Direction::Here => memory.get(at.rank, 0, unsafe { data.elements_mut() }),
             };
         };
         let (part, stream) =
             (device_part(device, at.offset, count)?, self.stream(device, at.stream));
-        // SAFETY: as above.
         match to {
+            // SAFETY: as above.
             Direction::Peer => part.put(at.rank, 0, unsafe { data.view::<T>() }, &stream),
+            // SAFETY: as above.
             Direction::Here => part.get(at.rank, 0, unsafe { data.view_mut::<T>() }, &stream),
         }
     }

@@ -1,5 +1,5 @@
 //! Collectives of a group on ordinary arrays.
-#![allow(unsafe_code)] // S2 (the package's documents require it of users: nobody else touches the arguments of a call)
+#![allow(unsafe_code)] // S2 (the package's documents require it of users: no other thread accesses the arguments of a call)
 
 use pyo3::prelude::*;
 
