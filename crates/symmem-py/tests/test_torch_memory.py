@@ -292,9 +292,9 @@ def test_a_symmetric_tensor_stays_where_it_is_when_it_is_to_be_shared():
         for name in torch.multiprocessing.get_all_sharing_strategies():
             torch.multiprocessing.set_sharing_strategy(name)
             for given in (tensor, tensor[8:16], tensor.view(torch.int32)):
-                with pytest.raises(RuntimeError, match="a symmetric tensor cannot be moved"):
+                with pytest.raises(RuntimeError, match="expected an ordinary tensor, got a symmetric one"):
                     given.share_memory_()
-            with pytest.raises(RuntimeError, match="a symmetric tensor cannot be moved"):
+            with pytest.raises(RuntimeError, match="expected an ordinary tensor, got a symmetric one"):
                 ForkingPickler.dumps(tensor)
             # Others are shared as before, and a clone is another.
             assert torch.ones(4).share_memory_().is_shared() and tensor.clone().share_memory_().is_shared()
@@ -307,5 +307,5 @@ def test_a_symmetric_tensor_stays_where_it_is_when_it_is_to_be_shared():
 def test_a_peers_tensor_stays_where_it_is_too(rank):
     handle = symm_mem.rendezvous(symm_mem.empty(64, device="cpu"), world())
     for tensor in (handle.get_buffer(1 - rank, (64,), torch.float32), handle.get_signal_pad(1 - rank)):
-        with pytest.raises(RuntimeError, match="a symmetric tensor cannot be moved"):
+        with pytest.raises(RuntimeError, match="expected an ordinary tensor, got a symmetric one"):
             tensor.share_memory_()
