@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use symmem::store::{SharedStore, TcpStore};
-use symmem::{Deadline, World, WorldOptions};
+use symmem::{Deadline, World};
 
 use symmem_chaos::board::Board;
 use symmem_chaos::hooks::{self, Hooks};
@@ -118,7 +118,7 @@ fn descriptors() -> usize {
 
 fn as_threads(program: &Program) -> Vec<Event> {
     let (log, board) = (Memory::default(), Board::for_threads());
-    let options = WorldOptions { timeout: Some(LIMIT), ..WorldOptions::default() };
+    let options = World::builder().timeout(LIMIT);
     let run = |world: World| {
         let own = Rank { rank: world.rank(), program, board: &board, log: &log };
         as_rank(&own, world);
@@ -149,7 +149,7 @@ fn as_process(rank: usize, spec: &Spec, dir: &Path, threads: usize) -> anyhow::R
     let ended = std::panic::catch_unwind(AssertUnwindSafe(|| -> symmem::Result<()> {
         let address = format!("unix:{}/store", dir.display());
         let store: SharedStore = Arc::new(TcpStore::connect(&address, Deadline::within(LIMIT))?);
-        let options = WorldOptions { timeout: Some(LIMIT), ..WorldOptions::default() };
+        let options = World::builder().timeout(LIMIT);
         as_rank(&own, options.join(rank, program.ranks, store)?);
         Ok(())
     }));

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use pyo3::prelude::*;
+use symmem::Deadline;
 use symmem::store::TcpServer;
-use symmem::{Deadline, GroupOptions};
 
 use crate::collectives;
 use crate::error::usage;
@@ -174,8 +174,14 @@ impl Group {
             return Ok(None);
         }
         let timeout = timeout.map(|given| seconds(py, given)).transpose()?;
-        let options = GroupOptions { name, timeout, ..GroupOptions::default() };
-        let inner = detached(py, || self.inner.subgroup_with(&ranks, options))?;
+        let mut builder = self.inner.subgroup_builder(&ranks);
+        if let Some(name) = name {
+            builder = builder.name(name);
+        }
+        if let Some(timeout) = timeout {
+            builder = builder.timeout(timeout);
+        }
+        let inner = detached(py, || builder.build())?;
         Ok(Some(Self { inner, life: Arc::clone(&self.life) }))
     }
 

@@ -175,7 +175,7 @@ fn end(own: symmem::cuda::Buffer<u8>) {
 
 /// Nobody sees an allocation without its memory.
 fn no_memory() -> symmem::Error {
-    symmem::Error::Unavailable { what: "memory".into(), why: "it is being given back".into() }
+    symmem::Error::unavailable("memory", "it is being given back")
 }
 
 /// An allocation of this rank's symmetric memory. Arrays and handles of it keep the memory too.

@@ -50,16 +50,16 @@ pub mod model {
 
 pub use collectives::Algorithm;
 pub use dtype::{Bool, DType, Element, F8E4M3, F8E5M2, Number, Order, ReduceOp};
-pub use error::{Error, Failed, Result};
+pub use error::{Error, ErrorKind, Failed, Result};
 pub use group::{
-    DEFAULT_SIGNAL_PAD_SIZE, Group, GroupOptions, World, WorldOptions, set_signal_pad_size,
+    DEFAULT_SIGNAL_PAD_SIZE, Group, GroupBuilder, World, WorldBuilder, set_signal_pad_size,
     signal_pad_size,
 };
 pub use half::{bf16, f16};
 pub use interrupt::interruptible;
 pub use memory::Device;
 pub use num_complex::Complex;
-pub use symmetric::{Buffer, Handle, Open, Paused, Pool, Shared, SignalPad, Symmetric};
+pub use symmetric::{Atomic, Buffer, Handle, Open, Paused, Pool, Shared, SignalPad, Symmetric};
 pub use sync::Deadline;
 
 /// Only so that the example of the readme is tested.

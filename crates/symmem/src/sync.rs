@@ -35,7 +35,9 @@ pub(crate) fn yield_now() {
 
 /// Elements in memory that several processes share, by size. Always std's, because they lie in a mapping.
 pub(crate) mod shared {
-    pub(crate) use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
+    pub(crate) use std::sync::atomic::{
+        AtomicI32, AtomicI64, AtomicU8, AtomicU16, AtomicU32, AtomicU64,
+    };
 }
 
 /// A setting of the whole process. Always std's, because it is a static, and orders nothing.

@@ -8,7 +8,7 @@
 use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use symmem::{Error, Group, GroupOptions, Pool, ReduceOp, World, interruptible};
+use symmem::{Error, Group, Pool, ReduceOp, World, interruptible};
 
 const SHORT: Duration = Duration::from_millis(50);
 const LONG: Duration = Duration::from_secs(30);
@@ -17,8 +17,7 @@ static DESCRIPTORS: Mutex<()> = Mutex::new(());
 
 fn group_with(world: &World, timeout: Duration) -> Group {
     let all: Vec<usize> = (0..world.size()).collect();
-    let options = GroupOptions { timeout: Some(timeout), ..Default::default() };
-    let group = world.subgroup_with(&all, options).unwrap();
+    let group = world.subgroup_builder(&all).timeout(timeout).build().unwrap();
     world.barrier().unwrap(); // all have made it, so that the shortest patience is enough
     group.ready().unwrap();
     group
@@ -554,7 +553,7 @@ fn a_rank_that_flushes_denormals_gets_the_same_bits() {
 fn what_peers_offered_in_vain_is_not_kept() {
     let _alone = DESCRIPTORS.lock().unwrap_or_else(PoisonError::into_inner);
     let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
-    let options = symmem::WorldOptions { backend: Some("host".into()), ..Default::default() };
+    let options = World::builder().backend("host");
     let rounds = Barrier::new(2);
     options
         .threads(2, |world| {
@@ -602,7 +601,7 @@ fn what_a_rank_offered_before_it_went_is_not_kept() {
     const GROUPS: usize = 40;
     let _alone = DESCRIPTORS.lock().unwrap_or_else(PoisonError::into_inner);
     let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
-    let options = symmem::WorldOptions { backend: Some("host".into()), ..Default::default() };
+    let options = World::builder().backend("host");
     let rounds = Barrier::new(2);
     options
         .threads(2, |world| {
@@ -640,9 +639,8 @@ fn what_a_rank_offered_before_it_went_is_not_kept() {
 #[test]
 fn a_call_that_gave_up_before_its_group_was_formed_is_not_replaced_by_the_next() {
     threads(2, |world| {
-        let options = || GroupOptions { timeout: Some(SHORT), ..Default::default() };
         if world.rank() == 0 {
-            let group = world.subgroup_with(&[0, 1], options()).unwrap();
+            let group = world.subgroup_builder(&[0, 1]).timeout(SHORT).build().unwrap();
             let e = group.all_reduce(&mut [1], ReduceOp::Sum).unwrap_err();
             assert!(matches!(e, Error::Timeout { op: "subgroup", .. }), "{e}");
             world.barrier().unwrap();
@@ -654,7 +652,7 @@ fn a_call_that_gave_up_before_its_group_was_formed_is_not_replaced_by_the_next()
             assert_eq!(data, [3 + 30]);
         } else {
             world.barrier().unwrap();
-            let group = world.subgroup_with(&[0, 1], options()).unwrap();
+            let group = world.subgroup_builder(&[0, 1]).timeout(SHORT).build().unwrap();
             group.set_timeout(LONG);
             out_of_step(group.all_reduce(&mut [10], ReduceOp::Sum));
             group.resync().unwrap();

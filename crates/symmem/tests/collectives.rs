@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use half::{bf16, f16};
 use proptest::prelude::*;
-use symmem::{Algorithm, Error, Number, ReduceOp, Symmetric, World, WorldOptions};
+use symmem::{Algorithm, Error, Number, ReduceOp, Symmetric, World};
 use symmem_testing::{Random, Ranks, assert_nothing_is_held, conformance, die, test_name};
 
 /// A float that can be compared with the exact result.
@@ -165,8 +165,8 @@ fn check_type(world: &World, kind: usize, case: Case) {
 }
 
 fn threads(ranks: usize, f: impl Fn(World) + Sync) {
-    let timeout = Some(Duration::from_secs(60));
-    WorldOptions { timeout, ..Default::default() }.threads(ranks, f).unwrap();
+    let timeout = Duration::from_secs(60);
+    World::builder().timeout(timeout).threads(ranks, f).unwrap();
 }
 
 /// Lengths of every magnitude.

@@ -348,11 +348,9 @@ impl Handle {
 
     /// Numbers of rows in the memory of a device.
     fn device_numbers(&self, offset: usize, count: usize) -> symmem::Result<cuda::Symmetric<i64>> {
-        let device = self.cuda().ok_or_else(|| symmem::Error::Usage {
-            op: "all_to_all_v",
-            rank: Some(self.raw().rank()),
-            expected: "splits on the device of the rows".into(),
-            got: "splits on the host".into(),
+        let device = self.cuda().ok_or_else(|| {
+            let expected = "splits on the device of the rows";
+            symmem::Error::usage("all_to_all_v", expected, "splits on the host")
         })?;
         device_part(device, offset, count)
     }

@@ -48,5 +48,6 @@ use crate::error::Error;
 
 /// The driver's failure, as an error of this library.
 pub(crate) fn failed(failure: Failure) -> Error {
-    Error::Driver { call: failure.call, why: failure.to_string() }
+    let (call, code, why) = (failure.call, Some(failure.code), failure.to_string());
+    Error::Driver { library: "CUDA", call, code, why }
 }

@@ -15,7 +15,7 @@ use super::symmetric::{Symmetric, View, ViewMut};
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::group::op_code;
-use crate::symmetric::{fill_range, write_place};
+use crate::symmetric::{check_place, fill_range};
 
 /// What a wait for a value waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -309,13 +309,13 @@ impl Symmetric<u32> {
     pub fn memset32(
         &self,
         rank: usize,
-        offset: i64,
-        value: i64,
-        count: i64,
+        offset: usize,
+        value: u32,
+        count: usize,
         stream: &Stream,
     ) -> Result<()> {
         const NAME: &str = "memset32";
-        let (range, value) = fill_range(self.len(), offset, value, count)?;
+        let range = fill_range(self.group(), self.len(), offset, count)?;
         self.check_reach(NAME, rank)?;
         let to = self.place(NAME, rank, range.start, range.len())?;
         self.comm.enqueue_unordered(self.group(), NAME, stream, || {
@@ -331,14 +331,14 @@ impl Symmetric<u32> {
     pub fn write_value32(
         &self,
         rank: usize,
-        offset: i64,
-        value: i64,
+        offset: usize,
+        value: u32,
         stream: &Stream,
     ) -> Result<()> {
         const NAME: &str = "write_value32";
-        let (at, value) = write_place(self.len(), offset, value)?;
+        check_place(self.group(), self.len(), offset)?;
         self.check_reach(NAME, rank)?;
-        let to = self.place(NAME, rank, at, 1)?;
+        let to = self.place(NAME, rank, offset, 1)?;
         self.comm.enqueue_unordered(self.group(), NAME, stream, || {
             self.gpu.call(|driver| {
                 // SAFETY: S3: a word of a part; S1: it is not unmapped while the stream may use it.

@@ -232,6 +232,7 @@ pub trait Element: bytemuck::Pod + Send + Sync {
     const DTYPE: DType = {
         assert!(size_of::<Self>() > 0, "an element has at least one byte");
         assert!(align_of::<Self>() <= 128, "symmetric memory is aligned to 128 bytes");
+        assert!(size_of::<Self>() <= u32::MAX as usize, "an element has less than 4 GiB");
         DType::Struct(size_of::<Self>() as u32)
     };
 }

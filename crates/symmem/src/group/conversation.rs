@@ -302,7 +302,7 @@ impl Group {
         own: T,
         part: impl FnOnce(Vec<T>) -> Result<R>,
     ) -> Result<R> {
-        let terms = [("operation", format!("{op} on devices"))];
+        let terms = [("operation", op.to_owned())];
         let own = postcard::to_stdvec(&own).unwrap_or_default();
         let read = |(rank, told): (usize, Vec<u8>)| {
             postcard::from_bytes(&told).map_err(|e| Error::Protocol {

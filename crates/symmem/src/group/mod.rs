@@ -13,6 +13,7 @@ mod resync;
 mod sequence;
 mod shrink;
 mod staging;
+mod subgroup;
 mod values;
 mod waiting;
 mod world;
@@ -22,7 +23,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-pub use world::{World, WorldOptions};
+pub use subgroup::GroupBuilder;
+pub use world::{World, WorldBuilder};
 
 pub(crate) use attached::WeakGroup;
 pub(crate) use call::{Call, Memory, Op, Way, describe, digest, op_code, op_of};
@@ -34,7 +36,6 @@ pub(crate) use sequence::Running;
 pub(crate) use staging::{STAGE, Staging};
 pub(crate) use world::{DEFAULT_TIMEOUT, setting};
 
-use crate::dtype::Order;
 use crate::error::{Error, Result};
 use crate::memory::Backend;
 use crate::mesh::Scope;
@@ -44,20 +45,6 @@ use call::RENDEZVOUS;
 use form::{Forming, Plan};
 use health::Health;
 use waiting::Waiting;
-
-/// How a group is set up; `Default` takes everything from the world.
-#[derive(Clone, Debug, Default)]
-pub struct GroupOptions {
-    /// A name, unique among this rank's living groups; free again once the group, and all that were shrunk from it, are
-    /// gone.
-    pub name: Option<String>,
-    /// Bytes of a signal pad with 4 bytes per channel and rank: decides how many channels there are.
-    pub signal_pad_size: Option<usize>,
-    /// How long a wait lasts unless its call says otherwise; 0 for ever.
-    pub timeout: Option<Duration>,
-    /// In which order reductions combine the ranks' elements: the same on all ranks.
-    pub order: Option<Order>,
-}
 
 /// A set of ranks that work together. Cheap to clone.
 #[derive(Clone)]
@@ -160,40 +147,6 @@ impl Group {
     pub(crate) fn downgrade(&self) -> Weak<dyn Send + Sync> {
         let weak: Weak<Inner> = Arc::downgrade(&self.0);
         weak
-    }
-
-    /// A smaller group of the given ranks of this one; called by exactly those ranks, in any order relative to
-    /// other groups. Ranks are numbered in ascending order. Returns at once: whoever uses the group first waits
-    /// there for the others to have called this ([`Group::ready`] does nothing else).
-    pub fn subgroup(&self, ranks: &[usize]) -> Result<Group> {
-        self.subgroup_with(ranks, GroupOptions::default())
-    }
-
-    /// As [`Group::subgroup`], with a name, pad size or timeout of its own.
-    pub fn subgroup_with(&self, ranks: &[usize], options: GroupOptions) -> Result<Group> {
-        let mut sorted = ranks.to_vec();
-        sorted.sort_unstable();
-        sorted.dedup();
-        let usable = sorted.len() == ranks.len() && sorted.contains(&self.rank());
-        let members: Option<Vec<usize>> =
-            sorted.iter().map(|&r| self.world_ranks().get(r).copied()).collect();
-        let Some(members) = members.filter(|_| usable) else {
-            let expected = format!("different ranks in [0, {}), this one among them", self.size());
-            return Err(self.usage("subgroup", expected, format!("{ranks:?}")));
-        };
-        let context = &self.0.context;
-        let plan = Plan {
-            op: "subgroup",
-            scope: options.name.clone().unwrap_or_default(),
-            label: options.name.clone().unwrap_or_else(|| format!("ranks {members:?}")),
-            _claim: options.name.map(|name| context.claim_name(name)).transpose()?,
-            members,
-            pad_size: options.signal_pad_size.unwrap_or_else(|| context.pad_size()),
-            limit: options.timeout.map_or(self.deadline(), Deadline::within),
-            order: options.order.unwrap_or_else(|| self.order()),
-            root: None,
-        };
-        Self::begin(context, plan)
     }
 
     /// Waits for all ranks of the group. All that any rank wrote before is seen by every rank after.

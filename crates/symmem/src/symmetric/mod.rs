@@ -21,6 +21,7 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+pub use atomic::Atomic;
 use atomic::load;
 pub use handle::Handle;
 pub(crate) use memory::{Memory, Phase};
@@ -28,7 +29,7 @@ pub use open::Open;
 pub use pad::SignalPad;
 pub use paused::Paused;
 pub use pool::Pool;
-pub(crate) use words::{fill_range, write_place};
+pub(crate) use words::{check_place, fill_range};
 
 use crate::dtype::Element;
 use crate::error::{Failed, Result};

@@ -9,8 +9,8 @@ use crate::group::Group;
 use crate::sync::shared::AtomicU32;
 use crate::sync::{Deadline, Ordering};
 
-use super::atomic::{load, store};
-use super::words::{fill_range, write_place};
+use super::atomic::{Atomic, load, store};
+use super::words::{check_place, fill_range};
 use super::{Buffer, Handle, Memory, Paused, Phase, Symmetric};
 
 /// Memory that all ranks of a group have mapped, in the phase in which everyone may put into and get from everyone's.
@@ -191,11 +191,52 @@ impl<T: Element> Open<T> {
     }
 }
 
+impl<T: Atomic> Open<T> {
+    /// Acquire and release: adds `value` to element `at` of rank `rank`'s part, wrapping around, and returns what it was
+    /// before. Ranks that do this at the same time all count.
+    ///
+    /// ```
+    /// # symmem::World::threads(3, |world| -> symmem::Result<()> {
+    /// let tickets = world.alloc::<u64>(1)?.rendezvous(&world)?.open()?;
+    /// let ticket = tickets.fetch_add(0, 0, 1)?; // each rank draws another
+    /// assert!(ticket < 3);
+    /// assert_eq!(tickets.close()?.local()[0], if world.rank() == 0 { 3 } else { 0 });
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
+    pub fn fetch_add(&self, rank: usize, at: usize, value: T) -> Result<T> {
+        let element = self.place("fetch_add", rank, at, 1)?;
+        // SAFETY: S1 by the memory that `self` holds, S3 by `place`; in this phase it is touched by atomics only.
+        Ok(unsafe { T::fetch_add(element, value) })
+    }
+
+    /// Acquire and release: sets element `at` of rank `rank`'s part to `new` if it is `expected`, and returns what it was
+    /// before: `expected`, if it was set.
+    ///
+    /// ```
+    /// # symmem::World::threads(3, |world| -> symmem::Result<()> {
+    /// let lock = world.alloc::<u32>(1)?.rendezvous(&world)?.open()?;
+    /// let holder = lock.compare_swap(0, 0, 0, world.rank() as u32 + 1)?; // 0 on one rank alone
+    /// # let mut winners = [u32::from(holder == 0)];
+    /// # world.all_reduce(&mut winners, symmem::ReduceOp::Sum)?;
+    /// # assert_eq!(winners, [1]);
+    /// # lock.close()?;
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
+    pub fn compare_swap(&self, rank: usize, at: usize, expected: T, new: T) -> Result<T> {
+        let element = self.place("compare_swap", rank, at, 1)?;
+        // SAFETY: as in `fetch_add`.
+        Ok(unsafe { T::compare_swap(element, expected, new) })
+    }
+}
+
 impl Open<u32> {
     /// Relaxed: sets `count` words of rank `rank`'s part, from word `offset` on, to `value`.
-    pub fn memset32(&self, rank: usize, offset: i64, value: i64, count: i64) -> Result<()> {
-        let (range, value) = fill_range(self.len(), offset, value, count)?;
-        for at in range {
+    pub fn memset32(&self, rank: usize, offset: usize, value: u32, count: usize) -> Result<()> {
+        for at in fill_range(self.group(), self.len(), offset, count)? {
             self.word("memset32", rank, at)?.store(value, Ordering::Relaxed);
         }
         Ok(())
@@ -203,10 +244,10 @@ impl Open<u32> {
 
     /// Release: sets word `offset` of rank `rank`'s part to `value`. Whoever reads that by [`Open::read_value32`] sees
     /// all that this rank wrote before.
-    pub fn write_value32(&self, rank: usize, offset: i64, value: i64) -> Result<()> {
-        let (at, value) = write_place(self.len(), offset, value)?;
+    pub fn write_value32(&self, rank: usize, offset: usize, value: u32) -> Result<()> {
+        check_place(self.group(), self.len(), offset)?;
         // Release: pairs with the acquire in `read_value32`.
-        self.word("write_value32", rank, at)?.store(value, Ordering::Release);
+        self.word("write_value32", rank, offset)?.store(value, Ordering::Release);
         Ok(())
     }
 

@@ -4,6 +4,10 @@
 //! piece, so one exchange per piece is all: while a slow rank still reads one, the others stage the next.
 #![allow(unsafe_code)] // S2 (what is staged stays until the next exchange), S3 (pieces of slices checked here)
 
+mod lengths;
+mod rooted;
+mod scan;
+
 use std::ops::Range;
 
 use super::host::copy::{Stores, copy};
@@ -76,23 +80,31 @@ impl Group {
 #[derive(Clone, Copy)]
 struct Slice {
     first: *mut u8,
-    len: usize,
+    /// Elements, in number and type.
+    elements: usize,
     dtype: DType,
-    /// Bytes of an element.
+    /// Of what it is cut into pieces: elements, or the bytes of structs, of which one may be larger than a staging buffer.
+    len: usize,
+    /// Bytes of each of these.
     size: usize,
 }
 
 impl Slice {
-    fn new(first: *mut u8, len: usize, dtype: DType) -> Self {
-        Self { first, len, dtype, size: dtype.size() }
+    fn new(first: *mut u8, elements: usize, dtype: DType) -> Self {
+        let size = dtype.size();
+        let (len, size) = match dtype {
+            DType::Struct(_) => (elements * size, 1),
+            _ => (elements, size),
+        };
+        Self { first, elements, dtype, len, size }
     }
 
     fn call(&self, op: Op) -> Call {
-        let (dtype, memory, len) = (Some(self.dtype), Memory::Slices, self.len);
+        let (dtype, memory, len) = (Some(self.dtype), Memory::Slices, self.elements);
         Call { op, dtype, memory, len, ..Call::default() }
     }
 
-    /// From element `at` on.
+    /// From the `at`-th of them on.
     fn at(&self, at: usize) -> *mut u8 {
         self.first.wrapping_add(at * self.size)
     }
