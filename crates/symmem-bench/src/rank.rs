@@ -5,8 +5,8 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use std::sync::atomic::Ordering;
 use symmem::World;
-use symmem::sync::Ordering;
 
 use super::board::Board;
 use super::clock;

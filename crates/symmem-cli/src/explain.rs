@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use symmem::DType;
-use symmem::collectives::plan;
-use symmem::machine::InUse;
+use symmem::internals::InUse;
+use symmem::internals::plan;
 
 /// Says which algorithm a collective takes for a size, and what each should cost
 #[derive(clap::Args)]

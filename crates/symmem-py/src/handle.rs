@@ -106,13 +106,13 @@ impl Handle {
     /// How many ranks the group has.
     #[getter]
     fn size(&self) -> usize {
-        self.raw().world_size()
+        self.raw().size()
     }
 
     /// As `size`.
     #[getter]
     fn world_size(&self) -> usize {
-        self.raw().world_size()
+        self.raw().size()
     }
 
     /// Bytes of each rank's memory.

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
-use symmem::{Algorithm, ReduceOp};
+use symmem::ReduceOp;
+use symmem::cuda::Algorithm;
 
 use crate::argument::Slice;
 use crate::collectives::{Part, reduce_op};

@@ -294,18 +294,3 @@ fn a_death_while_memory_is_open_leaves_it_to_the_survivors() {
         assert_eq!(open.close().unwrap().local()[..2], [9, 7]);
     });
 }
-
-#[test]
-fn ways_of_devices_are_refused_on_host_memory() {
-    World::threads(2, |world| {
-        let mut x = symmetric(&world, &[1.0_f32; 10]);
-        for algorithm in [Algorithm::Multimem, Algorithm::CopyEngine] {
-            let e = x.all_reduce_with(ReduceOp::Sum, algorithm).unwrap_err();
-            assert!(matches!(e, Error::Usage { op: "all_reduce", rank: Some(_), .. }), "{e}");
-            assert!(e.to_string().contains(&format!("{algorithm:?}")), "{e}");
-        }
-        x.all_reduce(ReduceOp::Sum).unwrap();
-        assert_eq!(x.local(), [2.0; 10]);
-    })
-    .unwrap();
-}

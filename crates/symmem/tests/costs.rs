@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use symmem::machine::Costs;
+use symmem::internals::Costs;
 use symmem::{Group, ReduceOp, World};
 use symmem_testing::{Ranks, test_name};
 

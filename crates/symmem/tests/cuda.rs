@@ -7,8 +7,9 @@
 use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
+use symmem::cuda::Algorithm;
 use symmem::cuda::{Gpu, Stream};
-use symmem::{Algorithm, Bool, Complex, Error, F8E4M3, F8E5M2, Group, Number, ReduceOp, World};
+use symmem::{Bool, Complex, Error, F8E4M3, F8E5M2, Group, Number, ReduceOp, World};
 use symmem_testing::{Ranks, die, test_name};
 
 mod cuda {

@@ -15,7 +15,7 @@ use loom::sync::{Condvar, Mutex};
 use loom::thread;
 use symmem::Deadline;
 use symmem::model::{Layout, Pads, Signals, Stop};
-use symmem::sync::{Ordering, Word};
+use symmem::model::{Ordering, Word};
 
 #[path = "loom/steps.rs"]
 mod steps;

@@ -51,9 +51,9 @@ fn data_and_pad_do_not_touch() {
         let mut x = world.alloc::<u8>(1).unwrap().rendezvous(&world).unwrap();
         let handle = x.handle().clone();
         let words = handle.signal_pad().words(0).unwrap();
-        words.iter().for_each(|w| w.store(42, symmem::sync::Ordering::Relaxed));
+        words.iter().for_each(|w| w.store(42, std::sync::atomic::Ordering::Relaxed));
         x.local_mut()[0] = 0;
-        assert!(words.iter().all(|w| w.load(symmem::sync::Ordering::Relaxed) == 42));
+        assert!(words.iter().all(|w| w.load(std::sync::atomic::Ordering::Relaxed) == 42));
         assert_eq!((handle.buffer_ptrs()[0] % 128, handle.signal_pad_ptrs()[0] % 128), (0, 0));
     })
     .unwrap();

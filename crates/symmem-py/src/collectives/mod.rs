@@ -5,8 +5,9 @@ pub(crate) mod one_sided;
 pub(crate) mod slices;
 
 use pyo3::prelude::*;
+use symmem::cuda::Algorithm;
 use symmem::cuda::{self, Stream, ViewMut};
-use symmem::{Algorithm, Element, Number, ReduceOp, Symmetric};
+use symmem::{Element, Number, ReduceOp, Symmetric};
 
 use crate::argument::Slice;
 use crate::dtype::{Type, with_element};
@@ -169,9 +170,14 @@ impl Handle {
         out: Option<Slice>,
     ) -> PyResult<()> {
         let (into, out) = (out.is_some(), out.unwrap_or(Slice::EMPTY));
+        let no_such = || usage(py, part.op, "an algorithm for host memory", format!("{how:?}"));
+        let on_host = match self.cuda() {
+            None => how.on_host().ok_or_else(no_such)?,
+            Some(_) => symmem::Algorithm::Auto, // not used there
+        };
         with_element!(part.dtype.arithmetic(py, part.op)?, T => match self.cuda() {
             None => self.on_host::<T>(py, part, out, |x, to| {
-                if into { x.all_reduce_into(op, to) } else { x.all_reduce_with(op, how) }
+                if into { x.all_reduce_into(op, to) } else { x.all_reduce_with(op, on_host) }
             }),
             Some(device) => self.on_device::<T>(py, device, part, out, |x, to, stream| {
                 if into { x.all_reduce_into(op, to, stream) } else { x.all_reduce_with(op, how, stream) }

@@ -6,13 +6,13 @@
 
 use std::ffi::c_void;
 
+use super::Algorithm;
 use super::comm::Turn;
 use super::kernels::{BuiltIn, parameters};
 use super::layout::{FLAGGED, GroupParameter};
 use super::replays::{Launched, Replays};
 use super::stream::{Place, Stream};
 use super::symmetric::{Symmetric, ViewMut};
-use crate::collectives::Algorithm;
 use crate::dtype::{Element, Number, ReduceOp};
 use crate::error::{Error, Result};
 use crate::group::digest;

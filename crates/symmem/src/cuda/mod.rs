@@ -4,6 +4,7 @@
 //! Nothing is synchronised but what is given back. Kernels never trap: what goes wrong in one is an [`Error`] of every later
 //! call on the group, and of whatever takes results off the device, until all ranks call [`Group::resync`](crate::Group::resync).
 
+mod algorithm;
 mod collectives;
 mod comm;
 mod copies;
@@ -26,6 +27,7 @@ mod stream;
 mod symmetric;
 mod tiles;
 
+pub use algorithm::Algorithm;
 pub use gpu::Gpu;
 pub use graph::Graph;
 #[doc(hidden)]

@@ -5,10 +5,10 @@
 //! has a group whose order is [`Order::Any`]. What it cannot do is refused before anything is in the stream.
 #![allow(unsafe_code)] // S1, S3: lengths are checked here, and kernels and copies touch nothing else
 
+use super::Algorithm;
 use super::kernels::parameters;
 use super::stream::Stream;
 use super::symmetric::{Symmetric, View, ViewMut};
-use crate::collectives::Algorithm;
 use crate::dtype::{DType, Element, Number, Order, ReduceOp};
 use crate::error::{Error, Result};
 

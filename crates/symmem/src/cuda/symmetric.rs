@@ -371,3 +371,40 @@ pub(crate) fn check_len(op: &'static str, expected: usize, got: usize) -> Result
     let expected = format!("{expected} elements");
     Err(Error::Usage { op, rank: None, expected, got: got.to_string() })
 }
+
+impl<T: Element> std::fmt::Debug for Buffer<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Buffer")
+            .field("gpu", &self.gpu)
+            .field("dtype", &T::DTYPE)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T> std::fmt::Debug for View<'_, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("View")
+            .field("address", &self.address)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T> std::fmt::Debug for ViewMut<'_, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ViewMut")
+            .field("address", &self.address)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T> std::fmt::Debug for Symmetric<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Symmetric")
+            .field("gpu", &self.gpu)
+            .field("handle", &self.handle)
+            .finish_non_exhaustive()
+    }
+}

@@ -263,3 +263,9 @@ impl Open<u32> {
         Ok(unsafe { AtomicU32::from_ptr(word) })
     }
 }
+
+impl<T: Element> std::fmt::Debug for Open<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Open").field(&self.0).finish()
+    }
+}

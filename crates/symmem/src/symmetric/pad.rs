@@ -107,3 +107,12 @@ impl<'a> SignalPad<'a> {
         })
     }
 }
+
+impl std::fmt::Debug for SignalPad<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SignalPad")
+            .field("group", &self.group)
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
+    }
+}

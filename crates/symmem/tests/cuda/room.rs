@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use symmem::ReduceOp;
+use symmem::cuda::Algorithm;
 use symmem::cuda::Gpu;
-use symmem::{Algorithm, ReduceOp};
 use symmem_testing::{Ranks, test_name};
 
 /// One rank is ahead of the others: what it has put into its stream behind a kernel that takes up its whole share of the

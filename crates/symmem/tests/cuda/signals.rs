@@ -1,7 +1,8 @@
 //! Signals, puts, gets and words on a device: who takes a signal sees what was before it.
 
+use symmem::cuda::Algorithm;
 use symmem::cuda::{Stream, Symmetric};
-use symmem::{Algorithm, Error, ReduceOp, World};
+use symmem::{Error, ReduceOp, World};
 use symmem_testing::test_name;
 
 use crate::{each, hasty, input, same};

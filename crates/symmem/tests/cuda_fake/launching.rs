@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use symmem::cuda::Algorithm;
 use symmem::cuda::Gpu;
-use symmem::{Algorithm, Error, ReduceOp};
+use symmem::{Error, ReduceOp};
 use symmem_sys::cuda::code;
 
 use super::{GROUP, Group, drivers, on, ranks};

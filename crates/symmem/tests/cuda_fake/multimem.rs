@@ -3,8 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use half::{bf16, f16};
+use symmem::cuda::Algorithm;
 use symmem::cuda::{Gpu, Stream, Symmetric, View, ViewMut};
-use symmem::{Algorithm, Error, Group, Number, Order, ReduceOp, World};
+use symmem::{Error, Group, Number, Order, ReduceOp, World};
 use symmem_sys::cuda::code;
 use symmem_sys::cuda::fake::{Config, Fake, Launched};
 

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use symmem::cuda::Algorithm;
 use symmem::cuda::{Gpu, Stream};
-use symmem::{Algorithm, Error, ReduceOp, Result, World};
+use symmem::{Error, ReduceOp, Result, World};
 use symmem_sys::cuda::fake::{Config, Fake};
 use symmem_testing::{Ranks, test_name};
 

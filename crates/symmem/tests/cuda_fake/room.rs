@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use symmem::cuda::Algorithm;
 use symmem::cuda::{Gpu, Stream, Symmetric};
 use symmem::store::{MemoryStore, SharedStore};
-use symmem::{Algorithm, ReduceOp, World};
+use symmem::{ReduceOp, World};
 use symmem_sys::cuda::code;
 use symmem_sys::cuda::fake::Fake;
 use symmem_testing::{Ranks, test_name};
