@@ -55,7 +55,7 @@ impl Args {
         let size = std::env::var("WORLD_SIZE").ok().and_then(|size| size.parse().ok());
         let size = self.threads.or(size).unwrap_or(1);
         let options = World::builder()
-            .signal_pad_size(Board::pad_size(size).max(symmem::signal_pad_size()))
+            .signal_pad_size(Board::pad_size(size).max(symmem::DEFAULT_SIGNAL_PAD_SIZE))
             .backend(self.settings.backend.of_world().to_owned());
         match self.threads {
             None => self.measure(&options.join_env()?)?,

@@ -373,11 +373,11 @@ impl Group {
 /// The signal pad size, in bytes, of groups and allocations that are given no other.
 #[pyfunction]
 pub(crate) fn signal_pad_size() -> usize {
-    symmem::signal_pad_size()
+    symmem::internals::signal_pad_size()
 }
 
 /// Sets what `signal_pad_size` says; 0 restores the default. All ranks must set the same.
 #[pyfunction]
 pub(crate) fn set_signal_pad_size(py: Python<'_>, bytes: usize) -> PyResult<()> {
-    detached(py, || symmem::set_signal_pad_size(bytes))
+    detached(py, || symmem::internals::set_signal_pad_size(bytes))
 }

@@ -46,6 +46,7 @@ mod sync;
 #[doc(hidden)]
 pub mod internals {
     pub use crate::collectives::plan;
+    pub use crate::group::{set_signal_pad_size, signal_pad_size};
     pub use crate::machine::{Costs, InUse, Measured, Origin, costs_path, measure};
 }
 
@@ -60,10 +61,7 @@ pub mod model {
 pub use collectives::Algorithm;
 pub use dtype::{Bool, DType, Element, F8E4M3, F8E5M2, Number, Order, ReduceOp};
 pub use error::{Error, ErrorKind, Failed, Result};
-pub use group::{
-    DEFAULT_SIGNAL_PAD_SIZE, Group, GroupBuilder, World, WorldBuilder, set_signal_pad_size,
-    signal_pad_size,
-};
+pub use group::{DEFAULT_SIGNAL_PAD_SIZE, Group, GroupBuilder, World, WorldBuilder};
 pub use half::{bf16, f16};
 pub use interrupt::interruptible;
 pub use memory::Device;

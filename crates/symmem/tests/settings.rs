@@ -4,7 +4,8 @@
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use symmem::{DEFAULT_SIGNAL_PAD_SIZE, ReduceOp, World, set_signal_pad_size, signal_pad_size};
+use symmem::internals::{set_signal_pad_size, signal_pad_size};
+use symmem::{DEFAULT_SIGNAL_PAD_SIZE, ReduceOp, World};
 use symmem_testing::{Ranks, test_name};
 
 /// The pad size is a setting of the process: one test at a time may change it.

@@ -63,7 +63,7 @@ fn check_handle(world: &World, handle: &Handle) {
     assert_eq!((handle.rank(), handle.size()), (world.rank(), world.size()));
     assert_eq!(handle.group().name(), "world");
     assert_eq!(handle.buffer_size(), 400);
-    assert_eq!(handle.signal_pad_size(), symmem::signal_pad_size());
+    assert_eq!(handle.signal_pad_size(), symmem::DEFAULT_SIGNAL_PAD_SIZE);
     assert_eq!(handle.device().to_string(), "host");
     assert_eq!(handle.multicast_ptr(), None);
     assert_eq!(handle.buffer_ptrs().len(), world.size());

@@ -47,7 +47,14 @@ use health::Health;
 use waiting::Waiting;
 
 /// A set of ranks that work together. Cheap to clone.
+///
+/// # Threads
+/// Several threads of a rank may use one group at the same time. Their collective calls follow one another: a call waits for
+/// those of other threads, within its own deadline. All ranks must make them in the same order, so threads that make
+/// different collective calls need a group each, or an order among themselves. Signals, and barriers on channels other
+/// than 0, are independent of them and of each other, as long as each channel is used by one thread at a time.
 #[derive(Clone)]
+#[must_use = "dropping an unused group tells its members that this rank does not take part"]
 pub struct Group(Arc<Inner>);
 
 struct Inner {

@@ -20,6 +20,7 @@ pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// All ranks of a job: a [`Group`] like any other, to which it dereferences.
 #[derive(Clone, Debug)]
+#[must_use = "dropping the world leaves it"]
 pub struct World {
     group: Group,
     local_rank: usize,
