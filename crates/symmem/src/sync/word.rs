@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+#[cfg(not(all(target_arch = "x86_64", not(loom))))]
+use super::atomic;
 use super::{Ordering, SharedWord};
 
 /// What the signal protocol needs of a word: `SharedWord` in life, a loom model in the checks.
