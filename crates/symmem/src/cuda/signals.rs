@@ -7,11 +7,11 @@
 use std::ffi::c_void;
 use std::time::Duration;
 
-use super::comm::out_of_reach;
-use super::kernels::parameters;
-use super::layout::DeviceHandle;
-use super::stream::Stream;
 use super::symmetric::{Symmetric, View, ViewMut};
+use crate::cuda::device::kernels::parameters;
+use crate::cuda::group::comm::out_of_reach;
+use crate::cuda::group::layout::DeviceHandle;
+use crate::cuda::stream::Stream;
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::group::op_code;

@@ -7,10 +7,10 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use super::comm::Comm;
-use super::gpu::Gpu;
-use super::layout::{DeviceHandle, Pointers};
-use super::stream::Stream;
+use crate::cuda::device::gpu::Gpu;
+use crate::cuda::group::comm::Comm;
+use crate::cuda::group::layout::{DeviceHandle, Pointers};
+use crate::cuda::stream::Stream;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::group::Group;

@@ -2,11 +2,11 @@
 //! another.
 #![allow(unsafe_code)] // S1, S3: tiles and lengths are checked here, and kernels touch nothing else
 
-use super::Algorithm;
-use super::kernels::parameters;
-use super::stream::Stream;
-use super::symmetric::{Symmetric, ViewMut};
 use crate::collectives::check_len;
+use crate::cuda::Algorithm;
+use crate::cuda::device::kernels::parameters;
+use crate::cuda::stream::Stream;
+use crate::cuda::symmetric::{Symmetric, ViewMut};
 use crate::dtype::{DType, Element, Number, ReduceOp};
 use crate::error::Result;
 
