@@ -73,3 +73,8 @@ pub use sync::Deadline;
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 mod readme {}
+
+/// Only so that the recipes are tested.
+#[cfg(all(doctest, feature = "cuda"))]
+#[doc = include_str!("../../../docs/recipes.md")]
+mod recipes {}
