@@ -62,7 +62,7 @@ impl Args {
     fn verdict(&self) -> String {
         if self.collective != "all_reduce" {
             let way = if plan::is_small(self.bytes, self.ranks) {
-                "staged: each part travels beside its flag, one barrier"
+                "staged: each part travels with its flag, one barrier"
             } else {
                 "direct: each part is read where it lies, two barriers"
             };

@@ -47,7 +47,7 @@ fn is_small_block<T>(len: usize, ranks: usize) -> bool {
     len * size_of::<T>() <= (1 << 17) && is_small::<T>(len, ranks)
 }
 
-/// Whether an element fits beside a flag.
+/// Whether an element fits next to a flag.
 const fn fits_flag<T>() -> bool {
     size_of::<T>() <= 8
 }
