@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// How often whoever wants to end a wait is asked.
-const EVERY: Duration = Duration::from_millis(50);
+const EVERY: Duration = Duration::from_millis(500);
 
 thread_local! {
     static ASKED: Cell<Option<Asked>> = const { Cell::new(None) };
@@ -23,6 +23,21 @@ struct Asked {
 /// later waits of `f` then fail with [`Interrupted`](crate::Error::Interrupted); otherwise they behave as at their deadlines.
 ///
 /// `end` may wait itself: while it runs, nothing asks it again.
+///
+/// ```
+/// use std::sync::atomic::{AtomicBool, Ordering};
+///
+/// static STOP: AtomicBool = AtomicBool::new(true); // set by a signal handler, for instance
+/// let told = symmem::World::threads(2, |world| {
+///     if world.rank() == 1 {
+///         std::thread::sleep(std::time::Duration::from_millis(500));
+///         return world.barrier();
+///     }
+///     symmem::interruptible(|| STOP.load(Ordering::Relaxed), || world.barrier())
+/// })?;
+/// assert_eq!(told[0].as_ref().unwrap_err().kind(), symmem::ErrorKind::Interrupted);
+/// # Ok::<(), symmem::Error>(())
+/// ```
 pub fn interruptible<R>(end: fn() -> bool, f: impl FnOnce() -> R) -> R {
     struct Before(Option<Asked>);
     impl Drop for Before {

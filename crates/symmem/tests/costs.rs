@@ -90,8 +90,14 @@ fn ranks_with_different_costs_plan_with_those_of_the_groups_first() {
 /// An exchange costs nothing, and fetching a line all the more: each rank reduces its share, however short.
 #[test]
 fn shares_of_every_length_reach_all_ranks() {
-    const CHEAP_EXCHANGES: Costs =
-        Costs { exchange: 1, flag: 1, switch: 1, staged: 1, fresh: u32::MAX / 64, ..Costs::BUILT_IN };
+    const CHEAP_EXCHANGES: Costs = Costs {
+        exchange: 1,
+        flag: 1,
+        switch: 1,
+        staged: 1,
+        fresh: u32::MAX / 64,
+        ..Costs::BUILT_IN
+    };
     Ranks::new(5).env("COSTS_IN", "{dir}").start(test_name!(), || {
         let rank = std::env::var("RANK").unwrap();
         let path = PathBuf::from(std::env::var_os("COSTS_IN").unwrap()).join(format!("of-{rank}"));

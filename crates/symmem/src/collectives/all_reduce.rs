@@ -54,6 +54,18 @@ impl<T: Number> Symmetric<T> {
     }
 
     /// Into `out`, leaving this memory as it is. Collective.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let mut x = world.alloc::<i32>(2)?.rendezvous(&world)?;
+    /// x.local_mut().copy_from_slice(&[1, 2]);
+    /// let mut sum = [0; 2];
+    /// x.all_reduce_into(symmem::ReduceOp::Sum, &mut sum)?;
+    /// assert_eq!((sum, x.local()), ([2, 4], &[1, 2][..]));
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn all_reduce_into(&mut self, op: ReduceOp, out: &mut [T]) -> Result<()> {
         let reduce = loop_for::<T>(self.group(), NAME, op)?;
         check_len(self.group(), NAME, "an output", self.len(), out.len())?;

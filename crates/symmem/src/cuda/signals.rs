@@ -40,6 +40,20 @@ impl<T: Element> Symmetric<T> {
     /// [`Symmetric::wait_signal`] that takes it has all after it see what is before this in the stream.
     ///
     /// The stream waits while the last signal there is not taken. A rank may signal itself.
+    ///
+    /// ```no_run
+    /// # use symmem::{World, cuda::Gpu};
+    /// # let world = World::from_env()?;
+    /// # let gpu = Gpu::open(0)?;
+    /// # let stream = gpu.stream()?;
+    /// # let x = gpu.alloc::<f32>(&world, 1024)?.rendezvous(&world)?;
+    /// if world.rank() == 0 {
+    ///     x.put_signal(1, 0, &stream)?;
+    /// } else {
+    ///     x.wait_signal(0, 0, &stream)?;
+    /// }
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn put_signal(&self, to: usize, channel: usize, stream: &Stream) -> Result<()> {
         self.put_signal_within(to, channel, Duration::ZERO, stream)
     }

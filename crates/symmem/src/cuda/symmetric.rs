@@ -29,6 +29,21 @@ pub struct Buffer<T> {
 impl Gpu {
     /// Allocates `len` elements on this device, zeroed, for use in groups of `group`'s world. Not collective, unless the
     /// memory is from NVSHMEM's heap: see [`Gpu::with_backend`].
+    ///
+    /// ```no_run
+    /// use symmem::cuda::Gpu;
+    /// use symmem::{ReduceOp, World};
+    ///
+    /// let world = World::from_env()?;
+    /// let gpu = Gpu::open(world.local_rank() as u32)?;
+    /// let stream = gpu.stream()?;
+    /// let mut x = gpu.alloc::<f32>(&world, 1024)?.rendezvous(&world)?;
+    /// x.write(&[1.0; 1024], &stream)?;
+    /// x.all_reduce(ReduceOp::Sum, &stream)?;
+    /// let sums = x.read(&stream)?; // waits for the stream
+    /// # drop(sums);
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn alloc<T: Element>(&self, group: &Group, len: usize) -> Result<Buffer<T>> {
         let block = group.block_of::<T>(self.backend(), len)?;
         Ok(Buffer { gpu: self.clone(), block, len, elements: PhantomData })

@@ -159,6 +159,14 @@ impl Group {
     /// Waits for all ranks of the group. All that any rank wrote before is seen by every rank after.
     ///
     /// A collective call like any other: ranks that call something else instead are told so, all of them.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// world.barrier()?; // nobody gets here before all have come
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn barrier(&self) -> Result<()> {
         self.barrier_on(0, self.deadline())
     }
@@ -168,6 +176,15 @@ impl Group {
     ///
     /// Channel 0 is that of the group's collectives. On other channels there are barriers alone, which other threads may
     /// hold at the same time.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// use std::time::Duration;
+    /// world.barrier_on(1, Duration::from_secs(5))?;
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn barrier_on(&self, channel: usize, deadline: impl Into<Deadline>) -> Result<()> {
         const OP: &str = "barrier";
         self.check_channel(OP, channel)?;
@@ -190,6 +207,21 @@ impl Group {
 
     /// Takes this rank's place in a collective call that it refuses to make, so that nobody waits for it: peers that make the
     /// call get [`Error::Mismatch`] at once, and all ranks stay in step. Succeeds, also where all ranks refuse.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let mut data = [1.0_f32; 4];
+    /// if world.rank() == 0 {
+    ///     world.refuse()?; // this rank cannot make the call
+    /// } else {
+    ///     let e = world.all_reduce(&mut data, symmem::ReduceOp::Sum).unwrap_err();
+    ///     assert_eq!(e.kind(), symmem::ErrorKind::Mismatch);
+    /// }
+    /// world.barrier()?; // all ranks are in step
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn refuse(&self) -> Result<()> {
         const REFUSED: Call = Call::plain(Op::of(call::REFUSAL));
         match self.begin_call(&REFUSED, self.deadline())?.barrier() {
@@ -208,6 +240,20 @@ impl Group {
 
     /// Sends a signal to rank `to`: its `wait_signal` sees all that was written before. Waits while an
     /// earlier signal of ours on the channel is not consumed. A rank may signal itself.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// use std::time::Duration;
+    /// let soon = Duration::from_secs(5);
+    /// if world.rank() == 0 {
+    ///     world.put_signal(1, 0, soon)?;
+    /// } else {
+    ///     world.wait_signal(0, 0, soon)?; // sees all that rank 0 wrote before
+    /// }
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     #[inline]
     pub fn put_signal(
         &self,

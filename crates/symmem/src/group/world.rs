@@ -42,11 +42,26 @@ impl World {
 
     /// Joins the job that the environment describes: torchrun's variables (which `symmem run` sets too), Open MPI's,
     /// PMI's or Slurm's; without any, a world of one. Collective over the job.
+    ///
+    /// ```
+    /// let world = symmem::World::from_env()?; // alone: a world of one
+    /// println!("rank {} of {}", world.rank(), world.size());
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn from_env() -> Result<Self> {
         Self::builder().join_env()
     }
 
     /// Runs `n` ranks as threads of this process and returns what each gave back, in rank order.
+    ///
+    /// ```
+    /// let sums = symmem::World::threads(4, |world| {
+    ///     let mut sum = [world.rank()];
+    ///     world.all_reduce(&mut sum, symmem::ReduceOp::Sum).map(|()| sum[0])
+    /// })?;
+    /// assert!(sums.into_iter().all(|sum| sum.is_ok_and(|sum| sum == 6)));
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn threads<R: Send>(n: usize, f: impl Fn(World) -> R + Sync) -> Result<Vec<R>> {
         Self::builder().threads(n, f)
     }
@@ -58,6 +73,15 @@ impl World {
 
     /// Leaves the job in order now. Fails, and gives the world back, while groups, memory or other values of it are alive:
     /// peers may write to the memory of a rank that has left.
+    ///
+    /// ```
+    /// let world = symmem::World::from_env()?;
+    /// let x = world.alloc::<u8>(16)?.rendezvous(&world)?;
+    /// let world = world.leave().unwrap_err().kept; // memory of it is still alive
+    /// drop(x);
+    /// world.leave()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn leave(self) -> Result<(), Failed<Self>> {
         if self.group.is_last() {
             return Ok(()); // dropping it says goodbye
@@ -151,6 +175,17 @@ impl WorldBuilder {
     }
 
     /// Joins a job as the given rank, through a store that all its ranks reach. Collective over the job.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use symmem::World;
+    /// use symmem::store::{MemoryStore, SharedStore};
+    ///
+    /// let store: SharedStore = Arc::new(MemoryStore::new());
+    /// let world = World::builder().join(0, 1, store)?;
+    /// assert_eq!(world.size(), 1);
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn join(self, rank: usize, size: usize, store: SharedStore) -> Result<World> {
         if rank >= size {
             return Err(Error::Usage {

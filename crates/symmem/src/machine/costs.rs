@@ -173,7 +173,8 @@ impl Rates {
     pub(crate) fn words(&self) -> [u32; Self::WORDS] {
         let Self { exchange, staged, fresh, settled, moved } = *self;
         // They came from words.
-        [exchange, staged, fresh, settled, moved].map(|cost| u32::try_from(cost).unwrap_or(u32::MAX))
+        [exchange, staged, fresh, settled, moved]
+            .map(|cost| u32::try_from(cost).unwrap_or(u32::MAX))
     }
 }
 

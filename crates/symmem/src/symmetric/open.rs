@@ -33,6 +33,17 @@ impl<T: Element> Phase for Open<T> {
 
 impl<T: Element> Symmetric<T> {
     /// A barrier, after which everyone may put and get. Collective.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let open = world.alloc::<u32>(8)?.rendezvous(&world)?.open()?;
+    /// open.put(1 - world.rank(), 3, &[7])?;
+    /// let x = open.close()?; // all puts have arrived
+    /// assert_eq!(x.local(), [0, 0, 0, 7, 0, 0, 0, 0]);
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn open(self) -> Result<Open<T>, Failed<Paused<Open<T>>>> {
         Paused::new(Open(self), "open").resume()
     }
@@ -106,6 +117,20 @@ impl<T: Element> Open<T> {
 
     /// Relaxed: reads rank `rank`'s part into `out`, from its element `at` on. Sees what was put before a signal or
     /// barrier that this rank has taken.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let mut x = world.alloc::<usize>(2)?.rendezvous(&world)?;
+    /// x.local_mut().fill(world.rank());
+    /// let open = x.open()?;
+    /// let mut out = [9; 2];
+    /// open.get(1, 0, &mut out)?;
+    /// assert_eq!(out, [1; 2]);
+    /// open.close()?;
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn get(&self, rank: usize, at: usize, out: &mut [T]) -> Result<()> {
         let from = self.place("get", rank, at, out.len())?;
         // SAFETY: as in `put`.
@@ -115,6 +140,25 @@ impl<T: Element> Open<T> {
 
     /// Release: as [`Open::put`], and then a signal in this memory's pad: the [`Open::wait_signal`] that takes it sees the
     /// data, and all that this rank wrote before. Waits while an earlier signal of ours on the channel is not consumed.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// use std::time::Duration;
+    /// let soon = Duration::from_secs(5);
+    /// let open = world.alloc::<f32>(4)?.rendezvous(&world)?.open()?;
+    /// if world.rank() == 0 {
+    ///     open.put_signal(1, 0, &[1.0, 2.0], 0, soon)?;
+    /// } else {
+    ///     open.wait_signal(0, 0, soon)?;
+    ///     let mut got = [0.0; 2];
+    ///     open.get(1, 0, &mut got)?;
+    ///     assert_eq!(got, [1.0, 2.0]);
+    /// }
+    /// open.close()?;
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn put_signal(
         &self,
         rank: usize,
@@ -139,6 +183,21 @@ impl<T: Element> Open<T> {
 
     /// Release: as [`Open::put`], and then sets our word of `channel` in `rank`'s pad of this memory to `value`: the
     /// [`Open::wait_value`] that finds it there sees the data, and all that this rank wrote before.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// use std::time::Duration;
+    /// let open = world.alloc::<f32>(4)?.rendezvous(&world)?.open()?;
+    /// if world.rank() == 0 {
+    ///     open.put_value(1, 0, &[1.0], 0, 42)?;
+    /// } else {
+    ///     open.wait_value(0, 0, 42, Duration::from_secs(5))?; // the value stays
+    /// }
+    /// open.close()?;
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn put_value(
         &self,
         rank: usize,

@@ -38,6 +38,16 @@ impl Group {
     }
 
     /// `out` becomes all ranks' `input`s, one rank's after the other's. Collective.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let mut all = [0; 2];
+    /// world.all_gather(&[world.rank()], &mut all)?;
+    /// assert_eq!(all, [0, 1]);
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn all_gather<T: Element>(&self, input: &[T], out: &mut [T]) -> Result<()> {
         let expected = input.len().saturating_mul(self.size());
         check_len(self, "all_gather", "an output", expected, out.len())?;
@@ -46,6 +56,16 @@ impl Group {
     }
 
     /// `input` is one block for each rank; `out` becomes the reduction of all ranks' blocks for this one. Collective.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let mut sum = [0];
+    /// world.reduce_scatter(&[1, 2], symmem::ReduceOp::Sum, &mut sum)?;
+    /// assert_eq!(sum, [2 + 2 * world.rank()]);
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn reduce_scatter<T: Number>(
         &self,
         input: &[T],
@@ -61,12 +81,32 @@ impl Group {
     }
 
     /// `data` becomes that of rank `root`. Collective.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let mut data = [world.rank(); 3];
+    /// world.broadcast(&mut data, 1)?;
+    /// assert_eq!(data, [1; 3]);
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result<()> {
         self.check_rank("broadcast", root)?;
         broadcast(self, Slice::new(data.as_mut_ptr().cast(), data.len(), T::DTYPE), root)
     }
 
     /// `input` is one block for each rank; `out` becomes the blocks that all ranks have for this one, by rank. Collective.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let mut blocks = [0; 2];
+    /// world.all_to_all(&[10 * world.rank(), 10 * world.rank() + 1], &mut blocks)?;
+    /// assert_eq!(blocks, [world.rank(), 10 + world.rank()]);
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn all_to_all<T: Element>(&self, input: &[T], out: &mut [T]) -> Result<()> {
         const NAME: &str = "all_to_all";
         let block = block_len(self, NAME, input.len())?;

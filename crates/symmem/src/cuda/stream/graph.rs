@@ -64,6 +64,21 @@ pub struct Graph {
 
 impl Stream {
     /// Notes what `work` puts into this stream instead of doing it.
+    ///
+    /// ```no_run
+    /// # use symmem::{ReduceOp, World, cuda::Gpu};
+    /// # let world = World::from_env()?;
+    /// # let gpu = Gpu::open(0)?;
+    /// # let stream = gpu.stream()?;
+    /// # let mut x = gpu.alloc::<f32>(&world, 1024)?.rendezvous(&world)?;
+    /// let graph = stream.capture(|| x.all_reduce(ReduceOp::Sum, &stream))?;
+    /// for _ in 0..10 {
+    ///     // SAFETY: `x` lives, and nothing else uses it meanwhile.
+    ///     unsafe { graph.launch(&stream)? };
+    /// }
+    /// stream.synchronize()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
         let gpu = self.gpu();
         gpu.before_capture(self.raw());
