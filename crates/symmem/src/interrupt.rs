@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// How often whoever wants to end a wait is asked.
-const EVERY: Duration = Duration::from_millis(500);
+const EVERY: Duration = Duration::from_millis(50);
 
 thread_local! {
     static ASKED: Cell<Option<Asked>> = const { Cell::new(None) };
@@ -28,12 +28,9 @@ struct Asked {
 /// use std::sync::atomic::{AtomicBool, Ordering};
 ///
 /// static STOP: AtomicBool = AtomicBool::new(true); // set by a signal handler, for instance
-/// let told = symmem::World::threads(2, |world| {
-///     if world.rank() == 1 {
-///         std::thread::sleep(std::time::Duration::from_millis(500));
-///         return world.barrier();
-///     }
-///     symmem::interruptible(|| STOP.load(Ordering::Relaxed), || world.barrier())
+/// let told = symmem::World::threads(1, |world| {
+///     let late = std::time::Duration::from_secs(60);
+///     symmem::interruptible(|| STOP.load(Ordering::Relaxed), || world.wait_signal(0, 0, late))
 /// })?;
 /// assert_eq!(told[0].as_ref().unwrap_err().kind(), symmem::ErrorKind::Interrupted);
 /// # Ok::<(), symmem::Error>(())
