@@ -70,3 +70,29 @@ fn equal_collective_calls_of_two_threads_all_pair_up() {
     }
     side_by_side(2, sums, sums);
 }
+
+#[test]
+fn what_users_hold_can_go_to_other_threads() {
+    fn is_send<T: Send>() {}
+    fn is_sync<T: Sync>() {}
+    is_send::<symmem::World>();
+    is_sync::<symmem::World>();
+    is_send::<symmem::Group>();
+    is_sync::<symmem::Group>();
+    is_send::<symmem::Buffer<f32>>();
+    is_send::<symmem::Symmetric<f32>>();
+    is_send::<symmem::Shared<f32>>();
+    is_sync::<symmem::Shared<f32>>();
+    is_send::<symmem::Open<f32>>();
+    is_sync::<symmem::Open<f32>>();
+    is_send::<symmem::Handle>();
+    is_sync::<symmem::Handle>();
+    is_send::<symmem::Pool>();
+    is_sync::<symmem::Pool>();
+    is_send::<symmem::Error>();
+    is_sync::<symmem::Error>();
+    is_send::<symmem::cuda::Gpu>();
+    is_sync::<symmem::cuda::Gpu>();
+    is_send::<symmem::cuda::Symmetric<f32>>();
+    is_send::<symmem::cuda::Stream>();
+}
