@@ -8,10 +8,9 @@ use std::fmt;
 use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use crate::error::{Error, Result};
-use crate::sync::Ordering;
-use crate::sync::atomic::AtomicUsize;
 
 /// Where the file is, if not in the user's cache.
 const VARIABLE: &str = "SYMMEM_COSTS";
@@ -66,21 +65,14 @@ impl Costs {
 
     /// Those of this machine. The file is read once; whoever asks later gets the same.
     pub(crate) fn here() -> Self {
-        /// Each cost and one more, so that zero means unknown.
-        static KNOWN: [AtomicUsize; 7] = [const { AtomicUsize::new(0) }; 7];
-        // Nothing else hangs on them, and threads that ask at the same time come to the same.
-        let known = KNOWN.each_ref().map(|cost| cost.load(Ordering::Relaxed));
-        if !known.contains(&0) {
-            return Self::from_values(known.map(|cost| (cost - 1) as u32));
-        }
-        let InUse { costs, origin } = InUse::find();
-        if let Origin::Ignored(path, why) = origin {
-            tracing::warn!("{} is ignored: {why}", path.display());
-        }
-        for (known, (_, cost)) in KNOWN.iter().zip(costs.named()) {
-            known.store(cost as usize + 1, Ordering::Relaxed);
-        }
-        costs
+        static FOUND: OnceLock<Costs> = OnceLock::new();
+        *FOUND.get_or_init(|| {
+            let InUse { costs, origin } = InUse::find();
+            if let Origin::Ignored(path, why) = origin {
+                tracing::warn!("{} is ignored: {why}", path.display());
+            }
+            costs
+        })
     }
 
     /// What a rank pays in a group of `ranks` on `cores`.

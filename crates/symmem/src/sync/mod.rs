@@ -22,7 +22,7 @@ pub(crate) use std::sync::Mutex;
 pub(crate) mod atomic {
     #[cfg(loom)]
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, fence};
-    pub(crate) use std::sync::atomic::AtomicUsize; // of `machine`, where all threads find the same: nothing to explore
+    pub(crate) use std::sync::atomic::AtomicUsize; // a count of the store, which orders nothing
     pub use std::sync::atomic::Ordering;
     #[cfg(not(loom))]
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, fence};
