@@ -75,8 +75,8 @@ fn equal_collective_calls_of_two_threads_all_pair_up() {
 fn what_users_hold_can_go_to_other_threads() {
     fn is_send<T: Send>() {}
     fn is_sync<T: Sync>() {}
-    is_send::<symmem::World>();
-    is_sync::<symmem::World>();
+    is_send::<World>();
+    is_sync::<World>();
     is_send::<symmem::Group>();
     is_sync::<symmem::Group>();
     is_send::<symmem::Buffer<f32>>();

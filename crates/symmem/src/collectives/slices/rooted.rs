@@ -1,6 +1,8 @@
 //! Collectives on ordinary memory with one rank at their root: reduce, gather, scatter.
 #![allow(unsafe_code)] // S2, S3
 
+use std::ops::Range;
+
 use super::super::host::copy::Stores;
 use super::super::host::reduce::Reduce;
 use super::super::staged::{Input, exchange, sources};
@@ -8,7 +10,7 @@ use super::super::{PerRank, check_len, copy_bytes, loop_for};
 use super::{Slice, begin, copy_pieces};
 use crate::dtype::{Element, Number, ReduceOp};
 use crate::error::Result;
-use crate::group::{Call, Group, Op};
+use crate::group::{Call, Group, Op, Running};
 
 const REDUCE: &str = "reduce";
 const GATHER: &str = "gather";
@@ -103,13 +105,7 @@ fn reduce(
     let mut running = begin(group, &call)?;
     let mut places = PerRank::new();
     for piece in input.pieces(1) {
-        let (own, bytes) = (input.at(piece.start), piece.len() * input.size);
-        // The root reads its own where it is.
-        let staged = if group.rank() == root { Input::none(bytes) } else { Input::one(own, bytes) };
-        // SAFETY: a piece of the input.
-        let staging = unsafe { exchange(&mut running, &staged) }?;
-        if group.rank() == root {
-            let from = sources(&mut places, group, &staging, bytes, 0, own);
+        if let Some(from) = send_to(root, group, &mut running, input, &piece, &mut places)? {
             let to = out.wrapping_add(piece.start * input.size);
             // SAFETY: every other rank has staged a piece, ours is in the input; `out` has room for it.
             unsafe { reduce(from, &[to], piece.len(), Stores::Cached) };
@@ -118,18 +114,31 @@ fn reduce(
     Ok(())
 }
 
+/// Stages a piece on all ranks but the root, which gets where each rank has it.
+fn send_to<'p>(
+    root: usize,
+    group: &Group,
+    running: &mut Running<'_, '_>,
+    input: Slice,
+    piece: &Range<usize>,
+    places: &'p mut PerRank<*const u8>,
+) -> Result<Option<&'p [*const u8]>> {
+    let (own, bytes) = (input.at(piece.start), piece.len() * input.size);
+    let is_root = group.rank() == root;
+    // The root reads its own where it is.
+    let staged = if is_root { Input::none(bytes) } else { Input::one(own, bytes) };
+    // SAFETY: a piece of the input.
+    let staging = unsafe { exchange(running, &staged) }?;
+    Ok(is_root.then(|| sources(places, group, &staging, bytes, 0, own)))
+}
+
 /// Into `out`, which has room for all inputs on the root.
 fn gather(group: &Group, input: Slice, root: usize, out: *mut u8) -> Result<()> {
     let call = Call { root: Some(root), ..input.call(const { Op::of(GATHER) }) };
     let mut running = begin(group, &call)?;
     let mut places = PerRank::new();
     for piece in input.pieces(1) {
-        let (own, bytes) = (input.at(piece.start), piece.len() * input.size);
-        let staged = if group.rank() == root { Input::none(bytes) } else { Input::one(own, bytes) };
-        // SAFETY: a piece of the input.
-        let staging = unsafe { exchange(&mut running, &staged) }?;
-        if group.rank() == root {
-            let from = sources(&mut places, group, &staging, bytes, 0, own);
+        if let Some(from) = send_to(root, group, &mut running, input, &piece, &mut places)? {
             // SAFETY: every other rank has staged a piece; `out` has room for a block of each.
             unsafe { copy_pieces(group, from, input, &piece, out) };
         }
