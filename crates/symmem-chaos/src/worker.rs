@@ -40,6 +40,13 @@ fn watch_the_machine() {
     });
 }
 
+/// Keeps the kernel from reclaiming pages of this process: a rank that waits for the disk looks like one that hangs. Not a reason
+/// to fail where it is not allowed.
+fn keep_in_memory() {
+    use rustix::mm::{MlockAllFlags, mlockall};
+    let _ = mlockall(MlockAllFlags::CURRENT);
+}
+
 fn stalls() -> Vec<Event> {
     let noted = std::mem::take(&mut *STALLS.lock().unwrap_or_else(PoisonError::into_inner));
     noted.into_iter().map(|(at, length)| Event::Stall { at, length }).collect()
@@ -49,6 +56,7 @@ fn stalls() -> Vec<Event> {
 pub fn serve() -> anyhow::Result<()> {
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     watch_the_machine();
+    keep_in_memory();
     let threads = count_threads();
     for line in std::io::stdin().lock().lines() {
         let line = line?;
