@@ -153,7 +153,7 @@ fn scan<T: Plain>(
     exclusive: bool,
 ) {
     // There is no average of some of the ranks.
-    let op = if op == ReduceOp::Average { ReduceOp::Max } else { op };
+    let op = if op == ReduceOp::Average { ReduceOp::Sum } else { op };
     let (source, ranks) = (runner.source(), group.world_ranks());
     let mut data = source.elements::<T>(runner.own.rank, len);
     let name = format!("scan[{},{len},{op},{exclusive}]", T::DTYPE);
