@@ -13,8 +13,8 @@
 use std::cell::Cell;
 
 use anyhow::{Context, Result};
+use std::sync::atomic::{AtomicU32, Ordering};
 use symmem::Handle;
-use symmem::sync::{Ordering, SharedWord};
 
 use super::clock;
 
@@ -36,7 +36,7 @@ const NEAR_NS: f64 = 170.0;
 pub(super) struct Board<'h> {
     rank: usize,
     /// By rank.
-    pads: Vec<&'h [SharedWord]>,
+    pads: Vec<&'h [AtomicU32]>,
     /// Whether waiting keeps the awaited rank from running.
     oversubscribed: bool,
     trips: Cell<u32>,
@@ -45,12 +45,12 @@ pub(super) struct Board<'h> {
 impl<'h> Board<'h> {
     /// Bytes of a signal pad that has all the words for `ranks` ranks.
     pub(super) fn pad_size(ranks: usize) -> usize {
-        (FLAGS + ranks) * SLOT * size_of::<SharedWord>()
+        (FLAGS + ranks) * SLOT * size_of::<AtomicU32>()
     }
 
     /// In the signal pad of an allocation. To be called before this thread is pinned to one of the cores.
     pub(super) fn new(handle: &'h Handle) -> Result<Self> {
-        let ranks = handle.world_size();
+        let ranks = handle.size();
         let needed = FLAGS + ranks;
         let pads: Vec<_> =
             (0..ranks).map(|rank| handle.signal_pad().words(rank)).collect::<Result<_, _>>()?;
@@ -70,23 +70,23 @@ impl<'h> Board<'h> {
         self.pads.len()
     }
 
-    fn word(&self, owner: usize, slot: usize) -> &'h SharedWord {
+    fn word(&self, owner: usize, slot: usize) -> &'h AtomicU32 {
         &self.pads[owner][slot * SLOT]
     }
 
     /// The flag of rank `source` in the pad of rank `owner`.
-    pub(super) fn flag(&self, owner: usize, source: usize) -> &'h SharedWord {
+    pub(super) fn flag(&self, owner: usize, source: usize) -> &'h AtomicU32 {
         self.word(owner, FLAGS + source)
     }
 
     /// A word of rank `owner` for checks.
-    pub(super) fn counter(&self, owner: usize) -> &'h SharedWord {
+    pub(super) fn counter(&self, owner: usize) -> &'h AtomicU32 {
         self.word(owner, COUNTER)
     }
 
     /// Waits until `word` has reached `value`. No deadline: should the other rank die, the launcher ends us.
     #[inline]
-    pub(super) fn await_value(&self, word: &SharedWord, value: u32) {
+    pub(super) fn await_value(&self, word: &AtomicU32, value: u32) {
         // Acquire: pairs with the release of whoever stored it. The difference is at most 1 either way.
         while (word.load(Ordering::Acquire).wrapping_sub(value) as i32) < 0 {
             if self.oversubscribed { std::thread::yield_now() } else { std::hint::spin_loop() }

@@ -5,8 +5,8 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use symmem::sync::Ordering;
-use symmem::{World, WorldOptions};
+use std::sync::atomic::Ordering;
+use symmem::World;
 
 use super::board::Board;
 use super::clock;
@@ -54,13 +54,11 @@ impl Args {
         }
         let size = std::env::var("WORLD_SIZE").ok().and_then(|size| size.parse().ok());
         let size = self.threads.or(size).unwrap_or(1);
-        let options = WorldOptions {
-            signal_pad_size: Some(Board::pad_size(size).max(symmem::signal_pad_size())),
-            backend: Some(self.settings.backend.of_world().to_owned()),
-            ..WorldOptions::default()
-        };
+        let options = World::builder()
+            .signal_pad_size(Board::pad_size(size).max(symmem::DEFAULT_SIGNAL_PAD_SIZE))
+            .backend(self.settings.backend.of_world().to_owned());
         match self.threads {
-            None => self.measure(&options.from_env()?)?,
+            None => self.measure(&options.join_env()?)?,
             Some(n) => {
                 let ranks = options.threads(n, |world| self.measure(&world))?;
                 ranks.into_iter().collect::<Result<Vec<()>>>()?;

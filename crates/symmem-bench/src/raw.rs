@@ -227,7 +227,7 @@ impl Device {
 
     /// Copies the first `bytes` of this rank's part to the next as many, in the stream, whose end the caller awaits.
     pub(super) fn copy(&self, memory: &cuda::Symmetric<u8>, bytes: usize) -> symmem::Result<()> {
-        let failed = |why: String| symmem::Error::Unavailable { what: "a copy".to_owned(), why };
+        let failed = |why: String| symmem::Error::unavailable("a copy", why);
         let parts = memory.handle().buffer_ptrs();
         let own = parts.get(memory.group().rank()).filter(|_| 2 * bytes <= memory.len());
         let own = *own.ok_or_else(|| failed("it does not fit".to_owned()))? as u64;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
-use symmem::Algorithm;
+use symmem::cuda::Algorithm;
 
 use super::value::DTYPES;
 

@@ -171,7 +171,17 @@ impl Maker {
 
     fn op(&mut self) -> Op {
         let (dtype, op) = self.typed();
-        match self.random.below(24) {
+        match self.random.below(28) {
+            24 => {
+                let (len, root) = (self.len(dtype), self.random.below(6));
+                match self.random.below(3) {
+                    0 => Op::Reduce { dtype, len, op, root },
+                    1 => Op::Gather { dtype, len: len / 2, root },
+                    _ => Op::Scatter { dtype, len: len / 4, root },
+                }
+            }
+            25 => Op::Scan { dtype, len: self.len(dtype), op, exclusive: self.one_in(2) },
+            26 | 27 => Op::AllToAllV { dtype, len: self.len(dtype) / 4 },
             0..=3 => Op::AllReduce { dtype, len: self.len(dtype), op },
             4 => Op::AllGather { dtype, len: self.len(dtype) / 2 },
             5 => Op::ReduceScatter { dtype, len: self.len(dtype) / 4, op },
@@ -364,7 +374,8 @@ fn may_differ(op: &Op, slots: &[Slot]) -> bool {
         Op::Memory { work: Work::Apart { .. }, .. } => false,
         Op::Memory { slot, .. } => slots.contains(slot),
         Op::AllReduce { .. } | Op::AllGather { .. } | Op::ReduceScatter { .. } => true,
-        Op::Broadcast { .. } | Op::AllToAll { .. } | Op::Barrier => true,
+        Op::Broadcast { .. } | Op::AllToAll { .. } | Op::AllToAllV { .. } | Op::Barrier => true,
+        Op::Reduce { .. } | Op::Gather { .. } | Op::Scatter { .. } | Op::Scan { .. } => true,
         _ => false,
     }
 }

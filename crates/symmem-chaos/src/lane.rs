@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use symmem::{Deadline, Error, Group, GroupOptions, Pool, Symmetric, World};
+use symmem::{Deadline, Error, Group, Pool, Symmetric, World};
 
 use crate::api;
 use crate::board::{Board, Next, Status};
@@ -67,9 +67,8 @@ pub fn run(own: &Rank<'_>, lane: &Lane, world: &World) -> bool {
             if !ranks.contains(&own.rank) {
                 return true;
             }
-            let name = Some(format!("lane {}", lane.number));
-            let options = GroupOptions { name, ..GroupOptions::default() };
-            match world.subgroup_with(&ranks, options) {
+            let name = format!("lane {}", lane.number);
+            match world.subgroup_builder(&ranks).name(name).build() {
                 Ok(group) => group,
                 Err(e) => {
                     own.log.note(Event::Fault { rank: own.rank, text: format!("subgroup: {e}") });
@@ -415,12 +414,7 @@ impl Runner<'_> {
             let part = self.part;
             let mut over = false;
             let call = || {
-                let ended = || Error::Usage {
-                    op: "chaos",
-                    rank: None,
-                    expected: "something to go on with".into(),
-                    got: "nothing".into(),
-                };
+                let ended = || Error::usage("chaos", "something to go on with", "nothing");
                 f(attempt).unwrap_or_else(|| Err(ended())).inspect_err(|e| {
                     over = !matches!(api::kind(e).0, Kind::Timeout | Kind::Interrupted);
                 })
@@ -444,8 +438,7 @@ impl Runner<'_> {
             return;
         }
         let name = format!("s{}.{}", self.lane.number, self.call);
-        let options = GroupOptions { name: Some(name), ..GroupOptions::default() };
-        let group = match self.group.subgroup_with(&ranks, options) {
+        let group = match self.group.subgroup_builder(&ranks).name(name).build() {
             Ok(group) => group,
             Err(e) => return self.fault(format!("subgroup: {e}")),
         };

@@ -40,6 +40,33 @@ pub enum Op {
         dtype: DType,
         len: usize,
     },
+    Reduce {
+        dtype: DType,
+        len: usize,
+        op: ReduceOp,
+        root: usize,
+    },
+    Gather {
+        dtype: DType,
+        len: usize,
+        root: usize,
+    },
+    Scatter {
+        dtype: DType,
+        len: usize,
+        root: usize,
+    },
+    Scan {
+        dtype: DType,
+        len: usize,
+        op: ReduceOp,
+        exclusive: bool,
+    },
+    /// `all_to_all_v`, with counts made from `len`.
+    AllToAllV {
+        dtype: DType,
+        len: usize,
+    },
     Memory {
         slot: Slot,
         work: Work,

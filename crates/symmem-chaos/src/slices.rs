@@ -36,6 +36,21 @@ pub fn run(runner: &mut Runner<'_>, op: &Op) {
         Op::AllToAll { dtype, len } => {
             with_element!(dtype, T => all_to_all::<T>(runner, &group, len));
         }
+        Op::Reduce { dtype, len, op, root } => {
+            with_element!(dtype, T => reduce::<T>(runner, &group, len, op, root));
+        }
+        Op::Gather { dtype, len, root } => {
+            with_element!(dtype, T => gather::<T>(runner, &group, len, root));
+        }
+        Op::Scatter { dtype, len, root } => {
+            with_element!(dtype, T => scatter::<T>(runner, &group, len, root));
+        }
+        Op::Scan { dtype, len, op, exclusive } => {
+            with_element!(dtype, T => scan::<T>(runner, &group, len, op, exclusive));
+        }
+        Op::AllToAllV { dtype, len } => {
+            with_element!(dtype, T => all_to_all_v::<T>(runner, &group, len));
+        }
         _ => {}
     }
 }
@@ -91,4 +106,85 @@ fn all_to_all<T: Plain>(runner: &mut Runner<'_>, group: &Group, block: usize) {
         .flat_map(|&rank| source.elements::<T>(rank, n * block)[first..first + block].to_vec());
     let check = |out: &Vec<T>| difference(out, expected);
     runner.timed(group, name, || group.all_to_all(&input, &mut out).map(|()| out), check);
+}
+
+fn reduce<T: Plain>(runner: &mut Runner<'_>, group: &Group, len: usize, op: ReduceOp, root: usize) {
+    let (source, ranks) = (runner.source(), group.world_ranks());
+    let root = root % ranks.len();
+    let input = source.elements::<T>(runner.own.rank, len);
+    let mut out = source.elements::<T>(99, if group.rank() == root { len } else { 0 });
+    let name = format!("reduce[{},{len},{op},{root}]", T::DTYPE);
+    let expected = (0..out.len()).map(|i| source.reduced(ranks, op, i));
+    let check = |out: &Vec<T>| difference(out, expected);
+    runner.timed(group, name, || group.reduce(&input, op, root, &mut out).map(|()| out), check);
+}
+
+fn gather<T: Plain>(runner: &mut Runner<'_>, group: &Group, len: usize, root: usize) {
+    let (source, ranks) = (runner.source(), group.world_ranks());
+    let root = root % ranks.len();
+    let is_root = group.rank() == root;
+    let input = source.elements::<T>(runner.own.rank, len);
+    let mut out = source.elements::<T>(99, if is_root { len * ranks.len() } else { 0 });
+    let name = format!("gather[{},{len},{root}]", T::DTYPE);
+    let all = ranks.iter().filter(|_| is_root);
+    let all = all.flat_map(|&rank| source.elements::<T>(rank, len));
+    let check = |out: &Vec<T>| difference(out, all);
+    runner.timed(group, name, || group.gather(&input, root, &mut out).map(|()| out), check);
+}
+
+fn scatter<T: Plain>(runner: &mut Runner<'_>, group: &Group, block: usize, root: usize) {
+    let (source, ranks) = (runner.source(), group.world_ranks());
+    let root = root % ranks.len();
+    let blocks = source.elements::<T>(ranks[root], block * ranks.len());
+    let mut out = source.elements::<T>(99, block);
+    let name = format!("scatter[{},{block},{root}]", T::DTYPE);
+    let first = group.rank() * block;
+    let expected = blocks[first..first + block].to_vec().into_iter();
+    let check = |out: &Vec<T>| difference(out, expected);
+    let input = if group.rank() == root { &blocks[..] } else { &[] };
+    runner.timed(group, name, || group.scatter(input, root, &mut out).map(|()| out), check);
+}
+
+fn scan<T: Plain>(
+    runner: &mut Runner<'_>,
+    group: &Group,
+    len: usize,
+    op: ReduceOp,
+    exclusive: bool,
+) {
+    // There is no average of some of the ranks.
+    let op = if op == ReduceOp::Average { ReduceOp::Sum } else { op };
+    let (source, ranks) = (runner.source(), group.world_ranks());
+    let mut data = source.elements::<T>(runner.own.rank, len);
+    let name = format!("scan[{},{len},{op},{exclusive}]", T::DTYPE);
+    let up_to = if exclusive { group.rank().max(1) } else { group.rank() + 1 };
+    let expected = (0..len).map(|i| source.reduced(&ranks[..up_to], op, i));
+    let check = |data: &Vec<T>| difference(data, expected);
+    let call = || match exclusive {
+        true => group.exclusive_scan(&mut data, op).map(|()| data),
+        false => group.scan(&mut data, op).map(|()| data),
+    };
+    runner.timed(group, name, call, check);
+}
+
+fn all_to_all_v<T: Plain>(runner: &mut Runner<'_>, group: &Group, len: usize) {
+    let (source, ranks) = (runner.source(), group.world_ranks());
+    let count = |from: usize, to: usize| (from * 5 + to * 3 + 1) % 4 * len / 3;
+    let first = |from: usize, to: usize| (0..to).map(|to| count(from, to)).sum::<usize>();
+    let (own, n) = (group.rank(), ranks.len());
+    let counts: Vec<usize> = (0..n).map(|to| count(own, to)).collect();
+    let input = source.elements::<T>(runner.own.rank, first(own, n));
+    let name = format!("all_to_all_v[{},{len}]", T::DTYPE);
+    let expected = ranks.iter().enumerate().flat_map(|(from, &rank)| {
+        let sent = source.elements::<T>(rank, first(from, own + 1));
+        sent[first(from, own)..].to_vec()
+    });
+    let check = |(out, received): &(Vec<T>, Vec<usize>)| {
+        let lengths = (0..n).all(|from| received[from] == count(from, own));
+        let lengths = (!lengths).then(|| format!("{received:?} elements"));
+        lengths.or_else(|| difference(out, expected))
+    };
+    let mut out = Vec::new();
+    let call = || group.all_to_all_v(&input, &counts, &mut out).map(|received| (out, received));
+    runner.timed(group, name, call, check);
 }

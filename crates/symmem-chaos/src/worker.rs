@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use symmem::store::{SharedStore, TcpStore};
-use symmem::{Deadline, World, WorldOptions};
+use symmem::{Deadline, World};
 
 use symmem_chaos::board::Board;
 use symmem_chaos::hooks::{self, Hooks};
@@ -40,6 +40,13 @@ fn watch_the_machine() {
     });
 }
 
+/// Keeps the kernel from reclaiming pages of this process: a rank that waits for the disk looks like one that hangs. Not a reason
+/// to fail where it is not allowed.
+fn keep_in_memory() {
+    use rustix::mm::{MlockAllFlags, mlockall};
+    let _ = mlockall(MlockAllFlags::CURRENT);
+}
+
 fn stalls() -> Vec<Event> {
     let noted = std::mem::take(&mut *STALLS.lock().unwrap_or_else(PoisonError::into_inner));
     noted.into_iter().map(|(at, length)| Event::Stall { at, length }).collect()
@@ -49,6 +56,7 @@ fn stalls() -> Vec<Event> {
 pub fn serve() -> anyhow::Result<()> {
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     watch_the_machine();
+    keep_in_memory();
     let threads = count_threads();
     for line in std::io::stdin().lock().lines() {
         let line = line?;
@@ -118,7 +126,7 @@ fn descriptors() -> usize {
 
 fn as_threads(program: &Program) -> Vec<Event> {
     let (log, board) = (Memory::default(), Board::for_threads());
-    let options = WorldOptions { timeout: Some(LIMIT), ..WorldOptions::default() };
+    let options = World::builder().timeout(LIMIT);
     let run = |world: World| {
         let own = Rank { rank: world.rank(), program, board: &board, log: &log };
         as_rank(&own, world);
@@ -149,7 +157,7 @@ fn as_process(rank: usize, spec: &Spec, dir: &Path, threads: usize) -> anyhow::R
     let ended = std::panic::catch_unwind(AssertUnwindSafe(|| -> symmem::Result<()> {
         let address = format!("unix:{}/store", dir.display());
         let store: SharedStore = Arc::new(TcpStore::connect(&address, Deadline::within(LIMIT))?);
-        let options = WorldOptions { timeout: Some(LIMIT), ..WorldOptions::default() };
+        let options = World::builder().timeout(LIMIT);
         as_rank(&own, options.join(rank, program.ranks, store)?);
         Ok(())
     }));

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, presets};
-use symmem::machine::{Costs, Measured, costs_path, measure};
+use symmem::internals::{Costs, Measured, costs_path, measure};
 
 /// Measures what algorithms are chosen by on this machine, and keeps it in a file
 ///

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use symmem::DType;
-use symmem::collectives::plan;
-use symmem::machine::InUse;
+use symmem::internals::InUse;
+use symmem::internals::plan;
 
 /// Says which algorithm a collective takes for a size, and what each should cost
 #[derive(clap::Args)]
@@ -62,7 +62,7 @@ impl Args {
     fn verdict(&self) -> String {
         if self.collective != "all_reduce" {
             let way = if plan::is_small(self.bytes, self.ranks) {
-                "staged: each part travels beside its flag, one barrier"
+                "staged: each part travels with its flag, one barrier"
             } else {
                 "direct: each part is read where it lies, two barriers"
             };

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-const COSTS: [&str; 7] = ["exchange", "flag", "turn", "laid", "fresh", "settled", "moved"];
+const COSTS: [&str; 7] = ["exchange", "flag", "switch", "staged", "fresh", "settled", "moved"];
 
 /// A directory for one test.
 struct Scratch(PathBuf);

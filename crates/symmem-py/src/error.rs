@@ -98,22 +98,24 @@ fn raised(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
 /// Puts the fields of a variant into `to`; its name.
 fn fill(to: &Bound<'_, PyDict>, error: &Error) -> PyResult<&'static str> {
     Ok(match error {
-        Error::Unavailable { what, why } => {
+        Error::Unavailable { what, why, .. } => {
             to.set_item("what", what)?;
             to.set_item("why", why)?;
             "Unavailable"
         }
-        Error::System { call, source } => {
+        Error::System { call, source, .. } => {
             to.set_item("call", call)?;
             to.set_item("errno", source.raw_os_error())?;
             "System"
         }
-        Error::Driver { call, why } => {
+        Error::Driver { library, call, code, why, .. } => {
+            to.set_item("library", library)?;
+            to.set_item("code", code)?;
             to.set_item("call", call)?;
             to.set_item("why", why)?;
             "Driver"
         }
-        Error::Mismatch { op, what, rank, ours, theirs } => {
+        Error::Mismatch { op, what, rank, ours, theirs, .. } => {
             to.set_item("op", op)?;
             to.set_item("what", what)?;
             to.set_item("rank", rank)?;
@@ -121,19 +123,19 @@ fn fill(to: &Bound<'_, PyDict>, error: &Error) -> PyResult<&'static str> {
             to.set_item("theirs", theirs)?;
             "Mismatch"
         }
-        Error::PeerLost { rank, during, how } => {
+        Error::PeerLost { rank, during, how, .. } => {
             to.set_item("rank", rank)?;
             to.set_item("during", during)?;
             to.set_item("how", how)?;
             "PeerLost"
         }
-        Error::PeerFailed { op, rank, reason } => {
+        Error::PeerFailed { op, rank, reason, .. } => {
             to.set_item("op", op)?;
             to.set_item("rank", rank)?;
             to.set_item("reason", reason)?;
             "PeerFailed"
         }
-        Error::Timeout { op, channel, waiting_for, after, doing } => {
+        Error::Timeout { op, channel, waiting_for, after, doing, .. } => {
             to.set_item("op", op)?;
             to.set_item("channel", channel)?;
             to.set_item("waiting_for", waiting_for)?;
@@ -141,25 +143,25 @@ fn fill(to: &Bound<'_, PyDict>, error: &Error) -> PyResult<&'static str> {
             to.set_item("doing", doing)?;
             "Timeout"
         }
-        Error::Interrupted { op, waiting_for, after } => {
+        Error::Interrupted { op, waiting_for, after, .. } => {
             to.set_item("op", op)?;
             to.set_item("waiting_for", waiting_for)?;
             to.set_item("after", after.as_secs_f64())?;
             "Interrupted"
         }
-        Error::OutOfStep { op, rank, what } => {
+        Error::OutOfStep { op, rank, what, .. } => {
             to.set_item("op", op)?;
             to.set_item("rank", rank)?;
             to.set_item("what", what)?;
             "OutOfStepError"
         }
-        Error::Protocol { with, expected, got } => {
+        Error::Protocol { with, expected, got, .. } => {
             to.set_item("peer", with)?;
             to.set_item("expected", expected)?;
             to.set_item("got", got)?;
             "Protocol"
         }
-        Error::Usage { op, rank, expected, got } => {
+        Error::Usage { op, rank, expected, got, .. } => {
             to.set_item("op", op)?;
             to.set_item("rank", rank)?;
             to.set_item("expected", expected)?;
@@ -206,5 +208,6 @@ pub(crate) fn usage(
     got: impl Into<String>,
 ) -> PyErr {
     let Op { name: op, rank } = op.into();
-    exception(py, Error::Usage { op, rank, expected: expected.into(), got: got.into() })
+    let error = Error::usage(op, expected, got);
+    exception(py, rank.into_iter().fold(error, Error::at_rank))
 }

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use pyo3::prelude::*;
+use symmem::Deadline;
 use symmem::store::TcpServer;
-use symmem::{Deadline, GroupOptions};
 
 use crate::collectives::{Collective, slices};
 use crate::error::usage;
@@ -182,8 +182,14 @@ impl Group {
             return Ok(None);
         }
         let timeout = timeout.map(|given| seconds(py, given)).transpose()?;
-        let options = GroupOptions { name, timeout, ..GroupOptions::default() };
-        let inner = detached(py, || self.inner.subgroup_with(&ranks, options))?;
+        let mut builder = self.inner.subgroup_builder(&ranks);
+        if let Some(name) = name {
+            builder = builder.name(name);
+        }
+        if let Some(timeout) = timeout {
+            builder = builder.timeout(timeout);
+        }
+        let inner = detached(py, || builder.build())?;
         Ok(Some(Self { inner, life: Arc::clone(&self.life) }))
     }
 
@@ -379,11 +385,11 @@ impl Group {
 /// The default size of signal pads, in bytes.
 #[pyfunction]
 pub(crate) fn signal_pad_size() -> usize {
-    symmem::signal_pad_size()
+    symmem::internals::signal_pad_size()
 }
 
 /// Sets the default size of signal pads, in bytes; 0 restores the built-in default. All ranks must set the same.
 #[pyfunction]
 pub(crate) fn set_signal_pad_size(py: Python<'_>, bytes: usize) -> PyResult<()> {
-    detached(py, || symmem::set_signal_pad_size(bytes))
+    detached(py, || symmem::internals::set_signal_pad_size(bytes))
 }

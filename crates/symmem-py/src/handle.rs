@@ -135,13 +135,13 @@ impl Handle {
     /// How many ranks the group has.
     #[getter]
     fn size(&self) -> usize {
-        self.raw().world_size()
+        self.raw().size()
     }
 
     /// As `size`.
     #[getter]
     fn world_size(&self) -> usize {
-        self.raw().world_size()
+        self.raw().size()
     }
 
     /// Bytes of each rank's memory.
@@ -360,11 +360,12 @@ impl Handle {
         &self,
         py: Python<'_>,
         rank: usize,
-        offset: i64,
+        offset: usize,
         value: i64,
-        count: i64,
+        count: usize,
         stream: usize,
     ) -> PyResult<()> {
+        let value = word(py, "fill32", value)?;
         self.do_words(py, "fill32", Words::Fill { rank, at: offset, value, count }, stream)
     }
 
@@ -374,10 +375,11 @@ impl Handle {
         &self,
         py: Python<'_>,
         rank: usize,
-        offset: i64,
+        offset: usize,
         value: i64,
         stream: usize,
     ) -> PyResult<()> {
+        let value = word(py, "write32", value)?;
         self.do_words(py, "write32", Words::Write { rank, at: offset, value }, stream)
     }
 
@@ -385,4 +387,9 @@ impl Handle {
         let (bytes, rank, size) = (self.nbytes(), self.rank(), self.size());
         format!("symmem.Handle({bytes} bytes, rank {rank} of {size}, on {})", self.place())
     }
+}
+
+fn word(py: Python<'_>, op: &'static str, value: i64) -> PyResult<u32> {
+    let refused = |_| usage(py, op, "a value in [0, 4294967295] (uint32_t)", value.to_string());
+    u32::try_from(value).map_err(refused)
 }

@@ -198,7 +198,7 @@ fn end(own: symmem::cuda::Buffer<u8>) {
 
 /// Unreachable: an allocation has its memory until it is dropped.
 fn no_memory() -> symmem::Error {
-    symmem::Error::Unavailable { what: "memory".into(), why: "it is being freed".into() }
+    symmem::Error::unavailable("memory", "it is being freed")
 }
 
 /// An allocation of this rank's symmetric memory. Arrays and handles of it keep it alive.

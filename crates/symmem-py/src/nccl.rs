@@ -225,11 +225,6 @@ fn one(
         "broadcast" => communicator.broadcast(to, root, stream),
         "all_gather" => communicator.all_gather(from, to, stream),
         "reduce_scatter" => communicator.reduce_scatter(from, to, op, stream),
-        other => Err(Error::Usage {
-            op: "nccl",
-            rank: None,
-            expected: "a collective".into(),
-            got: other.into(),
-        }),
+        other => Err(Error::usage("nccl", "a collective", other)),
     }
 }

@@ -88,10 +88,7 @@ extern "C" fn symmem_pool_free(
 
 fn segment(size: isize, device: c_int, stream: usize) -> symmem::Result<usize> {
     let home = pools().home.as_ref().map(|h| (h.group.clone(), h.pad_bytes, h.backend.clone()));
-    let unavailable = |why: &str| symmem::Error::Unavailable {
-        what: "a pool of symmetric memory".into(),
-        why: why.to_owned(),
-    };
+    let unavailable = |why: &str| symmem::Error::unavailable("a pool of symmetric memory", why);
     let (group, pad_bytes, backend) =
         home.ok_or_else(|| unavailable("symmem.torch.install(\"cuda\") was not called"))?;
     let (Ok(bytes), Ok(number)) = (usize::try_from(size), u32::try_from(device)) else {

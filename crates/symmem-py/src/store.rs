@@ -11,9 +11,9 @@ pub(crate) struct PythonStore(pub(crate) Py<PyAny>);
 impl PythonStore {
     fn call<R>(&self, ask: impl for<'py> FnOnce(&Bound<'py, PyAny>) -> PyResult<R>) -> Result<R> {
         let answer = Python::try_attach(|py| ask(self.0.bind(py)).map_err(|e| e.to_string()));
-        answer.unwrap_or_else(|| Err("Python is shutting down".to_owned())).map_err(|got| {
-            Error::Protocol { with: "the store".into(), expected: "an answer".into(), got }
-        })
+        answer
+            .unwrap_or_else(|| Err("Python is shutting down".to_owned()))
+            .map_err(|got| Error::protocol("the store", "an answer", got))
     }
 }
 
@@ -36,14 +36,7 @@ impl Store for PythonStore {
         let deadline = deadline.start();
         while !self.check(keys)? {
             if deadline.expired() {
-                let after = deadline.elapsed();
-                return Err(Error::Timeout {
-                    op: "store",
-                    channel: None,
-                    waiting_for: vec![],
-                    after,
-                    doing: vec![],
-                });
+                return Err(Error::timeout("store", vec![], deadline.elapsed()));
             }
             std::thread::sleep(std::time::Duration::from_millis(2));
         }

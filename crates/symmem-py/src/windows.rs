@@ -16,8 +16,8 @@ use crate::wait::detached;
 /// The memory as NCCL has it.
 fn windowed<'a>(handle: &'a Handle, op: &str) -> symmem::Result<Windowed<'a, u8>> {
     handle.cuda().map(Symmetric::nccl).unwrap_or_else(|| {
-        let why = "it is host memory: only available on memory of NCCL".into();
-        Err(Error::Unavailable { what: format!("{op} for this memory"), why })
+        let why = "it is host memory: only available on memory of NCCL";
+        Err(Error::unavailable(format!("{op} for this memory"), why))
     })
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use symmem::store::{MemoryStore, SharedStore, TcpServer, TcpStore};
-use symmem::{Deadline, WorldOptions};
+use symmem::{Deadline, WorldBuilder};
 
 use crate::error::usage;
 use crate::group::{Group, Life, seconds};
@@ -62,14 +62,24 @@ impl StoreGiven {
     }
 }
 
-fn options(
+fn builder(
     py: Python<'_>,
     timeout: Option<f64>,
     signal_pad_size: Option<usize>,
     backend: Option<String>,
-) -> PyResult<WorldOptions> {
+) -> PyResult<WorldBuilder> {
     let timeout = timeout.map(|given| seconds(py, given)).transpose()?;
-    Ok(WorldOptions { timeout, signal_pad_size, backend, ..WorldOptions::default() })
+    let mut builder = symmem::World::builder();
+    if let Some(timeout) = timeout {
+        builder = builder.timeout(timeout);
+    }
+    if let Some(bytes) = signal_pad_size {
+        builder = builder.signal_pad_size(bytes);
+    }
+    if let Some(backend) = backend {
+        builder = builder.backend(backend);
+    }
+    Ok(builder)
 }
 
 #[pymethods]
@@ -84,8 +94,8 @@ impl World {
         signal_pad_size: Option<usize>,
         backend: Option<String>,
     ) -> PyResult<Py<Self>> {
-        let options = options(py, timeout, signal_pad_size, backend)?;
-        Self::build(py, || Ok((options.from_env()?, None)))
+        let builder = builder(py, timeout, signal_pad_size, backend)?;
+        Self::build(py, || Ok((builder.join_env()?, None)))
     }
 
     /// Joins a job as the given rank. `store` is an object like `torch.distributed.Store`, or the address of a store ("host:port" or
@@ -101,16 +111,16 @@ impl World {
         signal_pad_size: Option<usize>,
         backend: Option<String>,
     ) -> PyResult<Py<Self>> {
-        let options = options(py, timeout, signal_pad_size, backend)?;
+        let builder = builder(py, timeout, signal_pad_size, backend)?;
         let store = match store {
             Some(store) => StoreGiven::new(store),
             None if size == 1 => StoreGiven::Made(Arc::new(MemoryStore::new())),
             None => return Err(usage(py, "connect", "a store for more than one rank", "None")),
         };
-        let limit = options.timeout.unwrap_or(CONNECT_LIMIT);
+        let limit = timeout.map(|given| seconds(py, given)).transpose()?.unwrap_or(CONNECT_LIMIT);
         Self::build(py, move || {
             let (store, server) = store.open(rank, limit)?;
-            Ok((options.join(rank, size, store)?, server))
+            Ok((builder.join(rank, size, store)?, server))
         })
     }
 

@@ -8,8 +8,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, getpid, kill_process, set_parent_process_death_signal};
+use symmem::World;
 use symmem::store::TcpServer;
-use symmem::{World, WorldOptions};
 
 /// Tells a process that it is a rank of the test named in it.
 const TEST: &str = "SYMMEM_TEST";
@@ -118,7 +118,7 @@ impl<'a> Ranks<'a> {
 
     /// Runs `body` in every rank, joined to one world. `test` is [`crate::test_name!`].
     pub fn run(self, test: &str, body: impl FnOnce(World)) -> Vec<Ended> {
-        self.start(test, || body(WorldOptions::default().from_env().unwrap()))
+        self.start(test, || body(World::from_env().unwrap()))
     }
 
     /// Runs `body` in every rank without joining a world; gives back how the ranks ended.

@@ -47,10 +47,7 @@ fn device(world: &World) -> Result<Gpu> {
 fn compile(gpu: &Gpu) -> Result<Module> {
     let options = ["-std=c++17", "--gpu-architecture=compute_80"];
     let ptx = nvrtc::compile(SOURCE, "pass_on.cu", &options, &[("symmem.cuh", HEADER)]);
-    let ptx = ptx.map_err(|failure| Error::Unavailable {
-        what: "the kernel".into(),
-        why: failure.to_string(),
-    })?;
+    let ptx = ptx.map_err(|failure| Error::unavailable("the kernel", failure.to_string()))?;
     gpu.module(&ptx)
 }
 

@@ -87,7 +87,7 @@ KERNEL wait_value(CONSTANT SymmemHandle handle, symmem_u32 from, symmem_u32 word
 
 // `copies` copies from peers, between two barriers.
 template <class F>
-__device__ __forceinline__ void between_meetings(const SymmemGroup &group, symmem_u32 copies, F copy) {
+__device__ __forceinline__ void between_barriers(const SymmemGroup &group, symmem_u32 copies, F copy) {
     SymmemBlock block = symmem_begin(group, 2);
     if (symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
         Worker().each(copies, copy);
@@ -111,7 +111,7 @@ __device__ __forceinline__ const char *part(const SymmemPointers &parts, symmem_
 // `out` becomes all ranks' `bytes`, by rank.
 KERNEL all_gather(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *out, symmem_u64 first,
                   symmem_u64 bytes) {
-    between_meetings(group, group.size, [&](symmem_u64 copy, symmem_u64 thread, symmem_u64 threads, bool ruins) {
+    between_barriers(group, group.size, [&](symmem_u64 copy, symmem_u64 thread, symmem_u64 threads, bool ruins) {
         symmem_u32 peer = peer_of(group, copy);
         copy_bytes(out + peer * bytes, part(parts, peer, first), bytes, thread, threads, ruins);
     });
@@ -120,7 +120,7 @@ KERNEL all_gather(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, cha
 // `out` becomes the root's `bytes`. In place where `out` is this rank's part; the root's is left alone.
 KERNEL broadcast(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *out, symmem_u64 first,
                  symmem_u64 bytes, symmem_u32 root) {
-    between_meetings(group, 1, [&](symmem_u64, symmem_u64 thread, symmem_u64 threads, bool ruins) {
+    between_barriers(group, 1, [&](symmem_u64, symmem_u64 thread, symmem_u64 threads, bool ruins) {
         copy_bytes(out, part(parts, root, first), bytes, thread, threads, ruins);
     });
 }
@@ -128,7 +128,7 @@ KERNEL broadcast(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char
 // Each part is a block of `bytes` for each rank; `out` becomes the blocks for this one, by rank.
 KERNEL all_to_all(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *out, symmem_u64 first,
                   symmem_u64 bytes) {
-    between_meetings(group, group.size, [&](symmem_u64 copy, symmem_u64 thread, symmem_u64 threads, bool ruins) {
+    between_barriers(group, group.size, [&](symmem_u64 copy, symmem_u64 thread, symmem_u64 threads, bool ruins) {
         symmem_u32 peer = peer_of(group, copy);
         copy_bytes(out + peer * bytes, part(parts, peer, first + group.rank * bytes), bytes, thread, threads, ruins);
     });
@@ -138,7 +138,7 @@ KERNEL all_to_all(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, cha
 KERNEL gather(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *out, symmem_u64 first,
               symmem_u64 bytes, symmem_u32 root) {
     symmem_u32 copies = group.rank == root ? group.size : 0;
-    between_meetings(group, copies, [&](symmem_u64 copy, symmem_u64 thread, symmem_u64 threads, bool ruins) {
+    between_barriers(group, copies, [&](symmem_u64 copy, symmem_u64 thread, symmem_u64 threads, bool ruins) {
         symmem_u32 peer = peer_of(group, copy);
         copy_bytes(out + peer * bytes, part(parts, peer, first), bytes, thread, threads, ruins);
     });
@@ -147,7 +147,7 @@ KERNEL gather(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *o
 // The root's part is a block of `bytes` for each rank; `out` becomes that for this one.
 KERNEL scatter(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts, char *out, symmem_u64 first,
                symmem_u64 bytes, symmem_u32 root) {
-    between_meetings(group, 1, [&](symmem_u64, symmem_u64 thread, symmem_u64 threads, bool ruins) {
+    between_barriers(group, 1, [&](symmem_u64, symmem_u64 thread, symmem_u64 threads, bool ruins) {
         copy_bytes(out, part(parts, root, first + group.rank * bytes), bytes, thread, threads, ruins);
     });
 }

@@ -4,7 +4,7 @@
 #define KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #define CONSTANT const __grid_constant__
 
-// Elements that are too wide to travel beside a flag.
+// Elements that are too wide to travel with a flag.
 #define WIDER_THAN_UNITS_c128 1
 #define JOINED(a, b) a##b
 #define JOIN(a, b) JOINED(a, b)

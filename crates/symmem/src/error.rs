@@ -6,11 +6,26 @@ use std::time::Duration;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong: which operation, which rank, what was expected and what came instead.
-#[derive(Debug, thiserror::Error)]
+///
+/// Its `Debug` is its sentence too, so that `fn main() -> symmem::Result<()>` prints that.
+///
+/// ```
+/// use symmem::{ErrorKind, World};
+///
+/// let told = World::threads(1, |world| world.subgroup(&[7]).unwrap_err())?;
+/// assert_eq!(told[0].kind(), ErrorKind::Usage);
+/// assert_eq!(
+///     format!("{:?}", told[0]),
+///     "rank 0: subgroup: expected different ranks in [0, 1), with this one, got [7]"
+/// );
+/// # Ok::<(), symmem::Error>(())
+/// ```
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Something this call needs does not exist on this machine.
     #[error("{what} is not available: {why}")]
+    #[non_exhaustive]
     Unavailable {
         /// The missing thing.
         what: String,
@@ -20,6 +35,7 @@ pub enum Error {
 
     /// A call into the operating system failed.
     #[error("{call}: {source}")]
+    #[non_exhaustive]
     System {
         /// The system call and what it was for.
         call: String,
@@ -29,15 +45,21 @@ pub enum Error {
 
     /// A call into a device's driver, or into a library for devices, failed.
     #[error("{why}")]
+    #[non_exhaustive]
     Driver {
-        /// The driver's function.
+        /// The library: `CUDA`, `NCCL` or `NVSHMEM`.
+        library: &'static str,
+        /// The function.
         call: &'static str,
-        /// The driver's answer, which names the function too.
+        /// The library's code, where it gave one.
+        code: Option<i32>,
+        /// The answer in words, which name the function and the code too.
         why: String,
     },
 
     /// The ranks called the same operation with arguments that do not fit together. Every rank gets this.
     #[error("{op}: ranks disagree on the {what}: here {ours}, on rank {rank} {theirs}")]
+    #[non_exhaustive]
     Mismatch {
         /// The collective operation.
         op: &'static str,
@@ -53,6 +75,7 @@ pub enum Error {
 
     /// A peer died or left while we needed it. The group can go on without it: see `Group::shrink`.
     #[error("{during}: rank {rank} is gone: {how}")]
+    #[non_exhaustive]
     PeerLost {
         /// The lost rank, as numbered in the group (in the world, before a group exists).
         rank: usize,
@@ -64,6 +87,7 @@ pub enum Error {
 
     /// A peer is alive but could not do its part of a collective operation; it has its own error.
     #[error("{op}: rank {rank} could not do its part: {reason}")]
+    #[non_exhaustive]
     PeerFailed {
         /// The collective operation.
         op: &'static str,
@@ -75,6 +99,7 @@ pub enum Error {
 
     /// A wait ended at its deadline.
     #[error("{op}{}: no answer from {} after {after:.1?}{}", on_channel(.channel), ranks(.waiting_for), detail(.doing))]
+    #[non_exhaustive]
     Timeout {
         /// The operation that waited.
         op: &'static str,
@@ -90,6 +115,7 @@ pub enum Error {
 
     /// The caller ended a wait: see [`interruptible`](crate::interruptible). Otherwise as at a deadline.
     #[error("{op}: interrupted after {after:.1?} while waiting for {}", ranks(.waiting_for))]
+    #[non_exhaustive]
     Interrupted {
         /// The operation that waited.
         op: &'static str,
@@ -102,6 +128,7 @@ pub enum Error {
     /// A rank gave up a collective call that the others may have finished, so calls no longer pair up. Every rank gets
     /// this from every collective call of the group until all ranks have called `Group::resync`.
     #[error("{op}: the group is out of step: rank {rank} {what}; all ranks must call resync")]
+    #[non_exhaustive]
     OutOfStep {
         /// The operation called.
         op: &'static str,
@@ -113,6 +140,7 @@ pub enum Error {
 
     /// The other end of a connection did not keep to the protocol, or ended it.
     #[error("{with}: expected {expected}, got {got}")]
+    #[non_exhaustive]
     Protocol {
         /// The other end.
         with: String,
@@ -124,6 +152,7 @@ pub enum Error {
 
     /// The call itself is wrong; nothing was done.
     #[error("{}{op}: expected {expected}, got {got}", at_rank(.rank))]
+    #[non_exhaustive]
     Usage {
         /// The operation called.
         op: &'static str,
@@ -136,12 +165,109 @@ pub enum Error {
     },
 }
 
+/// The variants of [`Error`], for decisions that need no details.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// See [`Error::Unavailable`].
+    Unavailable,
+    /// See [`Error::System`].
+    System,
+    /// See [`Error::Driver`].
+    Driver,
+    /// See [`Error::Mismatch`].
+    Mismatch,
+    /// See [`Error::PeerLost`].
+    PeerLost,
+    /// See [`Error::PeerFailed`].
+    PeerFailed,
+    /// See [`Error::Timeout`].
+    Timeout,
+    /// See [`Error::Interrupted`].
+    Interrupted,
+    /// See [`Error::OutOfStep`].
+    OutOfStep,
+    /// See [`Error::Protocol`].
+    Protocol,
+    /// See [`Error::Usage`].
+    Usage,
+}
+
 impl Error {
+    /// Which variant it is.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Unavailable { .. } => ErrorKind::Unavailable,
+            Self::System { .. } => ErrorKind::System,
+            Self::Driver { .. } => ErrorKind::Driver,
+            Self::Mismatch { .. } => ErrorKind::Mismatch,
+            Self::PeerLost { .. } => ErrorKind::PeerLost,
+            Self::PeerFailed { .. } => ErrorKind::PeerFailed,
+            Self::Timeout { .. } => ErrorKind::Timeout,
+            Self::Interrupted { .. } => ErrorKind::Interrupted,
+            Self::OutOfStep { .. } => ErrorKind::OutOfStep,
+            Self::Protocol { .. } => ErrorKind::Protocol,
+            Self::Usage { .. } => ErrorKind::Usage,
+        }
+    }
+
+    /// The code of the operating system, or of the library that failed.
+    pub fn code(&self) -> Option<i32> {
+        match self {
+            Self::System { source, .. } => source.raw_os_error(),
+            Self::Driver { code, .. } => *code,
+            _ => None,
+        }
+    }
+
+    /// An [`Error::Unavailable`], for stores and other code of the caller's own.
+    pub fn unavailable(what: impl Into<String>, why: impl Into<String>) -> Self {
+        Self::Unavailable { what: what.into(), why: why.into() }
+    }
+
+    /// An [`Error::Usage`].
+    pub fn usage(op: &'static str, expected: impl Into<String>, got: impl Into<String>) -> Self {
+        Self::Usage { op, rank: None, expected: expected.into(), got: got.into() }
+    }
+
+    /// As an error of the given rank, if it is an [`Error::Usage`].
+    pub fn at_rank(mut self, caller: usize) -> Self {
+        if let Self::Usage { rank, .. } = &mut self {
+            *rank = Some(caller);
+        }
+        self
+    }
+
+    /// An [`Error::Protocol`].
+    pub fn protocol(
+        with: impl Into<String>,
+        expected: impl Into<String>,
+        got: impl Into<String>,
+    ) -> Self {
+        Self::Protocol { with: with.into(), expected: expected.into(), got: got.into() }
+    }
+
+    /// An [`Error::PeerFailed`].
+    pub fn peer_failed(op: &'static str, rank: usize, reason: impl Into<String>) -> Self {
+        Self::PeerFailed { op, rank, reason: reason.into() }
+    }
+
+    /// An [`Error::Timeout`]; of the store, if no ranks are given.
+    pub fn timeout(op: &'static str, waiting_for: Vec<usize>, after: Duration) -> Self {
+        Self::Timeout { op, channel: None, waiting_for, after, doing: Vec::new() }
+    }
+
     /// For `map_err`: names the system call that failed.
     pub(crate) fn system<E: Into<std::io::Error>>(
         call: impl Into<String>,
     ) -> impl FnOnce(E) -> Self {
         move |source| Self::System { call: call.into(), source: source.into() }
+    }
+}
+
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
     }
 }
 

@@ -23,6 +23,18 @@ struct Asked {
 /// later waits of `f` then fail with [`Interrupted`](crate::Error::Interrupted); otherwise they behave as at their deadlines.
 ///
 /// `end` may wait itself: while it runs, nothing asks it again.
+///
+/// ```
+/// use std::sync::atomic::{AtomicBool, Ordering};
+///
+/// static STOP: AtomicBool = AtomicBool::new(true); // set by a signal handler, for instance
+/// let told = symmem::World::threads(1, |world| {
+///     let late = std::time::Duration::from_secs(60);
+///     symmem::interruptible(|| STOP.load(Ordering::Relaxed), || world.wait_signal(0, 0, late))
+/// })?;
+/// assert_eq!(told[0].as_ref().unwrap_err().kind(), symmem::ErrorKind::Interrupted);
+/// # Ok::<(), symmem::Error>(())
+/// ```
 pub fn interruptible<R>(end: fn() -> bool, f: impl FnOnce() -> R) -> R {
     struct Before(Option<Asked>);
     impl Drop for Before {

@@ -20,49 +20,61 @@
 //! Nothing here waits for ever: every wait has a deadline and watches its peers, and what goes wrong is an
 //! [`Error`] that names the rank, the operation and what was waited for.
 #![deny(unsafe_code, missing_docs)]
+#![cfg_attr(not(loom), warn(missing_debug_implementations))]
 // Without devices, hooks that only they use are left.
 #![cfg_attr(not(feature = "cuda"), allow(dead_code, unused_imports))]
 
-pub mod collectives;
+mod collectives;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod dtype;
-pub mod error;
-pub mod group;
+mod error;
+mod group;
 mod interrupt;
-pub mod machine;
-pub mod memory;
+mod machine;
+mod memory;
 mod mesh;
 #[cfg(feature = "cuda")]
 pub mod nccl;
 mod private;
 mod signal;
 pub mod store;
-pub mod symmetric;
-pub mod sync;
+mod symmetric;
+mod sync;
+
+/// For the `symmem` program, its benchmark and its tests. Not part of the interface: it may change in any release.
+#[doc(hidden)]
+pub mod internals {
+    pub use crate::collectives::plan;
+    pub use crate::group::{set_signal_pad_size, signal_pad_size};
+    pub use crate::machine::{Costs, InUse, Measured, Origin, costs_path, measure};
+}
 
 /// What the models in `tests/loom.rs` explore.
 #[cfg(loom)]
 #[doc(hidden)]
 pub mod model {
     pub use crate::signal::{Layout, Pads, Signals, Stop};
+    pub use crate::sync::{Ordering, Word};
 }
 
 pub use collectives::Algorithm;
 pub use dtype::{Bool, DType, Element, F8E4M3, F8E5M2, Number, Order, ReduceOp};
-pub use error::{Error, Failed, Result};
-pub use group::{
-    DEFAULT_SIGNAL_PAD_SIZE, Group, GroupOptions, World, WorldOptions, set_signal_pad_size,
-    signal_pad_size,
-};
+pub use error::{Error, ErrorKind, Failed, Result};
+pub use group::{DEFAULT_SIGNAL_PAD_SIZE, Group, GroupBuilder, World, WorldBuilder};
 pub use half::{bf16, f16};
 pub use interrupt::interruptible;
 pub use memory::Device;
 pub use num_complex::Complex;
-pub use symmetric::{Buffer, Handle, Open, Paused, Pool, Shared, SignalPad, Symmetric};
+pub use symmetric::{Atomic, Buffer, Handle, Open, Paused, Pool, Shared, SignalPad, Symmetric};
 pub use sync::Deadline;
 
 /// Only so that the example of the readme is tested.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 mod readme {}
+
+/// Only so that the recipes are tested.
+#[cfg(all(doctest, feature = "cuda"))]
+#[doc = include_str!("../../../docs/recipes.md")]
+mod recipes {}

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use half::{bf16, f16};
 use proptest::prelude::*;
-use symmem::{Algorithm, Error, Number, ReduceOp, Symmetric, World, WorldOptions};
+use symmem::{Algorithm, Error, Number, ReduceOp, Symmetric, World};
 use symmem_testing::{Random, Ranks, assert_nothing_is_held, conformance, die, test_name};
 
 /// A float that can be compared with the exact result.
@@ -165,8 +165,8 @@ fn check_type(world: &World, kind: usize, case: Case) {
 }
 
 fn threads(ranks: usize, f: impl Fn(World) + Sync) {
-    let timeout = Some(Duration::from_secs(60));
-    WorldOptions { timeout, ..Default::default() }.threads(ranks, f).unwrap();
+    let timeout = Duration::from_secs(60);
+    World::builder().timeout(timeout).threads(ranks, f).unwrap();
 }
 
 /// Lengths of every magnitude.
@@ -293,19 +293,4 @@ fn a_death_while_memory_is_open_leaves_it_to_the_survivors() {
         open.put(1 - survivors.rank(), 0, &[9]).unwrap();
         assert_eq!(open.close().unwrap().local()[..2], [9, 7]);
     });
-}
-
-#[test]
-fn ways_of_devices_are_refused_on_host_memory() {
-    World::threads(2, |world| {
-        let mut x = symmetric(&world, &[1.0_f32; 10]);
-        for algorithm in [Algorithm::Multimem, Algorithm::CopyEngine] {
-            let e = x.all_reduce_with(ReduceOp::Sum, algorithm).unwrap_err();
-            assert!(matches!(e, Error::Usage { op: "all_reduce", rank: Some(_), .. }), "{e}");
-            assert!(e.to_string().contains(&format!("{algorithm:?}")), "{e}");
-        }
-        x.all_reduce(ReduceOp::Sum).unwrap();
-        assert_eq!(x.local(), [2.0; 10]);
-    })
-    .unwrap();
 }

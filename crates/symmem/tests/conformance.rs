@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use symmem::WorldOptions;
+use symmem::{World, WorldBuilder};
 use symmem_testing::{Ranks, conformance, test_name};
 
-fn options(backend: &str) -> WorldOptions {
-    let timeout = Some(Duration::from_secs(20));
-    WorldOptions { backend: Some(backend.into()), timeout, ..Default::default() }
+fn options(backend: &str) -> WorldBuilder {
+    let timeout = Duration::from_secs(20);
+    World::builder().backend(backend).timeout(timeout)
 }
 
 macro_rules! conforms {
@@ -60,6 +60,7 @@ conforms! {
     group_names_can_be_used_again(3);
     a_name_with_different_members_is_a_mismatch(3);
     pad_sizes_are_checked_and_agreed(3);
+    a_split_groups_by_color_and_orders_by_key(5);
     an_id_gives_the_same_memory_again(2);
     a_pools_buffers_are_symmetric(3);
     all_parts_come_as_a_list(3);
@@ -81,13 +82,19 @@ conforms! {
     bad_collective_calls_are_named(2);
     different_collective_calls_are_told_to_every_rank(3);
     slices_give_the_bits_of_symmetric_memory(3);
-    slices_of_different_groups_do_not_meet(3);
+    slices_of_different_groups_are_kept_apart(3);
+    slices_go_to_the_root_and_come_from_it(3);
+    scans_reduce_the_ranks_up_to_each(4);
+    slices_of_different_lengths_arrive(4);
+    lengths_that_do_not_fit_are_told_to_every_rank(3);
+    elements_larger_than_a_staging_buffer_arrive_whole(3);
     bad_calls_with_slices_are_named(2);
     rows_go_to_the_ranks_they_are_for(3);
     puts_and_gets_reach_every_rank(3);
     a_put_with_a_signal_shows_its_data(3);
     values_in_the_pad_are_set_and_awaited(3);
     elements_are_never_torn(3);
+    atomics_of_all_ranks_count(3);
     words_are_filled_and_written_at_peers(3);
     bad_one_sided_calls_are_named(2);
     giving_up_leaves_a_copy_of_every_element(3);

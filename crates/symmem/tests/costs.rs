@@ -5,16 +5,16 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use symmem::machine::Costs;
+use symmem::internals::Costs;
 use symmem::{Group, ReduceOp, World};
 use symmem_testing::{Ranks, test_name};
 
 /// Nothing is worth a second barrier.
 const DEAR_BARRIERS: Costs =
-    Costs { exchange: u32::MAX, turn: u32::MAX, laid: 1, fresh: 1, ..Costs::BUILT_IN };
-/// Nothing is worth being laid out.
+    Costs { exchange: u32::MAX, switch: u32::MAX, staged: 1, fresh: 1, ..Costs::BUILT_IN };
+/// Nothing is worth being staged.
 const DEAR_LINES: Costs =
-    Costs { exchange: 1, flag: 1, turn: 1, laid: u32::MAX, ..Costs::BUILT_IN };
+    Costs { exchange: 1, flag: 1, switch: 1, staged: u32::MAX, ..Costs::BUILT_IN };
 
 /// Collects what is logged.
 #[derive(Clone, Default)]
@@ -90,8 +90,14 @@ fn ranks_with_different_costs_plan_with_those_of_the_groups_first() {
 /// An exchange costs nothing, and fetching a line all the more: each rank reduces its share, however short.
 #[test]
 fn shares_of_every_length_reach_all_ranks() {
-    const CHEAP_EXCHANGES: Costs =
-        Costs { exchange: 1, flag: 1, turn: 1, laid: 1, fresh: u32::MAX / 64, ..Costs::BUILT_IN };
+    const CHEAP_EXCHANGES: Costs = Costs {
+        exchange: 1,
+        flag: 1,
+        switch: 1,
+        staged: 1,
+        fresh: u32::MAX / 64,
+        ..Costs::BUILT_IN
+    };
     Ranks::new(5).env("COSTS_IN", "{dir}").start(test_name!(), || {
         let rank = std::env::var("RANK").unwrap();
         let path = PathBuf::from(std::env::var_os("COSTS_IN").unwrap()).join(format!("of-{rank}"));

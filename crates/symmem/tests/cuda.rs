@@ -7,10 +7,9 @@
 use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
+use symmem::cuda::Algorithm;
 use symmem::cuda::{Gpu, Stream};
-use symmem::{
-    Algorithm, Bool, Complex, Error, F8E4M3, F8E5M2, Group, GroupOptions, Number, ReduceOp, World,
-};
+use symmem::{Bool, Complex, Error, F8E4M3, F8E5M2, Group, Number, ReduceOp, World};
 use symmem_testing::{Ranks, die, test_name};
 
 mod cuda {
@@ -49,8 +48,8 @@ fn each(test: &'static str, body: impl Fn(&World, &Gpu, &Stream)) {
 /// All ranks, with little patience.
 fn hasty(world: &World) -> Group {
     let all: Vec<usize> = (0..world.size()).collect();
-    let timeout = Some(Duration::from_millis(1500));
-    let group = world.subgroup_with(&all, GroupOptions { timeout, ..Default::default() }).unwrap();
+    let timeout = Duration::from_millis(1500);
+    let group = world.subgroup_builder(&all).timeout(timeout).build().unwrap();
     group.ready().unwrap();
     group
 }

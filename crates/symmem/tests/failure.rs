@@ -34,7 +34,7 @@ mod failure {
         let result = call();
         mark("noticed", "");
         match result.map(drop).map_err(Into::into) {
-            Err(Error::PeerLost { rank, during, how }) => {
+            Err(Error::PeerLost { rank, during, how, .. }) => {
                 println!("{during}: rank {rank} is gone: {how}");
                 assert!(begin.elapsed() < SOON, "told after {:?}", begin.elapsed());
                 rank

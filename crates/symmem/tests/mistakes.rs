@@ -7,15 +7,15 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use symmem::ReduceOp;
 use symmem::store::{MemoryStore, Store, TcpStore};
-use symmem::{Algorithm, Deadline, Error, Result, World, WorldOptions};
-use symmem::{GroupOptions, ReduceOp};
+use symmem::{Algorithm, Deadline, Error, Result, World, WorldBuilder};
 
 /// No test waits as long unless something hangs.
 const LONG: Duration = Duration::from_secs(60);
 
-fn within(timeout: Duration) -> WorldOptions {
-    WorldOptions { timeout: Some(timeout), ..Default::default() }
+fn within(timeout: Duration) -> WorldBuilder {
+    World::builder().timeout(timeout)
 }
 
 /// Lengths whose short hashes are the same, and of which each rank reduces its share: by a hash alone, one rank would get the
@@ -109,8 +109,7 @@ fn an_alignment_that_overflows_is_refused_where_no_rows_follow() {
 fn a_name_with_different_members_is_a_mismatch_on_every_rank() {
     World::threads(3, |world| {
         let members: &[usize] = if world.rank() == 0 { &[0, 1] } else { &[0, 1, 2] };
-        let options = GroupOptions { name: Some("x".into()), ..Default::default() };
-        let e = world.subgroup_with(members, options).unwrap().ready().unwrap_err();
+        let e = world.subgroup_builder(members).name("x").build().unwrap().ready().unwrap_err();
         assert!(matches!(e, Error::Mismatch { what: "members", .. }), "{e}");
         world.barrier().unwrap();
     })

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use half::bf16;
 use symmem::cuda::{Gpu, SignalOp, Stream, Symmetric};
-use symmem::{Error, GroupOptions, Number, ReduceOp, World};
+use symmem::{Error, Number, ReduceOp, World};
 use symmem_testing::{Ranks, test_name};
 
 fn sizes() -> Vec<usize> {
@@ -206,9 +206,8 @@ fn teams_of_every_other_rank_work_at_once() {
 fn signals_in_vain_are_timeouts_on_the_heap_too() {
     each(test_name!(), |world, gpu, stream| {
         let all: Vec<usize> = (0..world.size()).collect();
-        let timeout = Some(Duration::from_millis(1500));
-        let options = GroupOptions { timeout, ..Default::default() };
-        let group = world.subgroup_with(&all, options).unwrap();
+        let timeout = Duration::from_millis(1500);
+        let group = world.subgroup_builder(&all).timeout(timeout).build().unwrap();
         let x = gpu.alloc::<u32>(world, 64).unwrap().rendezvous(&group).unwrap();
         let next = (world.rank() + 1) % world.size();
         let in_vain = |op: &str| {

@@ -5,18 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use symmem::store::MemoryStore;
-use symmem::{DType, Error, Group, GroupOptions, ReduceOp, World, WorldOptions};
+use symmem::{DType, Error, Group, ReduceOp, World};
 
 /// Two ranks as threads over host memory, so that each has its own mapping.
 fn two(body: impl Fn(World) + Sync) {
-    let timeout = Some(Duration::from_secs(20));
-    let options = WorldOptions { backend: Some("host".into()), timeout, ..Default::default() };
+    let timeout = Duration::from_secs(20);
+    let options = World::builder().backend("host").timeout(timeout);
     options.threads(2, body).unwrap();
 }
 
 fn group(world: &World, timeout: Duration) -> Group {
-    let options = GroupOptions { timeout: Some(timeout), ..Default::default() };
-    let group = world.subgroup_with(&[0, 1], options).unwrap();
+    let group = world.subgroup_builder(&[0, 1]).timeout(timeout).build().unwrap();
     world.barrier().unwrap(); // all have created it, so that the shortest timeout is enough
     group.ready().unwrap();
     group
@@ -120,7 +119,7 @@ fn a_group_of_another_world_does_not_make_memory_owned() {
     let store = Arc::new(MemoryStore::new());
     two(|world| {
         let shared = world.alloc::<u8>(8).unwrap().rendezvous(&world).unwrap().share().unwrap();
-        let options = WorldOptions { timeout: Some(LONG), ..Default::default() };
+        let options = World::builder().timeout(LONG);
         let second = options.join(world.rank(), 2, store.clone()).unwrap();
         let e = shared.rendezvous(&second).err().unwrap().error.to_string();
         assert!(e.contains("one of another world"), "{e}");

@@ -4,10 +4,8 @@
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use symmem::{
-    DEFAULT_SIGNAL_PAD_SIZE, GroupOptions, ReduceOp, World, WorldOptions, set_signal_pad_size,
-    signal_pad_size,
-};
+use symmem::internals::{set_signal_pad_size, signal_pad_size};
+use symmem::{DEFAULT_SIGNAL_PAD_SIZE, ReduceOp, World};
 use symmem_testing::{Ranks, test_name};
 
 /// The pad size is a setting of the process: one test at a time may change it.
@@ -54,9 +52,9 @@ fn data_and_pad_do_not_touch() {
         let mut x = world.alloc::<u8>(1).unwrap().rendezvous(&world).unwrap();
         let handle = x.handle().clone();
         let words = handle.signal_pad().words(0).unwrap();
-        words.iter().for_each(|w| w.store(42, symmem::sync::Ordering::Relaxed));
+        words.iter().for_each(|w| w.store(42, std::sync::atomic::Ordering::Relaxed));
         x.local_mut()[0] = 0;
-        assert!(words.iter().all(|w| w.load(symmem::sync::Ordering::Relaxed) == 42));
+        assert!(words.iter().all(|w| w.load(std::sync::atomic::Ordering::Relaxed) == 42));
         assert_eq!((handle.buffer_ptrs()[0] % 128, handle.signal_pad_ptrs()[0] % 128), (0, 0));
     })
     .unwrap();
@@ -65,10 +63,10 @@ fn data_and_pad_do_not_touch() {
 #[test]
 fn a_backend_is_chosen_by_name_and_an_unknown_one_is_refused_with_the_known() {
     for name in ["process", "host"] {
-        let options = WorldOptions { backend: Some(name.into()), ..Default::default() };
+        let options = World::builder().backend(name);
         options.threads(1, |world| assert_eq!(world.backend_name(), name)).unwrap();
     }
-    let options = WorldOptions { backend: Some("cuda".into()), ..Default::default() };
+    let options = World::builder().backend("cuda");
     let e = options.threads(1, drop).unwrap_err().to_string();
     assert_eq!(e, "backend: expected a backend among process, host, got \"cuda\"");
 }
@@ -175,8 +173,7 @@ fn every_synchronisation_leaves_a_record() {
 fn every_collective_leaves_a_record() {
     for len in [4, 40_000] {
         let text = logged(|world| {
-            let options = GroupOptions { name: Some("some".into()), ..Default::default() };
-            let group = world.subgroup_with(&[0], options).unwrap();
+            let group = world.subgroup_builder(&[0]).name("some").build().unwrap();
             let mut x = group.alloc::<u32>(len).unwrap().rendezvous(&group).unwrap();
             let mut out = vec![0; len];
             x.all_reduce(ReduceOp::Sum).unwrap();
@@ -189,8 +186,7 @@ fn every_collective_leaves_a_record() {
             x.scatter(0, &mut out).unwrap();
         });
         let ordinary = logged(|world| {
-            let options = GroupOptions { name: Some("some".into()), ..Default::default() };
-            let group = world.subgroup_with(&[0], options).unwrap();
+            let group = world.subgroup_builder(&[0]).name("some").build().unwrap();
             let (mut input, mut out) = (vec![0_u32; len], vec![0; len]);
             group.all_reduce(&mut input, ReduceOp::Sum).unwrap();
             group.all_gather(&input, &mut out).unwrap();
@@ -217,13 +213,13 @@ fn every_collective_leaves_a_record() {
 
 #[test]
 fn more_than_two_gib_is_a_length_like_any_other() {
-    let options = WorldOptions { backend: Some("host".into()), ..Default::default() };
+    let options = World::builder().backend("host");
     options
         .threads(1, |world| {
             let len = (2 << 30) + 1;
             let x = match world.alloc::<u8>(len) {
                 Ok(x) => x,
-                Err(symmem::Error::Unavailable { what, why }) => {
+                Err(symmem::Error::Unavailable { what, why, .. }) => {
                     return eprintln!("skipped: {what}: {why}");
                 }
                 Err(e) => panic!("{e}"),

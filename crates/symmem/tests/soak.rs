@@ -109,10 +109,12 @@ impl Rank {
 
     fn subgroup(&self) -> symmem::Result<()> {
         let all: Vec<usize> = (0..self.group.size()).collect();
-        self.group.subgroup(&all)?.barrier().map_err(|e| match e {
+        self.group.subgroup(&all)?.barrier().map_err(|mut e| {
             // Numbered as in the group, of which the subgroup has all members.
-            Error::PeerLost { rank, how, .. } => Error::PeerLost { rank, during: "subgroup", how },
-            other => other,
+            if let Error::PeerLost { during, .. } = &mut e {
+                *during = "subgroup";
+            }
+            e
         })
     }
 
@@ -182,7 +184,7 @@ impl Rank {
 
     /// Tells the test whom this rank was told to have lost.
     fn report(&self, e: &Error) {
-        let Error::PeerLost { rank, during, how } = e else { panic!("{e}") };
+        let Error::PeerLost { rank, during, how, .. } = e else { panic!("{e}") };
         mark("noticed", format_args!("{} in {during}: {how}", self.group.world_ranks()[*rank]));
     }
 }

@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use symmem::{Pool, Result, World, WorldOptions};
+use symmem::{Pool, Result, World};
 
 const RANKS: usize = 3;
 const ROUNDS: u64 = 50;
@@ -180,11 +180,7 @@ fn main() {
     ];
     for (name, check) in checks {
         let start = Instant::now();
-        let options = WorldOptions {
-            backend: Some("process".into()),
-            timeout: Some(LIMIT),
-            ..Default::default()
-        };
+        let options = World::builder().backend("process").timeout(LIMIT);
         let ended = options.threads(RANKS, |world| check(&world)).unwrap();
         ended.into_iter().for_each(|result| result.unwrap());
         println!("{name}: {:.1} s", start.elapsed().as_secs_f32());

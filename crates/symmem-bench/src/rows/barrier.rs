@@ -1,8 +1,8 @@
 //! The barrier of a group.
 
 use anyhow::Result;
+use std::sync::atomic::Ordering;
 use symmem::Group;
-use symmem::sync::Ordering;
 
 use super::super::board::Board;
 use super::super::measure::Case;

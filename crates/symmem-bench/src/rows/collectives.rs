@@ -82,7 +82,7 @@ impl Way for Library {
         data: Data<'a, T>,
         board: &'a Board<'a>,
     ) -> Box<dyn Case + 'a> {
-        let algorithm = algorithm(measure.algorithm);
+        let algorithm = algorithm(measure.algorithm).on_host().unwrap_or_default();
         Box::new(Collective { data, board, algorithm, repeated: measure.batch > 1 })
     }
 }

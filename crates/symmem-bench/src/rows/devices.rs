@@ -7,9 +7,10 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use std::sync::atomic::Ordering;
+use symmem::cuda::Algorithm;
 use symmem::cuda::{Buffer, Graph, Symmetric};
-use symmem::sync::Ordering;
-use symmem::{Algorithm, Group, ReduceOp};
+use symmem::{Group, ReduceOp};
 
 use super::super::board::Board;
 use super::super::clock;

@@ -1,8 +1,8 @@
 //! What the machine itself allows: flags between processes, with nothing around them.
 
 use anyhow::Result;
+use std::sync::atomic::Ordering;
 use symmem::Symmetric;
-use symmem::sync::Ordering;
 
 use super::super::board::Board;
 use super::super::measure::Case;

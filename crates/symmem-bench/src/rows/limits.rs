@@ -1,7 +1,7 @@
 //! The floors of the collectives: the bare data movement in the same kind of memory, between two exchanges of flags.
 //!
 //! An all-reduce is the two-shot (each rank adds up its share and stores it with all), with up to 64 bytes one exchange
-//! and nothing else, since so much fits beside a flag. What is added of 16-bit floats are their bits: no converting.
+//! and nothing else, since so much fits next to a flag. What is added of 16-bit floats are their bits: no converting.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! The rendezvous of a further allocation in a group that has met before.
+//! The rendezvous of a further allocation in a group that is formed already.
 
 use std::time::Duration;
 

@@ -102,6 +102,13 @@ impl<'a> Case<'a> {
             ms(*limit),
             ms(*starved)
         );
+        let others = self.in_call(record).filter(|r| r.rank != *rank).map(|r| {
+            let after = ms(r.enter) - ms(*enter);
+            let (took, starved) = (ms(r.leave.saturating_sub(r.enter)), ms(r.starved));
+            let Record { rank, outcome, .. } = r;
+            format!("\n    rank {rank}: {after:+.1} ms, took {took:.1} (no core for {starved:.1}): {outcome:?}")
+        });
+        let text = others.fold(text, |text, other| text + &other);
         self.found.push((*leave, Violation { class: class.to_owned(), text }));
     }
 
@@ -234,8 +241,9 @@ impl<'a> Case<'a> {
         if round.faulty || lost || behind || record.leave == 0 || record.part >= RECOVERY {
             return;
         }
-        // The machine itself was too slow to tell.
-        if record.starved + self.stalled(record.enter, record.leave) > record.limit / 4 {
+        // The machine itself was too slow to tell: this rank, or one that it waited for, got no core.
+        let starved = self.in_call(record).map(|r| r.starved).max().unwrap_or(0);
+        if starved + self.stalled(record.enter, record.leave) > record.limit / 4 {
             return;
         }
         let key = (record.lane, record.call, record.part);

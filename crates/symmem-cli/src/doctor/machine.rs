@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use rustix::fs::{Access, MemfdFlags, SealFlags, access, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::process::{Resource, getrlimit};
 
-use symmem::machine::{InUse, Origin};
+use symmem::internals::{InUse, Origin};
 use symmem_sys::Library;
 
 use super::{Row, backends, checked, row};

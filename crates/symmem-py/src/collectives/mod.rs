@@ -6,8 +6,8 @@ pub(crate) mod one_sided;
 pub(crate) mod slices;
 
 use pyo3::prelude::*;
-use symmem::cuda::{self, Stream, ViewMut};
-use symmem::{Algorithm, Element, Error, Number, ReduceOp, Symmetric};
+use symmem::cuda::{self, Algorithm, Stream, ViewMut};
+use symmem::{Element, Error, Number, ReduceOp, Symmetric};
 
 use crate::argument::Slice;
 use crate::dtype::Type;
@@ -50,7 +50,12 @@ macro_rules! collectives {
         impl Call {
             fn on_host<T: Number>(&mut self, memory: &mut Symmetric<T>, $out: &mut [T]) -> symmem::Result<()> {
                 let Self { op: $op, algorithm: $algorithm, root: $root, columns: $columns, rows: $rows, .. } = self;
-                let ($op, $algorithm, $root, $columns) = (*$op, *$algorithm, *$root, *$columns);
+                let ($op, $root, $columns) = (*$op, *$root, *$columns);
+                let $algorithm = $algorithm.on_host().ok_or_else(|| {
+                    let got = format!("{:?}", *$algorithm);
+                    let refused = Error::usage(self.collective.shown(), "an algorithm for host memory", got);
+                    refused.at_rank(memory.group().rank())
+                })?;
                 match self.collective {
                     $(Collective::$variant => memory.$method($($argument),*),)*
                 }
@@ -79,12 +84,10 @@ macro_rules! collectives {
                 match self.collective {
                     $($(Collective::$variant => group.$slices($($given),*),)?)*
                     #[allow(unreachable_patterns, reason = "most have no such method")]
-                    _ => Err(Error::Usage {
-                        op: self.collective.shown(),
-                        rank: Some(group.rank()),
-                        expected: "symmetric memory".into(),
-                        got: "an ordinary array".into(),
-                    }),
+                    _ => {
+                        let op = self.collective.shown();
+                        Err(Error::usage(op, "symmetric memory", "an ordinary array").at_rank(group.rank()))
+                    }
                 }
             }
         }
@@ -287,12 +290,7 @@ impl Handle {
 
 /// Structs have no name in Python, and so are in no call.
 fn no_element(call: &Call) -> Error {
-    Error::Usage {
-        op: call.collective.shown(),
-        rank: None,
-        expected: "a type that Python has".into(),
-        got: "a struct".into(),
-    }
+    Error::usage(call.collective.shown(), "a type that Python has", "a struct")
 }
 
 /// A part of a device's memory, to call collectives on.
@@ -333,12 +331,7 @@ impl Rows {
     }
 
     fn of(given: &mut Option<Self>) -> symmem::Result<&mut Self> {
-        given.as_mut().ok_or_else(|| Error::Usage {
-            op: ROWS,
-            rank: None,
-            expected: "rows".into(),
-            got: "none".into(),
-        })
+        given.as_mut().ok_or_else(|| Error::usage(ROWS, "rows", "none"))
     }
 }
 
@@ -377,11 +370,10 @@ impl<T: Element> DeviceRows<T> for cuda::Symmetric<T> {
         stream: &Stream,
     ) -> symmem::Result<()> {
         let Rows { len, align, splits: (handle, offset, count), received } = Rows::of(rows)?;
-        let device = handle.cuda().ok_or_else(|| Error::Usage {
-            op: ROWS,
-            rank: Some(handle.raw().rank()),
-            expected: "splits on the device of the rows".into(),
-            got: "splits on the host".into(),
+        let device = handle.cuda().ok_or_else(|| {
+            let refused =
+                Error::usage(ROWS, "splits on the device of the rows", "splits on the host");
+            refused.at_rank(handle.raw().rank())
         })?;
         let splits = &mut device_part(device, *offset, *count)?;
         // SAFETY: `Rows::new` checked type and place; S2 as documented for users.

@@ -28,8 +28,8 @@ pub(crate) enum Direction {
 /// Words of a rank's memory to set; checked by the library, with PyTorch's words in the messages.
 #[derive(Clone, Copy)]
 pub(crate) enum Words {
-    Fill { rank: usize, at: i64, value: i64, count: i64 },
-    Write { rank: usize, at: i64, value: i64 },
+    Fill { rank: usize, at: usize, value: u32, count: usize },
+    Write { rank: usize, at: usize, value: u32 },
 }
 
 impl Handle {

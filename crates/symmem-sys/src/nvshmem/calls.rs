@@ -346,7 +346,8 @@ impl Nvshmem {
         // SAFETY: all functions of that form have this type.
         let function = unsafe { self.library.function::<Reduce>(&symbol) };
         let call = "nvshmemx_reduce_on_stream";
-        let missing = || Failure { call, why: format!("this version of NVSHMEM has no {symbol}") };
+        let why = || format!("this version of NVSHMEM has no {symbol}");
+        let missing = || Failure { call, status: None, why: why() };
         // SAFETY: as the caller promises.
         let status = unsafe { function.ok_or_else(missing)?(team.0, to, from, count, s.raw()) };
         checked(call, Ok(status))

@@ -23,17 +23,20 @@ pub type Result<T> = std::result::Result<T, Failure>;
 pub struct Failure {
     /// The function.
     pub call: &'static str,
-    /// The library's status, or that it does not have the function.
+    /// The library's status; none where it does not have the function.
+    pub status: Option<i32>,
+    /// The same in words.
     pub why: String,
 }
 
 impl Failure {
     fn status(call: &'static str, status: i32) -> Self {
-        Self { call, why: format!("status {status}") }
+        Self { call, status: Some(status), why: format!("status {status}") }
     }
 
     fn missing_symbol(call: &'static str) -> Self {
-        Self { call, why: "this version of NVSHMEM does not have it".to_owned() }
+        let why = "this version of NVSHMEM does not have it".to_owned();
+        Self { call, status: None, why }
     }
 }
 

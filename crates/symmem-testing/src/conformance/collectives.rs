@@ -3,8 +3,8 @@
 use super::SOON;
 use half::{bf16, f16};
 use symmem::{
-    Algorithm, Bool, Complex, Element, Error, F8E4M3, F8E5M2, GroupOptions, Number, Pool, ReduceOp,
-    Symmetric, World,
+    Algorithm, Bool, Complex, Element, Error, F8E4M3, F8E5M2, Number, Pool, ReduceOp, Symmetric,
+    World,
 };
 
 /// Numbers that tell every mistake, different for each rank and element.
@@ -230,8 +230,8 @@ pub fn small_collectives_follow_each_other(world: World) {
 /// memory is as it was, because nobody came to the work.
 pub fn a_collective_that_gave_up_needs_a_resync(world: World) {
     let all: Vec<usize> = (0..world.size()).collect();
-    let timeout = Some(std::time::Duration::from_millis(200));
-    let group = world.subgroup_with(&all, GroupOptions { timeout, ..Default::default() }).unwrap();
+    let timeout = std::time::Duration::from_millis(200);
+    let group = world.subgroup_builder(&all).timeout(timeout).build().unwrap();
     group.ready().unwrap();
     let out_of_step = |e: Error| {
         let what = "gave up all_reduce of";

@@ -1,6 +1,6 @@
 //! What groups promise.
 
-use symmem::{Error, GroupOptions, World};
+use symmem::{Error, World};
 
 use super::{SHORT, SOON};
 
@@ -55,10 +55,7 @@ pub fn groups_do_not_share_signals(world: World) {
 
 /// A group name is free again once its group is gone, for any members.
 pub fn group_names_can_be_used_again(world: World) {
-    let named = |ranks: &[usize]| {
-        let options = GroupOptions { name: Some("tp".into()), ..Default::default() };
-        world.subgroup_with(ranks, options)
-    };
+    let named = |ranks: &[usize]| world.subgroup_builder(ranks).name("tp").build();
     for round in 0..5 {
         let ranks = [round % 2, round % 2 + 1];
         if ranks.contains(&world.rank()) {
@@ -73,11 +70,10 @@ pub fn group_names_can_be_used_again(world: World) {
 
 /// Ranks that give one name to groups of different members all learn it; the next attempt works.
 pub fn a_name_with_different_members_is_a_mismatch(world: World) {
-    let options = || GroupOptions { name: Some("x".into()), ..Default::default() };
     let all: Vec<usize> = (0..world.size()).collect();
     let ours: Vec<usize> = if world.rank() == 0 { vec![0, 1] } else { all.clone() };
     // Ranks from 2 on are in no group of rank 0's, and are told by rank 1.
-    let group = world.subgroup_with(&ours, options()).unwrap();
+    let group = world.subgroup_builder(&ours).name("x").build().unwrap();
     for _ in 0..2 {
         let e = group.ready().unwrap_err();
         let Error::Mismatch { what: "members", rank, .. } = e else { panic!("{e}") };
@@ -86,9 +82,9 @@ pub fn a_name_with_different_members_is_a_mismatch(world: World) {
     world.barrier().unwrap();
     drop(group);
     world.barrier().unwrap();
-    world.subgroup_with(&all, options()).unwrap().barrier().unwrap();
+    world.subgroup_builder(&all).name("x").build().unwrap().barrier().unwrap();
     if world.rank() < 2 {
-        world.subgroup_with(&[0, 1], options()).unwrap().barrier().unwrap();
+        world.subgroup_builder(&[0, 1]).name("x").build().unwrap().barrier().unwrap();
     }
     world.barrier().unwrap();
 }
@@ -97,10 +93,7 @@ pub fn a_name_with_different_members_is_a_mismatch(world: World) {
 pub fn pad_sizes_are_checked_and_agreed(world: World) {
     let n = world.size();
     let all: Vec<usize> = (0..n).collect();
-    let with = |bytes| {
-        let options = GroupOptions { signal_pad_size: Some(bytes), ..Default::default() };
-        world.subgroup_with(&all, options)
-    };
+    let with = |bytes| world.subgroup_builder(&all).signal_pad_size(bytes).build();
     for bad in [0, 4 * n - 4, 4 * n + 1, usize::MAX] {
         assert!(with(bad).unwrap_err().to_string().contains("a signal pad size in"));
     }
@@ -126,4 +119,35 @@ pub fn senseless_groups_are_refused(world: World) {
     own.barrier().unwrap();
     let x = own.alloc::<u8>(3).unwrap().rendezvous(&own).unwrap();
     x.share().unwrap().release().unwrap();
+}
+
+/// Ranks of a colour form a group in the order of their keys; those without one are in none.
+pub fn a_split_groups_by_color_and_orders_by_key(world: World) {
+    let (n, own) = (world.size(), world.rank());
+    for round in 0..3 {
+        let color = (own + 1 != n).then_some((own % 2) as u64);
+        let group = world.split(color, -(own as i64)).unwrap();
+        let Some(group) = group else {
+            assert_eq!(own + 1, n);
+            continue;
+        };
+        let mut members: Vec<usize> = (0..n - 1).filter(|r| r % 2 == own % 2).collect();
+        members.reverse();
+        assert_eq!(group.world_ranks(), members);
+        assert_eq!(group.world_ranks()[group.rank()], own);
+        let mut all = vec![0; members.len()];
+        group.all_gather(&[own + round], &mut all).unwrap();
+        assert_eq!(all, members.iter().map(|rank| rank + round).collect::<Vec<_>>());
+        let mut x = group.alloc::<usize>(3).unwrap().rendezvous(&group).unwrap();
+        x.local_mut().fill(own);
+        let shared = x.share().unwrap();
+        let read = |rank| shared.peer(rank).unwrap()[2];
+        assert!((0..group.size()).all(|rank| read(rank) == members[rank]));
+        let inner = group.split(Some(u64::MAX), 0).unwrap().unwrap(); // equal keys keep the order
+        assert_eq!(inner.world_ranks(), members);
+        shared.release().unwrap();
+    }
+    let e = if own == 0 { world.barrier() } else { world.split(None, 0).map(drop) };
+    assert!(n == 1 || matches!(e, Err(Error::Mismatch { what: "operation", .. })), "{e:?}");
+    world.barrier().unwrap();
 }

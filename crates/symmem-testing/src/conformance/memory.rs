@@ -54,16 +54,16 @@ pub fn memory_starts_as_zero(world: World) {
     let x = x.rendezvous(&world).unwrap();
     for rank in 0..world.size() {
         let words = x.handle().signal_pad().words(rank).unwrap();
-        assert!(words.iter().all(|w| w.load(symmem::sync::Ordering::Relaxed) == 0));
+        assert!(words.iter().all(|w| w.load(std::sync::atomic::Ordering::Relaxed) == 0));
     }
     world.barrier().unwrap();
 }
 
 fn check_handle(world: &World, handle: &Handle) {
-    assert_eq!((handle.rank(), handle.world_size()), (world.rank(), world.size()));
+    assert_eq!((handle.rank(), handle.size()), (world.rank(), world.size()));
     assert_eq!(handle.group().name(), "world");
     assert_eq!(handle.buffer_size(), 400);
-    assert_eq!(handle.signal_pad_size(), symmem::signal_pad_size());
+    assert_eq!(handle.signal_pad_size(), symmem::DEFAULT_SIGNAL_PAD_SIZE);
     assert_eq!(handle.device().to_string(), "host");
     assert_eq!(handle.multicast_ptr(), None);
     assert_eq!(handle.buffer_ptrs().len(), world.size());
@@ -177,7 +177,7 @@ pub fn a_pools_buffers_are_symmetric(world: World) {
         pad.words(world.rank())
             .unwrap()
             .iter()
-            .all(|w| w.load(symmem::sync::Ordering::Relaxed) == 0)
+            .all(|w| w.load(std::sync::atomic::Ordering::Relaxed) == 0)
     );
     world.barrier().unwrap();
     pad.put(next(&world), 0, SOON).unwrap();

@@ -1,7 +1,7 @@
 //! What the phase of one-sided access promises.
 
 use half::bf16;
-use symmem::{Error, Number, Symmetric, World};
+use symmem::{Atomic, Error, Number, Symmetric, World};
 
 use super::{SHORT, SOON, next, previous};
 
@@ -108,6 +108,47 @@ pub fn words_are_filled_and_written_at_peers(world: World) {
     assert!(e.contains("offset + count (65) exceeded the numel of the input (64)"), "{e}");
     let e = open.write_value32(to, 64, 1).unwrap_err().to_string();
     assert!(e.contains("exceeded the numel of the input (64)"), "{e}");
+    open.close().unwrap();
+}
+
+/// Additions and exchanges of all ranks on one element all count, and what was written before them is seen after.
+pub fn atomics_of_all_ranks_count(world: World) {
+    fn count<T: Atomic + PartialEq + From<bool>>(world: &World, zero: T, to: impl Fn(usize) -> T) {
+        let (n, own) = (world.size(), world.rank());
+        let open = zeros::<T>(world, 3).open().unwrap();
+        let drawn: Vec<T> =
+            (0..100).map(|_| open.fetch_add(0, 1, T::from(true)).unwrap()).collect();
+        world.barrier().unwrap();
+        let mut total = [zero];
+        open.get(0, 1, &mut total).unwrap();
+        assert!(total == [to(100 * n)], "{total:?}");
+        let mut all = vec![zero; 100 * n];
+        world.all_gather(&drawn, &mut all).unwrap();
+        assert!((0..100 * n).all(|i| all.contains(&to(i))), "each was drawn once");
+        // A lock around a plain counter.
+        for _ in 0..50 {
+            while open.compare_swap(0, 0, zero, to(own + 1)).unwrap() != zero {
+                world.check().unwrap();
+                std::thread::yield_now();
+            }
+            let mut inside = [zero];
+            open.get(0, 2, &mut inside).unwrap();
+            let next = (0..50 * n).find(|&i| to(i) == inside[0]).unwrap() + 1;
+            open.put(0, 2, &[to(next)]).unwrap();
+            assert!(open.compare_swap(0, 0, to(own + 1), zero).unwrap() == to(own + 1));
+        }
+        let x = open.close().unwrap();
+        assert!(own != 0 || x.local()[2] == to(50 * n));
+    }
+    count::<u32>(&world, 0, |i| i as u32);
+    count::<i32>(&world, 0, |i| i as i32);
+    count::<u64>(&world, 0, |i| i as u64);
+    count::<i64>(&world, 0, |i| i as i64);
+    let open = zeros::<u32>(&world, 3).open().unwrap();
+    let e = open.fetch_add(0, 3, 1).unwrap_err().to_string();
+    assert!(e.contains("fetch_add: expected elements within the 3 of rank 0, got 1 at 3"), "{e}");
+    let e = open.compare_swap(world.size(), 0, 1, 1).unwrap_err().to_string();
+    assert!(e.contains("compare_swap: expected a rank in [0"), "{e}");
     open.close().unwrap();
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use symmem::{Error, GroupOptions, World};
+use symmem::{Error, World};
 
 use super::SOON;
 
@@ -44,9 +44,8 @@ pub fn different_calls_are_told_to_every_rank(world: World) {
 
 /// A phase that was given up at its deadline holds nobody back once the others have come.
 pub fn an_abandoned_share_does_not_block_the_group(world: World) {
-    let short = GroupOptions { timeout: Some(Duration::from_millis(50)), ..Default::default() };
     let all: Vec<usize> = (0..world.size()).collect();
-    let group = world.subgroup_with(&all, short).unwrap();
+    let group = world.subgroup_builder(&all).timeout(Duration::from_millis(50)).build().unwrap();
     group.ready().unwrap();
     let x = world.alloc::<u8>(1).unwrap().rendezvous(&group).unwrap();
     let y = world.alloc::<u8>(1).unwrap().rendezvous(&group).unwrap();

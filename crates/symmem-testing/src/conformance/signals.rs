@@ -75,7 +75,7 @@ pub fn a_barrier_that_timed_out_is_resumed(world: World) {
 
 /// The user's pad is the user's: built-in synchronisation leaves it alone, and its protocol works.
 pub fn the_allocations_pad_belongs_to_the_user(world: World) {
-    use symmem::sync::Ordering::Relaxed;
+    use std::sync::atomic::Ordering::Relaxed;
     let x = world.alloc::<u32>(10).unwrap().rendezvous(&world).unwrap();
     let y = world.alloc::<u32>(10).unwrap().rendezvous(&world).unwrap();
     let own = x.handle().signal_pad().words(world.rank()).unwrap();
@@ -101,7 +101,7 @@ pub fn the_allocations_pad_belongs_to_the_user(world: World) {
 
 /// Word `ws · channel + source`, as PyTorch's kernels have it.
 pub fn the_pads_layout_is_pytorchs(world: World) {
-    use symmem::sync::Ordering::{Acquire, Relaxed};
+    use std::sync::atomic::Ordering::{Acquire, Relaxed};
     let x = world.alloc::<u32>(1).unwrap().rendezvous(&world).unwrap();
     let pad = x.handle().signal_pad();
     let n = world.size();

@@ -14,25 +14,20 @@ const NAME: &str = "all_reduce";
 /// Sets calls whose result goes elsewhere apart from those in place.
 const INTO: [usize; 3] = [1, 0, 0];
 
-/// How a collective is done. All ways give the same bits but [`Algorithm::Multimem`].
+/// How an all-reduce is done. All ways give the same bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Algorithm {
     /// Whichever should be the fastest.
     #[default]
     Auto,
-    /// Every rank writes its elements beside its flag, and reduces what all have written: one barrier. Longer parts go
+    /// Every rank writes its elements next to its flag, and reduces what all have written: one barrier. Longer parts go
     /// piece by piece.
     Staged,
     /// Every rank reduces all elements for itself.
     OneShot,
     /// Every rank reduces its share of the elements and stores it with all: each byte crosses once each way.
     TwoShot,
-    /// On devices with multicast: the switch adds up what it loads from all ranks, in an order of its own, and stores the
-    /// same with all. Sums of f32, f16 and bf16.
-    Multimem,
-    /// On devices: the copy engine moves the bytes and leaves the multiprocessors to others.
-    CopyEngine,
 }
 
 impl<T: Number> Symmetric<T> {
@@ -59,6 +54,18 @@ impl<T: Number> Symmetric<T> {
     }
 
     /// Into `out`, leaving this memory as it is. Collective.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let mut x = world.alloc::<i32>(2)?.rendezvous(&world)?;
+    /// x.local_mut().copy_from_slice(&[1, 2]);
+    /// let mut sum = [0; 2];
+    /// x.all_reduce_into(symmem::ReduceOp::Sum, &mut sum)?;
+    /// assert_eq!((sum, x.local()), ([2, 4], &[1, 2][..]));
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn all_reduce_into(&mut self, op: ReduceOp, out: &mut [T]) -> Result<()> {
         let reduce = loop_for::<T>(self.group(), NAME, op)?;
         check_len(self.group(), NAME, "an output", self.len(), out.len())?;
@@ -80,10 +87,6 @@ impl<T: Number> Symmetric<T> {
 fn choose(memory: &Memory, algorithm: Algorithm) -> Result<Way> {
     let (group, bytes) = (memory.group(), memory.bytes());
     let chosen = match algorithm {
-        Algorithm::Multimem | Algorithm::CopyEngine => {
-            let expected = "an algorithm for host memory".to_owned();
-            return Err(group.usage(NAME, expected, format!("{algorithm:?}")));
-        }
         // What travels in the line of the flag needs no thought, and has no time for any.
         Algorithm::Auto if bytes <= Staging::TINY => Algorithm::Staged,
         Algorithm::Auto => {

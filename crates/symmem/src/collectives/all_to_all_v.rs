@@ -161,6 +161,22 @@ impl<T: Element> Symmetric<T> {
     ///
     /// `out` is equally long on all ranks. If any rank's does not hold all it would get, every rank gets an error and
     /// nothing is written.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// // Two rows of one element: each rank sends one row to each.
+    /// let mut x = world.alloc::<usize>(2)?.rendezvous(&world)?;
+    /// x.local_mut().copy_from_slice(&[10 * world.rank(), 10 * world.rank() + 1]);
+    /// let mut splits = world.alloc::<i64>(2)?.rendezvous(&world)?;
+    /// splits.local_mut().fill(1);
+    /// let (mut out, mut received) = ([0; 2], [0; 4]);
+    /// x.all_to_all_v(1, &mut splits, &mut out, &mut received)?;
+    /// assert_eq!(out, [world.rank(), 10 + world.rank()]);
+    /// assert_eq!(received, [1, 1, 0, 1]); // rows from each rank, and where they begin
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn all_to_all_v(
         &mut self,
         row_len: usize,

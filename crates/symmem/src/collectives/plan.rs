@@ -27,7 +27,7 @@ pub fn choose(bytes: usize, ranks: usize) -> Algorithm {
     if bytes <= Staging::TINY { Algorithm::Staged } else { quickest(&here(ranks), bytes, ranks) }
 }
 
-/// Whether parts of `bytes` that are only read are better laid out beside the flags, which saves the closing barrier,
+/// Whether parts of `bytes` that are only read are better staged next to the flags, which saves the closing barrier,
 /// than read where they are, which saves laying them out; between `ranks` of this machine.
 pub fn is_small(bytes: usize, ranks: usize) -> bool {
     bytes <= Staging::TINY || small(&here(ranks), bytes, ranks)
@@ -48,7 +48,7 @@ pub(super) fn estimate(rates: &Rates, bytes: usize, ranks: usize) -> [Estimate; 
 
 const ALGORITHMS: [Algorithm; 3] = [Algorithm::Staged, Algorithm::OneShot, Algorithm::TwoShot];
 
-/// Lines that a core takes from a peer at once. Each that is laid out beyond waits for the one before: about as long as two
+/// Lines that a core takes from a peer at once. Each that is staged beyond waits for the one before: about as long as two
 /// lines take in a stream.
 const AT_ONCE: u64 = 16;
 
@@ -58,12 +58,12 @@ fn picoseconds(rates: &Rates, bytes: usize, ranks: usize) -> [u64; 3] {
     let (ranks, peers) = (ranks as u64, ranks.saturating_sub(1) as u64);
     // Costs come from a file: whatever it says, this does not overflow.
     let all = |each: u64| lines.saturating_mul(each);
-    let fetched = all(rates.laid + peers * rates.fresh);
+    let fetched = all(rates.staged + peers * rates.fresh);
     let staged = if bytes <= Staging::TINY {
         rates.exchange // it travels in the line of the flag
     } else {
         let pieces = bytes.div_ceil(STAGE) as u64;
-        let dearer = (2 * rates.moved).saturating_sub(rates.laid);
+        let dearer = (2 * rates.moved).saturating_sub(rates.staged);
         let late = lines.saturating_sub(AT_ONCE).saturating_mul(dearer);
         pieces.saturating_mul(rates.exchange).saturating_add(fetched).saturating_add(late)
     };
@@ -87,17 +87,17 @@ pub(super) fn quickest(rates: &Rates, bytes: usize, ranks: usize) -> Algorithm {
 
 pub(super) fn small(rates: &Rates, bytes: usize, ranks: usize) -> bool {
     let (lines, peers) = (bytes.div_ceil(super::LINE) as u64, ranks.saturating_sub(1) as u64);
-    let laid = rates.laid + peers * rates.fresh.saturating_sub(rates.settled);
-    bytes <= STAGE && lines * laid <= rates.exchange
+    let staged = rates.staged + peers * rates.fresh.saturating_sub(rates.settled);
+    bytes <= STAGE && lines * staged <= rates.exchange
 }
 
-/// Whether, of `bytes` that every rank has laid out, each rank better reduces all for itself than its share for all, which
+/// Whether, of `bytes` that every rank has staged, each rank better reduces all for itself than its share for all, which
 /// takes an exchange more.
 pub(super) fn at_once(rates: &Rates, bytes: usize, ranks: usize) -> bool {
     let (lines, ranks) = (bytes.div_ceil(super::LINE) as u64, ranks.max(1) as u64);
     let fetched = (ranks - 1) * rates.fresh;
     let alone = lines.saturating_mul(fetched);
-    let share = lines.div_ceil(ranks).saturating_mul(2 * fetched + rates.laid);
+    let share = lines.div_ceil(ranks).saturating_mul(2 * fetched + rates.staged);
     alone <= rates.exchange.saturating_add(share)
 }
 
@@ -165,8 +165,8 @@ mod tests {
     fn crossings(costs: Costs) -> [usize; 2] {
         let rates = costs.among(4, 8);
         let staged = |bytes: &usize| quickest(&rates, *bytes, 4) == Algorithm::Staged;
-        let beside = |bytes: &usize| small(&rates, *bytes, 4);
-        [(0..STAGE).take_while(staged).count(), (0..STAGE).take_while(beside).count()]
+        let is_small = |bytes: &usize| small(&rates, *bytes, 4);
+        [(0..STAGE).take_while(staged).count(), (0..STAGE).take_while(is_small).count()]
     }
 
     #[test]
@@ -178,7 +178,7 @@ mod tests {
         assert!(later > reduced && read_later > read, "barriers are saved longer");
         let [flags, _] = crossings(Costs { flag: 100_000, ..usual });
         assert!(flags > reduced);
-        for dearer in [Costs { laid: 20_000, ..usual }, Costs { fresh: 20_000, ..usual }] {
+        for dearer in [Costs { staged: 20_000, ..usual }, Costs { fresh: 20_000, ..usual }] {
             let [sooner, read_sooner] = crossings(dearer);
             assert!(sooner < reduced && read_sooner < read, "{dearer:?}");
         }
@@ -186,7 +186,7 @@ mod tests {
         assert!(moved > reduced);
         let [_, settled] = crossings(Costs { settled: 5_000, ..usual });
         assert!(settled > read);
-        assert_eq!(crossings(Costs { turn: 1, ..usual }), [reduced, read], "all have a core");
+        assert_eq!(crossings(Costs { switch: 1, ..usual }), [reduced, read], "all have a core");
     }
 
     #[test]

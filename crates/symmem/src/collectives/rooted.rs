@@ -15,6 +15,18 @@ const SCATTER: &str = "scatter";
 
 impl<T: Number> Symmetric<T> {
     /// On rank `root`, `out` becomes the reduction of all ranks' elements; on others it is not looked at. Collective.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let mut x = world.alloc::<i32>(2)?.rendezvous(&world)?;
+    /// x.local_mut().fill(3);
+    /// let mut sum = [0; 2];
+    /// x.reduce(symmem::ReduceOp::Sum, 0, &mut sum)?;
+    /// assert_eq!(sum, if world.rank() == 0 { [6; 2] } else { [0; 2] });
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn reduce(&mut self, op: ReduceOp, root: usize, out: &mut [T]) -> Result<()> {
         let reduction = loop_for::<T>(self.group(), REDUCE, op)?;
         if self.is_root(REDUCE, root)? {
@@ -26,6 +38,18 @@ impl<T: Number> Symmetric<T> {
 
 impl<T: Element> Symmetric<T> {
     /// On rank `root`, `out` becomes all ranks' elements, by rank; on others it is not looked at. Collective.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let mut x = world.alloc::<usize>(1)?.rendezvous(&world)?;
+    /// x.local_mut()[0] = world.rank();
+    /// let mut all = [7; 2];
+    /// x.gather(1, &mut all)?;
+    /// assert_eq!(all, if world.rank() == 1 { [0, 1] } else { [7, 7] });
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn gather(&mut self, root: usize, out: &mut [T]) -> Result<()> {
         if self.is_root(GATHER, root)? {
             let expected = self.len() * self.group().size();
@@ -35,6 +59,18 @@ impl<T: Element> Symmetric<T> {
     }
 
     /// The elements of rank `root` are one block for each rank; `out` becomes that for this one. Collective.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let mut x = world.alloc::<usize>(2)?.rendezvous(&world)?;
+    /// x.local_mut().copy_from_slice(&[4, 5]);
+    /// let mut own = [0];
+    /// x.scatter(0, &mut own)?;
+    /// assert_eq!(own, [4 + world.rank()]);
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn scatter(&mut self, root: usize, out: &mut [T]) -> Result<()> {
         let block = block_len(self.group(), SCATTER, self.len())?;
         self.is_root(SCATTER, root)?;

@@ -5,41 +5,28 @@
 //! call on the group, and of whatever takes results off the device, until all ranks call [`Group::resync`](crate::Group::resync).
 
 mod collectives;
-mod comm;
-mod copies;
-mod failures;
-mod gpu;
-mod graph;
-mod kernels;
-mod layout;
-mod mailbox;
-mod module;
-mod multimem;
+mod device;
+mod group;
 pub(crate) mod nvshmem;
-mod order;
-mod placement;
-mod replays;
-mod room;
-mod rows;
 mod signals;
 mod stream;
 mod symmetric;
-mod tiles;
 
-pub use gpu::Gpu;
-pub use graph::Graph;
+pub use collectives::algorithm::Algorithm;
+pub use collectives::tiles::{Tile, TileMut};
+pub use device::gpu::Gpu;
 #[doc(hidden)]
-pub use kernels::ptx_files;
-pub use layout::DeviceHandle;
-pub use module::{HEADER, Kernel, Module, Parameter};
+pub use device::kernels::ptx_files;
+pub use device::module::{HEADER, Kernel, Module, Parameter};
+pub use group::layout::DeviceHandle;
 pub use nvshmem::{Nvshmem, SignalOp};
 pub use signals::Until;
 pub use stream::Stream;
+pub use stream::graph::Graph;
 pub use symmetric::{Buffer, Symmetric, View, ViewMut};
-pub use tiles::{Tile, TileMut};
 
-pub(crate) use gpu::InUse;
-pub(crate) use rows::Rows;
+pub(crate) use collectives::rows::Rows;
+pub(crate) use device::gpu::InUse;
 pub(crate) use symmetric::upload;
 
 use symmem_sys::cuda::Failure;
@@ -48,5 +35,6 @@ use crate::error::Error;
 
 /// The driver's failure, as an error of this library.
 pub(crate) fn failed(failure: Failure) -> Error {
-    Error::Driver { call: failure.call, why: failure.to_string() }
+    let (call, code, why) = (failure.call, Some(failure.code), failure.to_string());
+    Error::Driver { library: "CUDA", call, code, why }
 }

@@ -7,15 +7,15 @@
 use std::ffi::c_void;
 use std::time::Duration;
 
-use super::comm::out_of_reach;
-use super::kernels::parameters;
-use super::layout::DeviceHandle;
-use super::stream::Stream;
 use super::symmetric::{Symmetric, View, ViewMut};
+use crate::cuda::device::kernels::parameters;
+use crate::cuda::group::comm::out_of_reach;
+use crate::cuda::group::layout::DeviceHandle;
+use crate::cuda::stream::Stream;
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::group::op_code;
-use crate::symmetric::{fill_range, write_place};
+use crate::symmetric::{check_place, fill_range};
 
 /// What a wait for a value waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +40,20 @@ impl<T: Element> Symmetric<T> {
     /// [`Symmetric::wait_signal`] that takes it has all after it see what is before this in the stream.
     ///
     /// The stream waits while the last signal there is not taken. A rank may signal itself.
+    ///
+    /// ```no_run
+    /// # use symmem::{World, cuda::Gpu};
+    /// # let world = World::from_env()?;
+    /// # let gpu = Gpu::open(0)?;
+    /// # let stream = gpu.stream()?;
+    /// # let x = gpu.alloc::<f32>(&world, 1024)?.rendezvous(&world)?;
+    /// if world.rank() == 0 {
+    ///     x.put_signal(1, 0, &stream)?;
+    /// } else {
+    ///     x.wait_signal(0, 0, &stream)?;
+    /// }
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn put_signal(&self, to: usize, channel: usize, stream: &Stream) -> Result<()> {
         self.put_signal_within(to, channel, Duration::ZERO, stream)
     }
@@ -309,13 +323,13 @@ impl Symmetric<u32> {
     pub fn memset32(
         &self,
         rank: usize,
-        offset: i64,
-        value: i64,
-        count: i64,
+        offset: usize,
+        value: u32,
+        count: usize,
         stream: &Stream,
     ) -> Result<()> {
         const NAME: &str = "memset32";
-        let (range, value) = fill_range(self.len(), offset, value, count)?;
+        let range = fill_range(self.group(), self.len(), offset, count)?;
         self.check_reach(NAME, rank)?;
         let to = self.place(NAME, rank, range.start, range.len())?;
         self.comm.enqueue_unordered(self.group(), NAME, stream, || {
@@ -331,14 +345,14 @@ impl Symmetric<u32> {
     pub fn write_value32(
         &self,
         rank: usize,
-        offset: i64,
-        value: i64,
+        offset: usize,
+        value: u32,
         stream: &Stream,
     ) -> Result<()> {
         const NAME: &str = "write_value32";
-        let (at, value) = write_place(self.len(), offset, value)?;
+        check_place(self.group(), self.len(), offset)?;
         self.check_reach(NAME, rank)?;
-        let to = self.place(NAME, rank, at, 1)?;
+        let to = self.place(NAME, rank, offset, 1)?;
         self.comm.enqueue_unordered(self.group(), NAME, stream, || {
             self.gpu.call(|driver| {
                 // SAFETY: S3: a word of a part; S1: it is not unmapped while the stream may use it.

@@ -7,10 +7,10 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use super::comm::Comm;
-use super::gpu::Gpu;
-use super::layout::{DeviceHandle, Pointers};
-use super::stream::Stream;
+use crate::cuda::device::gpu::Gpu;
+use crate::cuda::group::comm::Comm;
+use crate::cuda::group::layout::{DeviceHandle, Pointers};
+use crate::cuda::stream::Stream;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::group::Group;
@@ -29,6 +29,21 @@ pub struct Buffer<T> {
 impl Gpu {
     /// Allocates `len` elements on this device, zeroed, for use in groups of `group`'s world. Not collective, unless the
     /// memory is from NVSHMEM's heap: see [`Gpu::with_backend`].
+    ///
+    /// ```no_run
+    /// use symmem::cuda::Gpu;
+    /// use symmem::{ReduceOp, World};
+    ///
+    /// let world = World::from_env()?;
+    /// let gpu = Gpu::open(world.local_rank() as u32)?;
+    /// let stream = gpu.stream()?;
+    /// let mut x = gpu.alloc::<f32>(&world, 1024)?.rendezvous(&world)?;
+    /// x.write(&[1.0; 1024], &stream)?;
+    /// x.all_reduce(ReduceOp::Sum, &stream)?;
+    /// let sums = x.read(&stream)?; // waits for the stream
+    /// # drop(sums);
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn alloc<T: Element>(&self, group: &Group, len: usize) -> Result<Buffer<T>> {
         let block = group.block_of::<T>(self.backend(), len)?;
         Ok(Buffer { gpu: self.clone(), block, len, elements: PhantomData })
@@ -376,4 +391,41 @@ pub(crate) fn check_len(op: &'static str, expected: usize, got: usize) -> Result
     }
     let expected = format!("{expected} elements");
     Err(Error::Usage { op, rank: None, expected, got: got.to_string() })
+}
+
+impl<T: Element> std::fmt::Debug for Buffer<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Buffer")
+            .field("gpu", &self.gpu)
+            .field("dtype", &T::DTYPE)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T> std::fmt::Debug for View<'_, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("View")
+            .field("address", &self.address)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T> std::fmt::Debug for ViewMut<'_, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ViewMut")
+            .field("address", &self.address)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T> std::fmt::Debug for Symmetric<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Symmetric")
+            .field("gpu", &self.gpu)
+            .field("handle", &self.handle)
+            .finish_non_exhaustive()
+    }
 }

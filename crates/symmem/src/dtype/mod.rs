@@ -55,7 +55,7 @@ macro_rules! elements {
         /// [`DType`] for [`with_element!`](crate::with_element): without types that only users know, and exhaustive, so that
         /// a type that is missing somewhere is a compile error.
         #[doc(hidden)]
-        #[derive(Clone, Copy)]
+        #[derive(Clone, Copy, Debug)]
         pub enum Tag {
             $($variant,)*
         }
@@ -133,7 +133,8 @@ macro_rules! elements {
         /// A name for each Rust type, which [`with_element!`](crate::with_element) can use in any crate.
         #[doc(hidden)]
         pub mod types {
-            $(pub enum $variant {})*
+            $(#[derive(Debug)]
+            pub enum $variant {})*
         }
 
         $(
@@ -232,6 +233,7 @@ pub trait Element: bytemuck::Pod + Send + Sync {
     const DTYPE: DType = {
         assert!(size_of::<Self>() > 0, "an element has at least one byte");
         assert!(align_of::<Self>() <= 128, "symmetric memory is aligned to 128 bytes");
+        assert!(size_of::<Self>() <= u32::MAX as usize, "an element has less than 4 GiB");
         DType::Struct(size_of::<Self>() as u32)
     };
 }

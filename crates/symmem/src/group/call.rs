@@ -144,6 +144,7 @@ fn details(op: &str) -> [&'static str; 3] {
         "all_reduce" => {
             ["place of the result (0: the memory itself, 1: an output)", "detail", "detail"]
         }
+        "scan" => ["kind of scan (0: inclusive, 1: exclusive)", "detail", "detail"],
         "reduce_scatter" => ["number of rows", "number of columns", "detail"],
         "all_to_all_v" | "all_to_all_v_2d" | "all_to_all_v_2d_offset" => {
             ["row length", "alignment", "rows of the output"]
@@ -185,7 +186,7 @@ impl std::fmt::Display for Call {
 }
 
 /// The operations that ranks call together, the most frequent first: they are looked for in this order. At most 32.
-const OPS: [&str; 30] = [
+const OPS: [&str; 32] = [
     "barrier",
     "all_reduce",
     "reduce_scatter",
@@ -196,6 +197,8 @@ const OPS: [&str; 30] = [
     "all_to_all_v",
     "gather",
     "scatter",
+    "scan",
+    "all_gather_v",
     "put_signal",
     "wait_signal",
     "barrier_on_channel",

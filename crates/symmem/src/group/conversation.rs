@@ -302,7 +302,17 @@ impl Group {
         own: T,
         part: impl FnOnce(Vec<T>) -> Result<R>,
     ) -> Result<R> {
-        let terms = [("operation", format!("{op} on devices"))];
+        self.agree_and(op, &[("operation", op.to_owned())], own, part)
+    }
+
+    /// As [`Group::gather_and`], where all ranks must agree on `terms`.
+    pub(crate) fn agree_and<T: Serialize + DeserializeOwned, R>(
+        &self,
+        op: &'static str,
+        terms: &Terms,
+        own: T,
+        part: impl FnOnce(Vec<T>) -> Result<R>,
+    ) -> Result<R> {
         let own = postcard::to_stdvec(&own).unwrap_or_default();
         let read = |(rank, told): (usize, Vec<u8>)| {
             postcard::from_bytes(&told).map_err(|e| Error::Protocol {
@@ -313,7 +323,7 @@ impl Group {
         };
         self.converse(op, self.deadline(), |conversation| {
             let nothing = || Ok(None);
-            conversation.hold(&terms, own, nothing, |told, _| {
+            conversation.hold(terms, own, nothing, |told, _| {
                 let all: Result<Vec<T>> = told.into_iter().enumerate().map(read).collect();
                 part(all?)
             })

@@ -27,7 +27,7 @@ pub(super) struct Plan {
     /// What users call it.
     pub(super) label: String,
     pub(super) _claim: Option<Name>,
-    /// World ranks, ascending.
+    /// World ranks, in the order of their ranks in the group.
     pub(super) members: Vec<usize>,
     pub(super) pad_size: usize,
     pub(super) limit: Deadline,

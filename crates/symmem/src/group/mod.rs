@@ -13,6 +13,7 @@ mod resync;
 mod sequence;
 mod shrink;
 mod staging;
+mod subgroup;
 mod values;
 mod waiting;
 mod world;
@@ -22,7 +23,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-pub use world::{World, WorldOptions};
+pub use subgroup::GroupBuilder;
+pub use world::{World, WorldBuilder};
 
 pub(crate) use attached::WeakGroup;
 pub(crate) use call::{Call, Memory, Op, Way, describe, digest, op_code, op_of};
@@ -34,7 +36,6 @@ pub(crate) use sequence::Running;
 pub(crate) use staging::{STAGE, Staging};
 pub(crate) use world::{DEFAULT_TIMEOUT, setting};
 
-use crate::dtype::Order;
 use crate::error::{Error, Result};
 use crate::memory::Backend;
 use crate::mesh::Scope;
@@ -45,22 +46,15 @@ use form::{Forming, Plan};
 use health::Health;
 use waiting::Waiting;
 
-/// How a group is set up; `Default` takes everything from the world.
-#[derive(Clone, Debug, Default)]
-pub struct GroupOptions {
-    /// A name, unique among this rank's living groups; free again once the group, and all that were shrunk from it, are
-    /// gone.
-    pub name: Option<String>,
-    /// Bytes of a signal pad with 4 bytes per channel and rank: decides how many channels there are.
-    pub signal_pad_size: Option<usize>,
-    /// How long a wait lasts unless its call says otherwise; 0 for ever.
-    pub timeout: Option<Duration>,
-    /// In which order reductions combine the ranks' elements: the same on all ranks.
-    pub order: Option<Order>,
-}
-
 /// A set of ranks that work together. Cheap to clone.
+///
+/// # Threads
+/// Several threads of a rank may use one group at the same time. Their collective calls follow one another: a call waits for
+/// those of other threads, within its own deadline. All ranks must make them in the same order, so threads that make
+/// different collective calls need a group each, or an order among themselves. Signals, and barriers on channels other
+/// than 0, are independent of them and of each other, as long as each channel is used by one thread at a time.
 #[derive(Clone)]
+#[must_use = "dropping an unused group tells its members that this rank does not take part"]
 pub struct Group(Arc<Inner>);
 
 struct Inner {
@@ -162,43 +156,17 @@ impl Group {
         weak
     }
 
-    /// A smaller group of the given ranks of this one; called by exactly those ranks, in any order relative to
-    /// other groups. Ranks are numbered in ascending order. Returns at once: whoever uses the group first waits
-    /// there for the others to have called this ([`Group::ready`] does nothing else).
-    pub fn subgroup(&self, ranks: &[usize]) -> Result<Group> {
-        self.subgroup_with(ranks, GroupOptions::default())
-    }
-
-    /// As [`Group::subgroup`], with a name, pad size or timeout of its own.
-    pub fn subgroup_with(&self, ranks: &[usize], options: GroupOptions) -> Result<Group> {
-        let mut sorted = ranks.to_vec();
-        sorted.sort_unstable();
-        sorted.dedup();
-        let usable = sorted.len() == ranks.len() && sorted.contains(&self.rank());
-        let members: Option<Vec<usize>> =
-            sorted.iter().map(|&r| self.world_ranks().get(r).copied()).collect();
-        let Some(members) = members.filter(|_| usable) else {
-            let expected = format!("different ranks in [0, {}), this one among them", self.size());
-            return Err(self.usage("subgroup", expected, format!("{ranks:?}")));
-        };
-        let context = &self.0.context;
-        let plan = Plan {
-            op: "subgroup",
-            scope: options.name.clone().unwrap_or_default(),
-            label: options.name.clone().unwrap_or_else(|| format!("ranks {members:?}")),
-            _claim: options.name.map(|name| context.claim_name(name)).transpose()?,
-            members,
-            pad_size: options.signal_pad_size.unwrap_or_else(|| context.pad_size()),
-            limit: options.timeout.map_or(self.deadline(), Deadline::within),
-            order: options.order.unwrap_or_else(|| self.order()),
-            root: None,
-        };
-        Self::begin(context, plan)
-    }
-
     /// Waits for all ranks of the group. All that any rank wrote before is seen by every rank after.
     ///
     /// A collective call like any other: ranks that call something else instead are told so, all of them.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// world.barrier()?; // nobody gets here before all have come
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn barrier(&self) -> Result<()> {
         self.barrier_on(0, self.deadline())
     }
@@ -208,6 +176,15 @@ impl Group {
     ///
     /// Channel 0 is that of the group's collectives. On other channels there are barriers alone, which other threads may
     /// hold at the same time.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// use std::time::Duration;
+    /// world.barrier_on(1, Duration::from_secs(5))?;
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn barrier_on(&self, channel: usize, deadline: impl Into<Deadline>) -> Result<()> {
         const OP: &str = "barrier";
         self.check_channel(OP, channel)?;
@@ -230,6 +207,21 @@ impl Group {
 
     /// Takes this rank's place in a collective call that it refuses to make, so that nobody waits for it: peers that make the
     /// call get [`Error::Mismatch`] at once, and all ranks stay in step. Succeeds, also where all ranks refuse.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let mut data = [1.0_f32; 4];
+    /// if world.rank() == 0 {
+    ///     world.refuse()?; // this rank cannot make the call
+    /// } else {
+    ///     let e = world.all_reduce(&mut data, symmem::ReduceOp::Sum).unwrap_err();
+    ///     assert_eq!(e.kind(), symmem::ErrorKind::Mismatch);
+    /// }
+    /// world.barrier()?; // all ranks are in step
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn refuse(&self) -> Result<()> {
         const REFUSED: Call = Call::plain(Op::of(call::REFUSAL));
         match self.begin_call(&REFUSED, self.deadline())?.barrier() {
@@ -248,6 +240,20 @@ impl Group {
 
     /// Sends a signal to rank `to`: its `wait_signal` sees all that was written before. Waits while an
     /// earlier signal of ours on the channel is not consumed. A rank may signal itself.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// use std::time::Duration;
+    /// let soon = Duration::from_secs(5);
+    /// if world.rank() == 0 {
+    ///     world.put_signal(1, 0, soon)?;
+    /// } else {
+    ///     world.wait_signal(0, 0, soon)?; // sees all that rank 0 wrote before
+    /// }
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     #[inline]
     pub fn put_signal(
         &self,

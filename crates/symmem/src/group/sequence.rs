@@ -1,6 +1,6 @@
 //! The sequence of a group's collective calls: each has a number, and ranks compare their calls exactly.
 //!
-//! A call is described by 64 bytes, far more than fit beside a flag. The first time that all ranks make a call they compare
+//! A call is described by 64 bytes, far more than fit next to a flag. The first time that all ranks make a call they compare
 //! it in full and give it a number, the same on all ranks, because all have made the same calls so far. From then on the
 //! number stands for the call, and equal numbers are equal calls.
 //!

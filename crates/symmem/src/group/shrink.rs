@@ -13,6 +13,20 @@ impl Group {
     ///
     /// Symmetric memory goes along: rendezvous it with the new group. A rank that is lost on the way is
     /// left out as well. After a [`Error::Timeout`] (a survivor that does not come) the call may be repeated.
+    ///
+    /// ```
+    /// # symmem::World::threads(3, |world| -> symmem::Result<()> {
+    /// if world.rank() == 2 {
+    ///     return Ok(()); // it leaves
+    /// }
+    /// assert!(world.barrier().is_err());
+    /// let survivors = world.shrink()?;
+    /// assert_eq!(survivors.world_ranks(), [0, 1]);
+    /// survivors.barrier()?;
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn shrink(&self) -> Result<Group> {
         self.shrink_by(self.deadline())
     }

@@ -20,6 +20,7 @@ pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// All ranks of a job: a [`Group`] like any other, to which it dereferences.
 #[derive(Clone, Debug)]
+#[must_use = "dropping the world leaves it"]
 pub struct World {
     group: Group,
     local_rank: usize,
@@ -34,15 +35,35 @@ impl Deref for World {
 }
 
 impl World {
+    /// Joins a job with settings of its own.
+    pub fn builder() -> WorldBuilder {
+        WorldBuilder::default()
+    }
+
     /// Joins the job that the environment describes: torchrun's variables (which `symmem run` sets too), Open MPI's,
     /// PMI's or Slurm's; without any, a world of one. Collective over the job.
+    ///
+    /// ```
+    /// let world = symmem::World::from_env()?; // alone: a world of one
+    /// println!("rank {} of {}", world.rank(), world.size());
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn from_env() -> Result<Self> {
-        WorldOptions::default().from_env()
+        Self::builder().join_env()
     }
 
     /// Runs `n` ranks as threads of this process and returns what each gave back, in rank order.
+    ///
+    /// ```
+    /// let sums = symmem::World::threads(4, |world| {
+    ///     let mut sum = [world.rank()];
+    ///     world.all_reduce(&mut sum, symmem::ReduceOp::Sum).map(|()| sum[0])
+    /// })?;
+    /// assert!(sums.into_iter().all(|sum| sum.is_ok_and(|sum| sum == 6)));
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn threads<R: Send>(n: usize, f: impl Fn(World) -> R + Sync) -> Result<Vec<R>> {
-        WorldOptions::default().threads(n, f)
+        Self::builder().threads(n, f)
     }
 
     /// This rank's number among those on its machine, as the launcher says.
@@ -52,6 +73,15 @@ impl World {
 
     /// Leaves the job in order now. Fails, and gives the world back, while groups, memory or other values of it are alive:
     /// peers may write to the memory of a rank that has left.
+    ///
+    /// ```
+    /// let world = symmem::World::from_env()?;
+    /// let x = world.alloc::<u8>(16)?.rendezvous(&world)?;
+    /// let world = world.leave().unwrap_err().kept; // memory of it is still alive
+    /// drop(x);
+    /// world.leave()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn leave(self) -> Result<(), Failed<Self>> {
         if self.group.is_last() {
             return Ok(()); // dropping it says goodbye
@@ -73,32 +103,67 @@ impl World {
     }
 }
 
-/// How a rank joins; `Default` takes the environment's settings.
+/// Sets how a rank joins a world: see [`World::builder`]. What is not set comes from the environment.
+///
+/// ```
+/// use std::time::Duration;
+/// use symmem::World;
+///
+/// let ranks = World::builder().timeout(Duration::from_secs(10)).threads(2, |world| world.rank())?;
+/// assert_eq!(ranks, [0, 1]);
+/// # Ok::<(), symmem::Error>(())
+/// ```
 #[derive(Clone, Debug, Default)]
-pub struct WorldOptions {
-    /// The backend for symmetric memory. Default: `SYMMEM_BACKEND`, or `host` between processes and `process` between
-    /// threads.
-    pub backend: Option<String>,
-    /// How long a wait lasts unless its call says otherwise; 0 for ever. Default: `SYMMEM_TIMEOUT` seconds, or 5 minutes.
-    pub timeout: Option<Duration>,
-    /// Bytes of a signal pad. Default: `SYMMEM_SIGNAL_PAD_SIZE`, or the process's setting.
-    pub signal_pad_size: Option<usize>,
-    /// A directory in which the ranks of one machine find each other's sockets. Default: `SYMMEM_SOCKET_DIR`,
-    /// or a private one. To be set when ranks run in containers that share nothing else.
-    pub socket_dir: Option<PathBuf>,
-    /// Whether ranks of a group may not share a device: a rendezvous on one then fails on all ranks if any of them says
-    /// so. Default: `SYMMEM_STRICT_DEVICES` is 1.
-    pub strict_devices: Option<bool>,
-    /// How many ranks use a device at once, whose kernels must fit on it together; the largest that a rank of a group says
-    /// counts. Default: `SYMMEM_RANKS_PER_DEVICE`, or as many as there may be: where ranks of a group share a device, those
-    /// of it and all others of the world, or of its job on this machine (`LOCAL_WORLD_SIZE`), and else two, so that a rank
-    /// that has a device alone leaves half of it.
-    pub ranks_per_device: Option<usize>,
+#[must_use = "a builder does nothing until a world is joined"]
+pub struct WorldBuilder {
+    backend: Option<String>,
+    timeout: Option<Duration>,
+    signal_pad_size: Option<usize>,
+    socket_dir: Option<PathBuf>,
+    strict_devices: Option<bool>,
+    ranks_per_device: Option<usize>,
 }
 
-impl WorldOptions {
+impl WorldBuilder {
+    /// The backend of symmetric memory on the host. Default: `SYMMEM_BACKEND`, or `host` between processes and `process`
+    /// between threads.
+    pub fn backend(self, name: impl Into<String>) -> Self {
+        Self { backend: Some(name.into()), ..self }
+    }
+
+    /// How long a wait lasts unless its call says otherwise; zero waits for ever. Default: `SYMMEM_TIMEOUT` seconds, or
+    /// 5 minutes.
+    pub fn timeout(self, limit: Duration) -> Self {
+        Self { timeout: Some(limit), ..self }
+    }
+
+    /// Bytes of a signal pad. Default: `SYMMEM_SIGNAL_PAD_SIZE`, or the process's setting.
+    pub fn signal_pad_size(self, bytes: usize) -> Self {
+        Self { signal_pad_size: Some(bytes), ..self }
+    }
+
+    /// A directory in which the ranks of one machine find each other's sockets; needed when ranks run in containers that
+    /// share nothing else. Default: `SYMMEM_SOCKET_DIR`, or a private one.
+    pub fn socket_dir(self, dir: impl Into<PathBuf>) -> Self {
+        Self { socket_dir: Some(dir.into()), ..self }
+    }
+
+    /// Whether ranks of a group must not share a device: if any rank says so, a rendezvous on a shared device fails on all
+    /// ranks. Default: `SYMMEM_STRICT_DEVICES` is 1.
+    pub fn strict_devices(self, strict: bool) -> Self {
+        Self { strict_devices: Some(strict), ..self }
+    }
+
+    /// How many ranks use a device at once: their kernels must fit on it together. If ranks of a group differ, the largest
+    /// number counts. Default: `SYMMEM_RANKS_PER_DEVICE`, or as many as there may be. Where ranks of a group share a device,
+    /// those are all ranks of the world, or of the job on this machine (`LOCAL_WORLD_SIZE`). Otherwise they are two, so that
+    /// a rank with a device of its own uses at most half of it.
+    pub fn ranks_per_device(self, ranks: usize) -> Self {
+        Self { ranks_per_device: Some(ranks), ..self }
+    }
+
     /// See [`World::from_env`].
-    pub fn from_env(self) -> Result<World> {
+    pub fn join_env(self) -> Result<World> {
         let place = environment::read(&|name| std::env::var(name).ok())?;
         let Some(address) = place.store.as_deref().filter(|_| place.size > 1) else {
             let store = Arc::new(MemoryStore::new());
@@ -110,6 +175,17 @@ impl WorldOptions {
     }
 
     /// Joins a job as the given rank, through a store that all its ranks reach. Collective over the job.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use symmem::World;
+    /// use symmem::store::{MemoryStore, SharedStore};
+    ///
+    /// let store: SharedStore = Arc::new(MemoryStore::new());
+    /// let world = World::builder().join(0, 1, store)?;
+    /// assert_eq!(world.size(), 1);
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn join(self, rank: usize, size: usize, store: SharedStore) -> Result<World> {
         if rank >= size {
             return Err(Error::Usage {
@@ -183,7 +259,7 @@ impl WorldOptions {
             Some(bytes) => Some(bytes),
             None => setting::<usize>("SYMMEM_SIGNAL_PAD_SIZE", "bytes")?,
         };
-        let backend = self.backend(&mesh)?;
+        let backend = self.find_backend(&mesh)?;
         let strict = match self.strict_devices {
             Some(strict) => strict,
             None => setting::<u8>("SYMMEM_STRICT_DEVICES", "(0 or 1)")?.is_some_and(|set| set > 0),
@@ -225,7 +301,7 @@ impl WorldOptions {
         ready.map(|()| World { group, local_rank })
     }
 
-    fn backend(&self, mesh: &Mesh) -> Result<Arc<dyn Backend>> {
+    fn find_backend(&self, mesh: &Mesh) -> Result<Arc<dyn Backend>> {
         let fitting = if mesh.in_one_process() { "process" } else { "host" };
         let set = setting::<String>("SYMMEM_BACKEND", "")?;
         let name = self.backend.as_deref().or(set.as_deref()).unwrap_or(fitting);

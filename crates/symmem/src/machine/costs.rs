@@ -8,14 +8,13 @@ use std::fmt;
 use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use crate::error::{Error, Result};
-use crate::sync::Ordering;
-use crate::sync::atomic::AtomicUsize;
 
 /// Where the file is, if not in the user's cache.
 const VARIABLE: &str = "SYMMEM_COSTS";
-const VERSION: &str = "1";
+const VERSION: &str = "2";
 /// More than a file of costs ever has.
 const MOST_BYTES: u64 = 4096;
 
@@ -27,9 +26,9 @@ pub struct Costs {
     /// The same: more for each of them.
     pub flag: u32,
     /// Ranks that share a core hand it on.
-    pub turn: u32,
+    pub switch: u32,
     /// A line is written that peers have read the last time.
-    pub laid: u32,
+    pub staged: u32,
     /// A line is read that a peer has only just written.
     pub fresh: u32,
     /// A line is read that a peer has written a while ago.
@@ -44,58 +43,51 @@ impl Costs {
     pub const BUILT_IN: Self = Self {
         exchange: 80_000,
         flag: 10_000,
-        turn: 1_000_000,
-        laid: 2_000,
+        switch: 1_000_000,
+        staged: 2_000,
         fresh: 4_000,
         settled: 3_000,
         moved: 3_000,
     };
 
-    const NAMES: [&str; 7] = ["exchange", "flag", "turn", "laid", "fresh", "settled", "moved"];
+    const NAMES: [&str; 7] = ["exchange", "flag", "switch", "staged", "fresh", "settled", "moved"];
 
     /// Each with its name.
     pub fn named(&self) -> [(&'static str, u32); 7] {
-        let Self { exchange, flag, turn, laid, fresh, settled, moved } = *self;
-        let values = [exchange, flag, turn, laid, fresh, settled, moved];
+        let Self { exchange, flag, switch, staged, fresh, settled, moved } = *self;
+        let values = [exchange, flag, switch, staged, fresh, settled, moved];
         std::array::from_fn(|i| (Self::NAMES[i], values[i]))
     }
 
-    fn from_values([exchange, flag, turn, laid, fresh, settled, moved]: [u32; 7]) -> Self {
-        Self { exchange, flag, turn, laid, fresh, settled, moved }
+    fn from_values([exchange, flag, switch, staged, fresh, settled, moved]: [u32; 7]) -> Self {
+        Self { exchange, flag, switch, staged, fresh, settled, moved }
     }
 
     /// Those of this machine. The file is read once; whoever asks later gets the same.
     pub(crate) fn here() -> Self {
-        /// Each cost and one more, so that zero means unknown.
-        static KNOWN: [AtomicUsize; 7] = [const { AtomicUsize::new(0) }; 7];
-        // Nothing else hangs on them, and threads that ask at the same time come to the same.
-        let known = KNOWN.each_ref().map(|cost| cost.load(Ordering::Relaxed));
-        if !known.contains(&0) {
-            return Self::from_values(known.map(|cost| (cost - 1) as u32));
-        }
-        let InUse { costs, origin } = InUse::find();
-        if let Origin::Ignored(path, why) = origin {
-            tracing::warn!("{} is ignored: {why}", path.display());
-        }
-        for (known, (_, cost)) in KNOWN.iter().zip(costs.named()) {
-            known.store(cost as usize + 1, Ordering::Relaxed);
-        }
-        costs
+        static FOUND: OnceLock<Costs> = OnceLock::new();
+        *FOUND.get_or_init(|| {
+            let InUse { costs, origin } = InUse::find();
+            if let Origin::Ignored(path, why) = origin {
+                tracing::warn!("{} is ignored: {why}", path.display());
+            }
+            costs
+        })
     }
 
     /// What a rank pays in a group of `ranks` on `cores`.
     pub(crate) fn among(&self, ranks: usize, cores: usize) -> Rates {
         let (ranks, cores) = (ranks as u64, cores.max(1) as u64);
-        let Self { exchange, flag, turn, laid, fresh, settled, moved } = *self;
+        let Self { exchange, flag, switch, staged, fresh, settled, moved } = *self;
         let saturated = |cost: u64| u32::try_from(cost).unwrap_or(u32::MAX);
         if ranks <= cores {
             let exchange = u64::from(exchange) + ranks.saturating_mul(flag.into());
-            return Rates::from_words([saturated(exchange), laid, fresh, settled, moved]);
+            return Rates::from_words([saturated(exchange), staged, fresh, settled, moved]);
         }
         // Beyond the cores every rank of a core has to be let run once, and peers' copies of a line go while others
         // run: a rank finds its staging as if nobody had read it lately.
-        let exchange = ranks.div_ceil(cores).saturating_mul(turn.into());
-        Rates::from_words([saturated(exchange), laid.min(settled), fresh, settled, moved])
+        let exchange = ranks.div_ceil(cores).saturating_mul(switch.into());
+        Rates::from_words([saturated(exchange), staged.min(settled), fresh, settled, moved])
     }
 
     /// Writes the file, all of it or nothing.
@@ -104,12 +96,12 @@ impl Costs {
         if let Some(directory) = path.parent() {
             std::fs::create_dir_all(directory).map_err(failed("making the directory of"))?;
         }
-        let mut beside = path.as_os_str().to_owned();
-        beside.push(format!(".{}", std::process::id()));
-        let written = std::fs::write(&beside, self.text(&processor()));
-        let written = written.and_then(|()| std::fs::rename(&beside, path));
+        let mut temporary = path.as_os_str().to_owned();
+        temporary.push(format!(".{}", std::process::id()));
+        let written = std::fs::write(&temporary, self.text(&processor()));
+        let written = written.and_then(|()| std::fs::rename(&temporary, path));
         written.map_err(|error| {
-            let _ = std::fs::remove_file(&beside); // it may not even be there
+            let _ = std::fs::remove_file(&temporary); // it may not even be there
             failed("writing")(error)
         })
     }
@@ -156,7 +148,7 @@ impl Costs {
 pub(crate) struct Rates {
     /// All ranks tell each other that they are there.
     pub(crate) exchange: u64,
-    pub(crate) laid: u64,
+    pub(crate) staged: u64,
     pub(crate) fresh: u64,
     pub(crate) settled: u64,
     pub(crate) moved: u64,
@@ -166,14 +158,15 @@ impl Rates {
     pub(crate) const WORDS: usize = 5;
 
     pub(crate) fn from_words(words: [u32; Self::WORDS]) -> Self {
-        let [exchange, laid, fresh, settled, moved] = words.map(u64::from);
-        Self { exchange, laid, fresh, settled, moved }
+        let [exchange, staged, fresh, settled, moved] = words.map(u64::from);
+        Self { exchange, staged, fresh, settled, moved }
     }
 
     pub(crate) fn words(&self) -> [u32; Self::WORDS] {
-        let Self { exchange, laid, fresh, settled, moved } = *self;
+        let Self { exchange, staged, fresh, settled, moved } = *self;
         // They came from words.
-        [exchange, laid, fresh, settled, moved].map(|cost| u32::try_from(cost).unwrap_or(u32::MAX))
+        [exchange, staged, fresh, settled, moved]
+            .map(|cost| u32::try_from(cost).unwrap_or(u32::MAX))
     }
 }
 
@@ -275,7 +268,7 @@ mod tests {
     use super::*;
 
     const MINE: &str = "Processor of Mine/25/17";
-    const OTHER: Costs = Costs { laid: 7_500, turn: 2_000_000, ..Costs::BUILT_IN };
+    const OTHER: Costs = Costs { staged: 7_500, switch: 2_000_000, ..Costs::BUILT_IN };
 
     #[test]
     fn what_is_written_is_read() {
@@ -297,12 +290,12 @@ mod tests {
         for (from, to, why) in [
             ("version 1\n", "", "it does not begin with a version"),
             ("processor", "process", "it names no processor"),
-            ("laid 7500\n", "", "laid is missing"),
-            ("laid 7500", "laid", "laid is no number of picoseconds"),
-            ("laid 7500", "laid -1", "laid is no number of picoseconds"),
-            ("laid 7500", "laid 4294967296", "laid is no number of picoseconds"),
-            ("laid 7500", "fresh 7500", "\"fresh\" is no cost, or is there twice"),
-            ("laid 7500", "laid 7500\nluck 1", "\"luck\" is no cost"),
+            ("staged 7500\n", "", "staged is missing"),
+            ("staged 7500", "staged", "staged is no number of picoseconds"),
+            ("staged 7500", "staged -1", "staged is no number of picoseconds"),
+            ("staged 7500", "staged 4294967296", "staged is no number of picoseconds"),
+            ("staged 7500", "fresh 7500", "\"fresh\" is no cost, or is there twice"),
+            ("staged 7500", "staged 7500\nluck 1", "\"luck\" is no cost"),
         ] {
             let said = Costs::parse(&whole.replace(from, to), MINE).unwrap_err();
             assert!(said.contains(why), "{said} for {to:?} in place of {from:?}");
@@ -342,7 +335,7 @@ mod tests {
         assert_eq!(costs.among(2, 2).exchange, 100_000);
         let oversubscribed = costs.among(5, 2);
         assert_eq!(
-            (oversubscribed.exchange, oversubscribed.laid, oversubscribed.fresh),
+            (oversubscribed.exchange, oversubscribed.staged, oversubscribed.fresh),
             (3_000_000, 2_000, 4_000)
         );
         assert_eq!(costs.among(usize::MAX, 1).exchange, u64::from(u32::MAX));

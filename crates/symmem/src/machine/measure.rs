@@ -23,9 +23,9 @@ const TOGETHER: Duration = Duration::from_millis(50);
 const FLAGS: [usize; 2] = [1, 8];
 /// Lines of a stream: few and many, around the sizes at which the algorithms cross.
 const LINES: [usize; 2] = [8, 64];
-/// Lines of a message that is laid out: no more than a core takes from a peer at once. Beyond, each waits for the one
+/// Lines of a message that is staged: no more than a core takes from a peer at once. Beyond, each waits for the one
 /// before, and other ways are better anyway.
-const LAID: [usize; 2] = [4, 16];
+const STAGED: [usize; 2] = [4, 16];
 /// Exchanges or round trips in a row, timed together.
 const ROW: u32 = 16;
 /// Lines that push others out of the first cache.
@@ -57,9 +57,9 @@ pub fn measure() -> Result<Measured> {
     let near = together.len() > apart.len();
     let rounds = if near { together } else { apart };
     let [core, _] = cores;
-    let turns = on([core, core], |side| side.rounds(TOGETHER, Side::turns))?;
+    let switches = on([core, core], |side| side.rounds(TOGETHER, Side::switches))?;
     // Between two the core changes hands once: whoever comes second has met the first, and goes on to the next exchange.
-    let turn = median(turns.into_iter());
+    let switch = median(switches.into_iter());
     let median = |of: fn(&Round) -> u64| median(rounds.iter().map(of));
     let exchange = median(|r| r.exchange[0]);
     let flag = each([exchange, median(|r| r.exchange[1])], FLAGS);
@@ -67,9 +67,9 @@ pub fn measure() -> Result<Measured> {
     let costs = Costs {
         exchange: whole(exchange.saturating_sub(2 * flag)),
         flag: whole(flag),
-        turn: whole(turn),
-        laid: line([|r| r.laid[0], |r| r.laid[1]], LAID),
-        fresh: line([|r| r.fresh[0], |r| r.fresh[1]], LAID),
+        switch: whole(switch),
+        staged: line([|r| r.staged[0], |r| r.staged[1]], STAGED),
+        fresh: line([|r| r.fresh[0], |r| r.fresh[1]], STAGED),
         settled: line([|r| r.settled[0], |r| r.settled[1]], LINES),
         moved: line([|r| r.moved[0], |r| r.moved[1]], LINES),
     };
@@ -167,7 +167,7 @@ struct Table {
     ball: [Flag; 2],
     /// In `flags[r]` thread r finds the other's flags.
     flags: [[Flag; FLAGS[1]]; 2],
-    /// Two for each thread, in turns.
+    /// Two for each thread, in switches.
     stages: [[Vec<Line>; 2]; 2],
     parts: [Vec<Line>; 2],
     scratch: [Vec<Line>; 2],
@@ -192,7 +192,7 @@ impl Table {
 struct Round {
     trip: u64,
     exchange: [u64; 2],
-    laid: [u64; 2],
+    staged: [u64; 2],
     fresh: [u64; 2],
     settled: [u64; 2],
     moved: [u64; 2],
@@ -241,7 +241,7 @@ impl Side<'_> {
     }
 
     /// Exchanges between threads that share a core, in picoseconds each.
-    fn turns(&self) -> u64 {
+    fn switches(&self) -> u64 {
         let begin = Instant::now();
         (0..ROW).for_each(|_| self.synchronize(1, yield_now));
         since(begin) / u64::from(ROW)
@@ -256,7 +256,7 @@ impl Side<'_> {
             round.exchange[i] = since(begin) / u64::from(ROW);
         }
         for (i, &lines) in LINES.iter().enumerate() {
-            (round.laid[i], round.fresh[i]) = self.staged(i, LAID[i]);
+            (round.staged[i], round.fresh[i]) = self.staged(i, STAGED[i]);
             round.moved[i] = self.moved(lines);
             round.settled[i] = self.settled(lines);
         }
@@ -283,7 +283,7 @@ impl Side<'_> {
         since(begin) / u64::from(ROW)
     }
 
-    /// Copies lines to one staging, and adds up ours and those that the other has laid out: what each of the two takes.
+    /// Copies lines to one staging, and adds up ours and those that the other has staged: what each of the two takes.
     fn staged(&self, staging: usize, lines: usize) -> (u64, u64) {
         let [own, theirs] = [self.me, 1 - self.me].map(|who| &self.table.stages[who][staging]);
         let part = &self.table.parts[self.me][..lines];
@@ -292,12 +292,12 @@ impl Side<'_> {
         let begin = Instant::now();
         own.iter().zip(part).for_each(|(own, part)| own.write(part.read()));
         self.meet_apart();
-        let (laid, begin) = (since(begin), Instant::now());
+        let (staged, begin) = (since(begin), Instant::now());
         for (part, theirs) in part.iter().zip(theirs) {
             part.write(part.read().wrapping_add(theirs.read()));
         }
         let fresh = since(begin);
-        (laid, fresh)
+        (staged, fresh)
     }
 
     /// Adds up a share of both parts and stores it in both.
@@ -371,7 +371,7 @@ mod tests {
             Ok(found) => {
                 assert!(found.cores.iter().all(|core| before.contains(core)));
                 assert!(found.cores[0] != found.cores[1]);
-                assert!(found.round_trip > 0 && found.costs.turn > 0, "{found:?}");
+                assert!(found.round_trip > 0 && found.costs.switch > 0, "{found:?}");
             }
             Err(e) => assert!(before.len() < 2 && e.to_string().contains("one core only"), "{e}"),
         }

@@ -8,12 +8,12 @@ pub use measure::{Measured, measure};
 
 pub(crate) use costs::Rates;
 
-use crate::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::OnceLock;
 
 /// Cores of the machine, not of this process: launchers like to bind each rank to one.
 pub(crate) fn cores() -> usize {
-    static CORES: Fact = Fact::unknown();
-    CORES.get(|| {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| {
         let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
         let cores = counted(online.trim());
         cores.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
@@ -40,34 +40,13 @@ fn lists(list: &str, number: usize) -> bool {
 
 /// Bytes of the last cache; where the kernel does not tell, a usual one.
 pub(crate) fn last_cache() -> usize {
-    static BYTES: Fact = Fact::unknown();
-    BYTES.get(|| {
+    static BYTES: OnceLock<usize> = OnceLock::new();
+    *BYTES.get_or_init(|| {
         let size = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index3/size");
         let size = size.unwrap_or_default();
         let kibibytes = size.trim().strip_suffix('K').and_then(|k| k.parse::<usize>().ok());
         kibibytes.map_or(32 << 20, |k| k << 10)
     })
-}
-
-/// A number other than zero, found out when it is first asked for. Threads that ask at the same time each find out, and
-/// come to the same: nobody has to wait for anybody.
-struct Fact(AtomicUsize);
-
-impl Fact {
-    const fn unknown() -> Self {
-        Self(AtomicUsize::new(0))
-    }
-
-    fn get(&self, find: impl FnOnce() -> usize) -> usize {
-        match self.0.load(Ordering::Relaxed) {
-            0 => {
-                let found = find();
-                self.0.store(found, Ordering::Relaxed);
-                found
-            }
-            known => known,
-        }
-    }
 }
 
 #[cfg(test)]

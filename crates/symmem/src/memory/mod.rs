@@ -25,14 +25,13 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use attachments::{Attachment, Attachments};
-pub use host::Host;
+pub(crate) use host::Host;
 pub(crate) use multicast::Multicast;
 #[cfg(feature = "cuda")]
 pub(crate) use nvshmem::NvshmemMemory;
-pub use process::Process;
+pub(crate) use process::Process;
 pub(crate) use region::Region;
 pub(crate) use registry::by_name;
-pub use registry::{BACKENDS, Entry};
 pub(crate) use table::Table;
 
 use crate::error::{Error, Result};

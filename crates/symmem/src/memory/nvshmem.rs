@@ -150,19 +150,9 @@ struct Proposal {
     free: usize,
 }
 
-impl Proposal {
-    fn read(rank: usize, bytes: &[u8]) -> Result<Self> {
-        postcard::from_bytes(bytes).map_err(|e| Error::Protocol {
-            with: format!("rank {rank}"),
-            expected: "its part of an allocation".into(),
-            got: e.to_string(),
-        })
-    }
-}
-
 /// Refuses what does not fit on a rank's device. The same on all ranks. NVSHMEM itself ends the process where its heap
 /// cannot grow.
-fn check_room(bytes: usize, proposals: &[Proposal]) -> Result<()> {
+fn check_free(bytes: usize, proposals: &[Proposal]) -> Result<()> {
     for (rank, proposal) in proposals.iter().enumerate() {
         let together = proposals.iter().filter(|other| other.device == proposal.device).count();
         if bytes.checked_mul(together).is_none_or(|all| all > proposal.free) {
@@ -185,26 +175,13 @@ impl Heap {
         let dropped: Vec<u64> = self.state().dropped.iter().take(AT_ONCE).copied().collect();
         let free = self.gpu.call(|driver| driver.memory_info())?.free;
         let proposal = Proposal { dropped: dropped.clone(), device: self.gpu.uuid(), free };
-        let own = postcard::to_stdvec(&proposal).unwrap_or_default();
-        group.converse(OP, group.deadline(), |conversation| {
-            conversation.hold(
-                &terms,
-                own,
-                || Ok(None),
-                |proposals, _| {
-                    let proposals = proposals
-                        .iter()
-                        .enumerate()
-                        .map(|(rank, proposal)| Proposal::read(rank, proposal));
-                    let proposals: Vec<Proposal> = proposals.collect::<Result<_>>()?;
-                    check_room(bytes, &proposals)?;
-                    self.give_back(dropped, &proposals)?;
-                    let address = self.call(|library| library.align(ALIGN, bytes))?;
-                    let address = address.ok_or_else(|| exhausted(bytes))?;
-                    let offset = address.wrapping_sub(self.origin);
-                    Ok(Held { heap: Arc::clone(self), offset })
-                },
-            )
+        group.agree_and(OP, &terms, proposal, |proposals: Vec<Proposal>| {
+            check_free(bytes, &proposals)?;
+            self.give_back(dropped, &proposals)?;
+            let address = self.call(|library| library.align(ALIGN, bytes))?;
+            let address = address.ok_or_else(|| exhausted(bytes))?;
+            let offset = address.wrapping_sub(self.origin);
+            Ok(Held { heap: Arc::clone(self), offset })
         })
     }
 

@@ -8,15 +8,15 @@ use crate::error::{Error, Result};
 use crate::{cuda::Gpu, group::Group};
 
 /// One backend.
+#[derive(Debug)]
 pub struct Entry {
     /// The name by which users choose it.
     pub name: &'static str,
-    /// Where its memory is.
-    pub about: &'static str,
     open: Open,
 }
 
 /// How it is opened. A backend for devices is opened on one of them, by all ranks of a group.
+#[derive(Debug)]
 enum Open {
     Host(fn() -> Arc<dyn Backend>),
     #[cfg(feature = "cuda")]
@@ -25,32 +25,15 @@ enum Open {
 
 /// All of them.
 pub const BACKENDS: &[Entry] = &[
-    Entry {
-        name: "process",
-        about: "memory of this process, for ranks that are its threads",
-        open: Open::Host(|| Arc::new(Process)),
-    },
-    Entry {
-        name: "host",
-        about: "main memory shared between processes",
-        open: Open::Host(|| Arc::new(Host)),
-    },
+    Entry { name: "process", open: Open::Host(|| Arc::new(Process)) },
+    Entry { name: "host", open: Open::Host(|| Arc::new(Host)) },
     #[cfg(feature = "cuda")]
-    Entry {
-        name: "cuda",
-        about: "memory of a CUDA device, from the driver",
-        open: Open::Device(|gpu, _| Ok(gpu.of_driver())),
-    },
+    Entry { name: "cuda", open: Open::Device(|gpu, _| Ok(gpu.of_driver())) },
     #[cfg(feature = "cuda")]
-    Entry {
-        name: "nccl",
-        about: "memory of NCCL, registered as windows of the group's communicator",
-        open: Open::Device(|gpu, _| gpu.with_nccl(&crate::nccl::Nccl::load()?)),
-    },
+    Entry { name: "nccl", open: Open::Device(|gpu, _| gpu.with_nccl(&crate::nccl::Nccl::load()?)) },
     #[cfg(feature = "cuda")]
     Entry {
         name: "nvshmem",
-        about: "NVSHMEM's heap",
         open: Open::Device(|gpu, group| Ok(gpu.with(super::NvshmemMemory::open(gpu, group)?))),
     },
 ];

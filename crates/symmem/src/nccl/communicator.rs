@@ -55,6 +55,8 @@ impl Communicator {
         op: &'static str,
     ) -> Result<Self> {
         let comm = begun.peek().ok_or_else(|| Error::Driver {
+            library: "NCCL",
+            code: None,
             call: "ncclCommInitRankConfig",
             why: format!("rank {rank}: {op}: NCCL gave no communicator"),
         })?;

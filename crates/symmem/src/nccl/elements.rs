@@ -189,3 +189,11 @@ impl Drop for ScaledSum {
             .ask("scaled_sum", |nccl, comm| unsafe { nccl.red_op_destroy(comm, self.op) });
     }
 }
+
+impl std::fmt::Debug for ScaledSum {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ScaledSum")
+            .field("communicator", &self.communicator)
+            .finish_non_exhaustive()
+    }
+}

@@ -8,7 +8,7 @@ use super::group::check_closed;
 use super::{Nccl, UniqueId, failed};
 use crate::cuda::Gpu;
 use crate::error::{Error, Result};
-use crate::group::{Group, WorldOptions};
+use crate::group::{Group, World};
 use crate::sync::Deadline;
 
 /// What communicators are made with: calls that wait for others do not block the thread, so that they can be given up.
@@ -144,7 +144,7 @@ impl Nccl {
 
     /// The deadline of calls that have no other: `SYMMEM_TIMEOUT` seconds, or 5 minutes.
     pub fn deadline() -> Result<Deadline> {
-        WorldOptions::default().deadline()
+        World::builder().deadline()
     }
 }
 
@@ -190,6 +190,8 @@ impl Communicator {
         let made = self
             .begun(OP, |nccl, comm| unsafe { nccl.shrink(comm, excluded, flags, Some(&CONFIG)) })?;
         let none = || Error::Driver {
+            library: "NCCL",
+            code: None,
             call: "ncclCommShrink",
             why: format!("rank {}: {OP}: NCCL gave no communicator", self.rank()),
         };

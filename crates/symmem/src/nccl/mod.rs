@@ -188,7 +188,8 @@ pub(crate) fn failed(op: &'static str, rank: Option<usize>, failure: &sys::Failu
     let rank = rank.map_or(String::new(), |rank| format!("rank {rank}: "));
     let sys::Failure { call, code, text, last } = failure;
     let last = if last.is_empty() { String::new() } else { format!(": {last}") };
-    Error::Driver { call, why: format!("{rank}{op}: NCCL Error {code}: {text} ({call}){last}") }
+    let why = format!("{rank}{op}: NCCL Error {code}: {text} ({call}){last}");
+    Error::Driver { library: "NCCL", call, code: Some(*code), why }
 }
 
 #[cfg(test)]

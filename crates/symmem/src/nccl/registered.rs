@@ -100,3 +100,17 @@ impl Drop for Window {
         }
     }
 }
+
+impl std::fmt::Debug for Registration {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Registration")
+            .field("communicator", &self.communicator)
+            .finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Window {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Window").field("communicator", &self.communicator).finish_non_exhaustive()
+    }
+}

@@ -259,3 +259,15 @@ impl Drop for External {
         self.unregister();
     }
 }
+
+impl<T> std::fmt::Debug for Windowed<'_, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Windowed").field("memory", &self.x).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for External {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("External").field("communicator", &self.communicator).finish_non_exhaustive()
+    }
+}

@@ -157,3 +157,9 @@ impl Store for MemoryStore {
         Ok(i64::try_from(self.lock().table.len()).unwrap_or(i64::MAX))
     }
 }
+
+impl std::fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MemoryStore").finish_non_exhaustive()
+    }
+}

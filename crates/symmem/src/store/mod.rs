@@ -16,6 +16,7 @@ mod stream;
 mod table;
 mod tcp_client;
 mod tcp_server;
+mod trim;
 mod wire;
 
 use std::sync::Arc;

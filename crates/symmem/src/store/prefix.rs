@@ -87,3 +87,9 @@ impl Store for PrefixStore {
         self.store.describe()
     }
 }
+
+impl std::fmt::Debug for PrefixStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PrefixStore").field("prefix", &self.prefix).finish_non_exhaustive()
+    }
+}

@@ -315,3 +315,9 @@ fn may_pass(error: &Error) -> bool {
         _ => true,
     }
 }
+
+impl std::fmt::Debug for TcpStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TcpStore").field("address", &self.server.address).finish_non_exhaustive()
+    }
+}

@@ -23,6 +23,7 @@ use super::local_peer::{Peer, Sockets};
 use super::session::Session;
 use super::stream::{Address, Listener, Stream};
 use super::table::{Table, Waiter};
+use super::trim::Trim;
 use crate::error::{Error, Result};
 use crate::private;
 use crate::sync::Deadline;
@@ -112,6 +113,7 @@ struct Service {
     accept_after: Option<Instant>,
     /// What the clients cost together.
     cost: usize,
+    trim: Trim,
     warned: Option<Instant>,
     /// How many have been dropped without a warning since the last one.
     untold: usize,
@@ -158,6 +160,7 @@ impl Service {
             accepted: 0,
             accept_after: None,
             cost: 0,
+            trim: Trim::new(),
             warned: None,
             untold: 0,
         }
@@ -181,6 +184,7 @@ impl Service {
                 self.serve(id, &mut buffer);
             }
             self.expire();
+            self.trim.trim();
             if ready.accept {
                 self.accept();
             }
@@ -356,6 +360,7 @@ impl Service {
     fn count(&mut self, id: Waiter) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let cost = client.session.cost();
+        self.trim.freed(client.cost.saturating_sub(cost));
         self.cost = self.cost - client.cost + cost;
         client.cost = cost;
     }
@@ -364,6 +369,7 @@ impl Service {
         self.table.cancel(id);
         let Some(Client { stream, peer, cost, .. }) = self.clients.remove(&id) else { return };
         self.cost -= cost;
+        self.trim.freed(cost);
         if let End::Evicted(_) | End::Refused(_) = end {
             stream.abort();
         }
@@ -443,4 +449,10 @@ impl Client {
 
 fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+impl std::fmt::Debug for TcpServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TcpServer").field("address", &self.local_addr()).finish_non_exhaustive()
+    }
 }

@@ -2,9 +2,9 @@
 //! one. Elements of more than 8 bytes, and those of odd sizes, are several atomics each.
 #![allow(unsafe_code)] // S2 (atomics of the same size for all), S3: callers hand over ranges that they may touch
 
-use crate::dtype::Element;
+use crate::dtype::{Element, Number};
 use crate::sync::Ordering;
-use crate::sync::shared::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
+use crate::sync::shared::{AtomicI32, AtomicI64, AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 
 /// Bytes of the atomics that elements of `size` bytes are touched by: elements lie at multiples of their size.
 const fn unit(size: usize) -> usize {
@@ -55,6 +55,55 @@ by_unit! {
     2 => AtomicU16, u16;
     4 => AtomicU32, u32;
     8 => AtomicU64, u64;
+}
+
+/// Integers that can be changed and read in one step, in a peer's memory too: `u32`, `i32`, `u64`, `i64`.
+pub trait Atomic: Number + private::Sealed {
+    /// Adds, and returns what was there before.
+    ///
+    /// # Safety
+    /// The element exists, at a multiple of its size, and while this runs it is touched by atomics of its size only.
+    #[doc(hidden)]
+    unsafe fn fetch_add(element: *mut Self, value: Self) -> Self;
+
+    /// Replaces `expected`, and returns what was there before.
+    ///
+    /// # Safety
+    /// As for `fetch_add`.
+    #[doc(hidden)]
+    unsafe fn compare_swap(element: *mut Self, expected: Self, new: Self) -> Self;
+}
+
+mod private {
+    pub trait Sealed {}
+}
+
+macro_rules! atomics {
+    ($($integer:ty => $atomic:ty;)*) => {$(
+        impl private::Sealed for $integer {}
+
+        impl Atomic for $integer {
+            unsafe fn fetch_add(element: *mut Self, value: Self) -> Self {
+                // SAFETY: as the caller promises. Each pairs with those of other ranks on the same element.
+                unsafe { <$atomic>::from_ptr(element) }.fetch_add(value, Ordering::AcqRel)
+            }
+
+            unsafe fn compare_swap(element: *mut Self, expected: Self, new: Self) -> Self {
+                // SAFETY: as above.
+                let element = unsafe { <$atomic>::from_ptr(element) };
+                let swapped =
+                    element.compare_exchange(expected, new, Ordering::AcqRel, Ordering::Acquire);
+                swapped.unwrap_or_else(|found| found)
+            }
+        }
+    )*};
+}
+
+atomics! {
+    u32 => AtomicU32;
+    i32 => AtomicI32;
+    u64 => AtomicU64;
+    i64 => AtomicI64;
 }
 
 #[cfg(test)]

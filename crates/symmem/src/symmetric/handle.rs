@@ -81,7 +81,7 @@ impl Handle {
     }
 
     /// How many ranks the group has.
-    pub fn world_size(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.group.size()
     }
 
@@ -119,7 +119,7 @@ impl Handle {
     /// The addresses of all ranks' data as mapped here, by rank, this handle's offset applied; 0 for a rank that only the
     /// network connects.
     pub fn buffer_ptrs(&self) -> Vec<usize> {
-        let all = (0..self.world_size()).filter_map(|r| self.mapping.data(r));
+        let all = (0..self.size()).filter_map(|r| self.mapping.data(r));
         let address = |data: Region| match data.reach() {
             Reach::Wire => 0,
             Reach::Host | Reach::Device => data.address() + self.offset,
@@ -134,7 +134,7 @@ impl Handle {
 
     /// Whether it reaches that of all ranks so.
     pub fn is_within_direct_access(&self) -> bool {
-        (0..self.world_size()).all(|rank| self.is_reachable(rank))
+        (0..self.size()).all(|rank| self.is_reachable(rank))
     }
 
     /// The name of the backend that the memory is from.
@@ -144,7 +144,7 @@ impl Handle {
 
     /// The addresses of all ranks' signal pads as mapped here, by rank; 0 for a rank that only the network connects.
     pub fn signal_pad_ptrs(&self) -> Vec<usize> {
-        let pads = (0..self.world_size()).filter_map(|r| self.mapping.pad_region(r));
+        let pads = (0..self.size()).filter_map(|r| self.mapping.pad_region(r));
         pads.map(|pad| pad.address()).collect()
     }
 

@@ -43,7 +43,7 @@ impl Memory {
         first: impl Fn(Region) -> Result<NonNull<u8>>,
     ) -> Result<Self> {
         let first = |data: Region| data.check_host().and_then(|()| first(data));
-        let ranks = 0..handle.world_size();
+        let ranks = 0..handle.size();
         let parts: Result<Vec<_>> =
             ranks.map(|r| handle.data("rendezvous", r).and_then(first)).collect();
         Ok(Self {
@@ -172,4 +172,14 @@ impl Memory {
 pub trait Phase {
     #[doc(hidden)]
     fn memory(&self) -> &Memory;
+}
+
+impl std::fmt::Debug for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Memory")
+            .field("handle", &self.handle)
+            .field("dtype", &self.dtype)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
 }

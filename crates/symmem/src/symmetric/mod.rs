@@ -21,6 +21,7 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+pub use atomic::Atomic;
 use atomic::load;
 pub use handle::Handle;
 pub(crate) use memory::{Memory, Phase};
@@ -28,7 +29,7 @@ pub use open::Open;
 pub use pad::SignalPad;
 pub use paused::Paused;
 pub use pool::Pool;
-pub(crate) use words::{fill_range, write_place};
+pub(crate) use words::{check_place, fill_range};
 
 use crate::dtype::Element;
 use crate::error::{Failed, Result};
@@ -47,6 +48,15 @@ pub struct Buffer<T> {
 
 impl Group {
     /// Allocates `len` elements of symmetric memory, zeroed. Not collective. A length of 0 is a length like any other.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let mut buffer = world.alloc::<f32>(1024)?;
+    /// buffer.local_mut().fill(1.0);
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
         self.alloc_with_pad(len, self.context().pad_size())
     }
@@ -105,6 +115,15 @@ impl Group {
 
 impl<T: Element> Buffer<T> {
     /// Maps all ranks' buffers into each. Collective over `group`, the first time for this allocation and group.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let x = world.alloc::<f32>(1024)?.rendezvous(&world)?;
+    /// assert_eq!(x.len(), 1024);
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>, Failed<Self>> {
         let handle = Handle::offer(&self.block, group, &Offer::new(T::DTYPE));
         let memory = handle.and_then(|handle| Memory::new::<T>(handle, self.len));
@@ -213,6 +232,19 @@ impl<T: Element> Symmetric<T> {
     }
 
     /// A barrier, after which everyone may read everyone. Collective.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let mut x = world.alloc::<usize>(1)?.rendezvous(&world)?;
+    /// x.local_mut()[0] = world.rank();
+    /// let shared = x.share()?; // nobody may write now
+    /// assert_eq!(shared.peer(1)?, [1]);
+    /// let x = shared.release()?; // each rank may write its own part again
+    /// # drop(x);
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn share(self) -> Result<Shared<T>, Failed<Paused<Shared<T>>>> {
         Paused::new(Shared::of(self.0), "share").resume()
     }
@@ -278,6 +310,17 @@ impl<T: Element> Shared<T> {
     }
 
     /// Rank `rank`'s part.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let shared = world.alloc::<u8>(4)?.rendezvous(&world)?.share()?;
+    /// let other = shared.peer(1 - world.rank())?; // a plain slice of that rank's memory
+    /// assert_eq!(other, [0; 4]);
+    /// shared.release()?;
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn peer(&self, rank: usize) -> Result<&[T]> {
         let first = self.0.peer(rank)?;
         // SAFETY: as in `local`.
@@ -285,6 +328,18 @@ impl<T: Element> Shared<T> {
     }
 
     /// All ranks' parts, by rank, this rank's own among them.
+    ///
+    /// ```
+    /// # symmem::World::threads(3, |world| -> symmem::Result<()> {
+    /// let mut x = world.alloc::<usize>(1)?.rendezvous(&world)?;
+    /// x.local_mut()[0] = world.rank();
+    /// let shared = x.share()?;
+    /// assert_eq!(shared.peers().concat(), [0, 1, 2]);
+    /// shared.release()?;
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn peers(&self) -> Vec<&[T]> {
         let part = |rank: usize| {
             // SAFETY: as in `local`.

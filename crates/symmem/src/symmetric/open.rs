@@ -9,8 +9,8 @@ use crate::group::Group;
 use crate::sync::shared::AtomicU32;
 use crate::sync::{Deadline, Ordering};
 
-use super::atomic::{load, store};
-use super::words::{fill_range, write_place};
+use super::atomic::{Atomic, load, store};
+use super::words::{check_place, fill_range};
 use super::{Buffer, Handle, Memory, Paused, Phase, Symmetric};
 
 /// Memory that all ranks of a group have mapped, in the phase in which everyone may put into and get from everyone's.
@@ -33,6 +33,17 @@ impl<T: Element> Phase for Open<T> {
 
 impl<T: Element> Symmetric<T> {
     /// A barrier, after which everyone may put and get. Collective.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let open = world.alloc::<u32>(8)?.rendezvous(&world)?.open()?;
+    /// open.put(1 - world.rank(), 3, &[7])?;
+    /// let x = open.close()?; // all puts have arrived
+    /// assert_eq!(x.local(), [0, 0, 0, 7, 0, 0, 0, 0]);
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn open(self) -> Result<Open<T>, Failed<Paused<Open<T>>>> {
         Paused::new(Open(self), "open").resume()
     }
@@ -106,6 +117,20 @@ impl<T: Element> Open<T> {
 
     /// Relaxed: reads rank `rank`'s part into `out`, from its element `at` on. Sees what was put before a signal or
     /// barrier that this rank has taken.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let mut x = world.alloc::<usize>(2)?.rendezvous(&world)?;
+    /// x.local_mut().fill(world.rank());
+    /// let open = x.open()?;
+    /// let mut out = [9; 2];
+    /// open.get(1, 0, &mut out)?;
+    /// assert_eq!(out, [1; 2]);
+    /// open.close()?;
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn get(&self, rank: usize, at: usize, out: &mut [T]) -> Result<()> {
         let from = self.place("get", rank, at, out.len())?;
         // SAFETY: as in `put`.
@@ -115,6 +140,25 @@ impl<T: Element> Open<T> {
 
     /// Release: as [`Open::put`], and then a signal in this memory's pad: the [`Open::wait_signal`] that takes it sees the
     /// data, and all that this rank wrote before. Waits while an earlier signal of ours on the channel is not consumed.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// use std::time::Duration;
+    /// let soon = Duration::from_secs(5);
+    /// let open = world.alloc::<f32>(4)?.rendezvous(&world)?.open()?;
+    /// if world.rank() == 0 {
+    ///     open.put_signal(1, 0, &[1.0, 2.0], 0, soon)?;
+    /// } else {
+    ///     open.wait_signal(0, 0, soon)?;
+    ///     let mut got = [0.0; 2];
+    ///     open.get(1, 0, &mut got)?;
+    ///     assert_eq!(got, [1.0, 2.0]);
+    /// }
+    /// open.close()?;
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn put_signal(
         &self,
         rank: usize,
@@ -139,6 +183,21 @@ impl<T: Element> Open<T> {
 
     /// Release: as [`Open::put`], and then sets our word of `channel` in `rank`'s pad of this memory to `value`: the
     /// [`Open::wait_value`] that finds it there sees the data, and all that this rank wrote before.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// use std::time::Duration;
+    /// let open = world.alloc::<f32>(4)?.rendezvous(&world)?.open()?;
+    /// if world.rank() == 0 {
+    ///     open.put_value(1, 0, &[1.0], 0, 42)?;
+    /// } else {
+    ///     open.wait_value(0, 0, 42, Duration::from_secs(5))?; // the value stays
+    /// }
+    /// open.close()?;
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn put_value(
         &self,
         rank: usize,
@@ -191,11 +250,52 @@ impl<T: Element> Open<T> {
     }
 }
 
+impl<T: Atomic> Open<T> {
+    /// Acquire and release: adds `value` to element `at` of rank `rank`'s part, wrapping around, and returns what it was
+    /// before. Ranks that do this at the same time all count.
+    ///
+    /// ```
+    /// # symmem::World::threads(3, |world| -> symmem::Result<()> {
+    /// let tickets = world.alloc::<u64>(1)?.rendezvous(&world)?.open()?;
+    /// let ticket = tickets.fetch_add(0, 0, 1)?; // each rank draws another
+    /// assert!(ticket < 3);
+    /// assert_eq!(tickets.close()?.local()[0], if world.rank() == 0 { 3 } else { 0 });
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
+    pub fn fetch_add(&self, rank: usize, at: usize, value: T) -> Result<T> {
+        let element = self.place("fetch_add", rank, at, 1)?;
+        // SAFETY: S1 by the memory that `self` holds, S3 by `place`; in this phase it is touched by atomics only.
+        Ok(unsafe { T::fetch_add(element, value) })
+    }
+
+    /// Acquire and release: sets element `at` of rank `rank`'s part to `new` if it is `expected`, and returns what it was
+    /// before: `expected`, if it was set.
+    ///
+    /// ```
+    /// # symmem::World::threads(3, |world| -> symmem::Result<()> {
+    /// let lock = world.alloc::<u32>(1)?.rendezvous(&world)?.open()?;
+    /// let holder = lock.compare_swap(0, 0, 0, world.rank() as u32 + 1)?; // 0 on one rank alone
+    /// # let mut winners = [u32::from(holder == 0)];
+    /// # world.all_reduce(&mut winners, symmem::ReduceOp::Sum)?;
+    /// # assert_eq!(winners, [1]);
+    /// # lock.close()?;
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
+    pub fn compare_swap(&self, rank: usize, at: usize, expected: T, new: T) -> Result<T> {
+        let element = self.place("compare_swap", rank, at, 1)?;
+        // SAFETY: as in `fetch_add`.
+        Ok(unsafe { T::compare_swap(element, expected, new) })
+    }
+}
+
 impl Open<u32> {
     /// Relaxed: sets `count` words of rank `rank`'s part, from word `offset` on, to `value`.
-    pub fn memset32(&self, rank: usize, offset: i64, value: i64, count: i64) -> Result<()> {
-        let (range, value) = fill_range(self.len(), offset, value, count)?;
-        for at in range {
+    pub fn memset32(&self, rank: usize, offset: usize, value: u32, count: usize) -> Result<()> {
+        for at in fill_range(self.group(), self.len(), offset, count)? {
             self.word("memset32", rank, at)?.store(value, Ordering::Relaxed);
         }
         Ok(())
@@ -203,10 +303,10 @@ impl Open<u32> {
 
     /// Release: sets word `offset` of rank `rank`'s part to `value`. Whoever reads that by [`Open::read_value32`] sees
     /// all that this rank wrote before.
-    pub fn write_value32(&self, rank: usize, offset: i64, value: i64) -> Result<()> {
-        let (at, value) = write_place(self.len(), offset, value)?;
+    pub fn write_value32(&self, rank: usize, offset: usize, value: u32) -> Result<()> {
+        check_place(self.group(), self.len(), offset)?;
         // Release: pairs with the acquire in `read_value32`.
-        self.word("write_value32", rank, at)?.store(value, Ordering::Release);
+        self.word("write_value32", rank, offset)?.store(value, Ordering::Release);
         Ok(())
     }
 
@@ -220,5 +320,11 @@ impl Open<u32> {
         let word = self.place(op, rank, at, 1)?;
         // SAFETY: S1 by the memory that `self` holds, S3 by `place`; in this phase it is touched by atomics only.
         Ok(unsafe { AtomicU32::from_ptr(word) })
+    }
+}
+
+impl<T: Element> std::fmt::Debug for Open<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Open").field(&self.0).finish()
     }
 }

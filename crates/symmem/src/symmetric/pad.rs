@@ -36,6 +36,22 @@ impl<'a> SignalPad<'a> {
     }
 
     /// Release: sets our word of `channel` in rank `to`'s pad; waits while the last signal there is not consumed.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// use std::time::Duration;
+    /// let soon = Duration::from_secs(5);
+    /// let x = world.alloc::<u8>(1)?.rendezvous(&world)?;
+    /// let pad = x.handle().signal_pad();
+    /// if world.rank() == 0 {
+    ///     pad.put(1, 0, soon)?;
+    /// } else {
+    ///     pad.wait(0, 0, soon)?;
+    /// }
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn put(&self, to: usize, channel: usize, deadline: impl Into<Deadline>) -> Result<()> {
         let slot = self.slot("signal_pad.put", to, channel, self.group.rank())?;
         self.group.put_in(slot, to, deadline.into())
@@ -105,5 +121,14 @@ impl<'a> SignalPad<'a> {
             let expected = format!("a channel in [0, {})", self.channels());
             self.group.usage(op, expected, channel.to_string())
         })
+    }
+}
+
+impl std::fmt::Debug for SignalPad<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SignalPad")
+            .field("group", &self.group)
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
     }
 }

@@ -15,6 +15,18 @@ use crate::sync::atomic::fence;
 impl Group {
     /// Allocates `len` elements under an id of the caller's choice; a later call with the same id gets the same memory,
     /// with what it held, and the rendezvous it had. One user at a time; freed with the world.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let mut x = world.alloc_persistent::<f32>(1, 10)?;
+    /// x.local_mut()[0] = 5.0;
+    /// drop(x);
+    /// let x = world.alloc_persistent::<f32>(1, 10)?; // the same memory
+    /// assert_eq!(x.local()[0], 5.0);
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn alloc_persistent<T: Element>(&self, id: u64, len: usize) -> Result<Buffer<T>> {
         let backend = Arc::clone(self.backend());
         let block =

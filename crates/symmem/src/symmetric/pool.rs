@@ -37,6 +37,17 @@ struct Cut {
 
 impl Pool {
     /// A pool of this rank's memory, allocated `segment_bytes` at a time (or more, for a larger buffer).
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let pool = symmem::Pool::new(&world, 1 << 20); // one rendezvous for each MiB
+    /// let x = pool.alloc::<f32>(100)?.rendezvous(&world)?;
+    /// let y = pool.alloc::<u8>(7)?.rendezvous(&world)?;
+    /// # drop((x, y));
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn new(group: &Group, segment_bytes: usize) -> Self {
         Self::on((), Arc::clone(group.backend()), group, segment_bytes)
     }

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use half::bf16;
-use symmem::{Algorithm, Number, ReduceOp, Symmetric, World, WorldOptions};
+use symmem::{Algorithm, Number, ReduceOp, Symmetric, World};
 use symmem_testing::{Ranks, test_name};
 
 use crate::threads;
@@ -347,8 +347,8 @@ fn large_of_all_types(world: World) {
 #[ignore = "gigabytes and minutes: cargo test --release -p symmem --test collectives large_parts -- --ignored --test-threads 1"]
 fn large_parts_have_the_bits_of_rank_order_among_threads() {
     for ranks in [2, 3] {
-        let timeout = Some(Duration::from_secs(120));
-        let options = WorldOptions { timeout, ..Default::default() };
+        let timeout = Duration::from_secs(120);
+        let options = World::builder().timeout(timeout);
         options.threads(ranks, large_of_all_types).unwrap();
     }
 }

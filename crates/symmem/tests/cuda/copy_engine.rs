@@ -1,8 +1,9 @@
 //! Collectives whose bytes the copy engines move; and what is said where there is no multicast.
 
 use half::{bf16, f16};
+use symmem::cuda::Algorithm;
 use symmem::cuda::{Gpu, Stream};
-use symmem::{Algorithm, Error, F8E4M3, ReduceOp, World};
+use symmem::{Error, F8E4M3, ReduceOp, World};
 use symmem_testing::test_name;
 
 use crate::{Sample, each, hasty, input, same};

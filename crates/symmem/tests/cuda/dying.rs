@@ -3,8 +3,9 @@
 
 use std::time::{Duration, Instant};
 
+use symmem::cuda::Algorithm;
 use symmem::cuda::{Buffer, Gpu, Graph, Stream, Symmetric};
-use symmem::{Algorithm, Error, Group, ReduceOp, Result, World};
+use symmem::{Error, Group, ReduceOp, Result, World};
 use symmem_testing::{Ranks, die, stop_until, test_name};
 
 #[test]

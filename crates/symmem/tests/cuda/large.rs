@@ -1,6 +1,7 @@
 //! More than the device's cache holds, which is gone through forwards and backwards in turn.
 
-use symmem::{Algorithm, Error, ReduceOp};
+use symmem::cuda::Algorithm;
+use symmem::{Error, ReduceOp};
 use symmem_testing::test_name;
 
 /// Rank `rank`'s element `i` in turn `turn`: small integers, whose sums are exact.

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use symmem::ReduceOp;
+use symmem::cuda::Algorithm;
 use symmem::cuda::Gpu;
-use symmem::{Algorithm, GroupOptions, ReduceOp};
 use symmem_testing::{Ranks, test_name};
 
 /// One rank is ahead of the others: what it has put into its stream behind a kernel that takes up its whole share of the
@@ -60,9 +61,8 @@ fn groups_beside_each_other_have_room() {
     super::super::each(test_name!(), |world, gpu, stream| {
         let (n, own) = (world.size(), world.rank());
         let half: Vec<usize> = (0..n).filter(|rank| rank % 2 == own % 2).collect();
-        let timeout = Some(Duration::from_millis(1500));
-        let options = GroupOptions { timeout, ..Default::default() };
-        let group = world.subgroup_with(&half, options).unwrap();
+        let timeout = Duration::from_millis(1500);
+        let group = world.subgroup_builder(&half).timeout(timeout).build().unwrap();
         let mut x = gpu.alloc::<f32>(world, (32 << 20) / n).unwrap().rendezvous(&group).unwrap();
         x.write(&vec![1.0; x.len()], stream).unwrap();
         x.synchronize(stream).unwrap();

@@ -1,7 +1,8 @@
 //! Signals, puts, gets and words on a device: who takes a signal sees what was before it.
 
+use symmem::cuda::Algorithm;
 use symmem::cuda::{Stream, Symmetric};
-use symmem::{Algorithm, Error, ReduceOp, World};
+use symmem::{Error, ReduceOp, World};
 use symmem_testing::test_name;
 
 use crate::{each, hasty, input, same};
@@ -98,11 +99,11 @@ fn words_of_any_rank_are_filled_and_written() {
         let (next, last) = ((own + 1) % n, (own + n - 1) % n);
         let x = gpu.alloc::<u32>(world, 64).unwrap().rendezvous(world).unwrap();
         x.memset32(own, 0, 1, 64, stream).unwrap();
-        x.memset32(own, 63, i64::from(u32::MAX), 1, stream).unwrap();
+        x.memset32(own, 63, u32::MAX, 1, stream).unwrap();
         x.barrier(stream).unwrap();
-        x.memset32(next, 32, 42 + own as i64, 16, stream).unwrap();
+        x.memset32(next, 32, 42 + own as u32, 16, stream).unwrap();
         for at in 0..4 {
-            x.write_value32(next, at, 100 * own as i64 + at, stream).unwrap();
+            x.write_value32(next, at, (100 * own + at) as u32, stream).unwrap();
         }
         x.barrier(stream).unwrap();
         let mut expected = [1; 64];

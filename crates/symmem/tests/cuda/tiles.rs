@@ -1,8 +1,9 @@
 //! Tiles of matrices, and all-to-all from one dimension to another, compared with what the host finds.
 
 use half::{bf16, f16};
+use symmem::cuda::Algorithm;
 use symmem::cuda::{Gpu, Stream, Tile, TileMut, ViewMut};
-use symmem::{Algorithm, Number, ReduceOp, World};
+use symmem::{Number, ReduceOp, World};
 use symmem_testing::test_name;
 
 use crate::{Sample, each, input, same};

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
+use symmem::cuda::Algorithm;
 use symmem::cuda::{Gpu, Stream};
-use symmem::{Algorithm, Error, ReduceOp, World};
+use symmem::{Error, ReduceOp, World};
 use symmem_sys::cuda::fake::{Config, Fake, Launched, PATIENCE};
 
 use super::multicast::able;

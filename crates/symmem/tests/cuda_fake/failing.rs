@@ -92,7 +92,7 @@ fn check(call: &str, rank: usize, attempt: Attempt) {
         (0, Attempt::Failed(Error::PeerFailed { rank: 1, reason, .. })) => {
             assert!(reason.contains(call), "{call}: {reason}");
         }
-        (1, Attempt::Failed(Error::Driver { call: failed, why })) => {
+        (1, Attempt::Failed(Error::Driver { call: failed, why, .. })) => {
             assert_eq!(failed, call);
             let expected = format!("{call} failed: CUDA_ERROR_OUT_OF_MEMORY (2)");
             assert!(why.starts_with(&expected), "{why}");

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use symmem::cuda::{Gpu, Graph, Stream, Symmetric};
 use symmem::store::MemoryStore;
-use symmem::{Error, GroupOptions, ReduceOp, Result, WorldOptions};
+use symmem::{Error, ReduceOp, Result, World};
 use symmem_sys::cuda::fake::Fake;
 use symmem_testing::{Ranks, die, test_name};
 
@@ -163,7 +163,7 @@ fn a_new_world_takes_the_place_of_a_failed_one() {
     let stream = gpu.stream().unwrap();
     let world = || {
         let store = Arc::new(MemoryStore::new());
-        WorldOptions::default().join(0, 1, store).unwrap()
+        World::builder().join(0, 1, store).unwrap()
     };
     let old = world();
     let x = gpu.alloc::<f32>(&old, 10).unwrap().rendezvous(&old).unwrap();
@@ -181,7 +181,7 @@ fn a_new_world_takes_the_place_of_a_failed_one() {
 fn a_group_that_is_gone_is_not_reported() {
     let (driver, fails) = failing();
     ranks(&[driver], |world, _, gpu, stream| {
-        let group = world.subgroup_with(&[0], GroupOptions::default()).unwrap();
+        let group = world.subgroup_builder(&[0]).build().unwrap();
         let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(&group).unwrap();
         fails.store(true, Ordering::Relaxed);
         x.barrier(stream).unwrap();

@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use symmem::cuda::Algorithm;
 use symmem::cuda::Gpu;
-use symmem::{Algorithm, Error, GroupOptions, ReduceOp};
+use symmem::{Error, ReduceOp};
 use symmem_sys::cuda::code;
 
 use super::{GROUP, Group, drivers, on, ranks};
@@ -25,11 +26,11 @@ fn a_kernel_gets_the_group_it_meets() {
         });
     }
     ranks(&drivers, |world, _, gpu, stream| {
-        let options = GroupOptions {
-            timeout: Some(std::time::Duration::from_secs(7)),
-            ..GroupOptions::default()
-        };
-        let group = world.subgroup_with(&[0, 1, 2], options).unwrap();
+        let group = world
+            .subgroup_builder(&[0, 1, 2])
+            .timeout(std::time::Duration::from_secs(7))
+            .build()
+            .unwrap();
         let x = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(&group).unwrap();
         x.barrier(stream).unwrap();
         world.barrier().unwrap();
@@ -97,8 +98,7 @@ fn grids_are_alike_where_some_ranks_share_a_device() {
 #[test]
 fn a_small_signal_pad_limits_no_grid() {
     ranks(&drivers(2), |world, driver, gpu, stream| {
-        let one_channel = GroupOptions { signal_pad_size: Some(8), ..Default::default() };
-        let group = world.subgroup_with(&[0, 1], one_channel).unwrap();
+        let group = world.subgroup_builder(&[0, 1]).signal_pad_size(8).build().unwrap();
         let mut x = gpu.alloc::<f32>(world, 1 << 20).unwrap().rendezvous(&group).unwrap();
         x.all_reduce_with(ReduceOp::Sum, Algorithm::TwoShot, stream).unwrap();
         assert_eq!(driver.launches()[0].grid, [16, 1, 1]);

@@ -319,7 +319,7 @@ fn memory_outlives_what_streams_had_in_them() {
 #[test]
 fn a_device_that_is_not_there_or_cannot_is_told_apart() {
     let why = |e: Error| match e {
-        Error::Unavailable { what, why } => format!("{what}: {why}"),
+        Error::Unavailable { what, why, .. } => format!("{what}: {why}"),
         other => panic!("{other}"),
     };
     let e = Gpu::with_driver(Fake::plain(2), 2).unwrap_err();

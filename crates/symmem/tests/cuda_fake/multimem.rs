@@ -3,8 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use half::{bf16, f16};
+use symmem::cuda::Algorithm;
 use symmem::cuda::{Gpu, Stream, Symmetric, View, ViewMut};
-use symmem::{Algorithm, Error, Group, GroupOptions, Number, Order, ReduceOp, World};
+use symmem::{Error, Group, Number, Order, ReduceOp, World};
 use symmem_sys::cuda::code;
 use symmem_sys::cuda::fake::{Config, Fake, Launched};
 
@@ -41,7 +42,8 @@ fn rendezvous<T: Number>(group: &Group, gpu: &Gpu, len: usize) -> Symmetric<T> {
 
 fn all_ranks(world: &World, order: Option<Order>) -> Group {
     let all: Vec<usize> = (0..world.size()).collect();
-    world.subgroup_with(&all, GroupOptions { order, ..Default::default() }).unwrap()
+    let builder = world.subgroup_builder(&all);
+    order.map_or(builder.clone(), |order| builder.order(order)).build().unwrap()
 }
 
 fn each_way<T: Number>(world: &World, driver: &Fake, gpu: &Gpu, stream: &Stream) {

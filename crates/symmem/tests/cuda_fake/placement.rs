@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use symmem::cuda::Algorithm;
 use symmem::cuda::{Gpu, Stream};
-use symmem::{Algorithm, Error, ReduceOp, Result, World, WorldOptions};
+use symmem::{Error, ReduceOp, Result, World};
 use symmem_sys::cuda::fake::{Config, Fake};
 use symmem_testing::{Ranks, test_name};
 
@@ -27,7 +28,7 @@ fn try_sharing(world: &World, driver: &Arc<Fake>) {
 #[test]
 fn who_is_strict_shares_no_device() {
     let driver = Fake::plain(3);
-    let strict = WorldOptions { strict_devices: Some(true), ..Default::default() };
+    let strict = World::builder().strict_devices(true);
     strict.threads(3, |world| try_sharing(&world, &driver)).unwrap();
     assert_eq!(driver.live(), [""; 0]);
 }

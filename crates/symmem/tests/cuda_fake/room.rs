@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use symmem::cuda::Algorithm;
 use symmem::cuda::{Gpu, Stream, Symmetric};
 use symmem::store::{MemoryStore, SharedStore};
-use symmem::{Algorithm, GroupOptions, ReduceOp, World, WorldOptions};
+use symmem::{ReduceOp, World};
 use symmem_sys::cuda::code;
 use symmem_sys::cuda::fake::Fake;
 use symmem_testing::{Ranks, test_name};
@@ -73,7 +74,10 @@ fn a_world_can_be_told_how_many_use_a_device() {
             for (rank, ranks_per_device) in told.into_iter().enumerate() {
                 let (store, driver) = (store.clone(), drivers[rank].clone());
                 scope.spawn(move || {
-                    let options = WorldOptions { ranks_per_device, ..Default::default() };
+                    let mut options = World::builder();
+                    if let Some(ranks) = ranks_per_device {
+                        options = options.ranks_per_device(ranks);
+                    }
                     let world = options.join(rank, 4, store).unwrap();
                     let gpu = Gpu::with_driver(driver, (device * rank) as u32).unwrap();
                     in_two_groups(&world, &gpu, &gpu.stream().unwrap());
@@ -89,14 +93,14 @@ fn numbers_of_ranks_on_a_device_that_cannot_be_are_no_matter() {
     for (told, blocks) in [(usize::MAX, 1), (FIT as usize + 1, 1), (FIT as usize, 1), (3, FIT / 3)]
     {
         let (driver, store) = (Fake::plain(1), Arc::new(MemoryStore::new()));
-        let options = WorldOptions { ranks_per_device: Some(told), ..Default::default() };
+        let options = World::builder().ranks_per_device(told);
         let world = options.join(0, 1, store).unwrap();
         let gpu = Gpu::with_driver(driver.clone(), 0).unwrap();
         let mut x = gpu.alloc::<f32>(&world, 1 << 20).unwrap().rendezvous(&world).unwrap();
         (0..2).for_each(|_| two_shot(&mut x, &gpu.stream().unwrap()));
         assert_eq!(driver.launches()[1].grid, [blocks, 1, 1], "{told}");
     }
-    let options = WorldOptions { ranks_per_device: Some(0), ..Default::default() };
+    let options = World::builder().ranks_per_device(0);
     let e = options.join(0, 1, Arc::new(MemoryStore::new())).unwrap_err();
     let expected = "world: expected a number of ranks per device of at least 1, got 0";
     assert_eq!(e.to_string(), expected);
@@ -157,7 +161,7 @@ fn a_launch_that_fails_leaves_nothing_known() {
 #[test]
 fn what_another_group_has_before_it_counts() {
     let seen = early(|world, gpu, stream| {
-        let other = world.subgroup_with(&[0, 1], GroupOptions::default()).unwrap();
+        let other = world.subgroup_builder(&[0, 1]).build().unwrap();
         let mut large = gpu.alloc::<f32>(world, 1 << 20).unwrap().rendezvous(world).unwrap();
         let small = gpu.alloc::<f32>(world, 10).unwrap().rendezvous(&other).unwrap();
         small.barrier(stream).unwrap();

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use symmem::Error;
 use symmem::cuda::{DeviceHandle, Gpu};
-use symmem::{Error, GroupOptions};
 use symmem_sys::cuda::code;
 use symmem_sys::cuda::fake::{Fake, Launched};
 use symmem_testing::{Ranks, die, test_name};
@@ -127,8 +127,8 @@ fn a_signals_time_limit_is_that_of_its_group() {
         assert_eq!(load(handle.0.mailbox()), 0, "the mailbox is mapped, and nobody is lost");
     });
     ranks(&drivers, |world, driver, gpu, stream| {
-        let timeout = Some(Duration::from_secs(7));
-        let group = world.subgroup_with(&[0], GroupOptions { timeout, ..Default::default() });
+        let timeout = Duration::from_secs(7);
+        let group = world.subgroup_builder(&[0]).timeout(timeout).build();
         let x = gpu.alloc::<u32>(world, 1).unwrap().rendezvous(&group.unwrap()).unwrap();
         x.put_signal(0, 0, stream).unwrap();
         assert_eq!(driver.launches().len(), 1);

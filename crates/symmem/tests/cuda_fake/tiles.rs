@@ -1,7 +1,8 @@
 //! Reductions of tiles, and all-to-all by dimension: what kernels are told, and what is refused before one is launched.
 
+use symmem::cuda::Algorithm;
 use symmem::cuda::{Tile, TileMut};
-use symmem::{Algorithm, Error, ReduceOp};
+use symmem::{Error, ReduceOp};
 use symmem_sys::cuda::fake::Launched;
 
 use super::multicast::able;

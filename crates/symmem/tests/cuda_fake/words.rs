@@ -13,7 +13,7 @@ fn words_of_any_rank_are_filled_up_to_the_bounds() {
         assert!(words.iter().enumerate().all(|(i, w)| *w == if i / 16 == 2 { 42 } else { 0 }));
         world.barrier().unwrap();
         x.memset32(world.rank(), 0, 1, 64, stream).unwrap();
-        x.memset32(world.rank(), 63, i64::from(u32::MAX), 1, stream).unwrap();
+        x.memset32(world.rank(), 63, u32::MAX, 1, stream).unwrap();
         assert_eq!(x.read(stream).unwrap()[62..], [1, u32::MAX]);
         assert_eq!(driver.calls("cuMemsetD32Async"), 3);
         x.write(&[0; 64], stream).unwrap();
@@ -26,7 +26,7 @@ fn words_of_any_rank_are_written_one_by_one() {
     ranks(&drivers(2), |world, driver, gpu, stream| {
         let peer = 1 - world.rank();
         let x = gpu.alloc::<u32>(world, 4).unwrap().rendezvous(world).unwrap();
-        for (at, value) in [(0, 5), (1, 0), (2, i64::from(u32::MAX)), (3, 7)] {
+        for (at, value) in [(0, 5), (1, 0), (2, u32::MAX), (3, 7)] {
             x.write_value32(peer, at, value, stream).unwrap();
         }
         world.barrier().unwrap();
@@ -37,30 +37,20 @@ fn words_of_any_rank_are_written_one_by_one() {
 
 #[test]
 fn bad_words_are_refused_and_nothing_is_put_into_the_stream() {
-    const RANGE: &str = "val must be in the range of [0, 4294967295] (uint32_t)";
     ranks(&drivers(1), |world, driver, gpu, stream| {
         let x = gpu.alloc::<u32>(world, 64).unwrap().rendezvous(world).unwrap();
         for (offset, value, count, why) in [
-            (-1, 1, 1, "offset must be greater than or equal to 0"),
             (0, 1, 0, "count must be a positive integer"),
-            (0, 1, -5, "count must be a positive integer"),
-            (0, -1, 1, RANGE),
-            (0, 1 << 32, 1, RANGE),
             (64, 1, 1, "offset + count (65) exceeded the numel of the input (64)"),
             (0, 1, 65, "offset + count (65) exceeded the numel of the input (64)"),
-            (i64::MAX, 1, i64::MAX, "exceeded the numel"),
+            (usize::MAX, 1, usize::MAX, "exceeded the numel"),
         ] {
             let e = x.memset32(0, offset, value, count, stream).unwrap_err().to_string();
             assert!(e.contains("memset32") && e.contains(why), "{e}");
         }
-        for (offset, value, why) in [
-            (-1, 1, "offset must be greater than or equal to 0"),
-            (0, 1 << 32, RANGE),
-            (64, 1, "offset (64) exceeded the numel of the input (64)"),
-        ] {
-            let e = x.write_value32(0, offset, value, stream).unwrap_err().to_string();
-            assert!(e.contains("write_value32") && e.contains(why), "{e}");
-        }
+        let e = x.write_value32(0, 64, 1, stream).unwrap_err().to_string();
+        let why = "offset (64) exceeded the numel of the input (64)";
+        assert!(e.contains("write_value32") && e.contains(why), "{e}");
         let e = x.memset32(1, 0, 1, 1, stream).unwrap_err().to_string();
         assert!(e.contains("a rank in [0, 1), got 1"), "{e}");
         assert_eq!(driver.calls("cuMemsetD32Async") + driver.calls("cuStreamWriteValue32"), 0);

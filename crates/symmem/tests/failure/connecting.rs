@@ -182,8 +182,8 @@ fn a_rank_that_gave_up_because_of_another_is_not_blamed() {
                 std::thread::sleep(ms(4000));
             }
             let begin = Instant::now();
-            let options = symmem::WorldOptions { timeout: Some(timeout), ..Default::default() };
-            let told = told(options.from_env());
+            let options = World::builder().timeout(timeout);
+            let told = told(options.join_env());
             println!("rank {} after {:?}: {told}", rank(), begin.elapsed());
             assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
             if rank() == slow {

@@ -1,6 +1,6 @@
 //! Collectives that fail halfway: what each rank is told, what is left of its memory, and how it goes on.
 
-use symmem::{Algorithm, Error, Group, GroupOptions, ReduceOp, Symmetric, World};
+use symmem::{Algorithm, Error, Group, ReduceOp, Symmetric, World};
 use symmem_testing::{Ranks, assert_nothing_is_held, die, stop_until, test_name};
 
 use super::{lost_in, ms};
@@ -10,9 +10,9 @@ const LEN: usize = if cfg!(debug_assertions) { 2 << 20 } else { 16 << 20 };
 
 /// All ranks, of which rank 1 has much patience.
 fn hasty(world: &World) -> Group {
-    let timeout = Some(ms(if world.rank() == 1 { 60_000 } else { 1000 }));
+    let timeout = ms(if world.rank() == 1 { 60_000 } else { 1000 });
     let all: Vec<usize> = (0..world.size()).collect();
-    let group = world.subgroup_with(&all, GroupOptions { timeout, ..Default::default() }).unwrap();
+    let group = world.subgroup_builder(&all).timeout(timeout).build().unwrap();
     world.barrier().unwrap(); // all have made it, so that the shortest patience is enough
     group.ready().unwrap();
     group

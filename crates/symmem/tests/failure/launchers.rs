@@ -1,6 +1,6 @@
 //! Ranks as their launchers start them, worlds one after the other, and ranks in containers.
 
-use symmem::{GroupOptions, World};
+use symmem::World;
 use symmem_testing::{Ranks, test_name};
 
 fn works(world: &World) {
@@ -85,9 +85,8 @@ fn worlds_follow_one_another_over_one_store() {
     Ranks::new(3).start(test_name!(), || {
         for _ in 0..5 {
             let world = World::from_env().unwrap();
-            let options = GroupOptions { name: Some("pair".into()), ..Default::default() };
             if world.rank() < 2 {
-                world.subgroup_with(&[0, 1], options).unwrap().barrier().unwrap();
+                world.subgroup_builder(&[0, 1]).name("pair").build().unwrap().barrier().unwrap();
             }
             works(&world);
         }

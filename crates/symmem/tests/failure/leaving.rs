@@ -1,6 +1,6 @@
 //! Ranks that go in order, or in a panic.
 
-use symmem::{Error, ReduceOp, World, WorldOptions};
+use symmem::{Error, ReduceOp, World};
 use symmem_testing::{Ranks, assert_nothing_is_held, test_name};
 
 use super::{lost_in, ms};
@@ -66,7 +66,7 @@ fn a_panic_of_a_thread_is_told_to_the_others() {
         lost_in(|| world.barrier())
     };
     for backend in ["process", "host"] {
-        let options = WorldOptions { backend: Some(backend.into()), ..Default::default() };
+        let options = World::builder().backend(backend);
         assert_eq!(options.threads(3, ranks).unwrap(), [1, 1, 1]);
     }
 }
@@ -101,7 +101,7 @@ fn ranks_of_different_backends_are_told_so() {
         for (rank, backend) in ["host", "process", "host"].into_iter().enumerate() {
             let store = store.clone();
             scope.spawn(move || {
-                let options = WorldOptions { backend: Some(backend.into()), ..Default::default() };
+                let options = World::builder().backend(backend);
                 let world = options.join(rank, 3, store).unwrap();
                 let e = world.alloc::<u8>(1).unwrap().rendezvous(&world).err().unwrap().error;
                 let Error::Mismatch { what, rank: other, .. } = e else { panic!("{e}") };

@@ -122,7 +122,7 @@ fn a_call_that_nccl_refuses_names_rank_operation_and_its_words() {
         let mut x = rank.buffer(&[1.0_f32]);
         let refused = comm.all_reduce_in_place(x.view_mut(), ReduceOp::Sum, &rank.stream);
         let error = refused.unwrap_err();
-        let Error::Driver { call: "ncclAllReduce", why } = &error else { panic!("{error:?}") };
+        let Error::Driver { call: "ncclAllReduce", why, .. } = &error else { panic!("{error:?}") };
         assert!(why.starts_with("rank 0: all_reduce: NCCL Error 1: unhandled cuda error"), "{why}");
         assert!(why.ends_with("ncclAllReduce fails because the test wants it"), "{why}");
         comm.all_reduce_in_place(x.view_mut(), ReduceOp::Sum, &rank.stream).unwrap();

@@ -4,11 +4,13 @@
 //! chosen once. All give the same bits, because no operation in the body depends on how wide the vectors are.
 #![allow(unsafe_code)] // S2, S3: callers hand over ranges that they may touch, checked by them
 
+#[cfg(target_arch = "x86_64")]
+use std::sync::OnceLock;
+
 use super::copy::{self, Stores, VECTOR};
 use super::environment::DefaultFloats;
 use crate::dtype::number::{AVX2, AVX512, AVX512_BF16, PORTABLE, computes_in_floats};
 use crate::dtype::{Number, ReduceOp};
-use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// Elements that are worked on at once: a few registers full, whatever the registers.
 const LANES: usize = 64;
@@ -103,16 +105,8 @@ fn best<N: Number, O: Operator>() -> Reduce {
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn instructions() -> u8 {
-    const UNKNOWN: usize = usize::MAX;
-    static KNOWN: AtomicUsize = AtomicUsize::new(UNKNOWN);
-    match KNOWN.load(Ordering::Relaxed) {
-        UNKNOWN => {
-            let found = detect();
-            KNOWN.store(found.into(), Ordering::Relaxed); // the same from every thread
-            found
-        }
-        known => known as u8,
-    }
+    static FOUND: OnceLock<u8> = OnceLock::new();
+    *FOUND.get_or_init(detect)
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -25,7 +25,8 @@ const OP: &str = "nvshmem";
 
 /// The library's failure, as an error of this one.
 pub(crate) fn failed(failure: sys::Failure) -> Error {
-    Error::Driver { call: failure.call, why: failure.to_string() }
+    let (call, code, why) = (failure.call, failure.status, failure.to_string());
+    Error::Driver { library: "NVSHMEM", call, code, why }
 }
 
 /// The one heap of this process.

@@ -281,3 +281,9 @@ const fn operator(op: ReduceOp) -> Option<&'static str> {
         _ => None,
     }
 }
+
+impl<T: Element> std::fmt::Debug for Nvshmem<'_, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Nvshmem").field("memory", &self.x).finish_non_exhaustive()
+    }
+}

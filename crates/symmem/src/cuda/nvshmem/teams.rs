@@ -13,7 +13,7 @@ type Shape = (i32, i32, i32);
 impl Heap {
     /// The team of a group; made when first asked for, which is collective over all of the heap's ranks then.
     pub(crate) fn team(&self, op: &'static str, group: &Group) -> Result<Team> {
-        self.check_meeting(op)?;
+        self.check_concurrent(op)?;
         if let Some(team) = self.known_team(group) {
             return Ok(team);
         }
@@ -47,25 +47,13 @@ impl Heap {
     /// Makes the teams that ranks want, all ranks all of them in the same order. Collective over the heap's group.
     pub(crate) fn make_teams(&self, wanted: Option<Shape>) -> Result<()> {
         const OP: &str = "make_team";
-        self.check_meeting(OP)?;
+        self.check_concurrent(OP)?;
         let group = self.group(OP)?;
-        let terms = [("operation", "teams of NVSHMEM".to_owned())];
-        let own = postcard::to_stdvec(&wanted).unwrap_or_default();
-        group.converse(OP, group.deadline(), |conversation| {
-            conversation.hold(
-                &terms,
-                own,
-                || Ok(None),
-                |proposals, _| {
-                    let wanted = proposals
-                        .iter()
-                        .map(|proposal| postcard::from_bytes(proposal).unwrap_or(None));
-                    let mut shapes: Vec<Shape> = wanted.flatten().collect();
-                    shapes.sort_unstable();
-                    shapes.dedup();
-                    shapes.into_iter().try_for_each(|shape| self.make_team(shape))
-                },
-            )
+        group.gather_and(OP, wanted, |wanted| {
+            let mut shapes: Vec<Shape> = wanted.into_iter().flatten().collect();
+            shapes.sort_unstable();
+            shapes.dedup();
+            shapes.into_iter().try_for_each(|shape| self.make_team(shape))
         })
     }
 
@@ -87,7 +75,7 @@ impl Heap {
     }
 
     /// Refuses what has kernels of NVSHMEM's wait for each other where they take turns.
-    pub(crate) fn check_meeting(&self, op: &'static str) -> Result<()> {
+    pub(crate) fn check_concurrent(&self, op: &'static str) -> Result<()> {
         if !self.in_turns {
             return Ok(());
         }

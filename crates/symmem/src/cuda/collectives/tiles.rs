@@ -2,10 +2,11 @@
 //! another.
 #![allow(unsafe_code)] // S1, S3: tiles and lengths are checked here, and kernels touch nothing else
 
-use super::kernels::parameters;
-use super::stream::Stream;
-use super::symmetric::{Symmetric, ViewMut};
-use crate::collectives::{Algorithm, check_len};
+use crate::collectives::check_len;
+use crate::cuda::Algorithm;
+use crate::cuda::device::kernels::parameters;
+use crate::cuda::stream::Stream;
+use crate::cuda::symmetric::{Symmetric, ViewMut};
 use crate::dtype::{DType, Element, Number, ReduceOp};
 use crate::error::Result;
 
@@ -329,6 +330,15 @@ impl Tiles {
         self.columns[at] = tile.columns as u64;
         self.out[at] = out;
         self.count += 1;
+    }
+}
+
+impl<T> std::fmt::Debug for TileMut<'_, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TileMut")
+            .field("view", &self.view)
+            .field("pitch", &self.pitch)
+            .finish_non_exhaustive()
     }
 }
 

@@ -5,10 +5,10 @@
 //! has a group whose order is [`Order::Any`]. What it cannot do is refused before anything is in the stream.
 #![allow(unsafe_code)] // S1, S3: lengths are checked here, and kernels and copies touch nothing else
 
-use super::kernels::parameters;
-use super::stream::Stream;
-use super::symmetric::{Symmetric, View, ViewMut};
-use crate::collectives::Algorithm;
+use crate::cuda::Algorithm;
+use crate::cuda::device::kernels::parameters;
+use crate::cuda::stream::Stream;
+use crate::cuda::symmetric::{Symmetric, View, ViewMut};
 use crate::dtype::{DType, Element, Number, Order, ReduceOp};
 use crate::error::{Error, Result};
 
@@ -92,7 +92,7 @@ impl<T: Element> Symmetric<T> {
     }
 
     /// Whether the group allows the switch's order, and the switch can do it.
-    pub(super) fn may_multimem(&self, op: ReduceOp) -> bool {
+    pub(in crate::cuda) fn may_multimem(&self, op: ReduceOp) -> bool {
         self.group().order() == Order::Any
             && op == ReduceOp::Sum
             && file(T::DTYPE).is_some()
@@ -100,7 +100,7 @@ impl<T: Element> Symmetric<T> {
     }
 
     /// In place: each rank has the switch add up its share and store it with all.
-    pub(super) fn multimem_all_reduce(&self, op: ReduceOp, stream: &Stream) -> Result<()> {
+    pub(in crate::cuda) fn multimem_all_reduce(&self, op: ReduceOp, stream: &Stream) -> Result<()> {
         const NAME: &str = "all_reduce";
         let (file, mut all) = self.check_multimem(NAME, op)?;
         let call = self.digest(NAME, &[op as usize, Algorithm::Multimem as usize]);
@@ -116,7 +116,7 @@ impl<T: Element> Symmetric<T> {
     }
 
     /// Has the switch add up `rows` rows of `columns` elements of all parts, from `first` on and `pitch` apart, into `out`.
-    pub(super) fn multimem_pull(
+    pub(in crate::cuda) fn multimem_pull(
         &self,
         name: &'static str,
         op: ReduceOp,
@@ -142,7 +142,11 @@ impl<T: Element> Symmetric<T> {
     }
 
     /// Stores `from` with all ranks, as this rank's block of their memory.
-    pub(super) fn multimem_all_gather(&self, from: View<'_, T>, stream: &Stream) -> Result<()> {
+    pub(in crate::cuda) fn multimem_all_gather(
+        &self,
+        from: View<'_, T>,
+        stream: &Stream,
+    ) -> Result<()> {
         const NAME: &str = "all_gather";
         let mut all = self.multicast(NAME)?;
         let call = self.digest(NAME, &[from.len, Algorithm::Multimem as usize]);
@@ -160,7 +164,7 @@ impl<T: Element> Symmetric<T> {
     }
 
     /// The kernels' file and the address of all, for a reduction that the switch can do.
-    pub(super) fn check_multimem(
+    pub(in crate::cuda) fn check_multimem(
         &self,
         name: &'static str,
         op: ReduceOp,
@@ -190,7 +194,12 @@ impl<T: Element> Symmetric<T> {
     }
 
     /// The error of an algorithm that a collective does not have.
-    pub(super) fn no_such_way(&self, name: &'static str, ways: &str, got: Algorithm) -> Error {
+    pub(in crate::cuda) fn no_such_way(
+        &self,
+        name: &'static str,
+        ways: &str,
+        got: Algorithm,
+    ) -> Error {
         self.group().usage(name, format!("the algorithm {ways}"), format!("{got:?}"))
     }
 }

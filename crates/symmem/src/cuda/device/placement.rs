@@ -5,8 +5,8 @@ use std::collections::{HashMap, HashSet};
 use serde::{Deserialize, Serialize};
 use symmem_sys::cuda::Attribute;
 
-use super::comm::OP;
-use super::gpu::Gpu;
+use crate::cuda::device::gpu::Gpu;
+use crate::cuda::group::comm::OP;
 use crate::error::Result;
 use crate::group::Group;
 
@@ -15,14 +15,14 @@ const MOST_RANKS: usize = 1 << 16;
 
 /// Where a rank is.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Placed {
+pub(in crate::cuda) struct Placed {
     device: [u8; 16],
     /// What decides how many blocks of a kernel fit.
     kind: (i32, i32, u32),
     /// Bytes of the cache that all multiprocessors share.
     cache: usize,
     can_multicast: bool,
-    pub(super) has_fabric: bool,
+    pub(in crate::cuda) has_fabric: bool,
     /// It wants no two ranks on one device.
     strict: bool,
     /// How many ranks use a device, as it was told.
@@ -32,7 +32,7 @@ pub(super) struct Placed {
 }
 
 impl Placed {
-    pub(super) fn new(group: &Group, gpu: &Gpu) -> Self {
+    pub(in crate::cuda) fn new(group: &Group, gpu: &Gpu) -> Self {
         let (major, minor) = gpu.capability();
         let rules = &group.context().devices;
         Self {
@@ -49,7 +49,7 @@ impl Placed {
 }
 
 /// Refuses ranks on one device, if one of them wants that. The same on all ranks.
-pub(super) fn check_apart(group: &Group, places: &[Placed]) -> Result<()> {
+pub(in crate::cuda) fn check_apart(group: &Group, places: &[Placed]) -> Result<()> {
     let Some(strict) = places.iter().position(|place| place.strict) else { return Ok(()) };
     let mut first = HashMap::new();
     for (rank, place) in places.iter().enumerate() {
@@ -71,19 +71,19 @@ fn uuid(bytes: [u8; 16]) -> String {
 }
 
 /// The number of multiprocessors of the smallest device, unless all devices are alike: a block of any kernel fits on each.
-pub(super) fn smallest_if_unlike(places: &[Placed]) -> Option<u32> {
+pub(in crate::cuda) fn smallest_if_unlike(places: &[Placed]) -> Option<u32> {
     let alike = places.windows(2).all(|pair| pair[0].kind == pair[1].kind);
     let smallest = places.iter().map(|place| place.kind.2).min();
     smallest.filter(|_| !alike)
 }
 
 /// The smallest device's cache.
-pub(super) fn smallest_cache(places: &[Placed]) -> usize {
+pub(in crate::cuda) fn smallest_cache(places: &[Placed]) -> usize {
     places.iter().map(|place| place.cache).min().unwrap_or(0)
 }
 
 /// The most ranks on one device.
-pub(super) fn most_on_one(places: &[Placed]) -> usize {
+pub(in crate::cuda) fn most_on_one(places: &[Placed]) -> usize {
     let on = |device| places.iter().filter(|place| place.device == device).count();
     places.iter().map(|place| on(place.device)).max().unwrap_or(1)
 }
@@ -93,7 +93,7 @@ pub(super) fn most_on_one(places: &[Placed]) -> usize {
 /// Where ranks of the group share a device, those that are not in it may be there, too, for all that is known.
 /// Who has a device alone leaves room for as much again: something else may wait for its kind there, such as another group's
 /// kernels, or NCCL's.
-pub(super) fn ranks_per_device(places: &[Placed]) -> usize {
+pub(in crate::cuda) fn ranks_per_device(places: &[Placed]) -> usize {
     let here = most_on_one(places);
     let told = places.iter().filter_map(|place| place.ranks_per_device).max();
     let everyone = places.iter().map(|place| place.ranks_here).max().unwrap_or(0);
@@ -103,7 +103,7 @@ pub(super) fn ranks_per_device(places: &[Placed]) -> usize {
 }
 
 /// Whether all ranks have devices of their own that can be reached at once.
-pub(super) fn has_multicast(group: &Group, places: &[Placed]) -> bool {
+pub(in crate::cuda) fn has_multicast(group: &Group, places: &[Placed]) -> bool {
     let devices: HashSet<_> = places.iter().map(|place| place.device).collect();
     let can = places.iter().filter(|place| place.can_multicast).count();
     let apart = devices.len() == places.len() && places.len() > 1;

@@ -6,9 +6,9 @@
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use super::comm::Comm;
-use super::gpu::Gpu;
-use super::mailbox::{Mailbox, Note, RESYNC, TOLD};
+use crate::cuda::device::gpu::Gpu;
+use crate::cuda::group::comm::Comm;
+use crate::cuda::group::mailbox::{Mailbox, Note, RESYNC, TOLD};
 use crate::error::{Error, Result};
 use crate::group::{DEFAULT_TIMEOUT, Group, Resync, describe, op_of, setting};
 use crate::symmetric::Handle;
@@ -21,10 +21,10 @@ const VARIABLE: &str = "SYMMEM_DEVICE_TIMEOUT";
 
 /// The groups that use a device.
 #[derive(Default)]
-pub(super) struct Failures(Mutex<Vec<Weak<Comm>>>);
+pub(in crate::cuda) struct Failures(Mutex<Vec<Weak<Comm>>>);
 
 impl Failures {
-    pub(super) fn watch(&self, comm: &Arc<Comm>) {
+    pub(in crate::cuda) fn watch(&self, comm: &Arc<Comm>) {
         let mut comms = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         comms.retain(|comm| comm.strong_count() > 0);
         comms.push(Arc::downgrade(comm));
@@ -48,13 +48,13 @@ impl Gpu {
     }
 
     /// Likewise, for the operation `op`.
-    pub(super) fn check_failures_in(&self, op: &'static str) -> Result<()> {
+    pub(in crate::cuda) fn check_failures_in(&self, op: &'static str) -> Result<()> {
         let failed = self.failures().of(|comm| comm.has_failed() && !comm.is_replaced());
         failed.iter().try_for_each(|comm| comm.check_alone(op))
     }
 
     /// Groups of this rank that have failed are replaced by `group`, which is new on this device.
-    pub(super) fn replace_failed(&self, group: &Group) {
+    pub(in crate::cuda) fn replace_failed(&self, group: &Group) {
         let is_known = |comm: &Comm| {
             let lost = comm.is_of_world(group.context()) && comm.has_lost_a_rank();
             comm.was_told() || (group.is_of_survivors() && lost)
@@ -65,14 +65,14 @@ impl Gpu {
 }
 
 /// How long kernels wait in groups without a limit of their own, as the environment says; 0 for ever.
-pub(super) fn default_limit() -> Result<Duration> {
+pub(in crate::cuda) fn default_limit() -> Result<Duration> {
     let seconds = setting::<f64>(VARIABLE, "seconds")?;
     Ok(seconds.map_or(LIMIT, |s| Duration::try_from_secs_f64(s).unwrap_or(Duration::MAX)))
 }
 
 impl Comm {
     /// How long the group's kernels wait, in nanoseconds; 0 for ever.
-    pub(super) fn limit(&self, group: &Group) -> u64 {
+    pub(in crate::cuda) fn limit(&self, group: &Group) -> u64 {
         let own = group.deadline().remaining().unwrap_or(Duration::ZERO);
         let limit = if own == DEFAULT_TIMEOUT { self.default_limit } else { own };
         u64::try_from(limit.as_nanos()).unwrap_or(0)
@@ -80,12 +80,12 @@ impl Comm {
 
     /// The failure of the group on this device, if it has failed: the same for every call.
     #[inline]
-    pub(super) fn check(&self, group: &Group, op: &'static str) -> Result<()> {
+    pub(in crate::cuda) fn check(&self, group: &Group, op: &'static str) -> Result<()> {
         if self.has_failed() { self.failure(group, op) } else { Ok(()) }
     }
 
     /// Likewise, for callers that do not have the group, which is named.
-    pub(super) fn check_alone(&self, op: &'static str) -> Result<()> {
+    pub(in crate::cuda) fn check_alone(&self, op: &'static str) -> Result<()> {
         let Some(group) = self.group.upgrade() else { return Ok(()) };
         self.check(&group, op).map_err(|e| match e {
             Error::PeerLost { rank, during, how } => {
@@ -101,7 +101,7 @@ impl Comm {
     }
 
     /// Remembers the signal pad of memory that the group uses here, which is made new with the group's own.
-    pub(super) fn watch_pad(&self, handle: &Handle) {
+    pub(in crate::cuda) fn watch_pad(&self, handle: &Handle) {
         let own = handle.signal_pad_ptrs().get(handle.rank()).copied();
         let Some(address) = own.filter(|_| !self.is_apart()) else { return };
         let (mapping, words) = (Arc::downgrade(&handle.keep().1), handle.signal_pad_size() / 4);

@@ -1,40 +1,40 @@
-//! Room for kernels that wait for each other.
+//! Whether kernels that wait for each other fit on a device together.
 //!
-//! A kernel that is launched before the one before it has ended waits on the device, and takes up room there. Other ranks'
-//! counterparts of the one before it may not have come yet: if no room is left for them, all wait for ever.
+//! A kernel that is launched early waits on the device for its predecessor, and occupies multiprocessors meanwhile. Other ranks
+//! may not have launched their counterparts of the predecessor yet: if these no longer fit, all ranks wait for ever.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::gpu::StreamId;
+use crate::cuda::device::gpu::StreamId;
 
-/// Places that are remembered.
+/// How many places are remembered.
 const MOST: usize = 16;
 
 /// What all ranks on a device launch of one kernel.
 #[derive(Clone, Copy)]
-pub(super) struct Grids {
+pub(in crate::cuda) struct Grids {
     /// Of all of them.
-    pub(super) blocks: u32,
+    pub(in crate::cuda) blocks: u32,
     /// How many the device holds at once.
-    pub(super) fit: u32,
+    pub(in crate::cuda) fit: u32,
 }
 
 impl Grids {
-    /// Whether all of these still find room where all of `next` are, however the device has placed them.
+    /// Whether all of these still fit while all of `next` are on the device, wherever it has placed them.
     ///
     /// Of a multiprocessor that holds `a` of ours or `b` of theirs, `m` of theirs take at most `m / b` of anything, and what
     /// is left holds at least `a - m * a / b` of ours, rounded down. So none of theirs costs more than `a / b`, rounded up.
-    fn find_room_beside(self, next: Self) -> bool {
+    fn fit_together_with(self, next: Self) -> bool {
         let each = self.fit.div_ceil(next.fit.max(1));
         self.blocks + next.blocks * each <= self.fit
     }
 }
 
-/// The last kernels at places: in streams, or in captures of them.
-pub(super) struct Room<P = (StreamId, Option<u64>)>(Mutex<Vec<(P, Grids)>>);
+/// The last kernel in each place: a stream, or a capture of one.
+pub(in crate::cuda) struct Occupancy<P = (StreamId, Option<u64>)>(Mutex<Vec<(P, Grids)>>);
 
-impl<P: PartialEq> Room<P> {
-    pub(super) const fn new() -> Self {
+impl<P: PartialEq> Occupancy<P> {
+    pub(in crate::cuda) const fn new() -> Self {
         Self(Mutex::new(Vec::new()))
     }
 
@@ -42,20 +42,20 @@ impl<P: PartialEq> Room<P> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that a kernel comes next at a place; whether it may come before the one before it has ended. Not, where that
-    /// is not known.
-    pub(super) fn enter(&self, place: P, grids: Grids) -> bool {
+    /// Notes the next kernel in a place. Returns whether it may start before its predecessor has ended: never, where that is
+    /// not known.
+    pub(in crate::cuda) fn enter(&self, place: P, grids: Grids) -> bool {
         let mut last = self.lock();
         let known = last.iter().position(|(known, _)| *known == place);
         let before = known.map(|at| last.remove(at).1);
         // Those that were used last come first, and others are forgotten.
         last.truncate(MOST - 1);
         last.insert(0, (place, grids));
-        before.is_some_and(|before| before.find_room_beside(grids))
+        before.is_some_and(|before| before.fit_together_with(grids))
     }
 
-    /// Forgets what was last at a place.
-    pub(super) fn forget(&self, place: P) {
+    /// Forgets the last kernel in a place.
+    pub(in crate::cuda) fn forget(&self, place: P) {
         self.lock().retain(|(known, _)| *known != place);
     }
 }
@@ -87,7 +87,7 @@ mod tests {
                 let most = (0..=MULTIPROCESSORS * a)
                     .filter(|ours| {
                         grids(*ours, a * MULTIPROCESSORS)
-                            .find_room_beside(grids(next, b * MULTIPROCESSORS))
+                            .fit_together_with(grids(next, b * MULTIPROCESSORS))
                     })
                     .max();
                 assert!(
@@ -100,23 +100,23 @@ mod tests {
 
     #[test]
     fn what_comes_early_is_known_to_leave_room() {
-        let room = Room::new();
+        let occupancy = Occupancy::new();
         let [a, b] = [1, 2];
-        assert!(!room.enter(a, grids(10, 100)), "nothing is known of what was before");
-        assert!(room.enter(a, grids(10, 100)));
-        assert!(!room.enter(b, grids(10, 100)), "at another place");
-        assert!(room.enter(a, grids(50, 100)));
-        assert!(room.enter(a, grids(50, 100)), "two halves");
-        assert!(!room.enter(a, grids(51, 100)), "not on top of a half");
-        assert!(!room.enter(a, grids(50, 100)), "not behind more than a half");
-        assert!(!room.enter(a, grids(30, 50)), "they cost two places each");
+        assert!(!occupancy.enter(a, grids(10, 100)), "nothing is known of what was before");
+        assert!(occupancy.enter(a, grids(10, 100)));
+        assert!(!occupancy.enter(b, grids(10, 100)), "at another place");
+        assert!(occupancy.enter(a, grids(50, 100)));
+        assert!(occupancy.enter(a, grids(50, 100)), "two halves");
+        assert!(!occupancy.enter(a, grids(51, 100)), "not on top of a half");
+        assert!(!occupancy.enter(a, grids(50, 100)), "not behind more than a half");
+        assert!(!occupancy.enter(a, grids(30, 50)), "they cost two places each");
         for other in 3..3 + MOST {
-            assert!(!room.enter(other, grids(1, 100)));
+            assert!(!occupancy.enter(other, grids(1, 100)));
         }
-        assert!(!room.enter(a, grids(1, 100)), "forgotten");
-        assert_eq!(room.lock().len(), MOST);
-        assert!(room.enter(a, grids(1, 100)));
-        room.forget(a);
-        assert!(!room.enter(a, grids(1, 100)));
+        assert!(!occupancy.enter(a, grids(1, 100)), "forgotten");
+        assert_eq!(occupancy.lock().len(), MOST);
+        assert!(occupancy.enter(a, grids(1, 100)));
+        occupancy.forget(a);
+        assert!(!occupancy.enter(a, grids(1, 100)));
     }
 }

@@ -6,8 +6,8 @@ use std::sync::Weak;
 
 use symmem_sys::cuda::{self as sys, GraphExec};
 
-use super::comm::Comm;
-use super::stream::Stream;
+use crate::cuda::group::comm::Comm;
+use crate::cuda::stream::Stream;
 use crate::error::Result;
 
 thread_local! {
@@ -57,13 +57,28 @@ impl Drop for Capturing {
 #[derive(Debug)]
 pub struct Graph {
     exec: GraphExec,
-    gpu: super::Gpu,
+    gpu: crate::cuda::Gpu,
     /// The groups whose calls it repeats.
     groups: Vec<Weak<Comm>>,
 }
 
 impl Stream {
     /// Notes what `work` puts into this stream instead of doing it.
+    ///
+    /// ```no_run
+    /// # use symmem::{ReduceOp, World, cuda::Gpu};
+    /// # let world = World::from_env()?;
+    /// # let gpu = Gpu::open(0)?;
+    /// # let stream = gpu.stream()?;
+    /// # let mut x = gpu.alloc::<f32>(&world, 1024)?.rendezvous(&world)?;
+    /// let graph = stream.capture(|| x.all_reduce(ReduceOp::Sum, &stream))?;
+    /// for _ in 0..10 {
+    ///     // SAFETY: `x` lives, and nothing else uses it meanwhile.
+    ///     unsafe { graph.launch(&stream)? };
+    /// }
+    /// stream.synchronize()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
         let gpu = self.gpu();
         gpu.before_capture(self.raw());
@@ -87,7 +102,7 @@ impl Stream {
     }
 }
 
-fn destroy(gpu: &super::Gpu, graph: sys::Graph) {
+fn destroy(gpu: &crate::cuda::Gpu, graph: sys::Graph) {
     // SAFETY: S4: ours, from a capture, and not used again.
     let gone = gpu.call(|driver| unsafe { driver.graph_destroy(graph) });
     if let Err(e) = gone {
@@ -117,7 +132,7 @@ impl Graph {
     /// # Safety
     /// See [`Graph::launch`].
     pub(crate) unsafe fn replay(&self, stream: &Stream) -> Result<()> {
-        self.gpu.room().forget((stream.id(), None)); // of its kernels nothing is known here
+        self.gpu.occupancy().forget((stream.id(), None)); // of its kernels nothing is known here
         self.gpu.call(|driver| {
             // SAFETY: as the caller promises.
             unsafe { driver.graph_launch(self.exec, stream.raw()) }

@@ -82,6 +82,16 @@ pub(crate) const fn pad_bytes(size: usize) -> usize {
     (4096 + 2048 * size).next_multiple_of(4096) + 524_288 * size
 }
 
+impl std::fmt::Debug for DeviceHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DeviceHandle")
+            .field("rank", &self.rank)
+            .field("size", &self.size)
+            .field("channels", &self.channels)
+            .finish_non_exhaustive()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::mem::offset_of;

@@ -1,10 +1,14 @@
 //! Streams: the caller's, or made here.
 #![allow(unsafe_code)] // S4
 
+pub(in crate::cuda) mod graph;
+pub(in crate::cuda) mod order;
+pub(in crate::cuda) mod replays;
+
 use symmem_sys::cuda::{self as sys, Capture};
 
-use super::gpu::{Gpu, StreamId};
-use super::graph::is_capturing;
+use crate::cuda::device::gpu::{Gpu, StreamId};
+use crate::cuda::stream::graph::is_capturing;
 use crate::error::{Error, Result};
 
 /// Work on a device that is done in order.

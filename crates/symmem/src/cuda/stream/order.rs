@@ -1,7 +1,7 @@
 //! The order of a group's kernels, which synchronise on the same pads: one after the other, whatever their streams.
 
-use super::gpu::{Gpu, StreamId};
-use super::stream::{Event, Place, Stream};
+use crate::cuda::device::gpu::{Gpu, StreamId};
+use crate::cuda::stream::{Event, Place, Stream};
 use crate::error::Result;
 use crate::group::Group;
 

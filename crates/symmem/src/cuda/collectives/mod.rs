@@ -4,15 +4,21 @@
 //! agree; a kernel that finds out otherwise, or waits in vain, notes it, and the next call on the group has the error.
 #![allow(unsafe_code)] // S1, S3: lengths are checked here, and kernels touch nothing else
 
+pub(in crate::cuda) mod algorithm;
+pub(in crate::cuda) mod copies;
+pub(in crate::cuda) mod multimem;
+pub(in crate::cuda) mod rows;
+pub(in crate::cuda) mod tiles;
+
 use std::ffi::c_void;
 
-use super::comm::Turn;
-use super::kernels::{BuiltIn, parameters};
-use super::layout::{FLAGGED, GroupParameter};
-use super::replays::{Launched, Replays};
-use super::stream::{Place, Stream};
-use super::symmetric::{Symmetric, ViewMut};
-use crate::collectives::Algorithm;
+use crate::cuda::Algorithm;
+use crate::cuda::device::kernels::{BuiltIn, parameters};
+use crate::cuda::group::comm::Turn;
+use crate::cuda::group::layout::{FLAGGED, GroupParameter};
+use crate::cuda::stream::replays::{Launched, Replays};
+use crate::cuda::stream::{Place, Stream};
+use crate::cuda::symmetric::{Symmetric, ViewMut};
 use crate::dtype::{Element, Number, ReduceOp};
 use crate::error::{Error, Result};
 use crate::group::digest;
@@ -41,7 +47,7 @@ fn is_small_block<T>(len: usize, ranks: usize) -> bool {
     len * size_of::<T>() <= (1 << 17) && is_small::<T>(len, ranks)
 }
 
-/// Whether an element fits beside a flag.
+/// Whether an element fits next to a flag.
 const fn fits_flag<T>() -> bool {
     size_of::<T>() <= 8
 }
@@ -382,7 +388,7 @@ impl<T: Element> Symmetric<T> {
     }
 
     /// # Safety
-    /// See [`Gpu::launch`](super::Gpu).
+    /// See [`Gpu::launch`](crate::cuda::Gpu).
     pub(crate) unsafe fn launch(
         &self,
         kernel: BuiltIn,

@@ -9,12 +9,12 @@ use symmem_sys::cuda::{
     self, Attribute, Capture, CaptureMode, Context, Device, Driver, Event, Failure, Stream,
 };
 
-use super::failed;
-use super::failures::Failures;
-use super::graph::is_capturing;
-use super::kernels::Kernels;
-use super::room::Room;
+use crate::cuda::device::kernels::Kernels;
+use crate::cuda::device::occupancy::Occupancy;
+use crate::cuda::failed;
+use crate::cuda::group::failures::Failures;
 use crate::cuda::nvshmem::Heap;
+use crate::cuda::stream::graph::is_capturing;
 use crate::error::{Error, Result};
 use crate::memory::NvshmemMemory;
 use crate::memory::cuda::{DeviceBackend, DriverMemory};
@@ -38,7 +38,7 @@ struct Inner {
     /// It has fabric handles, once that was asked.
     fabric: OnceLock<bool>,
     kernels: Kernels,
-    room: Room,
+    occupancy: Occupancy,
     failures: Failures,
     retired: Mutex<Retired>,
 }
@@ -152,7 +152,7 @@ impl Gpu {
             hopper,
             fabric: OnceLock::new(),
             kernels,
-            room: Room::new(),
+            occupancy: Occupancy::new(),
             failures: Failures::default(),
             retired: Mutex::default(),
         });
@@ -227,11 +227,11 @@ impl Gpu {
         &self.0.kernels
     }
 
-    pub(super) fn room(&self) -> &Room {
-        &self.0.room
+    pub(in crate::cuda) fn occupancy(&self) -> &Occupancy {
+        &self.0.occupancy
     }
 
-    pub(super) fn failures(&self) -> &Failures {
+    pub(in crate::cuda) fn failures(&self) -> &Failures {
         &self.0.failures
     }
 

@@ -4,6 +4,10 @@
 //! piece, so one exchange per piece is all: while a slow rank still reads one, the others stage the next.
 #![allow(unsafe_code)] // S2 (what is staged stays until the next exchange), S3 (pieces of slices checked here)
 
+mod lengths;
+mod rooted;
+mod scan;
+
 use std::ops::Range;
 
 use super::host::copy::{Stores, copy};
@@ -34,6 +38,16 @@ impl Group {
     }
 
     /// `out` becomes all ranks' `input`s, one rank's after the other's. Collective.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let mut all = [0; 2];
+    /// world.all_gather(&[world.rank()], &mut all)?;
+    /// assert_eq!(all, [0, 1]);
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn all_gather<T: Element>(&self, input: &[T], out: &mut [T]) -> Result<()> {
         let expected = input.len().saturating_mul(self.size());
         check_len(self, "all_gather", "an output", expected, out.len())?;
@@ -42,6 +56,16 @@ impl Group {
     }
 
     /// `input` is one block for each rank; `out` becomes the reduction of all ranks' blocks for this one. Collective.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let mut sum = [0];
+    /// world.reduce_scatter(&[1, 2], symmem::ReduceOp::Sum, &mut sum)?;
+    /// assert_eq!(sum, [2 + 2 * world.rank()]);
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn reduce_scatter<T: Number>(
         &self,
         input: &[T],
@@ -57,12 +81,32 @@ impl Group {
     }
 
     /// `data` becomes that of rank `root`. Collective.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let mut data = [world.rank(); 3];
+    /// world.broadcast(&mut data, 1)?;
+    /// assert_eq!(data, [1; 3]);
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result<()> {
         self.check_rank("broadcast", root)?;
         broadcast(self, Slice::new(data.as_mut_ptr().cast(), data.len(), T::DTYPE), root)
     }
 
     /// `input` is one block for each rank; `out` becomes the blocks that all ranks have for this one, by rank. Collective.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let mut blocks = [0; 2];
+    /// world.all_to_all(&[10 * world.rank(), 10 * world.rank() + 1], &mut blocks)?;
+    /// assert_eq!(blocks, [world.rank(), 10 + world.rank()]);
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
     pub fn all_to_all<T: Element>(&self, input: &[T], out: &mut [T]) -> Result<()> {
         const NAME: &str = "all_to_all";
         let block = block_len(self, NAME, input.len())?;
@@ -76,23 +120,31 @@ impl Group {
 #[derive(Clone, Copy)]
 struct Slice {
     first: *mut u8,
-    len: usize,
+    /// Elements, in number and type.
+    elements: usize,
     dtype: DType,
-    /// Bytes of an element.
+    /// Of what it is cut into pieces: elements, or the bytes of structs, of which one may be larger than a staging buffer.
+    len: usize,
+    /// Bytes of each of these.
     size: usize,
 }
 
 impl Slice {
-    fn new(first: *mut u8, len: usize, dtype: DType) -> Self {
-        Self { first, len, dtype, size: dtype.size() }
+    fn new(first: *mut u8, elements: usize, dtype: DType) -> Self {
+        let size = dtype.size();
+        let (len, size) = match dtype {
+            DType::Struct(_) => (elements * size, 1),
+            _ => (elements, size),
+        };
+        Self { first, elements, dtype, len, size }
     }
 
     fn call(&self, op: Op) -> Call {
-        let (dtype, memory, len) = (Some(self.dtype), Memory::Slices, self.len);
+        let (dtype, memory, len) = (Some(self.dtype), Memory::Slices, self.elements);
         Call { op, dtype, memory, len, ..Call::default() }
     }
 
-    /// From element `at` on.
+    /// From the `at`-th of them on.
     fn at(&self, at: usize) -> *mut u8 {
         self.first.wrapping_add(at * self.size)
     }

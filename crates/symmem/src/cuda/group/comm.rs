@@ -8,18 +8,18 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use super::failures::default_limit;
-use super::gpu::{Gpu, StreamId};
-use super::graph::note_use;
-use super::layout::{GroupParameter, MAX_BLOCKS, MAX_RANKS, Pointers, pad_bytes};
-use super::mailbox::{Mailbox, Note, RESYNC, TOLD};
-use super::order::Order;
-use super::placement::{
+use crate::cuda::device::gpu::{Gpu, StreamId};
+use crate::cuda::device::placement::{
     Placed, check_apart, has_multicast, most_on_one, ranks_per_device, smallest_cache,
     smallest_if_unlike,
 };
-use super::replays::Replays;
-use super::stream::{Event, Place, Stream};
+use crate::cuda::group::failures::default_limit;
+use crate::cuda::group::layout::{GroupParameter, MAX_BLOCKS, MAX_RANKS, Pointers, pad_bytes};
+use crate::cuda::group::mailbox::{Mailbox, Note, RESYNC, TOLD};
+use crate::cuda::stream::graph::note_use;
+use crate::cuda::stream::order::Order;
+use crate::cuda::stream::replays::Replays;
+use crate::cuda::stream::{Event, Place, Stream};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::group::{Context, Group, WeakGroup, op_code};
@@ -57,7 +57,7 @@ pub(crate) struct Comm {
     apart: Option<usize>,
     parameter: GroupParameter,
     /// Always there, until this goes.
-    pub(super) mailbox: Option<Mailbox>,
+    pub(in crate::cuda) mailbox: Option<Mailbox>,
     members: Vec<usize>,
     state: Mutex<State>,
     /// A failure was handed out since the group was last in step.
@@ -77,7 +77,7 @@ pub(crate) struct Turn<'a> {
     pub(crate) group: GroupParameter,
     pub(crate) place: Place<'a>,
     /// For a kernel that runs for a shorter time than its launch takes the host, where replaying it is quicker.
-    pub(super) replays: Option<&'a mut Replays>,
+    pub(in crate::cuda) replays: Option<&'a mut Replays>,
 }
 
 struct State {

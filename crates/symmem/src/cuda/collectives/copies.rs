@@ -4,13 +4,13 @@
 //! Copies cannot be called back. Where a barrier fails they are still made, of whatever the peers have there.
 #![allow(unsafe_code)] // S1, S3: lengths are checked here, and copies touch nothing else
 
-use super::collectives::reductions;
-use super::comm::Turn;
-use super::kernels::parameters;
-use super::layout::Pointers;
-use super::stream::Stream;
-use super::symmetric::{Symmetric, View, ViewMut};
-use crate::collectives::Algorithm;
+use crate::cuda::Algorithm;
+use crate::cuda::collectives::reductions;
+use crate::cuda::device::kernels::parameters;
+use crate::cuda::group::comm::Turn;
+use crate::cuda::group::layout::Pointers;
+use crate::cuda::stream::Stream;
+use crate::cuda::symmetric::{Symmetric, View, ViewMut};
 use crate::dtype::{Element, Number, ReduceOp};
 use crate::error::Result;
 

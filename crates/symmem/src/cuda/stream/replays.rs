@@ -2,11 +2,11 @@
 //! kernel does. Making one takes as long as some dozen launches, so it is done for what has come often.
 #![allow(unsafe_code)] // S4
 
-use super::gpu::Gpu;
-use super::graph::Graph;
-use super::kernels::BuiltIn;
-use super::layout::GroupParameter;
-use super::stream::Place;
+use crate::cuda::device::gpu::Gpu;
+use crate::cuda::device::kernels::BuiltIn;
+use crate::cuda::group::layout::GroupParameter;
+use crate::cuda::stream::Place;
+use crate::cuda::stream::graph::Graph;
 use crate::error::Result;
 
 /// Calls that are remembered.
@@ -16,7 +16,7 @@ const OFTEN: u32 = 8;
 
 /// All in which one launch of a group differs from another.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Launched {
+pub(in crate::cuda) struct Launched {
     kernel: BuiltIn,
     blocks: u32,
     /// Of the group's parameter; the rest of it never changes.
@@ -27,7 +27,7 @@ pub(super) struct Launched {
 }
 
 impl Launched {
-    pub(super) fn new(
+    pub(in crate::cuda) fn new(
         kernel: BuiltIn,
         blocks: u32,
         group: &GroupParameter,
@@ -39,7 +39,7 @@ impl Launched {
 
 /// What a group has launched, roughly by how often.
 #[derive(Default)]
-pub(super) struct Replays(Vec<(Launched, Times)>);
+pub(in crate::cuda) struct Replays(Vec<(Launched, Times)>);
 
 enum Times {
     /// So often.
@@ -55,7 +55,7 @@ impl Replays {
     ///
     /// # Safety
     /// `launch` launches the kernel of `launched`, whose parameters are the group's and what `launched` says.
-    pub(super) unsafe fn launch(
+    pub(in crate::cuda) unsafe fn launch(
         replays: Option<&mut Self>,
         launched: Launched,
         place: Place<'_>,

@@ -9,13 +9,13 @@ use std::sync::{Mutex, PoisonError};
 use ruzstd::decoding::StreamingDecoder;
 use symmem_sys::cuda::{Context, Driver, Function, Launch, Module};
 
-use super::gpu::Gpu;
-use super::room::Grids;
-use super::stream::Place;
+use crate::cuda::device::gpu::Gpu;
+use crate::cuda::device::occupancy::Grids;
+use crate::cuda::stream::Place;
 use crate::error::{Error, Result};
 
 /// All PTX, compressed as a whole: each file after a line with its name and length.
-const ARCHIVE: &[u8] = include_bytes!("../../kernels/ptx.zst");
+const ARCHIVE: &[u8] = include_bytes!("../../../kernels/ptx.zst");
 
 /// All PTX files that the library carries, by name.
 #[doc(hidden)]
@@ -138,12 +138,12 @@ impl Gpu {
         let place = (stream.id(), place.capture);
         let mut launch = Launch::new(kernel.function, blocks, kernel.threads, stream.raw());
         let grids = Grids { blocks: blocks * ranks_per_device as u32, fit: kernel.fit };
-        launch.programmatic = self.room().enter(place, grids) && kernel.early;
+        launch.programmatic = self.occupancy().enter(place, grids) && kernel.early;
         let launched = self.call(|driver| {
             // SAFETY: as the caller promises.
             unsafe { driver.launch(&launch, parameters) }
         });
-        launched.inspect_err(|_| self.room().forget(place))
+        launched.inspect_err(|_| self.occupancy().forget(place))
     }
 }
 

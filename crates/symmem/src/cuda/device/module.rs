@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use symmem_sys::cuda::{self as sys, Launch};
 
-use super::gpu::Gpu;
-use super::stream::Stream;
+use crate::cuda::device::gpu::Gpu;
+use crate::cuda::stream::Stream;
 use crate::error::{Error, Result};
 
 /// The text of `kernels/symmem.cuh`, which needs no other header: signals and pointers for kernels of the caller's.
-pub const HEADER: &str = include_str!("../../kernels/symmem.cuh");
+pub const HEADER: &str = include_str!("../../../kernels/symmem.cuh");
 
 /// Code that is loaded on a device. Cheap to clone.
 #[derive(Clone, Debug)]

@@ -6,12 +6,12 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::comm::Turn;
-use super::gpu::Gpu;
-use super::kernels::parameters;
-use super::stream::Stream;
-use super::symmetric::{Buffer, Symmetric, ViewMut};
 use crate::collectives::{block_len, check_len};
+use crate::cuda::device::gpu::Gpu;
+use crate::cuda::device::kernels::parameters;
+use crate::cuda::group::comm::Turn;
+use crate::cuda::stream::Stream;
+use crate::cuda::symmetric::{Buffer, Symmetric, ViewMut};
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::group::{Group, digest};

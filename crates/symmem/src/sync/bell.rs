@@ -1,0 +1,249 @@
+//! Waiting for a word to change: spin, then yield, then sleep on a futex.
+
+use std::time::{Duration, Instant};
+
+use super::{Deadline, Expiry, Ordering, Word, atomic, yield_now};
+
+/// After so many looks, some microseconds, a wait yields once.
+const YIELD_EVERY: u32 = 256;
+
+/// How long a wait spins and yields before it sleeps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    /// Looks before the clock is read for the first time, which costs as much as a flag takes to arrive.
+    looks: u32,
+    /// From then on, how long to spin, and how long to yield after that.
+    spin: Duration,
+    yielding: Duration,
+    /// How many of the looks come before anything else is prepared for a longer wait.
+    pub(crate) soon: u32,
+    /// There are more ranks than cores: whoever spins may keep the awaited rank from running.
+    pub(crate) oversubscribed: bool,
+}
+
+impl Patience {
+    /// Sleeps after so many looks: for models, which explore every schedule and read no clock.
+    #[cfg(any(test, loom))]
+    pub(crate) const fn looks(looks: u32) -> Self {
+        let (spin, yielding) = (Duration::ZERO, Duration::ZERO);
+        Self { looks, soon: looks, spin, yielding, oversubscribed: false }
+    }
+
+    /// For a rank among `ranks` on `cores`.
+    pub(crate) fn among(ranks: usize, cores: usize) -> Self {
+        let oversubscribed = ranks > cores;
+        Self {
+            looks: if oversubscribed { 100 } else { 2000 },
+            soon: if oversubscribed { 1 } else { YIELD_EVERY },
+            spin: Duration::from_micros(50),
+            yielding: Duration::from_micros(500),
+            oversubscribed,
+        }
+    }
+}
+
+/// The core that this thread runs on, counted from one. It may have moved when the caller reads this.
+pub(crate) fn current_core() -> u32 {
+    rustix::thread::sched_getcpu() as u32 + 1
+}
+
+/// How a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    Ready,
+    /// What was waited for can no longer come.
+    Broken,
+    GivenUp(Expiry, Duration),
+}
+
+/// The longest sleep between two looks, for those who change a word without ringing (a user's own code).
+const NAP: Duration = Duration::from_millis(20);
+
+/// Where one rank sleeps: whoever changes a word that this rank may wait for rings afterwards.
+///
+/// | word       | written by | meaning |
+/// |------------|------------|---------|
+/// | `rings`    | ringers    | counts rings; the futex that the rank sleeps on |
+/// | `sleepers` | the rank   | threads of the rank that sleep or are about to |
+///
+/// A ringer publishes, fences, then reads `sleepers`; a sleeper raises `sleepers`, fences, then looks
+/// again. One of the two fences comes first in the single order of fences, so either the ringer sees
+/// the sleeper or the sleeper sees what was published.
+pub(crate) struct Bell<'a, W> {
+    pub(crate) rings: &'a W,
+    pub(crate) sleepers: &'a W,
+}
+
+impl<W: Word> Bell<'_, W> {
+    /// Wakes the rank if it sleeps. The caller has fenced (`SeqCst`) between its store and this call.
+    #[inline]
+    pub(crate) fn ring_if_asleep(&self) {
+        if self.sleepers.load(Ordering::SeqCst) != 0 {
+            self.ring();
+        }
+    }
+
+    /// Wakes the rank.
+    pub(crate) fn ring(&self) {
+        self.rings.increment();
+        self.rings.wake();
+    }
+
+    /// Waits until `ready`, or `broken` while not ready, or the deadline, whose time counts from the moment at which the
+    /// wait turns slow; `deadline` is set to that, so that later waits of the same call share it.
+    ///
+    /// What was stored before a loss is still seen: `ready` has the last word. Where ranks outnumber the cores,
+    /// `in_the_way` says whether a rank that is awaited may want our core.
+    #[inline]
+    pub(crate) fn wait(
+        &self,
+        patience: Patience,
+        deadline: &mut Deadline,
+        mut ready: impl FnMut() -> bool,
+        mut broken: impl FnMut() -> bool,
+        mut in_the_way: impl FnMut() -> bool,
+    ) -> Ended {
+        for look in 1..=patience.looks {
+            if ready() {
+                return Ended::Ready;
+            }
+            if !patience.oversubscribed {
+                // Now and then, in case the kernel has put the rank that is awaited on our core.
+                if look % YIELD_EVERY == 0 { yield_now() } else { std::hint::spin_loop() }
+            } else if in_the_way() {
+                yield_now();
+            } else {
+                (0..2).for_each(|_| std::hint::spin_loop());
+            }
+        }
+        self.wait_long(patience, deadline, &mut ready, &mut broken, &mut in_the_way)
+    }
+
+    #[cold]
+    fn wait_long(
+        &self,
+        patience: Patience,
+        deadline: &mut Deadline,
+        ready: &mut dyn FnMut() -> bool,
+        broken: &mut dyn FnMut() -> bool,
+        in_the_way: &mut dyn FnMut() -> bool,
+    ) -> Ended {
+        *deadline = deadline.start();
+        let deadline = *deadline;
+        let mut verdict = || {
+            if ready() {
+                Some(Ended::Ready)
+            } else if broken() {
+                Some(if ready() { Ended::Ready } else { Ended::Broken })
+            } else {
+                deadline.expiry().map(|why| Ended::GivenUp(why, deadline.elapsed()))
+            }
+        };
+        let begin = Instant::now();
+        while begin.elapsed() < patience.spin + patience.yielding {
+            if let Some(end) = verdict() {
+                return end;
+            }
+            if begin.elapsed() < patience.spin && !(patience.oversubscribed && in_the_way()) {
+                (0..64).for_each(|_| std::hint::spin_loop());
+            } else {
+                yield_now();
+            }
+        }
+        self.sleepers.increment();
+        atomic::fence(Ordering::SeqCst); // pairs with the fence of whoever calls `ring_if_asleep`
+        let end = loop {
+            let seen = self.rings.load(Ordering::Acquire);
+            if let Some(end) = verdict() {
+                break end;
+            }
+            self.rings.sleep(seen, deadline.nap(NAP));
+        };
+        self.sleepers.decrement();
+        end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::SharedWord;
+
+    fn passed() -> Deadline {
+        let deadline = Deadline::after(Duration::from_nanos(1));
+        std::thread::sleep(Duration::from_millis(1));
+        deadline
+    }
+
+    /// How a wait at a fresh bell ends, by what its looks say.
+    fn ended(
+        mut deadline: Deadline,
+        ready: impl FnMut() -> bool,
+        broken: impl FnMut() -> bool,
+    ) -> Ended {
+        let (rings, sleepers) = (SharedWord::new(0), SharedWord::new(0));
+        let bell = Bell { rings: &rings, sleepers: &sleepers };
+        let end = bell.wait(Patience::looks(0), &mut deadline, ready, broken, || true);
+        assert_eq!(sleepers.load(Ordering::Relaxed), 0, "it left its bell as if asleep");
+        end
+    }
+
+    #[test]
+    fn what_is_ready_counts_whatever_else_happened() {
+        assert_eq!(ended(passed(), || true, || true), Ended::Ready);
+    }
+
+    #[test]
+    fn a_loss_comes_before_the_deadline() {
+        assert_eq!(ended(passed(), || false, || true), Ended::Broken);
+    }
+
+    #[test]
+    fn what_became_ready_before_the_loss_was_seen_counts() {
+        let mut looks = 0;
+        let ready = || {
+            looks += 1;
+            looks == 2
+        };
+        assert_eq!(ended(Deadline::NEVER, ready, || true), Ended::Ready);
+    }
+
+    #[test]
+    fn a_wait_ends_at_its_deadline_and_not_before() {
+        let limit = Duration::from_millis(30);
+        let end = ended(Deadline::within(limit), || false, || false);
+        assert!(
+            matches!(end, Ended::GivenUp(Expiry::Deadline, after) if after >= limit),
+            "{end:?}"
+        );
+        assert!(matches!(ended(passed(), || false, || false), Ended::GivenUp(..)));
+    }
+
+    #[test]
+    fn a_sleeper_sees_what_changes_without_a_ring() {
+        let mut looks = 0;
+        let ready = || {
+            looks += 1;
+            looks == 3
+        };
+        assert_eq!(ended(Deadline::within(Duration::from_secs(20)), ready, || false), Ended::Ready);
+    }
+
+    #[test]
+    fn a_word_puts_to_sleep_only_while_it_holds_what_was_seen() {
+        let word = SharedWord::new(1);
+        let (start, long) = (Instant::now(), Duration::from_secs(20));
+        Word::sleep(&word, 0, long);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while Word::load(&word, Ordering::Acquire) == 1 {
+                    Word::sleep(&word, 1, long);
+                }
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            word.increment();
+            word.wake();
+        });
+        assert!(start.elapsed() < long);
+    }
+}

@@ -1,0 +1,120 @@
+//! Corners in which a call could return wrong data.
+
+use super::super::*;
+
+#[test]
+fn signals_belong_to_their_memory() {
+    threads(2, |world| {
+        let open = || world.alloc::<u32>(4).unwrap().rendezvous(&world).unwrap().open().unwrap();
+        let (x, y) = (open(), open());
+        if world.rank() == 0 {
+            x.put_signal(1, 0, &[1], 0, LONG).unwrap();
+            world.put_signal(1, 1, LONG).unwrap();
+            world.wait_signal(1, 1, LONG).unwrap();
+            y.put_signal(1, 0, &[2], 0, LONG).unwrap();
+        } else {
+            world.wait_signal(0, 1, LONG).unwrap();
+            let e = y.wait_signal(0, 0, SHORT).unwrap_err();
+            assert!(matches!(e, Error::Timeout { .. }), "{e}");
+            let e = world.wait_signal(0, 0, SHORT).unwrap_err();
+            assert!(matches!(e, Error::Timeout { .. }), "{e}");
+            let word = |open: &symmem::Open<u32>| {
+                let pad = open.handle().signal_pad();
+                pad.words(1).unwrap()[0].load(std::sync::atomic::Ordering::Relaxed)
+            };
+            assert_eq!((word(&x), word(&y)), (1, 0));
+            x.wait_signal(0, 0, LONG).unwrap();
+            assert_eq!(word(&x), 0);
+            world.put_signal(0, 1, LONG).unwrap();
+            y.wait_signal(0, 0, LONG).unwrap();
+            let mut got = [0];
+            y.get(1, 0, &mut got).unwrap();
+            assert_eq!(got, [2]);
+        }
+        for _ in 0..3 {
+            x.handle().signal_pad().barrier(2, LONG).unwrap();
+            y.handle().signal_pad().barrier(2, LONG).unwrap();
+        }
+        // One that gave up goes on: rank 1 takes part in it once.
+        if world.rank() == 0 {
+            let e = x.handle().signal_pad().barrier(3, SHORT).unwrap_err();
+            assert!(matches!(e, Error::Timeout { .. }), "{e}");
+        }
+        world.barrier().unwrap();
+        x.handle().signal_pad().barrier(3, LONG).unwrap();
+        let words = x.handle().signal_pad().words(world.rank()).unwrap();
+        assert!(words.iter().all(|w| w.load(std::sync::atomic::Ordering::Relaxed) == 0));
+        world.barrier().unwrap();
+    });
+}
+
+/// An alignment beyond all memory gives neither a panic nor an offset that is none.
+#[test]
+fn huge_alignments_are_refused_by_every_rank() {
+    threads(2, |world| {
+        let mut x = world.alloc::<f32>(8).unwrap().rendezvous(&world).unwrap();
+        let mut splits = world.alloc::<i64>(4).unwrap().rendezvous(&world).unwrap();
+        for align in [usize::MAX, usize::MAX / 2 + 2, 1 << 62] {
+            splits.local_mut().copy_from_slice(&[1, 0, 0, 1]);
+            let mut received = [0; 8];
+            let e =
+                x.all_to_all_v_2d(2, &mut splits, align, &mut [0.0; 8], &mut received).unwrap_err();
+            assert!(matches!(e, Error::Usage { op: "all_to_all_v_2d", .. }), "{e}");
+        }
+        world.barrier().unwrap();
+    });
+}
+
+#[test]
+fn all_to_all_v_names_the_type_of_its_rows() {
+    threads(2, |world| {
+        let mut x = world.alloc::<u64>(8).unwrap().rendezvous(&world).unwrap();
+        let mut splits = world.alloc::<i64>(2).unwrap().rendezvous(&world).unwrap();
+        let e = if world.rank() == 0 {
+            world.barrier()
+        } else {
+            x.all_to_all_v(1, &mut splits, &mut [0; 8], &mut [0; 4])
+        };
+        let e = e.unwrap_err().to_string();
+        assert!(e.contains("all_to_all_v of 2 u64"), "{e}");
+    });
+}
+
+/// A thread with flush-to-zero gets the bits that all get.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_rank_that_flushes_denormals_gets_the_same_bits() {
+    fn set_control(value: u32) {
+        // SAFETY: flush-to-zero and denormals-are-zero, or the default.
+        unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const value) };
+    }
+    let tiny = f32::from_bits(1);
+    let sums = World::threads(2, |world| {
+        if world.rank() == 1 {
+            set_control(0x9fc0);
+        }
+        let mut data = vec![tiny; 100];
+        world.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+        let mut x = world.alloc::<f32>(10_000).unwrap().rendezvous(&world).unwrap();
+        x.local_mut().fill(tiny);
+        x.all_reduce(ReduceOp::Sum).unwrap();
+        let bits = (data[0].to_bits(), x.local()[5000].to_bits(), x.local()[1].to_bits());
+        set_control(0x1f80);
+        bits
+    });
+    assert_eq!(sums.unwrap(), [(2, 2, 2); 2]);
+}
+
+#[test]
+fn barriers_over_a_pad_on_different_channels_do_not_wait_for_each_other() {
+    threads(2, |world| {
+        let x = world.alloc::<u8>(1).unwrap().rendezvous(&world).unwrap();
+        let pad = || x.handle().signal_pad();
+        let first = world.rank();
+        std::thread::scope(|scope| {
+            scope.spawn(|| pad().barrier(first, LONG).unwrap());
+            std::thread::sleep(SHORT);
+            pad().barrier(1 - first, LONG).unwrap();
+        });
+    });
+}
