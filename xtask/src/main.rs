@@ -3,6 +3,7 @@
 mod arguments;
 mod ci;
 mod command;
+mod deny;
 mod gpu;
 mod kernels;
 mod nightly;
@@ -33,12 +34,13 @@ struct Task {
 #[rustfmt::skip]
 const TASKS: &[Task] = &[
     Task { name: "test", options: "", about: "all tests, doc tests and examples; needs only Rust and a C compiler", run: suites::test },
-    Task { name: "ci", options: "[--skip TASK]...", about: "fmt, clippy, test, chaos, python, loom, tsan, fuzz, kernels, tidy, doc, package; stops at the first failure", run: ci::ci },
+    Task { name: "ci", options: "[--skip TASK]...", about: "fmt, deny, clippy, test, chaos, python, loom, tsan, fuzz, kernels, tidy, doc, package; stops at the first failure", run: ci::ci },
     Task { name: "fmt", options: "", about: "checks the formatting", run: ci::fmt },
     Task { name: "clippy", options: "", about: "lints everything; a warning is a failure", run: ci::clippy },
     Task { name: "doc", options: "", about: "builds the documentation; a warning is a failure", run: ci::doc },
     Task { name: "package", options: "", about: "packages the crates that users need, and builds each from its package alone", run: ci::package },
     Task { name: "tidy", options: "", about: "sizes, layers, unsafe list, leftovers, links, parity table", run: tidy::tidy },
+    Task { name: "deny", options: "", about: "checks the licences of all packages against deny.toml", run: deny::deny },
     Task { name: "loom", options: "", about: "explores the memory orderings of the signal protocol", run: suites::loom },
     Task { name: "soak", options: "[--rounds N]", about: "kills ranks over and over (default 1000 rounds)", run: suites::soak },
     Task { name: "hostile", options: "[--seconds N]", about: "attacks running jobs as another user (default 10 seconds a test; needs root)", run: suites::hostile },
