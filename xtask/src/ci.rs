@@ -9,7 +9,7 @@ use crate::{Arguments, Outcome};
 
 const STEPS: &[&str] = &[
     "fmt", "deny", "clippy", "test", "chaos", "python", "loom", "tsan", "fuzz", "kernels", "tidy",
-    "doc", "package",
+    "doc", "package", "msrv", "aarch64",
 ];
 
 /// Runs the steps in order and stops at the first failure.

@@ -3,6 +3,7 @@
 mod arguments;
 mod ci;
 mod command;
+mod compilers;
 mod deny;
 mod gpu;
 mod kernels;
@@ -34,9 +35,11 @@ struct Task {
 #[rustfmt::skip]
 const TASKS: &[Task] = &[
     Task { name: "test", options: "", about: "all tests, doc tests and examples; needs only Rust and a C compiler", run: suites::test },
-    Task { name: "ci", options: "[--skip TASK]...", about: "fmt, deny, clippy, test, chaos, python, loom, tsan, fuzz, kernels, tidy, doc, package; stops at the first failure", run: ci::ci },
+    Task { name: "ci", options: "[--skip TASK]...", about: "fmt, deny, clippy, test, chaos, python, loom, tsan, fuzz, kernels, tidy, doc, package, msrv, aarch64; stops at the first failure", run: ci::ci },
     Task { name: "fmt", options: "", about: "checks the formatting", run: ci::fmt },
     Task { name: "clippy", options: "", about: "lints everything; a warning is a failure", run: ci::clippy },
+    Task { name: "msrv", options: "", about: "checks with the oldest Rust that Cargo.toml promises", run: compilers::msrv },
+    Task { name: "aarch64", options: "", about: "checks for aarch64", run: compilers::aarch64 },
     Task { name: "doc", options: "", about: "builds the documentation; a warning is a failure", run: ci::doc },
     Task { name: "package", options: "", about: "packages the crates that users need, and builds each from its package alone", run: ci::package },
     Task { name: "tidy", options: "", about: "sizes, layers, unsafe list, leftovers, links, parity table", run: tidy::tidy },
