@@ -44,7 +44,6 @@ fn arguments_of(step: &str) -> Arguments {
     let words: &[&str] = match step {
         "kernels" => &["--check"],
         "chaos" => &["--seconds", "60", "--seed", "1"],
-        "python" => &["--sdist"],
         _ => &[],
     };
     Arguments::new(words.iter().map(ToString::to_string))

@@ -54,7 +54,7 @@ const TASKS: &[Task] = &[
     Task { name: "gpu", options: "[--bundle DIR]", about: "builds what wants a CUDA device into target/gpu (or DIR), and runs it where there is one", run: gpu::gpu },
     Task { name: "wheel", options: "", about: "builds the Python package, with the symmem program, into target/wheels (maturin from PyPI)", run: python::wheel },
     Task { name: "dist", options: "[--only sdist|x86_64|aarch64]", about: "what PyPI gets, into target/dist: the source distribution and the manylinux wheels, each checked and tried", run: dist::dist },
-    Task { name: "python", options: "[--sdist] [--site DIR] [--profile NAME]", about: "tests the wheel in a clean environment; --sdist: one built from the source distribution; --site: where torch is, unless SYMMEM_TEST_PYTHON has it; --profile: how it is built (dev)", run: python::python },
+    Task { name: "python", options: "[--site DIR] [--profile NAME]", about: "tests the wheel in a clean environment; --site: where torch is, unless SYMMEM_TEST_PYTHON has it; --profile: how it is built (dev)", run: python::python },
     Task { name: "fuzz", options: "[--seconds N]", about: "fuzzes each target (default 20 seconds; nightly)", run: nightly::fuzz },
 ];
 

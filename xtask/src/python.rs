@@ -1,9 +1,10 @@
 //! The Python package: its wheel, which carries the `symmem` program, and its tests over the installed wheel.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::command::{cargo, output, root, run, target_dir};
 use crate::dist::{ABI3AUDIT, source};
@@ -19,7 +20,7 @@ const TEST_PACKAGES: [&str; 2] = ["numpy", "pytest"];
 /// Builds the wheel into `target/wheels`.
 pub(crate) fn wheel(arguments: Arguments) -> Result<Outcome> {
     arguments.finish()?;
-    Ok(match build_wheel("release", &target_dir("wheels"), false)? {
+    Ok(match build_wheel("release", &target_dir("wheels"))? {
         Ok(wheel) => {
             println!("pip install {}", wheel.display());
             Outcome::Done
@@ -33,11 +34,10 @@ pub(crate) fn wheel(arguments: Arguments) -> Result<Outcome> {
 pub(crate) fn python(mut arguments: Arguments) -> Result<Outcome> {
     let site: Option<PathBuf> = arguments.take("--site")?;
     let profile: Option<String> = arguments.take("--profile")?;
-    let sdist = arguments.flag("--sdist");
     arguments.finish()?;
     let site = site.or_else(torch_site);
     let profile = profile.as_deref().unwrap_or("dev");
-    let wheel = match build_wheel(profile, &target_dir("python").join("wheels"), sdist)? {
+    let wheel = match build_wheel(profile, &target_dir("python").join("wheels"))? {
         Ok(wheel) => wheel,
         Err(missing) => return Ok(Outcome::Skipped(missing)),
     };
@@ -70,7 +70,7 @@ fn torch_site() -> Option<PathBuf> {
 }
 
 /// The wheel, alone in `wheels`, or what this machine lacks for it.
-fn build_wheel(profile: &str, wheels: &Path, sdist: bool) -> Result<Result<PathBuf, String>> {
+fn build_wheel(profile: &str, wheels: &Path) -> Result<Result<PathBuf, String>> {
     if let Some(missing) = missing_python() {
         return Ok(Err(missing));
     }
@@ -84,40 +84,27 @@ fn build_wheel(profile: &str, wheels: &Path, sdist: bool) -> Result<Result<PathB
         std::fs::remove_dir_all(wheels).context("could not remove old wheels")?;
     }
     let mut build = Command::new(&tools);
-    if sdist {
-        let pip = [
-            "-m",
-            "pip",
-            "wheel",
-            "--verbose",
-            "--no-deps",
-            "--no-build-isolation",
-            "--no-cache-dir",
-        ];
-        build.args(pip).arg("--wheel-dir").arg(wheels).arg(unpacked_sdist(&tools)?);
-        build.env("MATURIN_PEP517_ARGS", format!("--profile {profile}"));
-        // Packages of others are shared with the builds before.
-        build.env("CARGO_TARGET_DIR", target_dir(""));
-    } else {
-        build.arg(BACKEND).args(["--profile", profile, "--out"]).arg(wheels);
-    }
+    build.arg(BACKEND).args(["--profile", profile, "--out"]).arg(wheels);
     with_path(&mut build, &tools)?;
     run(build.current_dir(root()))?;
+    check_sources(&tools)?;
     let wheel = newest(wheels, ".whl")?;
     run(Command::new(&tools).args(["-m", "abi3audit", "--strict"]).arg(&wheel))?;
     Ok(Ok(wheel))
 }
 
-/// The source distribution, in a directory whose name stays, so that what is built there is not built again.
-fn unpacked_sdist(tools: &Path) -> Result<PathBuf> {
-    let directory = target_dir("python").join("sdist");
-    if directory.exists() {
-        std::fs::remove_dir_all(&directory).context("could not remove old sources")?;
+/// Fails unless the source distribution has every file that git tracks: what builds in a clone then builds from it.
+fn check_sources(tools: &Path) -> Result<()> {
+    let archive = source(tools, &target_dir("python").join("sdist"))?;
+    let list = output(Command::new("tar").arg("-tf").arg(archive))?;
+    let packed: BTreeSet<_> =
+        list.lines().filter_map(|path| Some(path.split_once('/')?.1)).collect();
+    let tracked = output(Command::new("git").args(["ls-files", "--cached"]).current_dir(root()))?;
+    let missing: Vec<_> = tracked.lines().filter(|path| !packed.contains(path)).collect();
+    if !missing.is_empty() {
+        bail!("not in the source distribution: {}", missing.join(", "));
     }
-    let archive = source(tools, &directory)?;
-    run(Command::new("tar").arg("-xf").arg(&archive).arg("-C").arg(&directory))?;
-    let name = archive.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    Ok(directory.join(name.trim_end_matches(".tar.gz")))
+    Ok(())
 }
 
 /// The file with this ending that was made last.
@@ -160,5 +147,6 @@ pub(crate) fn environment(name: &str, anew: bool) -> Result<PathBuf> {
 
 pub(crate) fn pip(python: &Path, packages: &[&str]) -> Result<()> {
     let options = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
-    run(Command::new(python).args(options).args(packages))
+    // What pip builds, it builds from nothing: an archive has no times by which cargo could tell old from new.
+    run(Command::new(python).args(options).args(packages).env_remove("CARGO_TARGET_DIR"))
 }
