@@ -8,8 +8,8 @@ use crate::command::{cargo, run};
 use crate::{Arguments, Outcome};
 
 const STEPS: &[&str] = &[
-    "fmt", "clippy", "test", "chaos", "python", "loom", "tsan", "fuzz", "kernels", "tidy", "doc",
-    "package",
+    "fmt", "deny", "clippy", "test", "chaos", "python", "loom", "tsan", "fuzz", "kernels", "tidy",
+    "doc", "package", "msrv", "aarch64",
 ];
 
 /// Runs the steps in order and stops at the first failure.

@@ -1,17 +1,20 @@
 //! The Python package: its wheel, which carries the `symmem` program, and its tests over the installed wheel.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::command::{cargo, output, root, run, target_dir};
-use crate::gpu::{built, strip};
+use crate::dist::{ABI3AUDIT, source};
 use crate::{Arguments, Outcome};
 
 const PACKAGE: &str = "crates/symmem-py";
+/// Builds the wheel, with the program inside.
+const BACKEND: &str = "crates/symmem-py/backend.py";
 /// What of PyPI the tasks need.
-const MATURIN: &str = "maturin>=1.9,<2";
+pub(crate) const MATURIN: &str = "maturin>=1.9,<2";
 const TEST_PACKAGES: [&str; 2] = ["numpy", "pytest"];
 
 /// Builds the wheel into `target/wheels`.
@@ -68,35 +71,64 @@ fn torch_site() -> Option<PathBuf> {
 
 /// The wheel, alone in `wheels`, or what this machine lacks for it.
 fn build_wheel(profile: &str, wheels: &Path) -> Result<Result<PathBuf, String>> {
-    let recent = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))";
-    if output(Command::new(interpreter()).args(["-c", recent])).is_err() {
-        return Ok(Err("no Python 3.10 or later with venv; SYMMEM_TEST_PYTHON names one".into()));
+    if let Some(missing) = missing_python() {
+        return Ok(Err(missing));
     }
     let Ok(tools) = environment("tools", false).and_then(|python| {
-        pip(&python, &[MATURIN])?;
+        pip(&python, &[MATURIN, ABI3AUDIT])?;
         Ok(python)
     }) else {
-        return Ok(Err("no maturin from PyPI".into()));
+        return Ok(Err(format!("no {MATURIN} and {ABI3AUDIT} from PyPI")));
     };
-    let mut build = cargo(["build", "--profile", profile, "--package", "symmem-cli"]);
-    let program = root().join(PACKAGE).join("python/symmem/bin/symmem");
-    std::fs::create_dir_all(program.parent().unwrap_or(root()))?;
-    strip(&built(build.arg("--message-format=json"))?, &program)?;
     if wheels.exists() {
         std::fs::remove_dir_all(wheels).context("could not remove old wheels")?;
     }
-    let mut maturin = Command::new(tools);
-    maturin.args(["-m", "maturin", "build", "--profile", profile, "--strip", "--out"]).arg(wheels);
-    let built = run(maturin.current_dir(root().join(PACKAGE)));
-    // What is left there would be in the next wheel, however old.
-    std::fs::remove_file(&program)?;
-    built?;
-    only_file(wheels).map(Ok)
+    let mut build = Command::new(&tools);
+    build.arg(BACKEND).args(["--profile", profile, "--out"]).arg(wheels);
+    with_path(&mut build, &tools)?;
+    run(build.current_dir(root()))?;
+    check_sources(&tools)?;
+    let wheel = newest(wheels, ".whl")?;
+    run(Command::new(&tools).args(["-m", "abi3audit", "--strict"]).arg(&wheel))?;
+    Ok(Ok(wheel))
 }
 
-fn only_file(directory: &Path) -> Result<PathBuf> {
-    let first = std::fs::read_dir(directory)?.next().context("maturin made no wheel")?;
-    Ok(first?.path())
+/// Fails unless the source distribution has every file that git tracks: what builds in a clone then builds from it.
+fn check_sources(tools: &Path) -> Result<()> {
+    let archive = source(tools, &target_dir("python").join("sdist"))?;
+    let list = output(Command::new("tar").arg("-tf").arg(archive))?;
+    let packed: BTreeSet<_> =
+        list.lines().filter_map(|path| Some(path.split_once('/')?.1)).collect();
+    let tracked = output(Command::new("git").args(["ls-files", "--cached"]).current_dir(root()))?;
+    let missing: Vec<_> = tracked.lines().filter(|path| !packed.contains(path)).collect();
+    if !missing.is_empty() {
+        bail!("not in the source distribution: {}", missing.join(", "));
+    }
+    Ok(())
+}
+
+/// The file with this ending that was made last.
+pub(crate) fn newest(directory: &Path, ending: &str) -> Result<PathBuf> {
+    let entries = std::fs::read_dir(directory).context("nothing was made")?;
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let ours = paths.filter(|path| path.to_string_lossy().ends_with(ending));
+    let made = |path: &PathBuf| path.metadata().and_then(|data| data.modified()).ok();
+    ours.max_by_key(made).with_context(|| format!("no {ending} was made"))
+}
+
+/// Makes the programs of an environment found first.
+pub(crate) fn with_path(command: &mut Command, python: &Path) -> Result<()> {
+    let own = python.parent().map(Path::to_path_buf);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    command.env("PATH", std::env::join_paths(own.into_iter().chain(std::env::split_paths(&path)))?);
+    Ok(())
+}
+
+/// What is wrong with this machine's Python.
+pub(crate) fn missing_python() -> Option<String> {
+    let recent = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))";
+    let found = output(Command::new(interpreter()).args(["-c", recent])).is_ok();
+    (!found).then(|| "no Python 3.10 or later with venv; SYMMEM_TEST_PYTHON names one".into())
 }
 
 fn interpreter() -> String {
@@ -104,7 +136,7 @@ fn interpreter() -> String {
 }
 
 /// The Python of a virtual environment of this task's own.
-fn environment(name: &str, anew: bool) -> Result<PathBuf> {
+pub(crate) fn environment(name: &str, anew: bool) -> Result<PathBuf> {
     let directory = target_dir("python").join(name);
     let python = directory.join("bin/python");
     if anew || !python.exists() {
@@ -113,7 +145,8 @@ fn environment(name: &str, anew: bool) -> Result<PathBuf> {
     Ok(python)
 }
 
-fn pip(python: &Path, packages: &[&str]) -> Result<()> {
+pub(crate) fn pip(python: &Path, packages: &[&str]) -> Result<()> {
     let options = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
-    run(Command::new(python).args(options).args(packages))
+    // What pip builds, it builds from nothing: an archive has no times by which cargo could tell old from new.
+    run(Command::new(python).args(options).args(packages).env_remove("CARGO_TARGET_DIR"))
 }

@@ -1,8 +1,11 @@
 //! The tests that stable Rust runs: the whole workspace, loom, the long failure soak, and random programs with faults.
 
+use std::process::Command;
+
 use anyhow::Result;
 
 use crate::command::{cargo, root, run, target_dir};
+use crate::gpu::built;
 use crate::{Arguments, Outcome};
 
 /// Many tests start several processes each; more of them at once would only starve one another.
@@ -63,8 +66,10 @@ pub(crate) fn hostile(mut arguments: Arguments) -> Result<Outcome> {
 pub(crate) fn chaos(mut arguments: Arguments) -> Result<Outcome> {
     let minutes = arguments.take::<String>("--minutes")?;
     let profile = if minutes.is_some() { "chaos" } else { "dev" };
-    let mut command =
-        cargo(["run", "--profile", profile, "-p", "symmem-chaos", "--bin", "chaos", "--"]);
+    // The Python module is named too: what it needs is then built here as it needs it, and not again.
+    let mut build = cargo(["build", "--profile", profile, "-p", "symmem-chaos", "-p", "symmem-py"]);
+    let mut command = Command::new(built(build.args(["--bins", "--message-format=json"]))?);
+    command.current_dir(root());
     command.args(minutes.iter().flat_map(|minutes| ["--minutes", minutes]));
     let options =
         ["--seconds", "--seed", "--ranks", "--mode", "--program", "--times", "--agree", "--reduce"];
