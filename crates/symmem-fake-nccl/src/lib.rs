@@ -7,13 +7,12 @@
 //! - It is strict: a handle that is not live, a call while another goes on, and ranks that call different things are errors.
 //! - [`script`] says what it answers: its version, failures, what is left.
 //!
-//! The few functions of the CUDA driver in [`driver`] and [`device`] are for Python's tests, where no other fake driver can be.
+//! [`driver`] has functions of the CUDA driver for Python's tests.
 #![allow(non_snake_case, clippy::missing_safety_doc, reason = "C's names and rules")]
 
 mod arithmetic;
 mod calls;
 mod communicators;
-pub mod device;
 pub mod driver;
 mod group;
 mod memory;

@@ -32,13 +32,11 @@ pub unsafe extern "C" fn ncclMemAlloc(address: *mut u64, bytes: usize) -> c_int 
         let made = match state.allocator {
             // SAFETY: the test vouches for its function.
             Some(allocator) => unsafe { (allocator.allocate)(bytes) },
-            None => {
-                let layout = layout(bytes)?;
+            None => match (driver::allocate(bytes), layout(bytes)?) {
+                (Some(made), _) => made,
                 // SAFETY: the layout has a size.
-                let made = unsafe { alloc_zeroed(layout) }.expose_provenance() as u64;
-                driver::fakeCudaPlace(made, layout.size(), driver::current().unwrap_or(0));
-                made
-            }
+                (None, layout) => unsafe { alloc_zeroed(layout) }.expose_provenance() as u64,
+            },
         };
         if made == 0 {
             return Err(state.say(1, "no memory"));
@@ -65,10 +63,10 @@ pub unsafe extern "C" fn ncclMemFree(address: u64) -> c_int {
         match state.allocator {
             // SAFETY: the test vouches for its function.
             Some(allocator) => unsafe { (allocator.free)(address) },
+            None if driver::free(address) => {}
             None => {
                 let memory = std::ptr::with_exposed_provenance_mut(address as usize);
                 let layout = layout(bytes)?;
-                driver::forget(address);
                 // SAFETY: allocated so in `ncclMemAlloc`, and the caller does not use it again.
                 unsafe { dealloc(memory, layout) };
             }

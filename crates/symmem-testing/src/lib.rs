@@ -1,5 +1,5 @@
 //! For tests with several ranks: runs them as threads or as processes, and holds the conformance suite that every
-//! backend passes.
+//! backend passes, with kernels for the fake driver.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -8,6 +8,7 @@
 )]
 
 pub mod conformance;
+pub mod kernels;
 mod nccl;
 mod processes;
 

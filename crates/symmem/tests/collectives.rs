@@ -11,6 +11,7 @@ use std::time::Duration;
 use half::{bf16, f16};
 use proptest::prelude::*;
 use symmem::{Algorithm, Error, Number, ReduceOp, Symmetric, World};
+use symmem_testing::conformance::everywhere::{OnHost, puts_and_gets_reach_every_rank};
 use symmem_testing::{Random, Ranks, assert_nothing_is_held, conformance, die, test_name};
 
 /// A float that can be compared with the exact result.
@@ -249,7 +250,7 @@ fn rows_find_their_way_among_any_number_of_ranks() {
     for ranks in 1..=5 {
         threads(ranks, conformance::rows_go_to_the_ranks_they_are_for);
         threads(ranks, conformance::experts_get_their_rows_and_give_them_back);
-        threads(ranks, conformance::puts_and_gets_reach_every_rank);
+        threads(ranks, |world| puts_and_gets_reach_every_rank(&OnHost(&world, "process")));
     }
 }
 

@@ -15,10 +15,10 @@ use symmem_testing::{Ranks, die, test_name};
 mod cuda {
     mod copy_engine;
     mod dying;
+    mod everywhere;
     mod large;
     mod litmus;
     mod memory;
-    mod moving;
     mod room;
     mod rows;
     mod signals;
@@ -164,39 +164,6 @@ fn reductions_have_the_bits_of_host_memory() {
 
 #[test]
 #[ignore = "needs a CUDA device: cargo xtask gpu"]
-fn what_only_moves_arrives_as_on_the_host() {
-    each(test_name!(), |world, gpu, stream| {
-        let (n, own) = (world.size(), world.rank());
-        for block in [1, 33, 5000] {
-            let len = n * block;
-            let data = input::<f32>(own, len);
-            let mut x = gpu.alloc::<f32>(world, len).unwrap().rendezvous(world).unwrap();
-            x.write(&data, stream).unwrap();
-
-            let (mut out, mut expected) = (gpu.alloc(world, n * len).unwrap(), vec![0.0; n * len]);
-            x.all_gather(out.view_mut(), stream).unwrap();
-            world.all_gather(&data, &mut expected).unwrap();
-            same(&out.read(stream).unwrap(), &expected, "all_gather");
-
-            let (mut out, mut expected) = (gpu.alloc(world, len).unwrap(), vec![0.0; len]);
-            x.all_to_all(out.view_mut(), stream).unwrap();
-            world.all_to_all(&data, &mut expected).unwrap();
-            same(&out.read(stream).unwrap(), &expected, "all_to_all");
-
-            let (mut out, mut expected) = (gpu.alloc(world, block).unwrap(), vec![0.0; block]);
-            x.reduce_scatter(ReduceOp::Sum, out.view_mut(), stream).unwrap();
-            world.reduce_scatter(&data, ReduceOp::Sum, &mut expected).unwrap();
-            same(&out.read(stream).unwrap(), &expected, "reduce_scatter");
-
-            let root = n - 1;
-            x.broadcast(root, stream).unwrap();
-            same(&x.read(stream).unwrap(), &input::<f32>(root, len), "broadcast");
-        }
-    });
-}
-
-#[test]
-#[ignore = "needs a CUDA device: cargo xtask gpu"]
 fn a_rank_that_does_not_come_is_a_timeout_and_the_context_lives_on() {
     each(test_name!(), |world, gpu, stream| {
         let (group, n) = (hasty(world), world.size());
@@ -232,33 +199,6 @@ fn a_rank_that_does_not_come_is_a_timeout_and_the_context_lives_on() {
             world.barrier().unwrap();
             x.all_reduce_with(ReduceOp::Sum, algorithm, stream).unwrap();
             assert_eq!(x.read(stream).unwrap(), [n as f32; 5000], "after the failure");
-        }
-    });
-}
-
-#[test]
-#[ignore = "needs a CUDA device: cargo xtask gpu"]
-fn ranks_that_call_different_things_are_told() {
-    each(test_name!(), |world, gpu, stream| {
-        if world.size() == 1 {
-            return;
-        }
-        for len in [100, 500_000] {
-            let mut x = gpu.alloc::<f32>(world, len).unwrap().rendezvous(world).unwrap();
-            let op = if world.rank() == 0 { ReduceOp::Sum } else { ReduceOp::Max };
-            x.all_reduce(op, stream).unwrap();
-            let e = x.synchronize(stream).unwrap_err();
-            match &e {
-                Error::Mismatch { ours, theirs, .. } => {
-                    let (here, there) = ("all_reduce of f32", "all_reduce of f32 with another");
-                    assert!(ours == here && theirs.starts_with(there), "{e}");
-                }
-                _ => assert!(matches!(e, Error::PeerFailed { .. }), "{e}"),
-            }
-            world.resync().unwrap();
-            x.write(&vec![2.0; len], stream).unwrap();
-            x.all_reduce(ReduceOp::Max, stream).unwrap();
-            assert_eq!(x.read(stream).unwrap()[len - 1], 2.0);
         }
     });
 }

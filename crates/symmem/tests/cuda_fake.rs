@@ -14,9 +14,11 @@ mod cuda_fake {
     use symmem::World;
     use symmem::cuda::{Gpu, Stream};
     use symmem_sys::cuda::fake::{Config, Fake, Launched};
+    use symmem_testing::kernels::declared;
 
     mod capture;
     mod copy_engine;
+    mod everywhere;
     mod fabric;
     mod failing;
     mod failures;
@@ -72,20 +74,6 @@ mod cuda_fake {
             world.barrier().unwrap();
         })
         .unwrap();
-    }
-
-    /// The bytes of each parameter of a kernel, as the PTX file `file` declares them.
-    fn declared(file: &str, kernel: &str) -> Vec<usize> {
-        let files = symmem::cuda::ptx_files().unwrap();
-        let (_, ptx) = files.iter().find(|(name, _)| name == file).unwrap();
-        let (_, rest) = ptx.split_once(&format!(".entry {kernel}(")).unwrap();
-        let list = rest.split_once(')').unwrap().0.split(',');
-        let bytes = |declared: &str| match declared.split_once('[') {
-            Some((_, length)) => length.trim_end().trim_end_matches(']').parse().unwrap(),
-            None if declared.contains(".u64") || declared.contains(".b64") => 8,
-            None => 4,
-        };
-        list.map(bytes).collect()
     }
 
     /// A word of "device" or pinned memory.

@@ -2,7 +2,6 @@
 //! from: ranks are threads, and no device is needed. Those in `device.rs` want a device and the real library.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests, and what they share")]
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -10,51 +9,27 @@ use symmem::cuda::{Gpu, Stream};
 use symmem::nccl::Nccl;
 use symmem::{Error, ReduceOp, World};
 use symmem_sys::cuda::fake::{Config, Fake};
-use symmem_sys::cuda::{
-    Access, Devices, Granularity, HandleType, Memory, MemoryProperties, VirtualMemory,
-};
 use symmem_testing::{FakeNccl, Live, Ranks, test_name};
 
 mod nccl_memory {
     mod device;
+    mod everywhere;
 }
 
 const LEN: usize = 1000;
 
-/// The driver that the library allocates from, and what it has allocated.
-type Allocations = (Arc<Fake>, HashMap<u64, (Memory, usize)>);
-static DRIVER: Mutex<Option<Allocations>> = Mutex::new(None);
+/// The driver that the library allocates from.
+static DRIVER: Mutex<Option<Arc<Fake>>> = Mutex::new(None);
 
-/// As NCCL does it: memory that can be exported, which all devices reach.
 unsafe extern "C" fn allocate(bytes: usize) -> u64 {
-    let mut known = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
-    let (driver, table) = known.as_mut().unwrap();
-    let device = driver.context_device().unwrap();
-    let properties = MemoryProperties { device, handle: HandleType::Fd, rdma: false };
-    let granule = driver.granularity(&properties, Granularity::Recommended).unwrap();
-    let whole = bytes.next_multiple_of(granule);
-    let memory = driver.create(whole, &properties).unwrap();
-    let address = driver.reserve(whole, 0).unwrap();
-    // SAFETY: our own reservation, as long as the memory.
-    unsafe { driver.map(address, whole, 0, memory) }.unwrap();
-    let count = driver.device_count().unwrap();
-    let all: Vec<_> = (0..count).map(|number| driver.device(number).unwrap()).collect();
-    // SAFETY: nobody uses it yet.
-    unsafe { driver.set_access(address, whole, &all, Access::ReadWrite) }.unwrap();
-    table.insert(address, (memory, whole));
-    address
+    let driver = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
+    driver.as_ref().unwrap().allocate(bytes).unwrap()
 }
 
 unsafe extern "C" fn free(address: u64) {
-    let mut known = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
-    let (driver, table) = known.as_mut().unwrap();
-    let (memory, bytes) = table.remove(&address).unwrap();
-    // SAFETY: mapped above, and not used again.
-    unsafe { driver.unmap(address, bytes) }.unwrap();
-    // SAFETY: reserved above.
-    unsafe { driver.free_address(address, bytes) }.unwrap();
-    // SAFETY: created above.
-    unsafe { driver.release(memory) }.unwrap();
+    let driver = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: allocated above, and not used again.
+    unsafe { driver.as_ref().unwrap().free(address) }.unwrap();
 }
 
 /// Runs ranks as threads, each on a device of its own with memory of NCCL; nothing may be left.
@@ -70,8 +45,7 @@ fn on(
     body: impl Fn(&World, &Gpu, &Stream) + Sync,
 ) {
     fake.allocator(allocate, free);
-    *DRIVER.lock().unwrap_or_else(PoisonError::into_inner) =
-        Some((Arc::clone(&driver), HashMap::new()));
+    *DRIVER.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&driver));
     World::threads(n, |world| {
         world.set_timeout(Duration::from_secs(30));
         let gpu = Gpu::with_driver(driver.clone(), world.rank() as u32).unwrap();

@@ -4,12 +4,11 @@
 //! its share of the device. Without library or device the tests say so and pass, unless `SYMMEM_NVSHMEM` is set.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::time::Duration;
-
 use half::bf16;
 use symmem::cuda::{Gpu, SignalOp, Stream, Symmetric};
 use symmem::{Error, Number, ReduceOp, World};
-use symmem_testing::{Ranks, test_name};
+use symmem_testing::conformance::everywhere::{self as checks, OnDevice};
+use symmem_testing::{Ranks, everywhere, test_name};
 
 fn sizes() -> Vec<usize> {
     match std::env::var("SYMMEM_GPU_RANKS") {
@@ -47,6 +46,25 @@ fn each(test: &'static str, body: impl Fn(&World, &Gpu, &Stream)) {
     }
 }
 
+/// What memory of every backend must do.
+mod every_backend {
+    use super::*;
+
+    macro_rules! conforms {
+        ($($name:ident($ranks:expr);)*) => {$(
+            #[test]
+            #[ignore = "needs a CUDA device: cargo xtask gpu"]
+            fn $name() {
+                each(test_name!(), |world, gpu, stream| {
+                    checks::$name(&OnDevice::new(world, gpu, stream));
+                });
+            }
+        )*};
+    }
+
+    everywhere!(conforms);
+}
+
 fn memory<T: Number>(world: &World, gpu: &Gpu, stream: &Stream, data: &[T]) -> Symmetric<T> {
     let mut x = gpu.alloc::<T>(world, data.len()).unwrap().rendezvous(world).unwrap();
     x.write(data, stream).unwrap();
@@ -57,54 +75,9 @@ fn memory<T: Number>(world: &World, gpu: &Gpu, stream: &Stream, data: &[T]) -> S
 
 #[test]
 #[ignore = "needs a CUDA device: cargo xtask gpu"]
-fn ranks_allocate_and_reach_each_other() {
-    each(test_name!(), |world, gpu, stream| {
-        for round in 0..20 {
-            let len = 1000 + 100_000 * (round % 3);
-            let buffer = gpu.alloc::<u32>(world, len).unwrap();
-            assert!(buffer.read(stream).unwrap().iter().all(|x| *x == 0), "not zeroed");
-            let mut x = buffer.rendezvous(world).unwrap();
-            assert_eq!(x.handle().backend_name(), "nvshmem");
-            assert!(x.handle().is_within_direct_access(), "{:?}", x.handle().buffer_ptrs());
-            x.write(&vec![world.rank() as u32 + 1; len], stream).unwrap();
-            x.barrier(stream).unwrap();
-            let mut one = gpu.alloc::<u32>(world, len).unwrap();
-            for rank in 0..world.size() {
-                x.get(rank, 0, one.view_mut(), stream).unwrap();
-                assert_eq!(one.read(stream).unwrap(), vec![rank as u32 + 1; len]);
-            }
-            x.barrier(stream).unwrap();
-            x.synchronize(stream).unwrap();
-        }
-    });
-}
-
-#[test]
-#[ignore = "needs a CUDA device: cargo xtask gpu"]
-fn our_collectives_and_signals_work_on_the_heap() {
+fn rows_go_where_their_splits_say_on_the_heap() {
     each(test_name!(), |world, gpu, stream| {
         let (n, own) = (world.size(), world.rank());
-        for len in [64, 4096, 1 << 20] {
-            let data: Vec<f32> = (0..len).map(|i| ((i % 97) * (own + 1)) as f32).collect();
-            let mut x = memory(world, gpu, stream, &data);
-            x.all_reduce(ReduceOp::Sum, stream).unwrap();
-            let all = n * (n + 1) / 2;
-            let sums: Vec<f32> = (0..len).map(|i| (i % 97 * all) as f32).collect();
-            assert!(x.read(stream).unwrap() == sums, "{len} elements, {n} ranks");
-            let mut out = gpu.alloc::<f32>(world, n * len).unwrap();
-            x.write(&data, stream).unwrap();
-            x.all_gather(out.view_mut(), stream).unwrap();
-            let gathered = out.read(stream).unwrap();
-            for rank in 0..n {
-                assert_eq!(gathered[rank * len + 5], (5 * (rank + 1)) as f32);
-            }
-            let (next, last) = ((own + 1) % n, (own + n - 1) % n);
-            x.put_signal(next, 3, stream).unwrap();
-            x.wait_signal(last, 3, stream).unwrap();
-            x.barrier_on_channel(1, stream).unwrap();
-            x.synchronize(stream).unwrap();
-        }
-        // Rows, with splits on the device.
         let mut splits = memory(world, gpu, stream, &vec![2_i64; n]);
         let mut rows = memory(world, gpu, stream, &vec![own as u32; 2 * n * 8]);
         let mut out = gpu.alloc::<u32>(world, 2 * n * 8).unwrap();
@@ -198,36 +171,6 @@ fn teams_of_every_other_rank_work_at_once() {
         there.all_to_all_v_2d_offset(len, &mut received, out, told, stream).unwrap();
         there.synchronize(stream).unwrap();
         assert_eq!(back.read(stream).unwrap(), sent);
-    });
-}
-
-#[test]
-#[ignore = "needs a CUDA device: cargo xtask gpu"]
-fn signals_in_vain_are_timeouts_on_the_heap_too() {
-    each(test_name!(), |world, gpu, stream| {
-        let all: Vec<usize> = (0..world.size()).collect();
-        let timeout = Duration::from_millis(1500);
-        let group = world.subgroup_builder(&all).timeout(timeout).build().unwrap();
-        let x = gpu.alloc::<u32>(world, 64).unwrap().rendezvous(&group).unwrap();
-        let next = (world.rank() + 1) % world.size();
-        let in_vain = |op: &str| {
-            let e = x.synchronize(stream).unwrap_err();
-            // The first to give up tells the others.
-            let told = matches!(&e, Error::Timeout { op: which, .. } if *which == op);
-            assert!(told || matches!(e, Error::PeerFailed { .. }), "{e}");
-            group.resync().unwrap();
-            x.barrier(stream).unwrap();
-            x.synchronize(stream).unwrap();
-        };
-        x.wait_signal(next, 0, stream).unwrap();
-        in_vain("wait_signal");
-        x.put_signal(next, 1, stream).unwrap();
-        x.put_signal(next, 1, stream).unwrap();
-        in_vain("put_signal");
-        let last = x.handle().signal_pad_size() / (4 * world.size());
-        let e = x.put_signal(next, last, stream).unwrap_err().to_string();
-        assert!(e.contains("the maximum supported channel"), "{e}");
-        assert!(x.wait_signal(world.size(), 0, stream).is_err());
     });
 }
 

@@ -21,6 +21,7 @@ mod nvshmem_fake {
 
     mod apart;
     mod choosing;
+    mod everywhere;
     mod memory;
     mod ops;
     mod teams;

@@ -2,6 +2,7 @@
 
 mod all_to_all_v;
 mod collectives;
+pub mod everywhere;
 mod groups;
 mod memory;
 mod one_sided;

@@ -60,6 +60,29 @@ pub fn slices_give_the_bits_of_symmetric_memory(world: World) {
     );
 }
 
+/// What is gathered and reduced is what all ranks had at the call, although each writes to its slice as soon as it is over.
+pub fn a_slice_may_change_once_its_call_is_over(world: World) {
+    let (n, own) = (world.size(), world.rank());
+    for block in [1, 50, 5000] {
+        for round in 0..10 {
+            let len = n * block;
+            let mut input = values(own + round, len);
+            let mut all = vec![0.0; n * len];
+            world.all_gather(&input, &mut all).unwrap();
+            input.fill(f32::NAN);
+            let expected: Vec<f32> = (0..n).flat_map(|r| values(r + round, len)).collect();
+            assert_eq!(bits(&all), bits(&expected), "{len} in round {round}");
+            let mut input = values(own + round, len);
+            let mut sums = vec![0.0; block];
+            world.reduce_scatter(&input, ReduceOp::Sum, &mut sums).unwrap();
+            input.fill(f32::NAN);
+            let sum = |i| (1..n).fold(value(round, i), |sum, r| sum + value(r + round, i));
+            let expected: Vec<f32> = (own * block..(own + 1) * block).map(sum).collect();
+            assert_eq!(bits(&sums), bits(&expected), "{len} in round {round}");
+        }
+    }
+}
+
 /// Every group has staging buffers of its own, which go with it.
 pub fn slices_of_different_groups_are_kept_apart(world: World) {
     for _ in 0..3 {

@@ -1,4 +1,4 @@
-//! Memory on a real device: pools, persistent memory, what is refused, what waits for what, and that nothing grows.
+//! Memory on a real device: what is refused, what waits for what, and that nothing grows.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -77,57 +77,6 @@ impl Held {
     fn free(&self) -> usize {
         self.driver.memory_info().unwrap().free
     }
-}
-
-#[test]
-#[ignore = "needs a CUDA device: cargo xtask gpu"]
-fn parts_of_a_pool_are_reduced_where_they_lie() {
-    each(test_name!(), |world, gpu, stream| {
-        let (n, own) = (world.size(), world.rank());
-        let pool = gpu.pool(world, SEGMENT);
-        // So that parts lie elsewhere on every rank.
-        let ahead: Vec<_> = (0..own).map(|_| pool.alloc::<u8>(1000).unwrap()).collect();
-        for round in 0..10 {
-            let lengths = [1, 1000, 70_001];
-            let mut parts: Vec<_> = lengths
-                .iter()
-                .map(|&len| pool.alloc::<u32>(len).unwrap().rendezvous(world).unwrap())
-                .collect();
-            for (x, len) in parts.iter_mut().zip(lengths) {
-                let data: Vec<u32> = (0..len).map(|i| (i * 7 + own + round) as u32).collect();
-                x.write(&data, stream).unwrap();
-            }
-            for (x, len) in parts.iter_mut().zip(lengths) {
-                x.all_reduce(ReduceOp::Sum, stream).unwrap();
-                let sum = |i: usize| (0..n).map(|rank| (i * 7 + rank + round) as u32).sum();
-                let expected: Vec<u32> = (0..len).map(sum).collect();
-                assert!(x.read(stream).unwrap() == expected, "{len} elements, round {round}");
-            }
-        }
-        stream.synchronize().unwrap();
-        drop(ahead);
-        assert_eq!(pool.usage(), (SEGMENT, 0));
-    });
-}
-
-#[test]
-#[ignore = "needs a CUDA device: cargo xtask gpu"]
-fn an_id_gives_the_same_memory_again() {
-    each(test_name!(), |world, gpu, stream| {
-        let alloc = || gpu.alloc_persistent::<f32>(world, 3, 5000);
-        let mut x = alloc().unwrap().rendezvous(world).unwrap();
-        let addresses = x.handle().buffer_ptrs();
-        x.write(&[1.0; 5000], stream).unwrap();
-        assert!(matches!(alloc(), Err(Error::Usage { op: "alloc_persistent", .. })));
-        drop(x);
-        for round in 1..5 {
-            let mut x = alloc().unwrap().rendezvous(world).unwrap();
-            assert_eq!(x.handle().buffer_ptrs(), addresses);
-            x.all_reduce(ReduceOp::Sum, stream).unwrap();
-            let expected = world.size().pow(round) as f32;
-            assert_eq!(x.read(stream).unwrap(), [expected; 5000], "round {round}");
-        }
-    });
 }
 
 fn refused<T>(result: Result<T>) {

@@ -7,37 +7,6 @@ use symmem_testing::test_name;
 
 use crate::{each, hasty, input, same};
 
-fn channels(x: &Symmetric<f32>) -> usize {
-    x.handle().signal_pad_size() / (4 * x.group().size())
-}
-
-#[test]
-#[ignore = "needs a CUDA device: cargo xtask gpu"]
-fn what_is_put_goes_around_with_its_signal() {
-    each(test_name!(), |world, gpu, stream| {
-        let (n, own, len) = (world.size(), world.rank(), 50_001);
-        let (next, last) = ((own + 1) % n, (own + n - 1) % n);
-        let x = gpu.alloc::<f32>(world, len + 3).unwrap().rendezvous(world).unwrap();
-        let mut sent = gpu.alloc::<f32>(world, len).unwrap();
-        let mut got = gpu.alloc::<f32>(world, len).unwrap();
-        for (round, channel) in [0, channels(&x) - 1].repeat(10).into_iter().enumerate() {
-            sent.write(&input::<f32>(own + 100 * round, len), stream).unwrap();
-            x.put_with_signal(next, 3, sent.view(), channel, stream).unwrap();
-            x.wait_signal(last, channel, stream).unwrap();
-            let expected = input::<f32>(last + 100 * round, len);
-            same(&x.read(stream).unwrap()[3..], &expected, "what was put");
-            // What lies in the next rank's part is what we put there.
-            x.get(next, 3, got.view_mut(), stream).unwrap();
-            same(&got.read(stream).unwrap(), &sent.read(stream).unwrap(), "what was got");
-            // Nobody puts again before all have looked.
-            x.barrier_on_channel(1, stream).unwrap();
-        }
-        x.put_signal(own, 2, stream).unwrap();
-        x.wait_signal(own, 2, stream).unwrap();
-        x.synchronize(stream).unwrap();
-    });
-}
-
 /// A signal right behind a kernel does not overtake it, nor does a kernel overtake the wait before it.
 #[test]
 #[ignore = "needs a CUDA device: cargo xtask gpu"]

@@ -3,7 +3,7 @@
 use std::any::Any;
 
 use symmem::cuda::Gpu;
-use symmem::{DType, Error, World};
+use symmem::{Error, World};
 use symmem_sys::cuda::fake::{Config, Fake};
 use symmem_sys::cuda::{Devices, code};
 use symmem_testing::{Random, Ranks, die, test_name};
@@ -109,16 +109,6 @@ fn many_allocations_lie_apart() {
 }
 
 #[test]
-fn sizes_that_differ_are_told_to_all_and_the_next_rendezvous_works() {
-    ranks(&drivers(2), |world, _, gpu, _| {
-        let len = LEN + world.rank();
-        let e = gpu.alloc::<u32>(world, len).unwrap().rendezvous(world).map(drop).unwrap_err();
-        assert!(e.to_string().contains("ranks disagree on the size"), "{e}");
-        exchange(world, gpu);
-    });
-}
-
-#[test]
 fn a_pad_has_the_size_that_was_asked_for_and_must_be_alike() {
     ranks(&drivers(2), |world, _, gpu, _| {
         let x = gpu.alloc_with_pad::<u32>(world, LEN, 4096).unwrap().rendezvous(world).unwrap();
@@ -205,26 +195,6 @@ fn memory_in_use_is_given_back_once_nothing_runs() {
     })
     .unwrap();
     assert_eq!(driver.live(), [""; 0]);
-}
-
-#[test]
-fn an_address_leads_to_its_allocation() {
-    ranks(&drivers(2), |world, _, gpu, _| {
-        let pool = gpu.pool(world, 2 << 20);
-        let all = [gpu.alloc::<u32>(world, LEN), pool.alloc(LEN), pool.alloc(LEN)];
-        for buffer in all.map(|buffer| buffer.unwrap()) {
-            let address = buffer.address() as usize;
-            let at = |offset: usize| world.rendezvous_at(address + offset, DType::U32).unwrap();
-            let whole = at(0).unwrap();
-            assert_eq!((whole.buffer_size(), whole.offset()), (4 * LEN, 0));
-            let rest = at(40).unwrap();
-            assert_eq!((rest.buffer_size(), rest.offset()), (4 * LEN - 40, 40));
-            assert_eq!(rest.buffer_ptrs()[world.rank()], address + 40);
-            assert!(at(4 * LEN).is_none(), "the pad is no part of it");
-            world.barrier().unwrap();
-        }
-        assert!(world.rendezvous_at(4096, DType::U32).unwrap().is_none());
-    });
 }
 
 #[test]

@@ -11,8 +11,8 @@ use super::{Group, declared, drivers, on, ranks, word};
 
 /// Numbers by which kernels say what they are about.
 const ALL_TO_ALL_V: u32 = 7;
-const ALL_TO_ALL_V_2D: u32 = 13;
-const ALL_TO_ALL_V_2D_OFFSET: u32 = 14;
+const ALL_TO_ALL_V_2D: u32 = 15;
+const ALL_TO_ALL_V_2D_OFFSET: u32 = 16;
 
 const OUT: u32 = 77;
 const RECEIVED: u32 = 88;

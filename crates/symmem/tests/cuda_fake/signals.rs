@@ -1,4 +1,4 @@
-//! Signals, puts and gets of one rank in a stream. The kernels are functions of the test's, which do as the real ones.
+//! Signals, puts and gets of one rank in a stream. The kernels are functions, which do as the real ones.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,72 +8,29 @@ use symmem::Error;
 use symmem::cuda::{DeviceHandle, Gpu};
 use symmem_sys::cuda::code;
 use symmem_sys::cuda::fake::{Fake, Launched};
-use symmem_testing::{Ranks, die, test_name};
+use symmem_testing::{Ranks, die, kernels, test_name};
 
 use super::{Group, declared, drivers, load, on, ranks, word};
 
 /// Numbers by which kernels say what they are about.
-const PUT_SIGNAL: u32 = 10;
-const WAIT_SIGNAL: u32 = 11;
-const BARRIER_ON_CHANNEL: u32 = 12;
-/// Where a handle has its first pad.
-const PADS: usize = 616;
-
-/// What a kernel got about the allocation. Rank, size and mailbox lie where a group has them.
-struct Handle(Group);
-
-impl Handle {
-    fn of(launched: &Launched) -> Self {
-        Self(Group::of(launched))
-    }
-
-    /// Where `source` signals to `to`.
-    fn word(&self, to: usize, source: usize, channel: u32) -> u64 {
-        let pad = self.0.u64(PADS + 8 * to);
-        pad + 4 * (self.0.size() * channel as usize + source) as u64
-    }
-
-    fn put(&self, to: usize, channel: u32) {
-        swap(self.word(to, self.0.rank(), channel), 0, 1);
-    }
-
-    fn wait(&self, from: usize, channel: u32) {
-        swap(self.word(self.0.rank(), from, channel), 1, 0);
-    }
-}
-
-fn swap(at: u64, from: u32, to: u32) {
-    while word(at).compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-        std::thread::yield_now();
-    }
-}
-
-/// A launch of one block.
-fn check_launch(launched: &Launched, threads: u32, op: u32) {
-    assert_eq!((launched.grid, launched.block), ([1, 1, 1], [threads, 1, 1]));
-    assert_eq!(Group::of(launched).u32(16), op);
-}
-
+const PUT_SIGNAL: u32 = 12;
+const WAIT_SIGNAL: u32 = 13;
+const BARRIER_ON_CHANNEL: u32 = 14;
 /// Has launches signal as the kernels do.
 fn signalling(drivers: &[Arc<Fake>]) {
-    for driver in drivers {
-        driver.kernel("put_signal", &declared("move", "put_signal"), |launched| {
-            check_launch(launched, 32, PUT_SIGNAL);
-            let (to, channel) = (launched.u32(1).unwrap(), launched.u32(2).unwrap());
-            Handle::of(launched).put(to as usize, channel);
-        });
-        driver.kernel("wait_signal", &declared("move", "wait_signal"), |launched| {
-            check_launch(launched, 32, WAIT_SIGNAL);
-            let (from, channel) = (launched.u32(1).unwrap(), launched.u32(2).unwrap());
-            Handle::of(launched).wait(from as usize, channel);
-        });
-        driver.kernel("barrier_on_channel", &declared("move", "barrier_on_channel"), |launched| {
-            check_launch(launched, 32, BARRIER_ON_CHANNEL);
-            let (handle, channel) = (Handle::of(launched), launched.u32(1).unwrap());
-            let (own, size) = (handle.0.rank(), handle.0.size());
-            (0..size).filter(|peer| *peer != own).for_each(|peer| handle.put(peer, channel));
-            (0..size).filter(|peer| *peer != own).for_each(|peer| handle.wait(peer, channel));
-        });
+    drivers.iter().for_each(|driver| kernels::install(driver));
+}
+
+/// All launches were of one block that knows what it is about.
+fn check_launches(driver: &Fake) {
+    for launched in driver.launches() {
+        let op = match launched.function.as_str() {
+            "put_signal" => PUT_SIGNAL,
+            "wait_signal" => WAIT_SIGNAL,
+            _ => BARRIER_ON_CHANNEL,
+        };
+        assert_eq!((launched.grid, launched.block), ([1, 1, 1], [32, 1, 1]));
+        assert_eq!(Group::of(&launched).u32(16), op);
     }
 }
 
@@ -115,6 +72,7 @@ fn signals_go_around_on_the_first_and_on_the_last_channel() {
         }
         let count = |name| driver.launches().iter().filter(|l| l.function == name).count();
         assert_eq!((count("put_signal"), count("wait_signal")), (4, 4));
+        check_launches(driver);
     });
 }
 
@@ -122,9 +80,9 @@ fn signals_go_around_on_the_first_and_on_the_last_channel() {
 fn a_signals_time_limit_is_that_of_its_group() {
     let drivers = drivers(1);
     drivers[0].kernel("put_signal", &declared("move", "put_signal"), |launched| {
-        let handle = Handle::of(launched);
-        assert_eq!(handle.0.u64(24), 7_000_000_000);
-        assert_eq!(load(handle.0.mailbox()), 0, "the mailbox is mapped, and nobody is lost");
+        let handle = Group::of(launched);
+        assert_eq!(handle.u64(24), 7_000_000_000);
+        assert_eq!(load(handle.mailbox()), 0, "the mailbox is mapped, and nobody is lost");
     });
     ranks(&drivers, |world, driver, gpu, stream| {
         let timeout = Duration::from_secs(7);
@@ -259,13 +217,13 @@ fn a_stream_of_another_device_is_refused() {
 
 /// As a kernel that waits in vain: notes it, and all ranks are told.
 fn give_up(launched: &Launched) {
-    let handle = Handle::of(launched);
+    let handle = Group::of(launched);
     let (from, channel) = (launched.u32(1).unwrap(), launched.u32(2).unwrap());
-    let note = [1, handle.0.u32(16), channel, from, 0, 0];
+    let note = [1, handle.u32(16), channel, from, 0, 0];
     for (i, value) in note.into_iter().enumerate() {
-        word(handle.0.mailbox() + 8 + 4 * i as u64).store(value, Ordering::Relaxed);
+        word(handle.mailbox() + 8 + 4 * i as u64).store(value, Ordering::Relaxed);
     }
-    word(handle.0.mailbox() + 4).store(2, Ordering::Release);
+    word(handle.mailbox() + 4).store(2, Ordering::Release);
 }
 
 #[test]

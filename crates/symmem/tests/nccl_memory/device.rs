@@ -32,7 +32,7 @@ fn what_it_moves_is_right_where_it_prefers_copy_engines() {
     with_the_real_library(test_name!(), &[("NCCL_CTA_POLICY", "2")], moved);
 }
 
-fn with_the_real_library(
+pub(super) fn with_the_real_library(
     test: &'static str,
     set: &[(&str, &str)],
     body: impl Fn(&World, &Gpu, &Stream),

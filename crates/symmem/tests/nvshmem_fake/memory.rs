@@ -1,7 +1,7 @@
 //! Allocation, rendezvous and addresses, and how memory goes back to the heap.
 
+use symmem::ReduceOp;
 use symmem::cuda::Gpu;
-use symmem::{DType, ReduceOp};
 use symmem_fake_nvshmem::{BASE, HEAP};
 use symmem_sys::cuda::fake::Config;
 use symmem_testing::test_name;
@@ -80,22 +80,6 @@ fn kernels_get_the_addresses_of_the_heap() {
         }
         assert!(x.put_signal(2, 0, &stream).is_err() && x.wait_signal(2, 0, &stream).is_err());
         x.synchronize(&stream).unwrap();
-        world.barrier().unwrap();
-    });
-}
-
-#[test]
-fn an_address_within_leads_to_its_allocation() {
-    ranks(2).run(test_name!(), |world| {
-        let (_, gpu, _) = open(&world);
-        let buffer = gpu.alloc::<u32>(&world, LEN).unwrap();
-        let address = buffer.address() as usize;
-        assert!(world.is_symmetric(address + 400) && !world.is_symmetric(address + 4 * LEN));
-        let whole = world.rendezvous_at(address, DType::U32).unwrap().unwrap();
-        let rest = world.rendezvous_at(address + 40, DType::U32).unwrap().unwrap();
-        assert_eq!((whole.offset(), rest.offset()), (0, 40));
-        let ahead: Vec<usize> = whole.buffer_ptrs().iter().map(|address| address + 40).collect();
-        assert_eq!(rest.buffer_ptrs(), ahead);
         world.barrier().unwrap();
     });
 }

@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use super::state::{FunctionState, State};
 use super::streams::given_back;
 use super::work::{Work, stream_context};
-use super::{Fake, Launched, devices::device_of};
+use super::{Fake, Launched, Ptx, devices::device_of};
 use crate::cuda::driver::{Kernels, refuse};
 use crate::cuda::{Function, FunctionAttribute, Launch, Module, Result, code};
 
@@ -23,7 +23,7 @@ impl Kernels for Fake {
             return refuse(call, code::INVALID_PTX, "fake ptxas: no .version or no .target");
         }
         let number = state.number();
-        state.modules.insert(number, ptx.to_owned());
+        state.modules.insert(number, Ptx(ptx.into()));
         Ok(Module::new(number))
     }
 
@@ -40,7 +40,7 @@ impl Kernels for Fake {
         let Some(ptx) = state.modules.get(&module.raw()) else {
             return refuse(call, code::INVALID_HANDLE, "that is no module");
         };
-        if !has_entry(ptx, name) {
+        if !has_entry(&ptx.0, name) {
             return refuse(call, code::NOT_FOUND, format!("the module has no kernel {name}"));
         }
         let number = state.number();
@@ -91,7 +91,11 @@ impl Kernels for Fake {
         let (launched, kernel) = {
             let mut state = self.lock();
             self.check(call, &mut state, launch)?;
-            let function = function_of(call, &mut state, launch.function)?.name.clone();
+            let found = function_of(call, &mut state, launch.function)?;
+            let (function, module) = (found.name.clone(), found.module);
+            let Some(module) = state.modules.get(&module).cloned() else {
+                return refuse(call, code::INVALID_HANDLE, "its module is gone");
+            };
             let kernel = state.kernels.get(&function).cloned();
             let sizes = kernel.as_ref().map_or(&[][..], |kernel| &kernel.sizes);
             if kernel.is_some() && sizes.len() != parameters.len() {
@@ -103,6 +107,7 @@ impl Kernels for Fake {
             };
             let launched = Launched {
                 function,
+                module,
                 grid: launch.grid,
                 block: launch.block,
                 shared: launch.shared,

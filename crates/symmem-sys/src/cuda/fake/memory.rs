@@ -220,6 +220,13 @@ impl VirtualMemory for Fake {
             let (base, bytes) = (span.address, span.bytes);
             return Ok(PointerInfo { device: Device(0), context: None, host: true, base, bytes });
         }
+        let theirs = |&&(from, to, device): &&(u64, u64, Device)| {
+            (from..to).contains(&address) && device.0 >= 0
+        };
+        if let Some(&(base, end, device)) = state.adopted.iter().find(theirs) {
+            let bytes = (end - base) as usize;
+            return Ok(PointerInfo { device, context: None, host: false, base, bytes });
+        }
         let found = state.mapping_of(address);
         let owner = found.and_then(|(_, mapping)| state.memories.get(&mapping.memory));
         match (found, owner) {

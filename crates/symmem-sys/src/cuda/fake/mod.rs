@@ -11,6 +11,8 @@
 //! multicast stores: memory mapped from a multicast object is memory of its own. Waiting for an event that was recorded
 //! in a capture does not bring the other stream into the capture.
 
+#![allow(unsafe_code)] // S3
+
 mod devices;
 mod kernels;
 mod memory;
@@ -24,8 +26,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use self::state::{Kernel, State};
-use super::driver::refuse;
-use super::{Device, Result, Stream, code};
+use super::driver::{Devices, VirtualMemory, refuse};
+use super::{Access, Device, Granularity, HandleType, MemoryProperties, Result, Stream, code};
 
 /// How long a wait in a stream waits before it fails with [`code::LAUNCH_TIMEOUT`].
 pub const PATIENCE: Duration = Duration::from_secs(10);
@@ -89,11 +91,23 @@ impl Default for Config {
     }
 }
 
+/// The text of a module.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Ptx(pub Arc<str>);
+
+impl fmt::Debug for Ptx {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes of PTX", self.0.len())
+    }
+}
+
 /// A launch that has happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launched {
     /// The kernel's name.
     pub function: String,
+    /// The module that it is from.
+    pub module: Ptx,
     /// Blocks.
     pub grid: [u32; 3],
     /// Threads of a block.
@@ -181,7 +195,46 @@ impl Fake {
 
     /// Has devices reach what another library of this process has mapped, such as a heap of its own.
     pub fn adopt(&self, from: u64, bytes: u64) {
-        self.lock().adopted.push((from, from + bytes));
+        self.adopt_for(Device(-1), from, bytes);
+    }
+
+    /// Likewise, and it is known as memory of this device.
+    pub fn adopt_for(&self, device: Device, from: u64, bytes: u64) {
+        self.lock().adopted.push((from, from + bytes, device));
+    }
+
+    /// Memory of the current device that all devices reach and that can be exported, as libraries allocate theirs.
+    pub fn allocate(&self, bytes: usize) -> Result<u64> {
+        let device = self.context_device()?;
+        let properties = MemoryProperties { device, handle: HandleType::Fd, rdma: false };
+        let granule = self.granularity(&properties, Granularity::Recommended)?;
+        let bytes = bytes.max(1).next_multiple_of(granule);
+        let memory = self.create(bytes, &properties)?;
+        let address = self.reserve(bytes, 0)?;
+        let all: Vec<Device> =
+            (0..self.devices.len()).map(|number| Device(number as i32)).collect();
+        // SAFETY: our own reservation.
+        unsafe { self.map(address, bytes, 0, memory) }?;
+        // SAFETY: nobody uses it yet.
+        unsafe { self.set_access(address, bytes, &all, Access::ReadWrite) }?;
+        // SAFETY: our own handle; the mapping keeps the memory.
+        unsafe { self.release(memory) }?;
+        Ok(address)
+    }
+
+    /// Gives back what [`Fake::allocate`] gave.
+    ///
+    /// # Safety
+    ///
+    /// Nobody uses it any more.
+    pub unsafe fn free(&self, address: u64) -> Result<()> {
+        let Some(bytes) = self.lock().mappings.get(&address).map(|mapping| mapping.bytes) else {
+            return refuse("cuMemUnmap", code::INVALID_VALUE, "nothing is mapped there");
+        };
+        // SAFETY: all of one mapping, which nobody uses.
+        unsafe { self.unmap(address, bytes) }?;
+        // SAFETY: likewise, of its reservation.
+        unsafe { self.free_address(address, bytes) }
     }
 
     /// Lets launches of the kernel `name` call `run`, with copies of the parameters, which are `sizes` long. A launch

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::thread::ThreadId;
 use std::time::Instant;
 
-use super::Launched;
 use super::pages::Span;
 use super::work::Work;
+use super::{Launched, Ptx};
 use crate::cuda::driver::refuse;
 use crate::cuda::{Access, CaptureMode, Context, Device, HandleType, Result, code};
 
@@ -26,15 +26,15 @@ pub(super) struct State {
     pub(super) reservations: BTreeMap<u64, Reservation>,
     pub(super) mappings: BTreeMap<u64, Mapping>,
     pub(super) hosts: BTreeMap<u64, Span>,
-    /// What another library of the process has mapped, from and to: all devices reach it.
-    pub(super) adopted: Vec<(u64, u64)>,
+    /// What another library of the process has mapped, from and to, and whose it is: all devices reach it.
+    pub(super) adopted: Vec<(u64, u64, Device)>,
     pub(super) streams: BTreeMap<usize, StreamState>,
     /// Addresses of those that were destroyed.
     pub(super) gone_streams: Vec<usize>,
     /// What threads may call while they capture; those that have said so.
     pub(super) modes: HashMap<ThreadId, CaptureMode>,
     pub(super) events: BTreeMap<usize, EventState>,
-    pub(super) modules: BTreeMap<usize, String>,
+    pub(super) modules: BTreeMap<usize, Ptx>,
     pub(super) functions: BTreeMap<usize, FunctionState>,
     pub(super) graphs: BTreeMap<usize, Vec<Work>>,
     pub(super) execs: BTreeMap<usize, Vec<Work>>,
@@ -244,7 +244,7 @@ impl State {
         let Some(end) = address.checked_add(bytes as u64) else { return false };
         let host = self.hosts.range(..=address).next_back();
         if host.is_some_and(|(&start, span)| end <= start + span.bytes as u64)
-            || self.adopted.iter().any(|&(from, to)| from <= address && end <= to)
+            || self.adopted.iter().any(|&(from, to, _)| from <= address && end <= to)
         {
             return true;
         }

@@ -1,0 +1,88 @@
+//! What memory of every backend must do: the same checks for main memory and for devices.
+//!
+//! A check is written once, against [`Place`] and [`Memory`]. [`OnHost`] and [`OnDevice`] are the two ways to implement these.
+//! [`everywhere!`](crate::everywhere) lists all checks, so that a test file makes a test of each with one macro of its own.
+
+mod device;
+mod failing;
+mod host;
+mod memory;
+mod moving;
+mod one_sided;
+mod place;
+mod reducing;
+
+use std::time::Duration;
+
+use symmem::{Number, ReduceOp, World};
+use symmem_chaos::element::{Plain, Source};
+
+pub use device::OnDevice;
+pub use failing::*;
+pub use host::OnHost;
+pub use memory::*;
+pub use moving::*;
+pub use one_sided::*;
+pub use place::{Call, Memory, Place, Way};
+pub use reducing::*;
+
+/// Longer than anything takes, unless it fails.
+const LONG: Duration = Duration::from_secs(30);
+/// What is waited for in vain.
+const SHORT: Duration = Duration::from_millis(200);
+
+/// Calls the macro `$each` with the names of all checks, and with how many ranks each wants.
+#[macro_export]
+macro_rules! everywhere {
+    ($each:ident) => {
+        $each! {
+            any_length_works(2);
+            memory_starts_as_zero(2);
+            a_handle_tells_sizes_and_addresses(3);
+            rendezvous_is_remembered(3);
+            interior_addresses_resolve_with_their_offset(2);
+            an_id_gives_the_same_memory_again(2);
+            mismatches_are_told_to_every_rank(3);
+            nothing_is_left_of_what_is_dropped(2);
+            reductions_give_the_bits_of_their_definition(3);
+            every_way_gives_the_same_bits_around_its_limits(3);
+            parts_of_a_pool_are_reduced_where_they_lie(3);
+            small_collectives_follow_each_other(3);
+            blocks_go_where_they_belong(4);
+            a_rank_may_change_its_part_once_its_call_is_over(4);
+            puts_and_gets_reach_every_rank(3);
+            signals_order_data(3);
+            signals_in_vain_are_timeouts(3);
+            bad_collective_calls_are_named(2);
+            bad_one_sided_calls_are_named(2);
+            different_calls_are_told_to_every_rank(3);
+            a_rank_that_does_not_come_is_a_timeout_until_a_resync(3);
+        }
+    };
+}
+
+fn next(world: &World) -> usize {
+    (world.rank() + 1) % world.size()
+}
+
+fn previous(world: &World) -> usize {
+    (world.rank() + world.size() - 1) % world.size()
+}
+
+/// What each rank has in one call of a check.
+fn source(call: usize) -> Source {
+    Source { seed: 5, call: call as u64 }
+}
+
+/// The reduction of `len` elements of all ranks, by the definition.
+fn reduced<T: Plain>(world: &World, source: Source, op: ReduceOp, len: usize) -> Vec<T> {
+    let ranks: Vec<usize> = (0..world.size()).collect();
+    (0..len).map(|i| source.reduced(&ranks, op, i)).collect()
+}
+
+/// The bits are equal.
+fn same<T: Number>(got: &[T], expected: &[T], what: &str) {
+    let (a, b): (&[u8], &[u8]) = (bytemuck::cast_slice(got), bytemuck::cast_slice(expected));
+    let at = a.iter().zip(b).position(|(a, b)| a != b);
+    assert!(a == b, "{what} of {}: byte {at:?} of {} and {}", T::DTYPE, a.len(), b.len());
+}
