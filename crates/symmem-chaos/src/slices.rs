@@ -139,7 +139,7 @@ fn scatter<T: Plain>(runner: &mut Runner<'_>, group: &Group, block: usize, root:
     let mut out = source.elements::<T>(99, block);
     let name = format!("scatter[{},{block},{root}]", T::DTYPE);
     let first = group.rank() * block;
-    let expected = blocks[first..first + block].to_vec().into_iter();
+    let expected = blocks[first..first + block].iter().copied();
     let check = |out: &Vec<T>| difference(out, expected);
     let input = if group.rank() == root { &blocks[..] } else { &[] };
     runner.timed(group, name, || group.scatter(input, root, &mut out).map(|()| out), check);
