@@ -9,8 +9,6 @@ PROGRAM = pathlib.Path(__file__).with_name("bin") / "symmem"
 
 
 def main() -> NoReturn:
-    if not PROGRAM.exists():
-        sys.exit("symmem: this package was built without the program; `cargo xtask wheel` builds one with it")
     os.execv(PROGRAM, [str(PROGRAM), *sys.argv[1:]])
 
 

@@ -280,15 +280,15 @@ mod tests {
         let text = OTHER.text(MINE);
         let why = Costs::parse(&text, "Another").unwrap_err();
         assert_eq!(why, format!("it is of another processor, {MINE}; this is Another"));
-        let text = text.replace("version 1", "version 2");
-        assert_eq!(Costs::parse(&text, MINE).unwrap_err(), "it is of version \"2\"");
+        let text = text.replace("version 2", "version 3");
+        assert_eq!(Costs::parse(&text, MINE).unwrap_err(), "it is of version \"3\"");
     }
 
     #[test]
     fn a_damaged_file_is_refused_whatever_the_damage() {
         let whole = OTHER.text(MINE);
         for (from, to, why) in [
-            ("version 1\n", "", "it does not begin with a version"),
+            ("version 2\n", "", "it does not begin with a version"),
             ("processor", "process", "it names no processor"),
             ("staged 7500\n", "", "staged is missing"),
             ("staged 7500", "staged", "staged is no number of picoseconds"),

@@ -9,7 +9,9 @@ use std::sync::OnceLock;
 
 use super::copy::{self, Stores, VECTOR};
 use super::environment::DefaultFloats;
-use crate::dtype::number::{AVX2, AVX512, AVX512_BF16, PORTABLE, computes_in_floats};
+#[cfg(target_arch = "x86_64")]
+use crate::dtype::number::{AVX2, AVX512, AVX512_BF16};
+use crate::dtype::number::{PORTABLE, computes_in_floats};
 use crate::dtype::{Number, ReduceOp};
 
 /// Elements that are worked on at once: a few registers full, whatever the registers.
