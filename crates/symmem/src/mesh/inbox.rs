@@ -66,6 +66,8 @@ const REMEMBERED: usize = 4096;
 
 #[derive(Default)]
 struct State {
+    /// The rank whose inbox it is.
+    own: usize,
     messages: HashMap<Subject, HashMap<(Phase, usize), Message>>,
     /// How many messages somebody waits for: waking is dear, and only the last one matters.
     awaited: HashMap<(Subject, Phase), usize>,
@@ -90,6 +92,10 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
+    pub(crate) fn new(own: usize) -> Self {
+        Self { state: Mutex::new(State { own, ..State::default() }), changed: Condvar::new() }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing is done under the lock that could leave it half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -300,9 +306,10 @@ impl State {
         self.gone.push((rank, gone));
     }
 
-    /// Whoever goes because of another's loss may be faster to tell than that loss itself.
+    /// Whoever goes because of another's loss may be faster to tell than that loss itself. A rank that went because it waited
+    /// too long for us is the one that is missing here.
     fn mark_cause(&mut self, rank: usize, gone: &Gone) {
-        if let Some(lost) = gone.because_of.filter(|&lost| lost != rank) {
+        if let Some(lost) = gone.because_of.filter(|lost| ![rank, self.own].contains(lost)) {
             self.mark_gone(lost, Gone::lost(format!("noticed by rank {rank}")));
         }
     }
@@ -365,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn letters_wait_until_asked_for_in_any_order() {
+    fn messages_wait_until_asked_for_in_any_order() {
         let inbox = Inbox::default();
         inbox.deliver(2, subject(2), Phase::Proposal, Message::new(vec![22], None));
         inbox.deliver(1, subject(1), Phase::Proposal, Message::new(vec![11], None));
@@ -403,11 +410,16 @@ mod tests {
         let left = Gone { left: true, how: "it left".into(), because_of: Some(3) };
         assert_eq!(blamed(left.clone()), (3, Some(3)));
         assert_eq!(blamed(Gone { left: false, ..left.clone() }), (3, Some(3)));
+        assert_eq!(
+            blamed(Gone { because_of: Some(0), ..left.clone() }),
+            (1, None),
+            "it waited for us"
+        );
         assert_eq!(blamed(Gone { because_of: None, ..left }), (1, None));
     }
 
     #[test]
-    fn letters_to_a_closed_conversation_are_dropped() {
+    fn messages_to_a_closed_conversation_are_dropped() {
         let inbox = Inbox::default();
         let first = inbox.begin(Scope::Group(7));
         let second = inbox.begin(Scope::Group(7));
@@ -480,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_letter_is_named_at_the_deadline() {
+    fn a_missing_message_is_named_at_the_deadline() {
         let inbox = Inbox::default();
         inbox.deliver(1, subject(1), Phase::Proposal, Message::default());
         let limit = Deadline::within(Duration::from_millis(10));

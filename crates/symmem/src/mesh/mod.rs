@@ -83,7 +83,7 @@ impl Mesh {
 
     /// The meshes of `n` ranks that are threads of this process.
     pub(crate) fn threads(n: usize) -> Vec<Self> {
-        let inboxes: Vec<Arc<Inbox>> = std::iter::repeat_with(Arc::default).take(n).collect();
+        let inboxes: Vec<Arc<Inbox>> = (0..n).map(|rank| Arc::new(Inbox::new(rank))).collect();
         let link = |from: usize, to: usize| match inboxes.get(to) {
             Some(inbox) if from != to => Link::Thread(Arc::clone(inbox)),
             _ => Link::None,
@@ -97,7 +97,7 @@ impl Mesh {
 
     /// Over sockets, one per local peer (`None` for this rank and for ranks on other machines).
     fn sockets(rank: usize, sockets: Vec<Option<OwnedFd>>) -> Result<Self> {
-        let inbox: Arc<Inbox> = Arc::default();
+        let inbox = Arc::new(Inbox::new(rank));
         let links: Vec<Link> = sockets
             .into_iter()
             .map(|s| s.map_or(Link::None, |fd| Link::Socket(Arc::new(fd))))
