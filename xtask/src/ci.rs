@@ -1,10 +1,11 @@
 //! Everything that a change must pass, step by step.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use crate::command::{cargo, run};
+use crate::command::{cargo, run, target_dir};
 use crate::{Arguments, Outcome};
 
 const STEPS: &[&str] = &[
@@ -79,8 +80,28 @@ pub(crate) fn package(arguments: Arguments) -> Result<Outcome> {
     crates.iter().for_each(|name| {
         command.args(["--package", name]);
     });
-    run(&mut command)?;
+    let packaged = run(&mut command);
+    forget_packages();
+    packaged?;
     Ok(Outcome::Done)
+}
+
+/// Has cargo build our crates anew: to it, what was once built from a package of a version stays as it is.
+fn forget_packages() {
+    let built = std::fs::read_dir(target_dir("debug/.fingerprint"));
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
+    let unpacked = home.and_then(|home| std::fs::read_dir(home.join("registry/src")).ok());
+    // Registries without a host: the one in which cargo puts packages that it verifies.
+    let local = unpacked.into_iter().flatten().flatten().map(|dir| dir.path());
+    let local =
+        local.filter(|dir| dir.file_name().is_some_and(|n| n.as_encoded_bytes().starts_with(b"-")));
+    let unpacked = local.filter_map(|dir| std::fs::read_dir(dir).ok()).flatten();
+    for entry in built.into_iter().flatten().chain(unpacked).flatten() {
+        if entry.file_name().as_encoded_bytes().starts_with(b"symmem") {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 fn summary_line(name: &str, outcome: &Result<Outcome>, time: Duration) -> String {
