@@ -44,7 +44,8 @@ pub(crate) fn ci(mut arguments: Arguments) -> Result<Outcome> {
 fn arguments_of(step: &str) -> Arguments {
     let words: &[&str] = match step {
         "kernels" => &["--check"],
-        "chaos" => &["--seconds", "60", "--seed", "1"],
+        "chaos" => &["--seconds", "40", "--seed", "1"],
+        "fuzz" => &["--seconds", "8"],
         _ => &[],
     };
     Arguments::new(words.iter().map(ToString::to_string))
