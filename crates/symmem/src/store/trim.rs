@@ -39,3 +39,23 @@ impl Trim {
         *self = Self::new();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn little_is_kept_and_much_is_given_back_once_it_is_time() {
+        let long_ago = Instant::now().checked_sub(EVERY).unwrap();
+        let mut trim = Trim { freed: ENOUGH - 1, last: long_ago };
+        trim.trim();
+        assert_eq!(trim.freed, ENOUGH - 1);
+        trim.freed(usize::MAX);
+        trim.trim();
+        assert_eq!(trim.freed, 0);
+        trim.freed(ENOUGH);
+        trim.last = Instant::now() + EVERY;
+        trim.trim();
+        assert_eq!(trim.freed, ENOUGH, "not again so soon");
+    }
+}
