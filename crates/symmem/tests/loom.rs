@@ -187,10 +187,18 @@ fn threads_asleep_at_one_bell_are_all_woken() {
         vec![
             Box::new(move || {
                 zero.put(1);
-                assert_eq!(zero.signals.put(1, 1, NEVER, || false), Ok(()));
+                assert_eq!(
+                    zero.signals.put(zero.signals.slot_on(1, 1), 1, NEVER, || false),
+                    Ok(())
+                );
             }),
             Box::new(move || one.wait(0)),
-            Box::new(move || assert_eq!(also_one.signals.wait(0, 1, NEVER, || false), Ok(()))),
+            Box::new(move || {
+                assert_eq!(
+                    also_one.signals.take(also_one.signals.slot_of(0, 1), 0, NEVER, || false),
+                    Ok(())
+                )
+            }),
         ]
     });
     assert!(slept);
@@ -230,7 +238,7 @@ fn two_groups_signal_in_the_pad_of_one_allocation() {
             .map(|(i, group)| {
                 let (rank, pad) = (Arc::clone(&group[1]), Arc::clone(&pad));
                 Box::new(move || {
-                    assert_eq!(rank.signals.take_from(&pad[i], 0, NEVER, || false), Ok(()));
+                    assert_eq!(rank.signals.take(&pad[i], 0, NEVER, || false), Ok(()));
                     assert_eq!(rank.data.read(i), 3);
                 }) as Thread
             })
@@ -239,7 +247,7 @@ fn two_groups_signal_in_the_pad_of_one_allocation() {
         let send = Box::new(move || {
             for (i, rank) in senders.iter().enumerate().rev() {
                 rank.data.write(i, 3);
-                assert_eq!(rank.signals.put_in(&pad[i], 1, NEVER, || false), Ok(()));
+                assert_eq!(rank.signals.put(&pad[i], 1, NEVER, || false), Ok(()));
             }
         }) as Thread;
         receivers.into_iter().chain([send]).collect()
@@ -269,7 +277,8 @@ fn poison_wakes_a_sender_before_a_full_slot() {
             signals.poison(1);
         } else {
             rank.put(1);
-            let ended = signals.put(1, 0, NEVER, || signals.poisoned().is_some());
+            let ended =
+                signals.put(signals.slot_on(1, 0), 1, NEVER, || signals.poisoned().is_some());
             assert_eq!(ended, Err(Stop::Lost));
         }
     });
@@ -286,7 +295,8 @@ fn what_came_before_the_poison_counts() {
                 rank.put(1);
                 signals.poison(0);
             } else {
-                let ended = signals.wait(0, 0, NEVER, || signals.poisoned().is_some());
+                let ended =
+                    signals.take(signals.slot_of(0, 0), 0, NEVER, || signals.poisoned().is_some());
                 assert_eq!(ended, Ok(()));
                 assert_eq!(rank.data.read(0), 7);
             }
@@ -410,7 +420,7 @@ fn a_signal_given_up_by_the_receiver_is_not_lost() {
             rank.data.write(0, 7);
             rank.put(1);
         } else {
-            if rank.signals.wait(0, 0, passed, || false).is_err() {
+            if rank.signals.take(rank.signals.slot_of(0, 0), 0, passed, || false).is_err() {
                 rank.wait(0);
             }
             assert_eq!(rank.data.read(0), 7);

@@ -25,7 +25,10 @@ pub fn values_in_the_pad_are_set_and_awaited(world: World) {
         open.wait_value(next(&world), 3, 1000 * round, SOON).unwrap();
     }
     let e = open.wait_value(previous(&world), 2, 50, SHORT).unwrap_err();
-    assert!(matches!(e, Error::Timeout { op: "wait_value", .. }), "{e}");
+    assert!(
+        matches!(e, Error::Timeout { op: "signal_pad.wait_value", channel: Some(2), .. }),
+        "{e}"
+    );
     let e = open.put_value(world.size(), 0, &[], 2, 1).unwrap_err().to_string();
     assert!(e.contains("a rank in [0"), "{e}");
     open.close().unwrap();

@@ -60,7 +60,7 @@ impl Memory {
     /// Waits until all ranks have made the call.
     fn enter<'m, 'c>(&'m self, call: &'c Call) -> Result<Session<'m, 'c>> {
         let (group, block) = (self.group(), self.handle().block());
-        group.reach_out();
+        group.reach_out(call);
         record(group, call, "direct");
         let mut running = group.begin_call(call, group.deadline())?;
         block.set_open(true);
@@ -134,7 +134,7 @@ fn record(group: &Group, call: &Call, way: &'static str) {
         op = call.op.name(),
         group = group.name(),
         rank = group.rank(),
-        bytes = call.len * call.dtype.map_or(0, DType::size),
+        bytes = call.bytes(),
         dtype = %call.dtype.map_or("none", DType::name),
         way
     );

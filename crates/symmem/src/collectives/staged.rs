@@ -106,7 +106,7 @@ impl Memory {
     #[inline(always)] // what it returns is large to hand over
     pub(super) fn begin_staged<'m, 'c>(&'m self, call: &'c Call) -> Result<Running<'m, 'c>> {
         let group = self.group();
-        group.reach_out();
+        group.reach_out(call);
         record(group, call, "staged");
         group.begin_call(call, group.deadline())
     }

@@ -58,6 +58,12 @@ impl Call {
         Self { op, dtype, operator, way, root, memory: Memory::None, len: 0, more: [0; 3] }
     }
 
+    /// Bytes of each rank's elements.
+    #[inline]
+    pub(crate) fn bytes(&self) -> usize {
+        self.len * self.dtype.map_or(0, DType::size)
+    }
+
     /// Whether a call that gave up can be resumed: it carries no data, so the same call again is the same in all.
     pub(super) fn is_resumable(&self) -> bool {
         let op = self.op.name();

@@ -12,9 +12,9 @@ mod numbering;
 mod resync;
 mod sequence;
 mod shrink;
+mod signals;
 mod staging;
 mod subgroup;
-mod values;
 mod waiting;
 mod world;
 
@@ -33,6 +33,7 @@ pub(crate) use conversation::Conversation;
 pub(crate) use numbering::Ticket;
 pub(crate) use resync::Resync;
 pub(crate) use sequence::Running;
+pub(crate) use signals::Act;
 pub(crate) use staging::{STAGE, Staging};
 pub(crate) use world::{DEFAULT_TIMEOUT, setting};
 
@@ -40,7 +41,7 @@ use crate::error::{Error, Result};
 use crate::memory::Backend;
 use crate::mesh::Scope;
 use crate::store::SharedStore;
-use crate::sync::{Deadline, Ordering, Setting, SharedWord, lock_by};
+use crate::sync::{Deadline, Ordering, Setting, lock_by};
 use call::RENDEZVOUS;
 use form::{Forming, Plan};
 use health::Health;
@@ -230,85 +231,16 @@ impl Group {
         }
     }
 
-    /// Says that this rank is about to make a collective call: see [`Signals::reach_out`].
+    /// Says that this rank is about to make a call: see [`Signals::reach_out`].
     #[inline]
-    pub(crate) fn reach_out(&self) {
-        if let Some(formed) = self.0.health.formed.get() {
+    pub(crate) fn reach_out(&self, call: &Call) {
+        // What is ready at once gains nothing from several peers' lines: the first is taken back before the last has come.
+        let gains = call.bytes() > Staging::TINY || self.size() == 2;
+        if let Some(formed) = self.0.health.formed.get()
+            && gains
+        {
             formed.signals.reach_out(self.channels());
         }
-    }
-
-    /// Sends a signal to rank `to`: its `wait_signal` sees all that was written before. Waits while an
-    /// earlier signal of ours on the channel is not consumed. A rank may signal itself.
-    ///
-    /// ```
-    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
-    /// use std::time::Duration;
-    /// let soon = Duration::from_secs(5);
-    /// if world.rank() == 0 {
-    ///     world.put_signal(1, 0, soon)?;
-    /// } else {
-    ///     world.wait_signal(0, 0, soon)?; // sees all that rank 0 wrote before
-    /// }
-    /// # Ok(())
-    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
-    /// # Ok::<(), symmem::Error>(())
-    /// ```
-    #[inline]
-    pub fn put_signal(
-        &self,
-        to: usize,
-        channel: usize,
-        deadline: impl Into<Deadline>,
-    ) -> Result<()> {
-        const OP: &str = "put_signal";
-        self.check_peer(OP, to, channel)?;
-        let deadline = deadline.into();
-        let signals = &self.formed_by(deadline)?.signals;
-        let mut waiting = Waiting::new(self, OP);
-        let lost = || waiting.is_hopeless(&|rank| rank != to);
-        let stopped = signals.put(to, channel, deadline, lost);
-        stopped.map_err(|stop| self.stopped(stop, OP, Some(channel), |rank| rank != to))
-    }
-
-    /// Waits for a signal from rank `from` and consumes it; then sees all that `from` had written before it.
-    #[inline]
-    pub fn wait_signal(
-        &self,
-        from: usize,
-        channel: usize,
-        deadline: impl Into<Deadline>,
-    ) -> Result<()> {
-        const OP: &str = "wait_signal";
-        self.check_peer(OP, from, channel)?;
-        let deadline = deadline.into();
-        let signals = &self.formed_by(deadline)?.signals;
-        let mut waiting = Waiting::new(self, OP);
-        let lost = || waiting.is_hopeless(&|rank| rank != from);
-        let stopped = signals.wait(from, channel, deadline, lost);
-        stopped.map_err(|stop| self.stopped(stop, OP, Some(channel), |rank| rank != from))
-    }
-
-    /// As `put_signal`, in a word of the caller's choice that `to` takes by [`Group::take_in`].
-    pub(crate) fn put_in(&self, slot: &SharedWord, to: usize, deadline: Deadline) -> Result<()> {
-        const OP: &str = "signal_pad.put";
-        self.check_whole(OP)?;
-        let signals = &self.formed_by(deadline)?.signals;
-        let mut waiting = Waiting::new(self, OP);
-        let lost = || waiting.is_hopeless(&|rank| rank != to);
-        let stopped = signals.put_in(slot, to, deadline, lost);
-        stopped.map_err(|stop| self.stopped(stop, OP, None, |rank| rank != to))
-    }
-
-    /// As `wait_signal`, on a word of our own.
-    pub(crate) fn take_in(&self, slot: &SharedWord, from: usize, deadline: Deadline) -> Result<()> {
-        const OP: &str = "signal_pad.wait";
-        self.check_whole(OP)?;
-        let signals = &self.formed_by(deadline)?.signals;
-        let mut waiting = Waiting::new(self, OP);
-        let lost = || waiting.is_hopeless(&|rank| rank != from);
-        let stopped = signals.take_from(slot, from, deadline, lost);
-        stopped.map_err(|stop| self.stopped(stop, OP, None, |rank| rank != from))
     }
 
     /// Fails with the loss that broke the group, if one did.
@@ -347,14 +279,6 @@ impl Group {
         let last = self.channels() - 1;
         let expected = format!("a channel up to {last}, the maximum supported channel");
         self.usage(op, expected, channel.to_string())
-    }
-
-    #[inline]
-    fn check_peer(&self, op: &'static str, rank: usize, channel: usize) -> Result<()> {
-        self.check_rank(op, rank)?;
-        self.check_channel(op, channel)?;
-        tracing::trace!(op, rank, channel, group = self.name());
-        self.check_whole(op)
     }
 
     pub(crate) fn usage(&self, op: &'static str, expected: String, got: String) -> Error {

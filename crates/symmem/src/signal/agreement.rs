@@ -4,8 +4,7 @@
 use std::sync::PoisonError;
 
 use super::{Layout, Pads, Signals, Stop};
-use crate::sync::atomic::fence;
-use crate::sync::{Deadline, Ended, Ordering, Word, fence_between_looks};
+use crate::sync::{Deadline, Ended, Ordering, Word, atomic, fence};
 
 /// Low bits of the `out` word: the rank that gave up, and one. Above them, the generation.
 const RANK_BITS: u32 = 16;
@@ -61,7 +60,7 @@ impl<P: Pads> Signals<P> {
     /// As `out_of_step`, for a rank that has seen all flags of a barrier and is about to go on: see [`Signals::is_void`].
     #[inline]
     pub fn given_up_meanwhile(&self) -> Option<usize> {
-        fence_between_looks();
+        fence::between_looks();
         self.out_of_step()
     }
 
@@ -142,7 +141,10 @@ impl<P: Pads> Signals<P> {
     /// So both of its fences came before ours, and we see the flags that it published and those that it saw. The second fence
     /// is for the flags of third ranks, which it saw after the first.
     pub fn is_void(&self) -> bool {
-        fence(Ordering::SeqCst); // pairs with the fences in `arrive` and `given_up_meanwhile`
+        // Pairs with the fences in `arrive` and `given_up_meanwhile`.
+        if !fence::heavy() && self.all_can_be_heavy {
+            return false; // some may have made do with light ones
+        }
         let (channel, epoch) = (self.sequence(), self.epoch());
         let others = |rank: usize| (0..self.layout.ranks).filter(move |&r| r != rank);
         let sees_all = |rank| others(rank).all(|s| self.is_flagged(rank, channel, s, epoch));
@@ -180,7 +182,7 @@ impl<P: Pads> Signals<P> {
                 let word = self.pads.word(peer, self.layout.resync(self.rank));
                 word.store(round, Ordering::Release);
             }
-            fence(Ordering::SeqCst); // pairs with the fence of a peer about to sleep, see `Bell`
+            atomic::fence(Ordering::SeqCst); // pairs with the fence of a peer about to sleep, see `Bell`
             self.peers().for_each(|peer| self.bell(peer).ring_if_asleep());
         }
         let is_in_round = |rank: usize| self.is_in_round(rank, round);

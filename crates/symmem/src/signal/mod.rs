@@ -15,9 +15,7 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use crate::sync::atomic::{AtomicBool, AtomicU32};
-use crate::sync::{
-    Bell, Deadline, Ended, Expiry, Mutex, Ordering, Patience, Word, fence_after_replace, poll_by,
-};
+use crate::sync::{Bell, Deadline, Ended, Expiry, Mutex, Ordering, Patience, Word, fence, poll_by};
 pub use layout::Layout;
 pub use turn::Turn;
 
@@ -103,6 +101,8 @@ pub struct Signals<P> {
     rank: usize,
     layout: Layout,
     patience: Patience,
+    /// Whether every rank can make a heavy fence before it sleeps, so that light ones are enough: see [`fence`].
+    all_can_be_heavy: bool,
     /// The users', and behind them the sequence of calls.
     channels: Vec<Channel>,
     /// How often the group was resynchronised.
@@ -122,11 +122,14 @@ impl<P: Pads> Signals<P> {
             state: AtomicU32::new(DONE),
             busy: AtomicBool::new(false),
         };
+        let all_can_be_heavy = (0..layout.ranks)
+            .all(|rank| pads.word(rank, Layout::HEAVY).load(Ordering::Relaxed) != 0);
         Self {
             pads,
             rank,
             layout,
             patience,
+            all_can_be_heavy,
             channels: std::iter::repeat_with(channel).take(layout.channels + 1).collect(),
             generation: AtomicU32::new(0),
             rounds: AtomicU32::new(0),
@@ -395,75 +398,86 @@ impl<P: Pads> Signals<P> {
         self.channels[self.sequence()].epoch.load(Ordering::Relaxed)
     }
 
-    /// Puts a signal into our slot on rank `to`; waits while the last one is unconsumed.
+    /// Our slot for signals on rank `to`.
     #[inline]
-    pub fn put(
-        &self,
-        to: usize,
-        channel: usize,
-        deadline: Deadline,
-        lost: impl FnMut() -> bool,
-    ) -> Result<(), Stop> {
-        let slot = self.pads.word(to, self.layout.signal(channel, self.rank));
-        self.put_in(slot, to, deadline, lost)
+    pub fn slot_on(&self, to: usize, channel: usize) -> &P::Word {
+        self.pads.word(to, self.layout.signal(channel, self.rank))
     }
 
-    /// Takes the signal that rank `from` put for us; waits until there is one.
+    /// The slot of our own for signals of rank `from`.
     #[inline]
-    pub fn wait(
-        &self,
-        from: usize,
-        channel: usize,
-        deadline: Deadline,
-        lost: impl FnMut() -> bool,
-    ) -> Result<(), Stop> {
-        let slot = self.pads.word(self.rank, self.layout.signal(channel, from));
-        self.take_from(slot, from, deadline, lost)
+    pub fn slot_of(&self, from: usize, channel: usize) -> &P::Word {
+        self.pads.word(self.rank, self.layout.signal(channel, from))
     }
 
-    /// As `put`, in any word that rank `to` waits on by [`Signals::take_from`]: 0 → 1, release.
+    /// Puts a signal into a slot that rank `to` takes it from: 0 → 1, release. Not while the last one is unconsumed.
     #[inline]
-    pub fn put_in(
-        &self,
-        slot: &P::Word,
-        to: usize,
-        deadline: Deadline,
-        lost: impl FnMut() -> bool,
-    ) -> Result<(), Stop> {
-        // Release: pairs with the acquire in `take_from`. One attempt without looking first: it brings the
-        // line over for writing at once. Later attempts look first, and leave the line with its owner.
-        let put = || slot.replace(0, 1, Ordering::SeqCst);
+    pub fn put_now(&self, slot: &P::Word, to: usize) -> bool {
         // While data stores are on their way, the line can be as well: an exchange would wait for them first.
         slot.fetch_to_write();
-        if !put() {
-            self.wait_for(to, deadline, || slot.load(Ordering::Relaxed) == 0 && put(), lost)?;
+        // Release: pairs with the acquire in `take_now`. Without looking first: it brings the line over for writing at once.
+        if !slot.replace(0, 1, Ordering::SeqCst) {
+            return false;
         }
-        fence_after_replace(); // pairs with the fence of a peer about to sleep, see `Bell`
+        fence::after_replace(); // pairs with the fence of a peer about to sleep, see `Bell`
         self.bell(to).ring_if_asleep();
-        Ok(())
+        true
     }
 
-    /// As `wait`, on any word of our own: 1 → 0, acquire.
+    /// Takes the signal from a slot of our own into which rank `from` puts it: 1 → 0, acquire. Not if there is none.
     #[inline]
-    pub fn take_from(
+    pub fn take_now(&self, slot: &P::Word, from: usize) -> bool {
+        // The line comes over for writing in one go instead of first for reading.
+        slot.fetch_to_write();
+        // Acquire: pairs with the release in `put_now`.
+        if slot.load(Ordering::Relaxed) != 1 || !slot.replace(1, 0, Ordering::SeqCst) {
+            return false;
+        }
+        fence::after_replace(); // pairs with the fence of a putter about to sleep until the slot is free
+        self.bell(from).ring_if_asleep();
+        true
+    }
+
+    /// As [`Signals::take_now`], if the signal comes within a short while.
+    #[inline]
+    pub fn take_soon(&self, slot: &P::Word, from: usize) -> bool {
+        for _ in 0..self.patience.soon {
+            if self.take_now(slot, from) {
+                return true;
+            }
+            self.patience.pause();
+        }
+        false
+    }
+
+    /// Puts a signal into a slot; waits while the last one is unconsumed.
+    pub fn put(
+        &self,
+        slot: &P::Word,
+        to: usize,
+        deadline: Deadline,
+        lost: impl FnMut() -> bool,
+    ) -> Result<(), Stop> {
+        if self.put_now(slot, to) {
+            return Ok(());
+        }
+        // Later attempts look first, and leave the line with its owner.
+        let put = || slot.load(Ordering::Relaxed) == 0 && self.put_now(slot, to);
+        self.wait_for(to, deadline, put, lost)
+    }
+
+    /// Takes the signal from a slot; waits until there is one.
+    pub fn take(
         &self,
         slot: &P::Word,
         from: usize,
         deadline: Deadline,
         lost: impl FnMut() -> bool,
     ) -> Result<(), Stop> {
-        let take = || {
-            // The line comes over for writing in one go instead of first for reading.
-            slot.fetch_to_write();
-            // Acquire: pairs with the release in `put_in`.
-            slot.load(Ordering::Relaxed) == 1 && slot.replace(1, 0, Ordering::SeqCst)
-        };
-        self.wait_for(from, deadline, take, lost)?;
-        fence_after_replace(); // pairs with the fence of a putter about to sleep until the slot is free
-        self.bell(from).ring_if_asleep();
-        Ok(())
+        self.wait_for(from, deadline, || self.take_now(slot, from), lost)
     }
 
+    /// Waits until `ready`, which only `peer` can bring about.
     pub(crate) fn wait_for(
         &self,
         peer: usize,

@@ -1,8 +1,7 @@
 //! A barrier with data, by the one thread of a rank whose turn it is on a channel.
 
 use super::{Channel, DONE, IN_FULL, LEFT_EARLY, Layout, Pads, Signals, Stop, Tiny, UNFINISHED};
-use crate::sync::atomic::fence;
-use crate::sync::{Deadline, Ended, Ordering, Word, current_core};
+use crate::sync::{Deadline, Ended, Ordering, Word, current_core, fence};
 
 /// The right to use a channel, until dropped.
 pub struct Turn<'a, P: Pads> {
@@ -129,7 +128,7 @@ impl<P: Pads> Turn<'_, P> {
             slot.store(epoch, Ordering::Release);
         }
         // Pairs with the fence of a peer about to sleep, see `Bell`, and with that of one who gives up, see `is_void`.
-        fence(Ordering::SeqCst);
+        fence::light(signals.all_can_be_heavy);
         for peer in signals.peers() {
             signals.bell(peer).ring_if_asleep();
         }
@@ -168,7 +167,7 @@ impl<P: Pads> Turn<'_, P> {
                     return difference == 0;
                 }
             }
-            std::hint::spin_loop();
+            signals.patience.pause();
         }
         false
     }

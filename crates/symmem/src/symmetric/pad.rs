@@ -1,7 +1,7 @@
 //! The signal pad of an allocation: words for the user's own protocols, with PyTorch's layout.
 
 use crate::error::Result;
-use crate::group::{Group, no_descriptor};
+use crate::group::{Act, Group, no_descriptor};
 use crate::memory::block::Mapping;
 use crate::sync::{Deadline, Expiry, SharedWord, lock_by};
 
@@ -53,15 +53,17 @@ impl<'a> SignalPad<'a> {
     /// # Ok::<(), symmem::Error>(())
     /// ```
     pub fn put(&self, to: usize, channel: usize, deadline: impl Into<Deadline>) -> Result<()> {
-        let slot = self.slot("signal_pad.put", to, channel, self.group.rank())?;
-        self.group.put_in(slot, to, deadline.into())
+        let act = Act { op: "signal_pad.put", peer: to, channel };
+        let slot = self.slot(act.op, to, channel, self.group.rank())?;
+        self.group.put_in(slot, act, deadline.into())
     }
 
     /// Acquire: waits until rank `from` has set its word of `channel` in our pad, and clears it.
     pub fn wait(&self, from: usize, channel: usize, deadline: impl Into<Deadline>) -> Result<()> {
-        self.group.check_rank("signal_pad.wait", from)?;
-        let slot = self.slot("signal_pad.wait", self.group.rank(), channel, from)?;
-        self.group.take_in(slot, from, deadline.into())
+        let act = Act { op: "signal_pad.wait", peer: from, channel };
+        self.group.check_rank(act.op, from)?;
+        let slot = self.slot(act.op, self.group.rank(), channel, from)?;
+        self.group.take_in(slot, act, deadline.into())
     }
 
     /// Waits for all ranks, over the words of `channel`: each puts a signal for every peer and takes theirs. What any rank
@@ -102,10 +104,10 @@ impl<'a> SignalPad<'a> {
         value: u32,
         deadline: impl Into<Deadline>,
     ) -> Result<()> {
-        const OP: &str = "signal_pad.wait_value";
-        self.group.check_rank(OP, from)?;
-        let slot = self.slot(OP, self.group.rank(), channel, from)?;
-        self.group.await_in(slot, from, value, deadline.into())
+        let act = Act { op: "signal_pad.wait_value", peer: from, channel };
+        self.group.check_rank(act.op, from)?;
+        let slot = self.slot(act.op, self.group.rank(), channel, from)?;
+        self.group.await_in(slot, value, act, deadline.into())
     }
 
     fn slot(

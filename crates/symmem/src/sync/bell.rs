@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Deadline, Expiry, Ordering, Word, atomic, yield_now};
+use super::{Deadline, Expiry, Ordering, Word, fence, yield_now};
 
 /// After so many looks, some microseconds, a wait yields once.
 const YIELD_EVERY: u32 = 256;
@@ -17,6 +17,8 @@ pub(crate) struct Patience {
     yielding: Duration,
     /// How many of the looks come before anything else is prepared for a longer wait.
     pub(crate) soon: u32,
+    /// How many spin-loop hints go between two looks.
+    hints: u32,
     /// There are more ranks than cores: whoever spins may keep the awaited rank from running.
     pub(crate) oversubscribed: bool,
 }
@@ -26,19 +28,26 @@ impl Patience {
     #[cfg(any(test, loom))]
     pub(crate) const fn looks(looks: u32) -> Self {
         let (spin, yielding) = (Duration::ZERO, Duration::ZERO);
-        Self { looks, soon: looks, spin, yielding, oversubscribed: false }
+        Self { looks, soon: looks, spin, yielding, hints: 1, oversubscribed: false }
     }
 
-    /// For a rank among `ranks` on `cores`.
-    pub(crate) fn among(ranks: usize, cores: usize) -> Self {
+    /// For a rank among `ranks` on `cores`, which leaves `hints` between two looks.
+    pub(crate) fn among(ranks: usize, cores: usize, hints: u32) -> Self {
         let oversubscribed = ranks > cores;
         Self {
             looks: if oversubscribed { 100 } else { 2000 },
             soon: if oversubscribed { 1 } else { YIELD_EVERY },
             spin: Duration::from_micros(50),
             yielding: Duration::from_micros(500),
+            hints,
             oversubscribed,
         }
+    }
+
+    /// Passes the time between two looks.
+    #[inline(always)]
+    pub(crate) fn pause(self) {
+        (0..self.hints).for_each(|_| std::hint::spin_loop());
     }
 }
 
@@ -109,11 +118,11 @@ impl<W: Word> Bell<'_, W> {
             }
             if !patience.oversubscribed {
                 // Now and then, in case the kernel has put the rank that is awaited on our core.
-                if look % YIELD_EVERY == 0 { yield_now() } else { std::hint::spin_loop() }
+                if look % YIELD_EVERY == 0 { yield_now() } else { patience.pause() }
             } else if in_the_way() {
                 yield_now();
             } else {
-                (0..2).for_each(|_| std::hint::spin_loop());
+                patience.pause();
             }
         }
         self.wait_long(patience, deadline, &mut ready, &mut broken, &mut in_the_way)
@@ -151,7 +160,7 @@ impl<W: Word> Bell<'_, W> {
             }
         }
         self.sleepers.increment();
-        atomic::fence(Ordering::SeqCst); // pairs with the fence of whoever calls `ring_if_asleep`
+        fence::heavy(); // pairs with the fence of whoever calls `ring_if_asleep`
         let end = loop {
             let seen = self.rings.load(Ordering::Acquire);
             if let Some(end) = verdict() {

@@ -4,6 +4,7 @@
 
 mod bell;
 mod deadline;
+pub(crate) mod fence;
 mod word;
 
 pub use atomic::Ordering;
@@ -11,7 +12,7 @@ pub(crate) use bell::{Bell, Ended, Patience, current_core};
 pub use deadline::{Deadline, Expiry};
 pub(crate) use deadline::{lock_by, poll_by};
 pub use word::Word;
-pub(crate) use word::{fence_after_replace, fence_between_looks, fetch_to_read};
+pub(crate) use word::fetch_to_read;
 
 #[cfg(loom)]
 pub(crate) use loom::sync::Mutex;

@@ -1,10 +1,8 @@
-//! Words in memory that several processes share, and hints and fences for them.
+//! Words in memory that several processes share, and hints for them.
 #![allow(unsafe_code)] // one prefetch instruction; relies on none of the S-invariants
 
 use std::time::Duration;
 
-#[cfg(not(all(target_arch = "x86_64", not(loom))))]
-use super::atomic;
 use super::{Ordering, SharedWord};
 
 /// What the signal protocol needs of a word: `SharedWord` in life, a loom model in the checks.
@@ -97,24 +95,4 @@ pub(crate) fn fetch_to_read(address: *const u8) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = address;
-}
-
-/// The fence between a successful `replace` (`SeqCst`) and `ring_if_asleep`. Where an exchange is a full fence by
-/// itself and a `SeqCst` load plain, as on x86, the two are in order without it.
-#[inline(always)]
-pub(crate) fn fence_after_replace() {
-    #[cfg(all(target_arch = "x86_64", not(loom)))]
-    std::sync::atomic::compiler_fence(Ordering::SeqCst);
-    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
-    atomic::fence(Ordering::SeqCst);
-}
-
-/// The fence between two loads, which pairs with one between a store and a load elsewhere. Where loads are in order, and what
-/// one core sees all cores see, as on x86, the two are in order without it.
-#[inline(always)]
-pub(crate) fn fence_between_looks() {
-    #[cfg(all(target_arch = "x86_64", not(loom)))]
-    std::sync::atomic::compiler_fence(Ordering::SeqCst);
-    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
-    atomic::fence(Ordering::SeqCst);
 }

@@ -179,7 +179,7 @@ fn exchange_blocks<'p>(
 }
 
 fn begin<'g, 'c>(group: &'g Group, call: &'c Call) -> Result<Running<'g, 'c>> {
-    group.reach_out();
+    group.reach_out(call);
     record(group, call, "slices");
     group.begin_call(call, group.deadline())
 }
