@@ -109,7 +109,7 @@ impl<'h> Board<'h> {
     /// Waits for all ranks; with two of them, also tells whether they are near each other.
     ///
     /// A host moves the cores of a virtual machine about, and a flag travels five times as fast between those that share a cache.
-    pub(super) fn meet_and_look(&self) -> bool {
+    pub(super) fn synchronize_and_look(&self) -> bool {
         const TRIPS_EACH: u32 = 8;
         self.barrier();
         if self.ranks() != 2 || self.oversubscribed {

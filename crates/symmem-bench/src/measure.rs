@@ -97,7 +97,7 @@ impl<'a> Bench<'a> {
         let mut readings = Vec::with_capacity(READINGS * count);
         for _ in 0..count {
             case.prepare()?;
-            let near = on_host && self.board.meet_and_look();
+            let near = on_host && self.board.synchronize_and_look();
             if !on_host {
                 self.board.barrier();
             }
@@ -148,7 +148,7 @@ impl<'a> Bench<'a> {
     fn settle(&mut self) {
         const NAP: Duration = Duration::from_millis(5);
         let mut left = self.patience.min(PATIENCE_EACH);
-        while self.board.agree(self.board.meet_and_look().into()) != 0 && left > NAP {
+        while self.board.agree(self.board.synchronize_and_look().into()) != 0 && left > NAP {
             std::thread::sleep(NAP);
             left -= NAP;
             self.patience -= NAP;

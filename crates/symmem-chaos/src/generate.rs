@@ -5,8 +5,8 @@ use symmem::{Algorithm, DType, ReduceOp};
 
 use symmem_chaos::api;
 use symmem_chaos::program::{
-    Cut, Fault, Lane, Mode, Op, Place, Policy, Program, Round, Slot, Spec, Step, Trouble, Waiting,
-    Work,
+    Cut, Fault, Lane, LaneGroup, Mode, Op, Policy, Program, Round, Slot, Spec, Step, Trouble,
+    Waiting, Work,
 };
 /// Divisible by every number of ranks.
 const BLOCKS: usize = 60;
@@ -70,10 +70,10 @@ impl Maker {
         (0..count)
             .map(|number| {
                 let place = match number {
-                    0 => Place::World,
+                    0 => LaneGroup::World,
                     // A call that the other lane gives up ends theirs: which ones, nobody knows.
-                    1 if in_step && self.one_in(2) => Place::Channels,
-                    _ => Place::Group(self.mask()),
+                    1 if in_step && self.one_in(2) => LaneGroup::Channels,
+                    _ => LaneGroup::Group(self.mask()),
                 };
                 self.slots.clear();
                 let rounds = self.rounds(number, place, count == 1);
@@ -89,7 +89,7 @@ impl Maker {
         if self.one_in(2) { all } else { (self.random.below(all) + 1) & all }
     }
 
-    fn rounds(&mut self, lane: usize, place: Place, alone: bool) -> Vec<Round> {
+    fn rounds(&mut self, lane: usize, place: LaneGroup, alone: bool) -> Vec<Round> {
         let count = 1 + self.random.below(4);
         let last = count - 1;
         (0..count)
@@ -105,7 +105,7 @@ impl Maker {
             .collect()
     }
 
-    fn round(&mut self, lane: usize, place: Place, faulty: bool, last: bool) -> Round {
+    fn round(&mut self, lane: usize, place: LaneGroup, faulty: bool, last: bool) -> Round {
         let policy = self.pick(&[Policy::Stop, Policy::Ignore, Policy::Ignore, Policy::Retry]);
         self.hurried = faulty;
         let limit = if faulty { self.pick(&[15, 30, 60]) } else { LONG };
@@ -130,9 +130,9 @@ impl Maker {
         self.calls - 1
     }
 
-    fn step(&mut self, place: Place) -> Step {
+    fn step(&mut self, place: LaneGroup) -> Step {
         let call = self.next_call();
-        if place == Place::Channels {
+        if place == LaneGroup::Channels {
             let op = self.on_channels();
             return Step { call, op, variants: Vec::new() };
         }

@@ -10,7 +10,7 @@ use crate::api;
 use crate::board::{Board, Next, Status};
 use crate::element::{Source, mix};
 use crate::memory::Held;
-use crate::program::{Lane, Op, Place, Policy, Program, Round, Step, Trouble};
+use crate::program::{Lane, LaneGroup, Op, Policy, Program, Round, Step, Trouble};
 use crate::record::{Event, Kind, Log, Outcome, Record, failed, now, starved};
 use crate::slices;
 
@@ -61,8 +61,8 @@ fn shall_end() -> bool {
 /// Runs the lane to its end. False if the rank has left the program.
 pub fn run(own: &Rank<'_>, lane: &Lane, world: &World) -> bool {
     let group = match lane.place {
-        Place::World | Place::Channels => (**world).clone(),
-        Place::Group(mask) => {
+        LaneGroup::World | LaneGroup::Channels => (**world).clone(),
+        LaneGroup::Group(mask) => {
             let ranks: Vec<usize> = (0..own.program.ranks).filter(|r| mask >> r & 1 == 1).collect();
             if !ranks.contains(&own.rank) {
                 return true;
@@ -120,7 +120,7 @@ impl Runner<'_> {
             match next {
                 Some(Next::GoOn) => {}
                 // Barriers and signals that gave up leave nobody out of step.
-                Some(Next::Resync) if self.lane.place == Place::Channels => {}
+                Some(Next::Resync) if self.lane.place == LaneGroup::Channels => {}
                 Some(Next::Resync) if api::RESYNC => {
                     self.call = round.steps.last().map_or(0, |s| s.call);
                     self.part = 90;
@@ -130,7 +130,7 @@ impl Runner<'_> {
                 }
                 // The other thread shrinks the group that both use. Were both to do it, ranks would have to agree on whose
                 // call comes first, as for any collective.
-                Some(Next::Shrink) if self.lane.place == Place::Channels => return true,
+                Some(Next::Shrink) if self.lane.place == LaneGroup::Channels => return true,
                 Some(Next::Shrink) => {
                     self.call = round.steps.last().map_or(0, |s| s.call);
                     self.part = 91;
@@ -342,7 +342,7 @@ impl Runner<'_> {
         record.enter = now();
         self.own.log.note(Event::Call(record.clone()));
         // Calls on channels have deadlines of their own; the group's limit is the other lane's.
-        if self.lane.place != Place::Channels {
+        if self.lane.place != LaneGroup::Channels {
             group.set_timeout(self.limit);
         }
         let result = if END.get().is_some() { symmem::interruptible(shall_end, f) } else { f() };

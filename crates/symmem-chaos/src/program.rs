@@ -179,7 +179,7 @@ pub struct Round {
 
 /// The group that a lane uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum LaneGroup {
     World,
     /// A group of its own, of the ranks in the mask.
     Group(usize),
@@ -191,7 +191,7 @@ pub enum Place {
 #[derive(Clone, Debug)]
 pub struct Lane {
     pub number: usize,
-    pub place: Place,
+    pub place: LaneGroup,
     pub rounds: Vec<Round>,
 }
 

@@ -10,7 +10,7 @@ use crate::array::Array;
 use crate::dlpack::Import;
 use crate::dtype::Type;
 use crate::error::{Op, usage};
-use crate::memory::Place;
+use crate::memory::Location;
 
 /// The address, size in bytes and type name of any library's array.
 #[pyfunction]
@@ -26,7 +26,7 @@ pub(crate) struct Slice {
     /// `None` for bytes of any type.
     dtype: Option<&'static Type>,
     /// `None` if the caller has checked it.
-    place: Option<Place>,
+    place: Option<Location>,
     _keep: Option<Py<PyAny>>,
 }
 
@@ -65,7 +65,7 @@ impl Slice {
         if write && import.read_only {
             return Err(usage(given.py(), op, "an array that may be written", "a read-only one"));
         }
-        let place = if import.on_host { Place::Host } else { Place::Cuda(import.device) };
+        let place = if import.on_host { Location::Host } else { Location::Cuda(import.device) };
         Ok(Self {
             address: import.address,
             bytes: import.bytes,
@@ -95,7 +95,7 @@ impl Slice {
         };
         let address = ctypes.call_method1("addressof", (&buffer,))?.extract()?;
         let keep = Some(buffer.unbind());
-        Ok(Self { address, bytes, dtype: None, place: Some(Place::Host), _keep: keep })
+        Ok(Self { address, bytes, dtype: None, place: Some(Location::Host), _keep: keep })
     }
 
     /// The elements' type, if the argument has one.
@@ -109,7 +109,7 @@ impl Slice {
         py: Python<'_>,
         op: impl Into<Op>,
         dtype: &Type,
-        place: Place,
+        place: Location,
     ) -> PyResult<()> {
         let op = op.into();
         if let Some(other) = self.dtype.filter(|other| *other != dtype) {

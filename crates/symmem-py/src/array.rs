@@ -9,7 +9,7 @@ use pyo3::types::{PyDict, PyTuple};
 use crate::dlpack::{self, Export};
 use crate::dtype::Type;
 use crate::error::usage;
-use crate::memory::Place;
+use crate::memory::Location;
 use crate::stream::Used;
 use crate::wait::detached;
 
@@ -20,7 +20,7 @@ pub(crate) struct Array {
     pub(crate) address: usize,
     pub(crate) dtype: &'static Type,
     pub(crate) shape: Vec<usize>,
-    pub(crate) place: Place,
+    pub(crate) place: Location,
     keep: Arc<dyn Send + Sync>,
     /// The streams of a device in which the library's calls may have written it.
     used: Option<Arc<Used>>,
@@ -32,7 +32,7 @@ impl Array {
         address: usize,
         dtype: &'static Type,
         shape: Vec<usize>,
-        place: Place,
+        place: Location,
         (keep, used): (Arc<dyn Send + Sync>, Option<Arc<Used>>),
     ) -> Self {
         Self { address, dtype, shape, place, keep, used }
@@ -74,13 +74,13 @@ impl Array {
         let wrong =
             |why: &str| Err(PyBufferError::new_err(format!("stream: {why}, got {given:?}")));
         let consumer = match (self.place, given) {
-            (_, Some(-1)) | (Place::Host, None) => return Ok(()),
-            (Place::Host, _) => return wrong("host memory has no streams"),
-            (Place::Cuda(_), None | Some(1)) => 0,
-            (Place::Cuda(_), Some(0)) => {
+            (_, Some(-1)) | (Location::Host, None) => return Ok(()),
+            (Location::Host, _) => return wrong("host memory has no streams"),
+            (Location::Cuda(_), None | Some(1)) => 0,
+            (Location::Cuda(_), Some(0)) => {
                 return wrong("1 is the default stream, and 2 the per-thread stream");
             }
-            (Place::Cuda(_), Some(number)) => match usize::try_from(number) {
+            (Location::Cuda(_), Some(number)) => match usize::try_from(number) {
                 Ok(raw) => raw,
                 Err(_) => return wrong("expected None, -1, 1, 2 or an address"),
             },
@@ -215,23 +215,23 @@ impl Array {
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         match self.place {
-            Place::Host => self.interface(py),
-            Place::Cuda(_) => Err(PyAttributeError::new_err("memory of a device")),
+            Location::Host => self.interface(py),
+            Location::Cuda(_) => Err(PyAttributeError::new_err("memory of a device")),
         }
     }
 
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         match self.place {
-            Place::Host => Err(PyAttributeError::new_err("memory of the host")),
-            Place::Cuda(_) => self.interface(py),
+            Location::Host => Err(PyAttributeError::new_err("memory of the host")),
+            Location::Cuda(_) => self.interface(py),
         }
     }
 
     fn __dlpack_device__(&self) -> (i32, i32) {
         match self.place {
-            Place::Host => (dlpack::CPU, 0),
-            Place::Cuda(number) => (dlpack::CUDA, number as i32),
+            Location::Host => (dlpack::CPU, 0),
+            Location::Cuda(number) => (dlpack::CUDA, number as i32),
         }
     }
 

@@ -16,7 +16,7 @@ use symmem::ReduceOp;
 use crate::collectives::reduce_op;
 use crate::dtype::Type;
 use crate::error::{exception, usage};
-use crate::memory::Place;
+use crate::memory::Location;
 use crate::quick;
 use crate::stream::is_kept;
 use crate::wait::{raised, signalled};
@@ -225,7 +225,7 @@ impl Torch {
         let input = given.input;
         let address = self.ask(self.address, input)?;
         let (handle, offset) = quick::named(address, self.bytes(given.group)?)?;
-        let Place::Cuda(number) = handle.place() else { return None };
+        let Location::Cuda(number) = handle.place() else { return None };
         let operator = self.bytes(given.operator)?;
         let (_, op) = self.operators.iter().find(|(name, _)| name.as_bytes() == operator)?;
         let code = self.ask(self.dtype, input)?;

@@ -11,7 +11,7 @@ use symmem::store::TcpServer;
 
 use crate::collectives::{Collective, slices};
 use crate::error::usage;
-use crate::memory::{self, Allocation, Buffer, Memory, Place, Pool};
+use crate::memory::{self, Allocation, Buffer, Location, Memory, Pool};
 use crate::wait::detached;
 
 /// A world that this process joined. It lives as long as a group or handle of it.
@@ -276,14 +276,14 @@ impl Group {
     ) -> PyResult<Memory> {
         const OP: &str = "alloc";
         self.check_open(py, OP)?;
-        let place = Place::named(OP, device)?;
+        let place = Location::named(OP, device)?;
         place.check_backend(py, OP, backend)?;
         let group = &self.inner;
         let buffer = match (place, persistent_id, pad_bytes) {
             (_, Some(_), Some(_)) => {
                 return Err(usage(py, OP, "a persistent_id or pad_bytes", "both"));
             }
-            (Place::Cuda(number), id, pad) => detached(py, || {
+            (Location::Cuda(number), id, pad) => detached(py, || {
                 let gpu = memory::open(number, backend, group)?;
                 let own = match (id, pad) {
                     (Some(id), _) => gpu.alloc_persistent(group, id, nbytes),
@@ -292,13 +292,13 @@ impl Group {
                 };
                 own.map(Buffer::Cuda)
             }),
-            (Place::Host, Some(id), None) => {
+            (Location::Host, Some(id), None) => {
                 detached(py, || group.alloc_persistent(id, nbytes).map(Buffer::Host))
             }
-            (Place::Host, None, Some(pad)) => {
+            (Location::Host, None, Some(pad)) => {
                 detached(py, || group.alloc_with_pad(nbytes, pad).map(Buffer::Host))
             }
-            (Place::Host, None, None) => detached(py, || group.alloc(nbytes).map(Buffer::Host)),
+            (Location::Host, None, None) => detached(py, || group.alloc(nbytes).map(Buffer::Host)),
         };
         Ok(Memory::new(Allocation::new(place, buffer?)))
     }
@@ -312,7 +312,7 @@ impl Group {
         device: Option<&Bound<'_, PyAny>>,
         backend: Option<&str>,
     ) -> PyResult<Pool> {
-        Pool::new(py, self, segment_bytes, Place::named("pool", device)?, backend)
+        Pool::new(py, self, segment_bytes, Location::named("pool", device)?, backend)
     }
 
     /// What `Memory.attach` attached to the allocation of this world that contains an address; None if there is none.

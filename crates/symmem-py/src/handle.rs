@@ -12,7 +12,7 @@ use crate::dtype::Type;
 use crate::error::{Op, usage};
 use crate::group::{Group, Life};
 use crate::mapped::Mapped;
-use crate::memory::{Allocation, Memory, Place};
+use crate::memory::{Allocation, Location, Memory};
 use crate::stream::stream_of;
 use crate::wait::detached;
 
@@ -91,7 +91,7 @@ impl Handle {
         stream_of(device, raw)
     }
 
-    pub(crate) fn place(&self) -> Place {
+    pub(crate) fn place(&self) -> Location {
         self.0.allocation.place
     }
 

@@ -20,12 +20,12 @@ use crate::wait::detached;
 
 /// Where memory lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Location {
     Host,
     Cuda(u32),
 }
 
-impl Place {
+impl Location {
     pub(crate) fn is_host(self) -> bool {
         self == Self::Host
     }
@@ -49,7 +49,7 @@ impl Place {
     }
 }
 
-impl From<symmem::Device> for Place {
+impl From<symmem::Device> for Location {
     fn from(device: symmem::Device) -> Self {
         match device {
             symmem::Device::Cuda(number) => Self::Cuda(number),
@@ -58,7 +58,7 @@ impl From<symmem::Device> for Place {
     }
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for Location {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Host => f.write_str("cpu"),
@@ -67,7 +67,7 @@ impl std::fmt::Display for Place {
     }
 }
 
-impl Place {
+impl Location {
     /// The device that Python names: None or "cpu", a number, or "cuda:N", also as `torch.device`.
     pub(crate) fn named(op: &'static str, given: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let Some(given) = given else { return Ok(Self::Host) };
@@ -103,7 +103,7 @@ pub(crate) enum Buffer {
 pub(crate) struct Allocation {
     pub(crate) address: usize,
     pub(crate) bytes: usize,
-    pub(crate) place: Place,
+    pub(crate) place: Location,
     /// The streams that the library's calls on it went into, on a device.
     pub(crate) used: Option<Arc<Used>>,
     /// There until the end.
@@ -115,7 +115,7 @@ pub(crate) struct Allocation {
 }
 
 impl Allocation {
-    pub(crate) fn new(place: Place, buffer: Buffer) -> Arc<Self> {
+    pub(crate) fn new(place: Location, buffer: Buffer) -> Arc<Self> {
         let (address, bytes) = match &buffer {
             Buffer::Host(own) => (own.local().as_ptr() as usize, own.len()),
             Buffer::Cuda(own) => (own.address() as usize, own.len()),
@@ -306,7 +306,7 @@ pub(crate) fn find(address: usize) -> Option<Memory> {
 /// A pool: small allocations, cut from large segments.
 #[pyclass(frozen, module = "symmem")]
 pub(crate) struct Pool {
-    place: Place,
+    place: Location,
     cutter: Cutter,
     _life: Arc<Life>,
 }
@@ -321,13 +321,13 @@ impl Pool {
         py: Python<'_>,
         group: &Group,
         segment_bytes: usize,
-        place: Place,
+        place: Location,
         backend: Option<&str>,
     ) -> PyResult<Self> {
         place.check_backend(py, "pool", backend)?;
         let cutter = match place {
-            Place::Host => Cutter::Host(symmem::Pool::new(&group.inner, segment_bytes)),
-            Place::Cuda(number) => {
+            Location::Host => Cutter::Host(symmem::Pool::new(&group.inner, segment_bytes)),
+            Location::Cuda(number) => {
                 let gpu = detached(py, || open(number, backend, &group.inner))?;
                 Cutter::Cuda(gpu.pool(&group.inner, segment_bytes))
             }

@@ -13,7 +13,7 @@ use crate::collectives::reduce_op;
 use crate::dtype::Type;
 use crate::group::{Group, Life};
 use crate::handle::Handle;
-use crate::memory::{Allocation, Place};
+use crate::memory::{Allocation, Location};
 use crate::stream::is_kept;
 use crate::wait::detached;
 
@@ -75,8 +75,8 @@ pub(crate) struct Quick {
 
 impl Quick {
     /// The current stream of the memory's device; `None` if it is not known to be permanent.
-    fn stream(&self, py: Python<'_>, place: Place) -> PyResult<Option<usize>> {
-        let (Place::Cuda(number), Some(ask)) = (place, &self.current_stream) else {
+    fn stream(&self, py: Python<'_>, place: Location) -> PyResult<Option<usize>> {
+        let (Location::Cuda(number), Some(ask)) = (place, &self.current_stream) else {
             return Ok(Some(0));
         };
         let stream: usize = ask.bind(py).call1((number,))?.extract()?;

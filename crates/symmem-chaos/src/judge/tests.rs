@@ -1,13 +1,13 @@
 use super::*;
 use crate::generate::generate;
-use symmem_chaos::program::{Lane, Mode, Place, Policy, Spec};
+use symmem_chaos::program::{Lane, LaneGroup, Mode, Policy, Spec};
 
 /// Two ranks, one call, and nothing that goes wrong by plan.
 fn program(faulty: bool) -> Program {
     let spec = Spec { mode: Mode::Threads, ranks: 2, seed: 1, without: Vec::new() };
     let steps = vec![Step { call: 0, op: Op::Barrier, variants: Vec::new() }];
     let round = Round { policy: Policy::Stop, limit: 50, steps, faulty };
-    let lanes = vec![Lane { number: 0, place: Place::World, rounds: vec![round] }];
+    let lanes = vec![Lane { number: 0, place: LaneGroup::World, rounds: vec![round] }];
     Program { lanes, faults: Vec::new(), ..generate(&spec) }
 }
 

@@ -8,7 +8,7 @@ use crate::argument::Slice;
 use crate::dtype::Type;
 use crate::error::{Op, usage};
 use crate::group::Group;
-use crate::memory::Place;
+use crate::memory::Location;
 use crate::wait::detached;
 
 /// The arrays of a call: the input, where it is another than the output, and the output.
@@ -32,8 +32,8 @@ pub(crate) fn run(
     let found = asked.or(input.dtype()).or(out.dtype());
     let dtype = found
         .ok_or_else(|| usage(py, at, "an array, or a buffer and its dtype", "a buffer alone"))?;
-    input.check(py, at, dtype, Place::Host)?;
-    out.check(py, at, dtype, Place::Host)?;
+    input.check(py, at, dtype, Location::Host)?;
+    out.check(py, at, dtype, Location::Host)?;
     if is_separate && input.overlaps(&out) {
         return Err(usage(py, at, "an output apart from the input", "one that overlaps it"));
     }

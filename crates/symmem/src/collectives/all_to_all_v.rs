@@ -146,7 +146,7 @@ pub(crate) fn check_pieces(
 }
 
 /// One call: its name and what of its arguments must be the same on all ranks.
-struct Exchange {
+struct RowsCall {
     name: &'static str,
     row_len: usize,
     align: usize,
@@ -253,7 +253,7 @@ impl<T: Element> Symmetric<T> {
         row_len: usize,
         align: usize,
         out: usize,
-    ) -> Result<Exchange> {
+    ) -> Result<RowsCall> {
         let refused = |what: &str| {
             let expected = format!("{what} of at least 1");
             Err(self.group().usage(name, expected, "0".to_owned()))
@@ -261,18 +261,18 @@ impl<T: Element> Symmetric<T> {
         match (row_len, align) {
             (0, _) => refused("a row length"),
             (_, 0) => refused("an alignment"),
-            _ => Ok(Exchange { name, row_len, align, out: out / row_len }),
+            _ => Ok(RowsCall { name, row_len, align, out: out / row_len }),
         }
     }
 
     /// The call that moves the rows.
-    fn rows_call(&self, call: &Exchange) -> Call {
+    fn rows_call(&self, call: &RowsCall) -> Call {
         let more = [call.row_len, call.align, call.out];
         Call { more, ..self.memory().call(Op::of(call.name), Way::Direct) }
     }
 
     /// All ranks' splits, by rank; all ranks agree on the call once they have them.
-    fn gather_splits(&self, call: &Exchange, splits: &mut Symmetric<i64>) -> Result<Vec<i64>> {
+    fn gather_splits(&self, call: &RowsCall, splits: &mut Symmetric<i64>) -> Result<Vec<i64>> {
         if self.group().id()? != splits.group().id()? {
             let (expected, got) = ("splits in the memory's group", format!("{:?}", splits.group()));
             return Err(self.group().usage(call.name, expected.into(), got));
@@ -287,7 +287,7 @@ impl<T: Element> Symmetric<T> {
     /// Fetches this rank's rows, if all that every rank would fetch is there and fits: all ranks find the same.
     fn fetch(
         &mut self,
-        call: &Exchange,
+        call: &RowsCall,
         pieces: impl Fn(usize) -> Vec<Piece>,
         out: &mut [T],
         received: &mut [i64],

@@ -251,10 +251,10 @@ impl<T: Element> Symmetric<T> {
         stream: &Stream,
         parameters: &mut [*mut c_void],
     ) -> Result<()> {
-        let (kernel, place) = (self.gpu.kernel("move", name, threads)?, stream.place()?);
-        self.comm.mark_before(place);
+        let (kernel, target) = (self.gpu.kernel("move", name, threads)?, stream.target()?);
+        self.comm.mark_before(target);
         // SAFETY: as the caller promises.
-        unsafe { self.launch(kernel, 1, place, parameters) }
+        unsafe { self.launch(kernel, 1, target, parameters) }
     }
 
     /// Whether rank `rank`'s part has an address here.

@@ -3,9 +3,9 @@
 use crate::error::{Error, Result};
 use crate::private;
 
-/// This rank's place in its job.
+/// What the launcher assigned to this rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Assignment {
     pub(super) rank: usize,
     pub(super) size: usize,
     pub(super) local_rank: usize,
@@ -61,7 +61,7 @@ const FAMILIES: [Family; 4] = [
 type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// Reads the environment; a world of one where it says nothing.
-pub(super) fn read(var: Lookup<'_>) -> Result<Place> {
+pub(super) fn read(var: Lookup<'_>) -> Result<Assignment> {
     let mut found = Vec::new();
     for family in &FAMILIES {
         if let Some((rank, size)) = family.read(var)? {
@@ -81,7 +81,7 @@ pub(super) fn read(var: Lookup<'_>) -> Result<Place> {
             ),
         ));
     }
-    Ok(Place {
+    Ok(Assignment {
         rank,
         size,
         local_rank: number(family.local_rank, var)?.unwrap_or(rank),
@@ -90,8 +90,8 @@ pub(super) fn read(var: Lookup<'_>) -> Result<Place> {
     })
 }
 
-fn alone() -> Place {
-    Place { rank: 0, size: 1, local_rank: 0, store: None, store_is_hosted: false }
+fn alone() -> Assignment {
+    Assignment { rank: 0, size: 1, local_rank: 0, store: None, store_is_hosted: false }
 }
 
 impl Family {
@@ -180,12 +180,12 @@ fn usage(expected: String, got: String) -> Error {
 mod tests {
     use super::*;
 
-    fn place(vars: &[(&str, &str)]) -> Result<Place> {
+    fn assignment(vars: &[(&str, &str)]) -> Result<Assignment> {
         read(&|name| vars.iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_string()))
     }
 
     fn error(vars: &[(&str, &str)]) -> String {
-        place(vars).unwrap_err().to_string()
+        assignment(vars).unwrap_err().to_string()
     }
 
     const STORE: [(&str, &str); 2] = [("MASTER_ADDR", "10.0.0.1"), ("MASTER_PORT", "29500")];
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn without_variables_it_is_a_world_of_one() {
-        assert_eq!(place(&[]).unwrap(), alone());
+        assert_eq!(assignment(&[]).unwrap(), alone());
     }
 
     #[test]
@@ -207,7 +207,7 @@ mod tests {
             ("PMI_RANK", "PMI_SIZE"),
             ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
         ] {
-            let got = place(&with_store(&[(rank, "2"), (size, "4")])).unwrap();
+            let got = assignment(&with_store(&[(rank, "2"), (size, "4")])).unwrap();
             assert_eq!((got.rank, got.size, got.local_rank), (2, 4, 2), "{rank}");
             assert_eq!(got.store.as_deref(), Some("10.0.0.1:29500"));
         }
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn torchrun_comes_first_and_its_agent_hosts_the_store() {
-        let got = place(&with_store(&[
+        let got = assignment(&with_store(&[
             ("RANK", "1"),
             ("WORLD_SIZE", "2"),
             ("LOCAL_RANK", "0"),
@@ -268,7 +268,7 @@ mod tests {
     #[test]
     fn ranks_of_one_launcher_on_one_machine_need_no_address() {
         let vars = [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "2")];
-        let store = place(&vars).unwrap().store.unwrap();
+        let store = assignment(&vars).unwrap().store.unwrap();
         let path = std::path::Path::new(store.strip_prefix("unix:").unwrap());
         assert!(path.is_absolute(), "{store}");
         let directory = std::fs::symlink_metadata(path.parent().unwrap()).unwrap();
@@ -280,13 +280,13 @@ mod tests {
 
     #[test]
     fn a_batch_script_of_slurm_is_no_step() {
-        assert_eq!(place(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")]).unwrap(), alone());
+        assert_eq!(assignment(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")]).unwrap(), alone());
     }
 
     #[test]
     fn an_ipv6_address_gets_its_brackets() {
         let vars =
             [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "::1"), ("MASTER_PORT", "1")];
-        assert_eq!(place(&vars).unwrap().store.as_deref(), Some("[::1]:1"));
+        assert_eq!(assignment(&vars).unwrap().store.as_deref(), Some("[::1]:1"));
     }
 }

@@ -84,8 +84,8 @@ impl Group {
             formed.give_up(&Call::plain(Op::of(OP)));
         }
         for channel in 0..=signals.sequence() {
-            let turn = signals.take_turn(channel, deadline);
-            turn.map_err(|stop| self.stopped(stop, OP, None, |_| false))?;
+            let guard = signals.lock_channel(channel, deadline);
+            guard.map_err(|stop| self.stopped(stop, OP, None, |_| false))?;
         }
         self.resync_hooks().iter().try_for_each(|hook| hook.quiesce(deadline))
     }

@@ -27,18 +27,18 @@ use super::numbering::{CONTINUED, Sequence, Ticket, load, pack, store, unpack};
 use super::staging::{RegionPads, Staging};
 use super::waiting::Waiting;
 use crate::error::{Error, Result};
-use crate::signal::{BARRIER, IN_FULL, Layout, Stop, Tiny, Turn};
+use crate::signal::{BARRIER, ChannelGuard, IN_FULL, Layout, Stop, Tiny};
 use crate::sync::Deadline;
 
-/// A call of the sequence that is under way. Other threads of this rank wait for their turn until it is dropped.
+/// A call of the sequence that is under way. Other threads of this rank wait until it is dropped.
 ///
 /// It has the call by reference: copying its words around would take as long as a flag takes to arrive.
 pub(crate) struct Running<'a, 'c> {
-    turn: Turn<'a, RegionPads>,
+    guard: ChannelGuard<'a, RegionPads>,
     made: Made<'a, 'c>,
 }
 
-/// A call as far as it was made, for whoever has the turn.
+/// A call as far as it was made, for whoever has the guard.
 #[derive(Clone, Copy)]
 struct Made<'a, 'c> {
     group: &'a Group,
@@ -59,34 +59,34 @@ impl Group {
     ) -> Result<Running<'_, 'c>> {
         let formed = self.formed_by(deadline).map_err(|e| self.not_made(call, e))?;
         let signals = &formed.signals;
-        // Before we have the turn: taking it waits for nothing, but what comes after waits for it.
+        // Before the channel is locked: locking waits for nothing, but what comes after waits for it.
         let words = call.words();
         let place = Sequence::place(&words);
-        let turn = signals.take_turn(signals.sequence(), deadline);
-        let turn = turn.map_err(|stop| self.stopped(stop, call.op.name(), None, |_| false))?;
+        let guard = signals.lock_channel(signals.sequence(), deadline);
+        let guard = guard.map_err(|stop| self.stopped(stop, call.op.name(), None, |_| false))?;
         if self.0.health.is_troubled() || signals.is_troubled() {
-            self.check_in_step(&turn, call.op.name())?;
+            self.check_in_step(&guard, call.op.name())?;
         }
-        let deadline = match turn.is_done() {
+        let deadline = match guard.is_done() {
             true => deadline,
-            false => self.finish_earlier(formed, &turn, call, deadline)?,
+            false => self.finish_earlier(formed, &guard, call, deadline)?,
         };
         let word = match call.op {
             PLAIN => BARRIER,
             _ => formed.sequence.number(&words, place),
         };
-        Ok(Running { turn, made: Made { group: self, formed, call, word, deadline } })
+        Ok(Running { guard, made: Made { group: self, formed, call, word, deadline } })
     }
 
     /// Fails if a rank was lost, gave up a call, or has left and will not come to this one. Then no rank may come to it: one
     /// that left out a call would be taken to make it when it makes the next.
     #[cold]
-    fn check_in_step(&self, turn: &Turn<'_, RegionPads>, op: &'static str) -> Result<()> {
+    fn check_in_step(&self, guard: &ChannelGuard<'_, RegionPads>, op: &'static str) -> Result<()> {
         self.check_whole(op)?;
         if let Some(rank) = self.find_out_of_step() {
             return Err(self.out_of_step(op, rank));
         }
-        let left = self.0.health.explained_loss(|rank| !turn.has_come(rank));
+        let left = self.0.health.explained_loss(|rank| !guard.has_come(rank));
         left.map_or(Ok(()), |(rank, how)| Err(Error::PeerLost { rank, during: op, how }))
     }
 
@@ -106,7 +106,7 @@ impl Group {
     fn finish_earlier(
         &self,
         formed: &Formed,
-        turn: &Turn<'_, RegionPads>,
+        guard: &ChannelGuard<'_, RegionPads>,
         call: &Call,
         deadline: Deadline,
     ) -> Result<Deadline> {
@@ -115,11 +115,11 @@ impl Group {
             let rank = formed.signals.decided_out_of_step().unwrap_or(self.rank());
             return Err(self.out_of_step(call.op.name(), rank));
         }
-        if turn.is_unfinished() && Call::from_words(&load(&formed.sequence.pending)) == *call {
+        if guard.is_unfinished() && Call::from_words(&load(&formed.sequence.pending)) == *call {
             return Ok(deadline);
         }
         formed.signals.announce_next(true);
-        let finished = self.await_earlier(formed, turn, call, deadline);
+        let finished = self.await_earlier(formed, guard, call, deadline);
         finished.inspect_err(|_| formed.signals.announce_next(false))
     }
 
@@ -128,15 +128,15 @@ impl Group {
     fn await_earlier(
         &self,
         formed: &Formed,
-        turn: &Turn<'_, RegionPads>,
+        guard: &ChannelGuard<'_, RegionPads>,
         call: &Call,
         mut deadline: Deadline,
     ) -> Result<Deadline> {
-        if turn.is_unfinished() {
+        if guard.is_unfinished() {
             let pending = Call::from_words(&load(&formed.sequence.pending));
             let word = formed.sequence.word(&pending);
             let mut other = Made { group: self, formed, call: &pending, word, deadline };
-            match other.exchange(turn, None) {
+            match other.exchange(guard, None) {
                 Ok(_) => self.settle(formed, &pending, true),
                 // It failed here when it gave up, and now it is over on all ranks, which go on to this one.
                 Err(Error::Mismatch { .. }) => self.settle(formed, &pending, false),
@@ -151,8 +151,8 @@ impl Group {
         }
         let mut made = Made { group: self, formed, call, word: BARRIER, deadline };
         let mut waiting = Waiting::new(self, call.op.name());
-        let late = turn.await_late(&mut made.deadline, |arrived| waiting.is_hopeless(arrived));
-        late.map_or_else(|stop| Err(made.failed(turn, stop)), |()| Ok(made.deadline))
+        let late = guard.await_late(&mut made.deadline, |arrived| waiting.is_hopeless(arrived));
+        late.map_or_else(|stop| Err(made.failed(guard, stop)), |()| Ok(made.deadline))
     }
 
     /// Notes what became of a call that had given up. Of a rendezvous that all have come to, the others learn that this rank
@@ -257,21 +257,21 @@ impl Running<'_, '_> {
     /// The staging buffers of the next exchange. They are free: nobody reads what they held.
     #[inline]
     pub(crate) fn staging(&self) -> Staging<'_> {
-        self.made.staging(self.turn.next_epoch())
+        self.made.staging(self.guard.next_epoch())
     }
 
     /// A barrier with data: what this rank wrote to the next staging buffers, and `tiny`, is seen by all ranks after it. The
     /// staging buffers of all ranks, which stay as they are until the next exchange.
     #[inline(always)]
     pub(crate) fn exchange(&mut self, tiny: Option<&Tiny>) -> Result<Staging<'_>> {
-        let epoch = self.made.exchange(&self.turn, tiny)?;
+        let epoch = self.made.exchange(&self.guard, tiny)?;
         Ok(self.made.staging(epoch))
     }
 
     /// A barrier of the call: what each rank wrote before is seen by all after.
     #[inline(always)]
     pub(crate) fn barrier(&mut self) -> Result<()> {
-        self.made.exchange(&self.turn, None).map(drop)
+        self.made.exchange(&self.guard, None).map(drop)
     }
 
     /// Whether, after the call has failed with `error`, no rank can be or come to be at work in it: see [`Signals::is_void`].
@@ -279,7 +279,7 @@ impl Running<'_, '_> {
     pub(crate) fn is_void(&self, error: &Error) -> bool {
         let Made { formed, call, word, .. } = self.made;
         match error {
-            _ if !self.made.has_arrived(&self.turn) => true,
+            _ if !self.made.has_arrived(&self.guard) => true,
             _ if word & CONTINUED != 0 => false,
             Error::Mismatch { .. } => true,
             // The dead come no more: without it nobody goes on.
@@ -303,13 +303,17 @@ impl Running<'_, '_> {
 
 impl<'a> Made<'a, '_> {
     #[inline(always)]
-    fn exchange(&mut self, turn: &Turn<'_, RegionPads>, tiny: Option<&Tiny>) -> Result<u32> {
-        if self.word == IN_FULL && !turn.is_unfinished() {
-            turn.describe(&pack(&self.call.words()));
+    fn exchange(
+        &mut self,
+        guard: &ChannelGuard<'_, RegionPads>,
+        tiny: Option<&Tiny>,
+    ) -> Result<u32> {
+        if self.word == IN_FULL && !guard.is_unfinished() {
+            guard.describe(&pack(&self.call.words()));
         }
-        let epoch = turn.arrive(self.word, tiny);
-        if !turn.all_agree_soon(self.word, epoch) {
-            self.deadline = self.await_agreement(turn, epoch)?;
+        let epoch = guard.arrive(self.word, tiny);
+        if !guard.all_agree_soon(self.word, epoch) {
+            self.deadline = self.await_agreement(guard, epoch)?;
         }
         if self.word & CONTINUED == 0 {
             self.all_agreed();
@@ -326,13 +330,13 @@ impl<'a> Made<'a, '_> {
     /// The wait of a barrier that takes longer. What is left of the deadline.
     #[cold]
     #[inline(never)]
-    fn await_agreement(self, turn: &Turn<'_, RegionPads>, epoch: u32) -> Result<Deadline> {
+    fn await_agreement(self, guard: &ChannelGuard<'_, RegionPads>, epoch: u32) -> Result<Deadline> {
         let mut deadline = self.deadline;
         let mut waiting = Waiting::new(self.group, self.call.op.name());
         let lost = |arrived: &dyn Fn(usize) -> bool| waiting.is_hopeless(arrived);
-        let agreed = turn.await_agreement(epoch, &mut deadline, lost);
+        let agreed = guard.await_agreement(epoch, &mut deadline, lost);
         drop(waiting);
-        agreed.map_or_else(|stop| Err(self.failed(turn, stop)), |()| Ok(deadline))
+        agreed.map_or_else(|stop| Err(self.failed(guard, stop)), |()| Ok(deadline))
     }
 
     /// All ranks have made this call.
@@ -347,7 +351,7 @@ impl<'a> Made<'a, '_> {
     }
 
     #[cold]
-    fn failed(self, turn: &Turn<'_, RegionPads>, stop: Stop) -> Error {
+    fn failed(self, guard: &ChannelGuard<'_, RegionPads>, stop: Stop) -> Error {
         let (group, signals, op) = (self.group, &self.formed.signals, self.call.op.name());
         store(&self.formed.sequence.pending, &self.call.words());
         match stop {
@@ -359,7 +363,7 @@ impl<'a> Made<'a, '_> {
             }
             Stop::GivenUp { .. } => {
                 // Whoever gave up a call first is to blame for what others give up since.
-                if !self.has_arrived(turn) {
+                if !self.has_arrived(guard) {
                     self.formed.put_off(self.call);
                 } else if !self.call.is_resumable() {
                     self.formed.give_up(self.call);
@@ -374,7 +378,7 @@ impl<'a> Made<'a, '_> {
     }
 
     /// Whether peers can know that this rank makes the call.
-    fn has_arrived(&self, turn: &Turn<'_, RegionPads>) -> bool {
-        self.word & CONTINUED != 0 || turn.is_unfinished()
+    fn has_arrived(&self, guard: &ChannelGuard<'_, RegionPads>) -> bool {
+        self.word & CONTINUED != 0 || guard.is_unfinished()
     }
 }

@@ -2,14 +2,14 @@
 //!
 //! A few bytes lie in the line of the flag itself, in the pad of each rank that shall read them. More lie behind the
 //! words of the writer's own pad, once for all readers. Each place is there twice, for even and odd epochs:
-//! see `Turn::exchange`.
+//! see `ChannelGuard::exchange`.
 #![allow(unsafe_code)] // S2 (nobody reads before the flag), S3
 
 use crate::memory::region::{Region, Words};
 use crate::signal::{Layout, Pads, Tiny};
 use crate::sync::SharedWord;
 
-/// Bytes of a staging buffer, for each of two epochs in turn.
+/// Bytes of a staging buffer, for each of two epochs in guard.
 pub(crate) const STAGE: usize = 128 << 10;
 
 /// Where the staging buffers begin in a pad: on a page of their own.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::Group;
 use super::context::{Context, DeviceRules};
-use super::environment::{self, Place};
+use super::environment::{self, Assignment};
 use super::form::Plan;
 use crate::dtype::Order;
 use crate::error::{Error, Failed, Result};
@@ -164,14 +164,21 @@ impl WorldBuilder {
 
     /// See [`World::from_env`].
     pub fn join_env(self) -> Result<World> {
-        let place = environment::read(&|name| std::env::var(name).ok())?;
-        let Some(address) = place.store.as_deref().filter(|_| place.size > 1) else {
+        let assignment = environment::read(&|name| std::env::var(name).ok())?;
+        let Some(address) = assignment.store.as_deref().filter(|_| assignment.size > 1) else {
             let store = Arc::new(MemoryStore::new());
-            return self.build(Mesh::alone(), store, None, place.local_rank, Deadline::NEVER);
+            return self.build(Mesh::alone(), store, None, assignment.local_rank, Deadline::NEVER);
         };
         let deadline = self.deadline()?.start();
-        let (store, server) = join_store(address, &place, deadline)?;
-        self.connect(place.rank, place.size, store, server, place.local_rank, deadline)
+        let (store, server) = join_store(address, &assignment, deadline)?;
+        self.connect(
+            assignment.rank,
+            assignment.size,
+            store,
+            server,
+            assignment.local_rank,
+            deadline,
+        )
     }
 
     /// Joins a job as the given rank, through a store that all its ranks reach. Collective over the job.
@@ -357,11 +364,11 @@ static HOSTED: Mutex<Vec<TcpServer>> = Mutex::new(Vec::new());
 /// The job's store: the launcher's, or our own if we are rank 0 and nobody else listens at the address.
 fn join_store(
     address: &str,
-    place: &Place,
+    assignment: &Assignment,
     deadline: Deadline,
 ) -> Result<(SharedStore, Option<TcpServer>)> {
     let mut server = None;
-    if place.rank == 0 && !place.store_is_hosted {
+    if assignment.rank == 0 && !assignment.store_is_hosted {
         match TcpServer::bind_by(address, deadline) {
             // Later worlds of the job find the store where they expect it; a socket file must not outlive its world.
             Ok(bound) if bound.local_addr().is_some() => {
@@ -374,7 +381,7 @@ fn join_store(
             Err(e) => return Err(e),
         }
     }
-    let host = if place.store_is_hosted { "" } else { " (rank 0 is its host)" };
+    let host = if assignment.store_is_hosted { "" } else { " (rank 0 is its host)" };
     let store = TcpStore::connect_as(address, format!("store at {address}{host}"), deadline)?;
     // What waits without a deadline of its own waits no longer than anything else in this world.
     let limit = deadline.remaining().map(|left| left.saturating_add(deadline.elapsed()));

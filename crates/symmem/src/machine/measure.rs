@@ -236,7 +236,7 @@ impl Side<'_> {
         }
     }
 
-    fn meet_apart(&self) {
+    fn synchronize_apart(&self) {
         self.synchronize(1, spin_loop);
     }
 
@@ -250,7 +250,7 @@ impl Side<'_> {
     fn round(&self) -> Round {
         let mut round = Round { trip: self.trip(), ..Round::default() };
         for (i, &flags) in FLAGS.iter().enumerate() {
-            self.meet_apart();
+            self.synchronize_apart();
             let begin = Instant::now();
             (0..ROW).for_each(|_| self.synchronize(flags, spin_loop));
             round.exchange[i] = since(begin) / u64::from(ROW);
@@ -267,7 +267,7 @@ impl Side<'_> {
     fn trip(&self) -> u64 {
         let [theirs, ours] = [1 - self.me, self.me].map(|who| &self.table.ball[who].0);
         let last = ours.load(Ordering::Relaxed);
-        self.meet_apart();
+        self.synchronize_apart();
         let begin = Instant::now();
         for count in last + 1..=last + u64::from(ROW) {
             if self.me == 0 {
@@ -288,10 +288,10 @@ impl Side<'_> {
         let [own, theirs] = [self.me, 1 - self.me].map(|who| &self.table.stages[who][staging]);
         let part = &self.table.parts[self.me][..lines];
         part.iter().for_each(|line| line.write(self.epoch.get()));
-        self.meet_apart();
+        self.synchronize_apart();
         let begin = Instant::now();
         own.iter().zip(part).for_each(|(own, part)| own.write(part.read()));
-        self.meet_apart();
+        self.synchronize_apart();
         let (staged, begin) = (since(begin), Instant::now());
         for (part, theirs) in part.iter().zip(theirs) {
             part.write(part.read().wrapping_add(theirs.read()));
@@ -305,14 +305,14 @@ impl Side<'_> {
         let [own, theirs] = [self.me, 1 - self.me].map(|who| &self.table.parts[who]);
         own[..2 * lines].iter().for_each(|line| line.write(self.epoch.get()));
         let share = self.me * lines..(self.me + 1) * lines;
-        self.meet_apart();
+        self.synchronize_apart();
         let begin = Instant::now();
         for (own, theirs) in own[share.clone()].iter().zip(&theirs[share]) {
             let sum = own.read().wrapping_add(theirs.read());
             own.write(sum);
             theirs.write(sum);
         }
-        self.meet_apart();
+        self.synchronize_apart();
         since(begin)
     }
 
@@ -322,7 +322,7 @@ impl Side<'_> {
         let scratch = &self.table.scratch[self.me];
         own.iter().for_each(|line| line.write(self.epoch.get()));
         scratch.iter().rev().for_each(|line| line.write(self.epoch.get()));
-        self.meet_apart();
+        self.synchronize_apart();
         let begin = Instant::now();
         scratch.iter().zip(theirs).for_each(|(to, line)| to.write(line.read()));
         since(begin)

@@ -74,13 +74,13 @@ impl Shape {
 
 /// Where a block lies, as told to peers.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Place {
+pub(crate) struct SegmentRange {
     segment: u128,
     segment_bytes: usize,
     offset: usize,
 }
 
-impl Place {
+impl SegmentRange {
     fn is_level_with(&self, other: &Self) -> bool {
         (self.offset, self.segment_bytes) == (other.offset, other.segment_bytes)
     }
@@ -147,8 +147,12 @@ impl Block {
         &self.region
     }
 
-    pub(crate) fn place(&self) -> Place {
-        Place { segment: self.segment.id, segment_bytes: self.segment.bytes(), offset: self.offset }
+    pub(crate) fn range(&self) -> SegmentRange {
+        SegmentRange {
+            segment: self.segment.id,
+            segment_bytes: self.segment.bytes(),
+            offset: self.offset,
+        }
     }
 
     pub(crate) fn mapping(&self, group: u128) -> Option<Arc<Mapping>> {
@@ -227,7 +231,7 @@ pub(crate) struct Mapping {
     barriers: Mutex<HashMap<usize, Arc<Progress>>>,
     /// By rank in the group; our own block at our own place.
     blocks: Vec<Region>,
-    places: Vec<Place>,
+    places: Vec<SegmentRange>,
     shape: Shape,
     group: Weak<dyn Send + Sync>,
 }
@@ -236,7 +240,7 @@ impl Mapping {
     pub(crate) fn new(
         number: u64,
         blocks: Vec<Region>,
-        places: Vec<Place>,
+        places: Vec<SegmentRange>,
         shape: Shape,
         group: Weak<dyn Send + Sync>,
     ) -> Self {
@@ -267,7 +271,7 @@ impl Mapping {
 
     /// The segments that the blocks lie in, by rank.
     pub(crate) fn segments(&self) -> Vec<u128> {
-        self.places.iter().map(|place| place.segment).collect()
+        self.places.iter().map(|range| range.segment).collect()
     }
 
     /// Who made it, for as long as that lives.
@@ -300,26 +304,26 @@ impl Mapping {
 pub(crate) struct Imports(Mutex<HashMap<(u128, Device), WeakRegion>>);
 
 impl Imports {
-    /// The peer's block at `place`, mapping its segment if need be.
+    /// The peer's block at `range`, mapping its segment if need be.
     pub(crate) fn block(
         &self,
         backend: &dyn Backend,
-        place: Place,
+        range: SegmentRange,
         exported: impl FnOnce() -> Result<Exported>,
         shape: Shape,
     ) -> Result<Region> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (place.segment, backend.device());
+        let key = (range.segment, backend.device());
         let segment = match known.get(&key).and_then(WeakRegion::upgrade) {
             Some(region) => region,
             None => {
-                let region = backend.import(exported()?, place.segment_bytes)?;
+                let region = backend.import(exported()?, range.segment_bytes)?;
                 known.retain(|_, region| region.upgrade().is_some());
                 known.insert(key, region.downgrade());
                 region
             }
         };
-        segment.part(place.offset, shape.total().unwrap_or(usize::MAX))
+        segment.part(range.offset, shape.total().unwrap_or(usize::MAX))
     }
 }
 

@@ -94,7 +94,7 @@ impl<P: Pads> Signals<P> {
     }
 
     /// Tells all ranks that this one gave up a call: from here on, calls do not pair up. The first one counts, on all
-    /// ranks. The caller has the turn of the sequence, or all are about to resynchronise.
+    /// ranks. The caller holds the channel of the sequence, or all are about to resynchronise.
     pub fn give_up(&self) {
         let ours = self.generation_bits() << RANK_BITS | (self.rank as u32 + 1);
         // Rank 0's pad decides, as in `poison`. A word of an earlier generation is as good as none.

@@ -120,7 +120,7 @@ impl Layout {
         self.slot(channel, source) + 3
     }
 
-    /// Bytes that fit into the line of a flag, for each of two epochs in turn.
+    /// Bytes that fit into the line of a flag, for each of two epochs in guard.
     pub(crate) const PAYLOAD: usize = 24;
 
     /// The first of the words that carry [`Layout::PAYLOAD`] bytes of the library's own channel.

@@ -8,16 +8,16 @@
 //! of its barriers carries what the rank calls, and what several barriers belong to is one call.
 
 mod agreement;
+mod guard;
 mod layout;
-mod turn;
 
 use std::cell::Cell;
 use std::time::Duration;
 
 use crate::sync::atomic::{AtomicBool, AtomicU32};
 use crate::sync::{Bell, Deadline, Ended, Expiry, Mutex, Ordering, Patience, Word, fence, poll_by};
+pub use guard::ChannelGuard;
 pub use layout::Layout;
-pub use turn::Turn;
 
 /// The pads of all ranks of a group, as one of them sees them.
 pub trait Pads: Send + Sync {
@@ -67,7 +67,7 @@ pub enum Stop {
 
 /// The call of a plain barrier.
 pub const BARRIER: u32 = 0;
-/// A call that peers do not know by a number: they find it in full in the caller's pad, see [`Turn::describe`].
+/// A call that peers do not know by a number: they find it in full in the caller's pad, see [`ChannelGuard::describe`].
 pub const IN_FULL: u32 = 1;
 
 /// We have left the last barrier, and all have reached it.
@@ -183,26 +183,30 @@ impl<P: Pads> Signals<P> {
         deadline: &mut Deadline,
         lost: impl FnMut(&dyn Fn(usize) -> bool) -> bool,
     ) -> Result<(), Stop> {
-        let turn = self.take_turn(channel, *deadline)?;
+        let guard = self.lock_channel(channel, *deadline)?;
         if let Some(rank) = self.out_of_step() {
             return Err(Stop::OutOfStep { rank });
         }
-        turn.exchange(BARRIER, None, deadline, lost).map(drop)
+        guard.exchange(BARRIER, None, deadline, lost).map(drop)
     }
 
     /// The right to use a channel, once no other thread of this rank has it.
     #[inline]
-    pub fn take_turn(&self, channel: usize, deadline: Deadline) -> Result<Turn<'_, P>, Stop> {
+    pub fn lock_channel(
+        &self,
+        channel: usize,
+        deadline: Deadline,
+    ) -> Result<ChannelGuard<'_, P>, Stop> {
         let count = &self.channels[channel];
         // Acquire: pairs with the release of the thread before us, whose counts we read.
         if count.busy.swap(true, Ordering::Acquire) {
-            self.await_turn(count, deadline)?;
+            self.await_channel(count, deadline)?;
         }
-        Ok(Turn { signals: self, channel, count })
+        Ok(ChannelGuard { signals: self, channel, count })
     }
 
     #[cold]
-    fn await_turn(&self, count: &Channel, deadline: Deadline) -> Result<(), Stop> {
+    fn await_channel(&self, count: &Channel, deadline: Deadline) -> Result<(), Stop> {
         let mut free = || (!count.busy.swap(true, Ordering::Acquire)).then_some(());
         poll_by(deadline, &mut free).map_err(|(why, after)| {
             let missing = vec![self.rank]; // another thread of our own holds the channel

@@ -33,11 +33,11 @@ fn what_was_written_counts_though_the_call_gave_up() {
     let group = group(2, 0);
     let staging = [SharedWord::new(0), SharedWord::new(0)];
     let exchange = |rank: usize, value: u32, limit: Duration| {
-        let turn = group[rank].take_turn(1, limit.into()).unwrap();
-        if !turn.is_unfinished() {
+        let guard = group[rank].lock_channel(1, limit.into()).unwrap();
+        if !guard.is_unfinished() {
             staging[rank].store(value, Ordering::Relaxed);
         }
-        let epoch = turn.exchange(7, None, &mut limit.into(), |_| false)?;
+        let epoch = guard.exchange(7, None, &mut limit.into(), |_| false)?;
         assert_eq!(epoch, 1);
         Ok(staging.each_ref().map(|word| word.load(Ordering::Relaxed)))
     };
@@ -47,8 +47,8 @@ fn what_was_written_counts_though_the_call_gave_up() {
 }
 
 fn call(rank: &Signals<PlainPads>, word: u32, limit: Duration) -> Result<(), Stop> {
-    let turn = rank.take_turn(rank.sequence(), limit.into())?;
-    turn.exchange(word, None, &mut limit.into(), |_| false).map(drop)
+    let guard = rank.lock_channel(rank.sequence(), limit.into())?;
+    guard.exchange(word, None, &mut limit.into(), |_| false).map(drop)
 }
 
 #[test]
@@ -107,9 +107,9 @@ fn the_same_call_in_full_is_the_same_and_another_is_not() {
         let group = group(2, 0);
         let calls: Vec<_> = std::thread::scope(|scope| {
             let run = |(rank, words): (&'_ Signals<PlainPads>, [u32; 16])| {
-                let turn = rank.take_turn(rank.sequence(), LONG.into()).unwrap();
-                turn.describe(&words);
-                turn.exchange(IN_FULL, None, &mut LONG.into(), |_| false).map(drop)
+                let guard = rank.lock_channel(rank.sequence(), LONG.into()).unwrap();
+                guard.describe(&words);
+                guard.exchange(IN_FULL, None, &mut LONG.into(), |_| false).map(drop)
             };
             let threads: Vec<_> =
                 group.iter().zip(words).map(|call| scope.spawn(move || run(call))).collect();

@@ -10,7 +10,7 @@ use super::pad::SignalPad;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Failed, Result};
 use crate::group::{Group, Memory, no_descriptor};
-use crate::memory::block::{Block, Mapping, Place};
+use crate::memory::block::{Block, Mapping, SegmentRange};
 use crate::memory::region::Region;
 use crate::memory::{Device, Exported, Multicast, Reach};
 
@@ -243,8 +243,8 @@ pub(crate) enum Ownership {
 
 /// What a rank tells of the memory that it offers.
 #[derive(Serialize, Deserialize)]
-struct Brought {
-    place: Place,
+struct Contribution {
+    range: SegmentRange,
     /// The rendezvous (group and number) by which peers may be reading it still. Whoever has a counterpart of
     /// that rendezvous must bring just that, which proves that it does not read.
     read_in: Option<(u128, u64)>,
@@ -268,17 +268,17 @@ fn map_all(block: &Arc<Block>, group: &Group, offer: &Offer) -> Result<Mapping> 
         ("signal pad size", format!("{} bytes", block.shape().pad)),
         ("placement of ranks", placement.map_or("none".into(), |n| format!("by rendezvous {n}"))),
     ];
-    let own = Brought { place: block.place(), read_in };
+    let own = Contribution { range: block.range(), read_in };
     let own = postcard::to_stdvec(&own).unwrap_or_default();
     let imports = &group.context().imports;
     let import = |rank: usize, brought: &[u8], memory: Option<Exported>| {
         if rank == group.rank() {
-            return Ok((block.region().clone(), block.place()));
+            return Ok((block.region().clone(), block.range()));
         }
-        let Brought { place, read_in } =
+        let Contribution { range, read_in } =
             postcard::from_bytes(brought).map_err(|e| Error::Protocol {
                 with: format!("rank {rank}"),
-                expected: "the place of its memory".into(),
+                expected: "where its memory lies".into(),
                 got: e.to_string(),
             })?;
         let besides = (!matches!(offer.ownership, Ownership::Address)).then_some(block);
@@ -287,8 +287,8 @@ fn map_all(block: &Arc<Block>, group: &Group, offer: &Offer) -> Result<Mapping> 
             return Err(group.usage(OP, expected, "another one while holding that".into()));
         }
         let exported = || memory.ok_or_else(no_descriptor);
-        let region = imports.block(backend.as_ref(), place, exported, block.shape())?;
-        Ok((region, place))
+        let region = imports.block(backend.as_ref(), range, exported, block.shape())?;
+        Ok((region, range))
     };
     let export = || {
         // From here on a peer may have it mapped, whatever becomes of this rendezvous.

@@ -135,7 +135,9 @@ mod tests {
                 together.wait();
                 // Both leave at the same moment, not when the barrier lets them.
                 go[own].store(true, Ordering::Release);
-                while !go[1 - own].load(Ordering::Acquire) {}
+                while !go[1 - own].load(Ordering::Acquire) {
+                    std::hint::spin_loop();
+                }
                 words[own].store(round, Ordering::Relaxed);
                 fence();
                 seen[own].store(words[1 - own].load(Ordering::Relaxed), Ordering::Relaxed);

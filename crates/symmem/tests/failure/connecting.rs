@@ -127,7 +127,7 @@ fn the_death_of_the_store_while_ranks_connect_is_told_soon() {
 }
 
 #[test]
-fn the_death_of_the_store_hurts_no_world_that_stands() {
+fn a_world_outlives_its_store() {
     let kill = |job: &mut symmem_testing::Job| {
         std::thread::sleep(ms(700));
         job.server = None;

@@ -139,8 +139,8 @@ impl Rank {
 
     /// A call without data.
     pub fn call(&self, call: u32, mut deadline: Deadline) -> Result<(), Stop> {
-        let turn = self.signals.take_turn(0, NEVER)?;
-        turn.exchange(call, None, &mut deadline, |_| false).map(drop)
+        let guard = self.signals.lock_channel(0, NEVER)?;
+        guard.exchange(call, None, &mut deadline, |_| false).map(drop)
     }
 
     /// A call in which each rank writes a value into its own place for the epoch, and reads those of all others. The
@@ -148,12 +148,12 @@ impl Rank {
     pub fn carry(&self, call: u32, mut deadline: Deadline) -> Result<u32, Stop> {
         let place = |of: usize, epoch: u32| 2 * of + (epoch & 1) as usize;
         let value = |of: usize, epoch: u32| 10 * epoch + of as u32;
-        let turn = self.signals.take_turn(0, NEVER)?;
-        if !turn.is_unfinished() {
-            let epoch = turn.next_epoch();
+        let guard = self.signals.lock_channel(0, NEVER)?;
+        if !guard.is_unfinished() {
+            let epoch = guard.next_epoch();
             self.data.write(place(self.rank, epoch), value(self.rank, epoch));
         }
-        let epoch = turn.exchange(call, None, &mut deadline, |_| false)?;
+        let epoch = guard.exchange(call, None, &mut deadline, |_| false)?;
         let other = 1 - self.rank;
         assert_eq!(self.data.read(place(other, epoch)), value(other, epoch));
         Ok(epoch)

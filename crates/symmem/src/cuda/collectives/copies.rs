@@ -7,7 +7,7 @@
 use crate::cuda::Algorithm;
 use crate::cuda::collectives::reductions;
 use crate::cuda::device::kernels::parameters;
-use crate::cuda::group::comm::Turn;
+use crate::cuda::group::comm::LaunchContext;
 use crate::cuda::group::layout::Pointers;
 use crate::cuda::stream::Stream;
 use crate::cuda::symmetric::{Symmetric, View, ViewMut};
@@ -57,33 +57,33 @@ impl<T: Number> Symmetric<T> {
         let own = (self.group().rank() * bytes) as u64;
         let blocks: Vec<usize> =
             (0..self.group().size()).map(|peer| gathered as usize + peer * bytes).collect();
-        self.enqueue(NAME, call, stream, |turn| {
-            self.barrier_in(&turn)?;
+        self.enqueue(NAME, call, stream, |context| {
+            self.barrier_in(&context)?;
             for (peer, from) in self.parts_in_turn() {
                 let to = gathered + (peer * bytes) as u64;
                 // SAFETY: our block of the peer's part; `gathered` has room for one of each rank.
                 unsafe { self.copy(to, from + own, bytes, stream) }?;
             }
-            self.reduce_gathered(&turn, op, Pointers::new(&blocks), out)
+            self.reduce_gathered(&context, op, Pointers::new(&blocks), out)
         })
     }
 
     /// Reduces `parts`, which all lie with this rank. All ranks synchronise in the kernel: their copies are made.
     fn reduce_gathered(
         &self,
-        turn: &Turn<'_>,
+        context: &LaunchContext<'_>,
         op: ReduceOp,
         parts: Pointers,
         out: ViewMut<'_, T>,
     ) -> Result<()> {
         let bytes = out.len * size_of::<T>();
         let (kernel, blocks) = self.shaped(reductions::<T>(), "reduce_pull", bytes)?;
-        let (mut group, mut parts, mut to, mut op) = (turn.group, parts, out.address, op as u32);
+        let (mut group, mut parts, mut to, mut op) = (context.group, parts, out.address, op as u32);
         let (mut first, mut rows, mut active) = (0_u64, 1_u64, 1_u32);
         let (mut columns, mut pitch) = (out.len as u64, out.len as u64);
         let list = parameters![group, parts, to, first, rows, columns, pitch, active, op];
         // SAFETY: the kernel's parameters in order; each part and `out` have as many elements.
-        unsafe { self.launch(kernel, blocks, turn.place, list) }
+        unsafe { self.launch(kernel, blocks, context.target, list) }
     }
 }
 
@@ -104,14 +104,14 @@ impl<T: Element> Symmetric<T> {
         self.check_out(NAME, self.len() * self.group().size(), out.len)?;
         let call = self.digest(NAME, &[self.len(), algorithm as usize]);
         let bytes = self.len() * size_of::<T>();
-        self.enqueue(NAME, call, stream, |turn| {
-            self.barrier_in(&turn)?;
+        self.enqueue(NAME, call, stream, |context| {
+            self.barrier_in(&context)?;
             for (peer, from) in self.parts_in_turn() {
                 let to = out.address + (peer * bytes) as u64;
                 // SAFETY: all of a peer's part; `out` has room for one of each rank.
                 unsafe { self.copy(to, from, bytes, stream) }?;
             }
-            self.barrier_in(&turn)
+            self.barrier_in(&context)
         })
     }
 
@@ -144,14 +144,14 @@ impl<T: Element> Symmetric<T> {
         let call = self.digest(NAME, &[from.len, Algorithm::CopyEngine as usize]);
         let bytes = from.len * size_of::<T>();
         let at = (self.group().rank() * bytes) as u64;
-        self.enqueue(NAME, call, stream, |turn| {
-            self.barrier_in(&turn)?;
+        self.enqueue(NAME, call, stream, |context| {
+            self.barrier_in(&context)?;
             let each = || self.parts_in_turn().map(|(_, part)| part).collect();
             for part in all.map_or_else(each, |all| vec![all]) {
                 // SAFETY: all parts hold a block of that many bytes for each rank.
                 unsafe { self.copy(part + at, from.address, bytes, stream) }?;
             }
-            self.barrier_in(&turn)
+            self.barrier_in(&context)
         })
     }
 

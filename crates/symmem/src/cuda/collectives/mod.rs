@@ -14,10 +14,10 @@ use std::ffi::c_void;
 
 use crate::cuda::Algorithm;
 use crate::cuda::device::kernels::{BuiltIn, parameters};
-use crate::cuda::group::comm::Turn;
+use crate::cuda::group::comm::LaunchContext;
 use crate::cuda::group::layout::{FLAGGED, GroupParameter};
 use crate::cuda::stream::replays::{Launched, Replays};
-use crate::cuda::stream::{Place, Stream};
+use crate::cuda::stream::{Stream, Target};
 use crate::cuda::symmetric::{Symmetric, ViewMut};
 use crate::dtype::{Element, Number, ReduceOp};
 use crate::error::{Error, Result};
@@ -125,14 +125,14 @@ impl<T: Number> Symmetric<T> {
         let call = self.digest(NAME, &agreed);
         let (mut parts, mut first, mut length) = (self.parts, 0_u64, self.len() as u64);
         let (mut op, mut backwards) = (op as u32, u32::from(self.backwards));
-        self.enqueue(NAME, call, stream, |turn| {
+        self.enqueue(NAME, call, stream, |context| {
             let (kernel, blocks) = self.shaped(reductions::<T>(), name, share)?;
-            let mut group = turn.group;
+            let mut group = context.group;
             let list = parameters![group, parts, first, length, op, backwards, draws];
             // Only the kernel that goes both ways has parameters for that.
             let list = if turns { &mut list[..] } else { &mut list[..5] };
             // SAFETY: the kernel's parameters in order; it touches `length` elements of all parts.
-            unsafe { self.launch(kernel, blocks, turn.place, list) }
+            unsafe { self.launch(kernel, blocks, context.target, list) }
         })
     }
 
@@ -220,20 +220,20 @@ impl<T: Number> Symmetric<T> {
         }
         let (mut length, mut op, from) = (to.len as u64, op as u32, self.view());
         let (mut from, mut to) = (from.address, to.address);
-        self.enqueue(name, call, stream, |turn| {
-            let mut group = turn.group;
+        self.enqueue(name, call, stream, |context| {
+            let mut group = context.group;
             let shape = flagged(bytes, ranks);
             let kernel = self.gpu.kernel(reductions::<T>(), kernel, shape.1)?;
             let blocks = shape.0.min(self.together(kernel));
             let launched = Launched::new(kernel, blocks, &group, [from, to, length, op.into()]);
-            let launch = |place: Place<'_>| {
+            let launch = |target: Target<'_>| {
                 let list = parameters![group, from, to, length, op];
                 // SAFETY: the kernel's parameters in order; our part has `length` elements, or as many for each rank.
-                unsafe { self.launch(kernel, blocks, place, list) }
+                unsafe { self.launch(kernel, blocks, target, list) }
             };
-            let replays = turn.replays.filter(|_| bytes <= REPLAYED);
+            let replays = context.replays.filter(|_| bytes <= REPLAYED);
             // SAFETY: likewise; what the group's parameter has else is the same in all its calls.
-            unsafe { Replays::launch(replays, launched, turn.place, launch) }
+            unsafe { Replays::launch(replays, launched, context.target, launch) }
         })
     }
 
@@ -263,12 +263,12 @@ impl<T: Number> Symmetric<T> {
             [first, rows, columns, pitch].map(|n| n as u64);
         let (mut to, mut active, mut op) = (out.address, u32::from(active), op as u32);
         let mut parts = self.parts;
-        self.enqueue(name, call, stream, |turn| {
+        self.enqueue(name, call, stream, |context| {
             let (kernel, blocks) = self.shaped(reductions::<T>(), "reduce_pull", bytes)?;
-            let mut group = turn.group;
+            let mut group = context.group;
             let list = parameters![group, parts, to, first, rows, columns, pitch, active, op];
             // SAFETY: the kernel's parameters in order; the rows lie within all parts, and `out` has as many elements.
-            unsafe { self.launch(kernel, blocks, turn.place, list) }
+            unsafe { self.launch(kernel, blocks, context.target, list) }
         })
     }
 
@@ -323,28 +323,28 @@ impl<T: Element> Symmetric<T> {
     pub fn barrier(&self, stream: &Stream) -> Result<()> {
         const NAME: &str = "barrier";
         let call = self.digest(NAME, &[]);
-        self.enqueue(NAME, call, stream, |turn| {
-            let (kernel, group) = (self.barrier_kernel()?, turn.group);
+        self.enqueue(NAME, call, stream, |context| {
+            let (kernel, group) = (self.barrier_kernel()?, context.group);
             let launched = Launched::new(kernel, 1, &group, [0; 4]);
-            let launch = |place: Place<'_>| self.launch_barrier(kernel, group, place);
+            let launch = |target: Target<'_>| self.launch_barrier(kernel, group, target);
             // SAFETY: the kernel gets the group's parameter alone.
-            unsafe { Replays::launch(turn.replays, launched, turn.place, launch) }
+            unsafe { Replays::launch(context.replays, launched, context.target, launch) }
         })
     }
 
     /// One block of each rank synchronises with the others.
-    pub(crate) fn barrier_in(&self, turn: &Turn<'_>) -> Result<()> {
-        self.launch_barrier(self.barrier_kernel()?, turn.group, turn.place)
+    pub(crate) fn barrier_in(&self, context: &LaunchContext<'_>) -> Result<()> {
+        self.launch_barrier(self.barrier_kernel()?, context.group, context.target)
     }
 
     fn launch_barrier(
         &self,
         kernel: BuiltIn,
         mut group: GroupParameter,
-        place: Place<'_>,
+        target: Target<'_>,
     ) -> Result<()> {
         // SAFETY: the kernel's parameter; it touches the pads alone.
-        unsafe { self.launch(kernel, 1, place, parameters![group]) }
+        unsafe { self.launch(kernel, 1, target, parameters![group]) }
     }
 
     fn barrier_kernel(&self) -> Result<BuiltIn> {
@@ -365,15 +365,15 @@ impl<T: Element> Symmetric<T> {
         let call = self.digest(name, &[len, root.unwrap_or(usize::MAX)]);
         let (mut out, mut first, mut bytes) = (out, 0_u64, (len * size_of::<T>()) as u64);
         let mut parts = self.parts;
-        self.enqueue(name, call, stream, |turn| {
+        self.enqueue(name, call, stream, |context| {
             let (kernel, blocks) = self.shaped("move", name, bytes as usize)?;
-            let mut group = turn.group;
+            let mut group = context.group;
             let mut root_parameter = root.unwrap_or(0) as u32;
             let list = parameters![group, parts, out, first, bytes, root_parameter];
             // The kernels without a root have no parameter for it.
             let list = if root.is_some() { &mut list[..] } else { &mut list[..5] };
             // SAFETY: the kernel's parameters in order; blocks of that many bytes lie within all parts and `out`.
-            unsafe { self.launch(kernel, blocks, turn.place, list) }
+            unsafe { self.launch(kernel, blocks, context.target, list) }
         })
     }
 
@@ -382,7 +382,7 @@ impl<T: Element> Symmetric<T> {
         name: &'static str,
         call: u32,
         stream: &Stream,
-        launch: impl FnOnce(Turn<'_>) -> Result<()>,
+        launch: impl FnOnce(LaunchContext<'_>) -> Result<()>,
     ) -> Result<()> {
         self.comm.enqueue(self.group(), name, call, stream, launch)
     }
@@ -393,11 +393,11 @@ impl<T: Element> Symmetric<T> {
         &self,
         kernel: BuiltIn,
         blocks: u32,
-        place: Place<'_>,
+        target: Target<'_>,
         parameters: &mut [*mut c_void],
     ) -> Result<()> {
         // SAFETY: as the caller promises.
-        unsafe { self.gpu.launch(kernel, blocks, self.comm.ranks_per_device, place, parameters) }
+        unsafe { self.gpu.launch(kernel, blocks, self.comm.ranks_per_device, target, parameters) }
     }
 
     /// The kernel `name` of a file for work on so many bytes of this rank, and its blocks: enough to keep the device busy, and

@@ -106,12 +106,12 @@ impl<T: Element> Symmetric<T> {
         let call = self.digest(NAME, &[op as usize, Algorithm::Multimem as usize]);
         let work = (self.len() * size_of::<T>()).div_ceil(self.group().size());
         let (mut parts, mut first, mut length) = (self.parts, 0_u64, self.len() as u64);
-        self.enqueue(NAME, call, stream, |turn| {
+        self.enqueue(NAME, call, stream, |context| {
             let (kernel, blocks) = self.shaped(file, "multimem_all_reduce", work)?;
-            let mut group = turn.group;
+            let mut group = context.group;
             let list = parameters![group, parts, all, first, length];
             // SAFETY: the kernel's parameters in order; it touches `length` elements of all parts.
-            unsafe { self.launch(kernel, blocks, turn.place, list) }
+            unsafe { self.launch(kernel, blocks, context.target, list) }
         })
     }
 
@@ -132,12 +132,12 @@ impl<T: Element> Symmetric<T> {
         let [mut first, mut rows, mut columns, mut pitch] =
             [first, rows, columns, pitch].map(|n| n as u64);
         let (mut to, mut active, mut parts) = (out.address, u32::from(active), self.parts);
-        self.enqueue(name, call, stream, |turn| {
+        self.enqueue(name, call, stream, |context| {
             let (kernel, blocks) = self.shaped(file, "multimem_reduce_pull", bytes)?;
-            let mut group = turn.group;
+            let mut group = context.group;
             let list = parameters![group, parts, all, to, first, rows, columns, pitch, active];
             // SAFETY: the kernel's parameters in order; the rows lie within all parts, and `out` has as many elements.
-            unsafe { self.launch(kernel, blocks, turn.place, list) }
+            unsafe { self.launch(kernel, blocks, context.target, list) }
         })
     }
 
@@ -152,14 +152,14 @@ impl<T: Element> Symmetric<T> {
         let call = self.digest(NAME, &[from.len, Algorithm::Multimem as usize]);
         let (mut parts, mut input, mut first) = (self.parts, from.address, 0_u64);
         let mut bytes = (from.len * size_of::<T>()) as u64;
-        self.enqueue(NAME, call, stream, |turn| {
+        self.enqueue(NAME, call, stream, |context| {
             // It moves bytes, of whatever type.
             let (kernel, blocks) =
                 self.shaped("multimem_f32", "multimem_all_gather", bytes as usize)?;
-            let mut group = turn.group;
+            let mut group = context.group;
             let list = parameters![group, parts, all, input, first, bytes];
             // SAFETY: the kernel's parameters in order; all parts hold a block of that many bytes for each rank.
-            unsafe { self.launch(kernel, blocks, turn.place, list) }
+            unsafe { self.launch(kernel, blocks, context.target, list) }
         })
     }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::collectives::{block_len, check_len};
 use crate::cuda::device::gpu::Gpu;
 use crate::cuda::device::kernels::parameters;
-use crate::cuda::group::comm::Turn;
+use crate::cuda::group::comm::LaunchContext;
 use crate::cuda::stream::Stream;
 use crate::cuda::symmetric::{Buffer, Symmetric, ViewMut};
 use crate::dtype::Element;
@@ -129,7 +129,7 @@ impl Rows {
             out: out.address,
             received: received.address,
         };
-        x.comm.enqueue(group, self.name, call, stream, |turn| launch.both(x, splits, &turn))
+        x.comm.enqueue(group, self.name, call, stream, |context| launch.both(x, splits, &context))
     }
 
     /// The number of experts as the kernels take it, if all is as it should be.
@@ -170,9 +170,9 @@ impl Launch {
         mut self,
         x: &Symmetric<T>,
         splits: &Symmetric<i64>,
-        turn: &Turn<'_>,
+        context: &LaunchContext<'_>,
     ) -> Result<()> {
-        let mut group = turn.group;
+        let mut group = context.group;
         let plan = x.gpu.kernel("rows", "all_to_all_v_plan", THREADS)?;
         let bytes = (self.out_rows * self.row_bytes) as usize;
         let (fetch, blocks) = x.shaped("rows", "all_to_all_v", bytes)?;
@@ -188,7 +188,7 @@ impl Launch {
             self.align,
         ];
         // SAFETY: the kernel's parameters in order; tables and words are as long as it takes for so many experts.
-        unsafe { x.launch(plan, 1, turn.place, list) }?;
+        unsafe { x.launch(plan, 1, context.target, list) }?;
         let list = parameters![
             group,
             parts,
@@ -201,7 +201,7 @@ impl Launch {
             self.out_rows,
         ];
         // SAFETY: the kernel's parameters in order; it moves what the plan found to lie within the parts and `out`.
-        unsafe { x.launch(fetch, blocks, turn.place, list) }
+        unsafe { x.launch(fetch, blocks, context.target, list) }
     }
 }
 

@@ -248,16 +248,16 @@ impl<T: Number> Symmetric<T> {
         terms.extend(agreed);
         let call = self.digest(name, &terms);
         let (mut parts, mut op) = (self.parts, op as u32);
-        self.enqueue(name, call, stream, |turn| {
+        self.enqueue(name, call, stream, |context| {
             let kernel = if by_switch { "multimem_reduce_tiles" } else { "reduce_tiles" };
             let (kernel, blocks) = self.shaped(file, kernel, work * size_of::<T>())?;
-            let mut group = turn.group;
+            let mut group = context.group;
             let list = match by_switch {
                 true => parameters![group, parts, all, tiles],
                 false => parameters![group, parts, tiles, op],
             };
             // SAFETY: the kernel's parameters in order; tiles lie within all parts, and outputs have room for them.
-            unsafe { self.launch(kernel, blocks, turn.place, list) }
+            unsafe { self.launch(kernel, blocks, context.target, list) }
         })
     }
 }
@@ -299,12 +299,12 @@ impl<T: Element> Symmetric<T> {
             [first, each, pitch, of_rank, out_pitch].map(|n| n * bytes as u64);
         let (mut parts, mut to) = (self.parts, out.address);
         let work = self.len() * bytes;
-        self.enqueue(NAME, call, stream, |turn| {
+        self.enqueue(NAME, call, stream, |context| {
             let (kernel, blocks) = self.shaped("rows", "all_to_all_nd", work)?;
-            let mut group = turn.group;
+            let mut group = context.group;
             let list = parameters![group, parts, to, first, count, each, pitch, of_rank, out_pitch];
             // SAFETY: the kernel's parameters in order; the rows lie within all parts, and `out` has as many elements.
-            unsafe { self.launch(kernel, blocks, turn.place, list) }
+            unsafe { self.launch(kernel, blocks, context.target, list) }
         })
     }
 

@@ -11,7 +11,7 @@ use symmem_sys::cuda::{Context, Driver, Function, Launch, Module};
 
 use crate::cuda::device::gpu::Gpu;
 use crate::cuda::device::occupancy::Grids;
-use crate::cuda::stream::Place;
+use crate::cuda::stream::Target;
 use crate::error::{Error, Result};
 
 /// All PTX, compressed as a whole: each file after a line with its name and length.
@@ -131,19 +131,19 @@ impl Gpu {
         kernel: BuiltIn,
         blocks: u32,
         ranks_per_device: usize,
-        place: Place<'_>,
+        target: Target<'_>,
         parameters: &mut [*mut c_void],
     ) -> Result<()> {
-        let stream = place.stream;
-        let place = (stream.id(), place.capture);
+        let stream = target.stream;
+        let target = (stream.id(), target.capture);
         let mut launch = Launch::new(kernel.function, blocks, kernel.threads, stream.raw());
         let grids = Grids { blocks: blocks * ranks_per_device as u32, fit: kernel.fit };
-        launch.programmatic = self.occupancy().enter(place, grids) && kernel.early;
+        launch.programmatic = self.occupancy().enter(target, grids) && kernel.early;
         let launched = self.call(|driver| {
             // SAFETY: as the caller promises.
             unsafe { driver.launch(&launch, parameters) }
         });
-        launched.inspect_err(|_| self.occupancy().forget(place))
+        launched.inspect_err(|_| self.occupancy().forget(target))
     }
 }
 

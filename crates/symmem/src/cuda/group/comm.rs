@@ -17,9 +17,9 @@ use crate::cuda::group::failures::default_limit;
 use crate::cuda::group::layout::{GroupParameter, MAX_BLOCKS, MAX_RANKS, Pointers, pad_bytes};
 use crate::cuda::group::mailbox::{Mailbox, Note, RESYNC, TOLD};
 use crate::cuda::stream::graph::note_use;
-use crate::cuda::stream::order::Order;
+use crate::cuda::stream::order::StreamOrder;
 use crate::cuda::stream::replays::Replays;
-use crate::cuda::stream::{Event, Place, Stream};
+use crate::cuda::stream::{Event, Stream, Target};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::group::{Context, Group, WeakGroup, op_code};
@@ -72,16 +72,16 @@ pub(crate) struct Comm {
     pads: Option<(Arc<Block>, Arc<Mapping>)>,
 }
 
-/// A group's turn in a stream: what its kernel gets, and where it goes.
-pub(crate) struct Turn<'a> {
+/// One launch of a group: what its kernel gets, and where it goes.
+pub(crate) struct LaunchContext<'a> {
     pub(crate) group: GroupParameter,
-    pub(crate) place: Place<'a>,
+    pub(crate) target: Target<'a>,
     /// For a kernel that runs for a shorter time than its launch takes the host, where replaying it is quicker.
     pub(in crate::cuda) replays: Option<&'a mut Replays>,
 }
 
 struct State {
-    order: Order,
+    order: StreamOrder,
     replays: Replays,
 }
 
@@ -106,7 +106,7 @@ impl Comm {
         let (places, own) = gather_placements(group, gpu, Own::new(group, gpu))?;
         let Own { block, mailbox, events, default_limit } = own;
         let (neighbours, ranks_per_device) = (most_on_one(&places), ranks_per_device(&places));
-        let able: Vec<bool> = places.iter().map(|place| place.has_fabric).collect();
+        let able: Vec<bool> = places.iter().map(|target| target.has_fabric).collect();
         let mapped = match apart {
             None => Some(map_pads(group, &block, &able)?),
             Some(_) => None,
@@ -139,7 +139,7 @@ impl Comm {
             mailbox: Some(mailbox),
             members: group.world_ranks().to_vec(),
             state: Mutex::new(State {
-                order: Order::new(gpu, events),
+                order: StreamOrder::new(gpu, events),
                 replays: Replays::default(),
             }),
             told: AtomicBool::new(false),
@@ -192,7 +192,7 @@ impl Comm {
         op: &'static str,
         call: u32,
         stream: &Stream,
-        launch: impl FnOnce(Turn<'_>) -> Result<()>,
+        launch: impl FnOnce(LaunchContext<'_>) -> Result<()>,
     ) -> Result<()> {
         self.check_together(group, op)?;
         self.check_stream(group, op, stream)?;
@@ -200,19 +200,19 @@ impl Comm {
         group.check_whole(op)?;
         self.check(group, op)?;
         note_use(&self.me);
-        let place = state.order.after_last(group, op, stream)?;
+        let target = state.order.after_last(group, op, stream)?;
         let timeout = self.limit(group);
         let group = GroupParameter { op: op_code(op), call, timeout, ..self.parameter };
         // Several processes' graphs a device takes up one after the other.
-        let may = place.capture.is_none() && self.ranks_per_device <= 2;
-        launch(Turn { group, place, replays: may.then_some(&mut state.replays) })?;
-        state.order.is_last(place);
+        let may = target.capture.is_none() && self.ranks_per_device <= 2;
+        launch(LaunchContext { group, target, replays: may.then_some(&mut state.replays) })?;
+        state.order.is_last(target);
         Ok(())
     }
 
     /// Before something goes there that waits for peers, and for which the group's next kernel must not wait.
-    pub(crate) fn mark_before(&self, place: Place<'_>) {
-        self.state().order.mark_last(place);
+    pub(crate) fn mark_before(&self, target: Target<'_>) {
+        self.state().order.mark_last(target);
     }
 
     /// Has `work` put something into `stream` that does not synchronise with the group's kernels, and is not ordered with them.

@@ -21,7 +21,7 @@ pub struct Stream {
 
 /// Where something is put: into a stream, or into the capture that notes what is put there.
 #[derive(Clone, Copy)]
-pub(crate) struct Place<'a> {
+pub(crate) struct Target<'a> {
     pub(crate) stream: &'a Stream,
     /// The number of the capture.
     pub(crate) capture: Option<u64>,
@@ -90,8 +90,8 @@ impl Stream {
     }
 
     /// Where what is put into it goes now.
-    pub(crate) fn place(&self) -> Result<Place<'_>> {
-        Ok(Place { stream: self, capture: self.captured_by()? })
+    pub(crate) fn target(&self) -> Result<Target<'_>> {
+        Ok(Target { stream: self, capture: self.captured_by()? })
     }
 
     /// The number of the capture that notes what is put into it, if one does.

@@ -1,12 +1,12 @@
 //! The order of a group's kernels, which synchronise on the same pads: one after the other, whatever their streams.
 
 use crate::cuda::device::gpu::{Gpu, StreamId};
-use crate::cuda::stream::{Event, Place, Stream};
+use crate::cuda::stream::{Event, Stream, Target};
 use crate::error::Result;
 use crate::group::Group;
 
 /// Where a group's last kernels are.
-pub(crate) struct Order {
+pub(crate) struct StreamOrder {
     gpu: Gpu,
     /// Of what runs, and of what captures have noted: what was noted last may never run, and is not behind what runs.
     ran: Trace,
@@ -24,16 +24,16 @@ struct Trace {
     recorded: bool,
 }
 
-impl Order {
+impl StreamOrder {
     pub(crate) fn new(gpu: &Gpu, events: [Event; 2]) -> Self {
         let [ran, noted] = events.map(|event| Trace { last: None, event, recorded: false });
         Self { gpu: gpu.clone(), ran, noted, used: Vec::new() }
     }
 
     /// The device, and the last kernel of those that go to such a place.
-    fn trace(&mut self, place: Place<'_>) -> (&Gpu, &mut Trace) {
+    fn trace(&mut self, target: Target<'_>) -> (&Gpu, &mut Trace) {
         let Self { gpu, ran, noted, .. } = self;
-        (gpu, if place.capture.is_none() { ran } else { noted })
+        (gpu, if target.capture.is_none() { ran } else { noted })
     }
 
     /// Has what follows in `to` come after the group's last kernel; and where that is.
@@ -42,11 +42,11 @@ impl Order {
         group: &Group,
         op: &'static str,
         to: &'a Stream,
-    ) -> Result<Place<'a>> {
-        let place = to.place()?;
-        let now = (to.id(), place.capture);
+    ) -> Result<Target<'a>> {
+        let target = to.target()?;
+        let now = (to.id(), target.capture);
         self.check(group, op, now)?;
-        let (gpu, own) = self.trace(place);
+        let (gpu, own) = self.trace(target);
         // Both run, or both are noted in one graph: an event orders them.
         let before = own.last.filter(|last| last.0 != now.0 && last.1 == now.1);
         if let Some((stream, _)) = before {
@@ -64,7 +64,7 @@ impl Order {
         }
         own.last = Some(now);
         self.is_used(now.0);
-        Ok(place)
+        Ok(target)
     }
 
     /// Refuses what cannot be ordered.
@@ -87,20 +87,20 @@ impl Order {
     }
 
     /// Notes that the group's kernel is there now.
-    pub(crate) fn is_last(&mut self, place: Place<'_>) {
-        self.trace(place).1.recorded = false;
+    pub(crate) fn is_last(&mut self, target: Target<'_>) {
+        self.trace(target).1.recorded = false;
         // With one stream there is nobody to wait.
         if self.gpu.has_several_streams() {
-            self.mark_last(place);
+            self.mark_last(target);
         }
     }
 
     /// Marks where the last kernel is, if it is the last thing there, so that one in another stream waits for nothing that
     /// comes later in this one.
-    pub(crate) fn mark_last(&mut self, place: Place<'_>) {
-        let stream = place.stream;
-        let (gpu, trace) = self.trace(place);
-        if trace.recorded || trace.last != Some((stream.id(), place.capture)) {
+    pub(crate) fn mark_last(&mut self, target: Target<'_>) {
+        let stream = target.stream;
+        let (gpu, trace) = self.trace(target);
+        if trace.recorded || trace.last != Some((stream.id(), target.capture)) {
             return;
         }
         let marked = gpu.call(|driver| driver.event_record(trace.event.raw, stream.raw()));

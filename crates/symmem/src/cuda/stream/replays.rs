@@ -5,7 +5,7 @@
 use crate::cuda::device::gpu::Gpu;
 use crate::cuda::device::kernels::BuiltIn;
 use crate::cuda::group::layout::GroupParameter;
-use crate::cuda::stream::Place;
+use crate::cuda::stream::Target;
 use crate::cuda::stream::graph::Graph;
 use crate::error::Result;
 
@@ -58,17 +58,17 @@ impl Replays {
     pub(in crate::cuda) unsafe fn launch(
         replays: Option<&mut Self>,
         launched: Launched,
-        place: Place<'_>,
-        mut launch: impl FnMut(Place<'_>) -> Result<()>,
+        target: Target<'_>,
+        mut launch: impl FnMut(Target<'_>) -> Result<()>,
     ) -> Result<()> {
-        let Some(Self(known)) = replays else { return launch(place) };
-        let gpu = place.stream.gpu();
+        let Some(Self(known)) = replays else { return launch(target) };
+        let gpu = target.stream.gpu();
         let Some(at) = known.iter().position(|(known, _)| *known == launched) else {
             if known.len() == MOST {
                 gpu.at_liberty(|| known.pop());
             }
             known.push((launched, Times::Counted(1)));
-            return launch(place);
+            return launch(target);
         };
         // What comes more often moves up: it is found sooner, and others are forgotten first.
         let up = at.saturating_sub(1);
@@ -82,17 +82,17 @@ impl Replays {
         }
         match times {
             // SAFETY: the caller promises it of the kernel, which is all that there is in it.
-            Times::Noted(graph) => unsafe { graph.replay(place.stream) },
-            Times::Counted(_) | Times::Plain => launch(place),
+            Times::Noted(graph) => unsafe { graph.replay(target.stream) },
+            Times::Counted(_) | Times::Plain => launch(target),
         }
     }
 }
 
 /// A graph of what `launch` does, made aside: this thread may be capturing another stream.
-fn note(gpu: &Gpu, launch: &mut impl FnMut(Place<'_>) -> Result<()>) -> Times {
+fn note(gpu: &Gpu, launch: &mut impl FnMut(Target<'_>) -> Result<()>) -> Times {
     let graph = gpu.at_liberty(|| {
         let aside = gpu.stream()?;
-        aside.capture(|| launch(aside.place()?))
+        aside.capture(|| launch(aside.target()?))
     });
     match graph {
         Ok(graph) => Times::Noted(graph),

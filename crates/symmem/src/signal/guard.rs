@@ -1,24 +1,24 @@
-//! A barrier with data, by the one thread of a rank whose turn it is on a channel.
+//! A barrier with data, by the one thread of a rank that holds a channel.
 
 use super::{Channel, DONE, IN_FULL, LEFT_EARLY, Layout, Pads, Signals, Stop, Tiny, UNFINISHED};
 use crate::sync::{Deadline, Ended, Ordering, Word, current_core, fence};
 
 /// The right to use a channel, until dropped.
-pub struct Turn<'a, P: Pads> {
+pub struct ChannelGuard<'a, P: Pads> {
     pub(super) signals: &'a Signals<P>,
     pub(super) channel: usize,
     /// Our count of the channel's barriers.
     pub(super) count: &'a Channel,
 }
 
-impl<P: Pads> Drop for Turn<'_, P> {
+impl<P: Pads> Drop for ChannelGuard<'_, P> {
     #[inline]
     fn drop(&mut self) {
         self.count.busy.store(false, Ordering::Release);
     }
 }
 
-impl<P: Pads> Turn<'_, P> {
+impl<P: Pads> ChannelGuard<'_, P> {
     /// Whether we have reached a barrier and not left it, which the next exchange resumes.
     #[inline]
     pub fn is_unfinished(&self) -> bool {
@@ -31,7 +31,7 @@ impl<P: Pads> Turn<'_, P> {
         self.count.state.load(Ordering::Relaxed) == DONE
     }
 
-    /// The number of the barrier that [`Turn::exchange`] reaches, or has reached and resumes.
+    /// The number of the barrier that [`ChannelGuard::exchange`] reaches, or has reached and resumes.
     #[inline]
     pub fn next_epoch(&self) -> u32 {
         let epoch = self.count.epoch.load(Ordering::Relaxed);
@@ -55,7 +55,7 @@ impl<P: Pads> Turn<'_, P> {
     /// of them have come. After `GivenUp` the next exchange resumes this one.
     ///
     /// What a rank writes for epoch e it may overwrite for e + 2 and not before: whoever writes for e + 2 has passed e + 1,
-    /// which all ranks reach only when they have read e. So data is read while it is our turn: another thread of ours
+    /// which all ranks reach only when they have read e. So data is read while we hold the channel: another thread of ours
     /// would let peers go on.
     pub fn exchange(
         &self,
@@ -146,7 +146,7 @@ impl<P: Pads> Turn<'_, P> {
     }
 
     /// Whether all reach `epoch` within a short while, with the same `call`; then the barrier is done. Otherwise
-    /// [`Turn::await_agreement`] says what comes of it.
+    /// [`ChannelGuard::await_agreement`] says what comes of it.
     #[inline(always)] // what comes after the last flag is what the peers wait for next
     pub(crate) fn all_agree_soon(&self, call: u32, epoch: u32) -> bool {
         let (signals, channel) = (self.signals, self.channel);
