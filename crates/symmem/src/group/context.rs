@@ -12,8 +12,8 @@ use crate::memory::{Backend, Host, Process, Table};
 use crate::mesh::{Gone, Mesh, PeerObserver, Subject};
 use crate::signal::Layout;
 use crate::store::{SharedStore, TcpServer};
+use crate::sync::Ordering;
 use crate::sync::atomic::AtomicBool;
-use crate::sync::{Ordering, fence};
 
 pub(crate) struct Context {
     pub(crate) mesh: Mesh,
@@ -59,7 +59,6 @@ impl Context {
     ) -> Result<Self> {
         let pad_backend: Arc<dyn Backend> =
             if mesh.in_one_process() { Arc::new(Process) } else { Arc::new(Host) };
-        fence::prepare();
         let world: Arc<WorldPads> = Arc::default();
         // The first to be told of losses, so that every group finds them in the order that all ranks see.
         let observer: Weak<WorldPads> = Arc::downgrade(&world);

@@ -4,15 +4,15 @@
 //! for both: its [`heavy`] fence has the kernel run a fence on every core that runs a process of the world, and the
 //! [`light`] fence of the frequent side costs nothing.
 //!
-//! That needs every process to have registered with the kernel, which takes it 10 ms and more, so it is done beside the first
-//! calls. Until then, and wherever a rank of the group cannot make the system call, light fences are full ones.
+//! That needs a process that has registered with the kernel, as those do that join their first world before they start
+//! threads. In others, and wherever a rank of the group cannot make the system call, light fences are full ones.
 
 use super::Ordering;
 #[cfg(any(loom, not(target_arch = "x86_64")))]
 use super::atomic;
 
 #[cfg(all(test, not(loom)))]
-use kernel::is_registered;
+use kernel::register_now;
 #[cfg(not(loom))]
 pub(crate) use kernel::{can_be_heavy, heavy, light, prepare};
 #[cfg(loom)]
@@ -32,7 +32,8 @@ mod kernel {
         membarrier_query().contains_command(MembarrierCommand::GlobalExpedited)
     }
 
-    /// Makes the light fences of this process free, a little later.
+    /// Makes the light fences of this process free, if it has one thread: with more, the kernel takes 10 ms to seconds to
+    /// register, in which not even a kill ends the process.
     pub(crate) fn prepare() {
         /// A child registers for itself.
         static PROCESS: AtomicU32 = AtomicU32::new(0);
@@ -40,18 +41,18 @@ mod kernel {
         if PROCESS.swap(process, Ordering::AcqRel) == process {
             return;
         }
-        REGISTERED.store(false, Ordering::Relaxed);
-        let register = || {
-            let registered = membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok();
-            REGISTERED.store(registered, Ordering::Release);
-        };
-        // Without a thread fences stay full.
-        let _ = std::thread::Builder::new().name("symmem-fences".into()).spawn(register);
+        let threads = std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count);
+        REGISTERED.store(threads == 1 && register(), Ordering::Release);
     }
 
+    fn register() -> bool {
+        membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok()
+    }
+
+    /// Registers whatever it takes.
     #[cfg(test)]
-    pub(super) fn is_registered() -> bool {
-        REGISTERED.load(Ordering::Acquire)
+    pub(super) fn register_now() {
+        REGISTERED.store(register(), Ordering::Release);
     }
 
     /// Orders stores before it and loads after it against the [`heavy`] fences of others, if all of them `can_be_heavy`.
@@ -115,11 +116,9 @@ pub(crate) fn between_looks() {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::*;
     use std::sync::Barrier;
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-    use std::time::{Duration, Instant};
-
-    use super::*;
 
     const ROUNDS: usize = 20_000;
 
@@ -157,12 +156,7 @@ mod tests {
 
     #[test]
     fn a_light_and_a_heavy_fence_order_what_two_full_ones_do() {
-        prepare();
-        let begin = Instant::now();
-        while can_be_heavy() && !is_registered() {
-            assert!(begin.elapsed() < Duration::from_secs(60), "the kernel did not register us");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        register_now();
         let able = can_be_heavy();
         assert_eq!(both_missed(|| light(able), || assert_eq!(heavy(), able)), 0);
         assert_eq!(both_missed(|| light(false), || light(false)), 0);
