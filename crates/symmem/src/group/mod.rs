@@ -231,11 +231,16 @@ impl Group {
         }
     }
 
+    /// Bytes that take about as long to stage as a line takes to come over.
+    const LONG_TO_STAGE: usize = 1024;
+
     /// Says that this rank is about to make a call: see [`Signals::reach_out`].
     #[inline]
     pub(crate) fn reach_out(&self, call: &Call) {
-        // What is ready at once gains nothing from several peers' lines: the first is taken back before the last has come.
-        let gains = call.bytes() > Staging::TINY || self.size() == 2;
+        // The lines come while a longer message is being staged. Those of a short one would come too early, and the peers, who
+        // look at them already, would take them back.
+        let bytes = call.bytes();
+        let gains = bytes >= Self::LONG_TO_STAGE || (bytes <= Staging::TINY && self.size() == 2);
         if let Some(formed) = self.0.health.formed.get()
             && gains
         {
