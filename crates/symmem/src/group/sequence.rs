@@ -136,7 +136,7 @@ impl Group {
             let pending = Call::from_words(&load(&formed.sequence.pending));
             let word = formed.sequence.word(&pending);
             let mut other = Made { group: self, formed, call: &pending, word, deadline };
-            match other.exchange(guard, None) {
+            match other.exchange(guard, None, 1) {
                 Ok(_) => self.settle(formed, &pending, true),
                 // It failed here when it gave up, and now it is over on all ranks, which go on to this one.
                 Err(Error::Mismatch { .. }) => self.settle(formed, &pending, false),
@@ -264,14 +264,15 @@ impl Running<'_, '_> {
     /// staging buffers of all ranks, which stay as they are until the next exchange.
     #[inline(always)]
     pub(crate) fn exchange(&mut self, tiny: Option<&Tiny>) -> Result<Staging<'_>> {
-        let epoch = self.made.exchange(&self.guard, tiny)?;
+        let hints = self.made.formed.signals.hints();
+        let epoch = self.made.exchange(&self.guard, tiny, hints)?;
         Ok(self.made.staging(epoch))
     }
 
     /// A barrier of the call: what each rank wrote before is seen by all after.
     #[inline(always)]
     pub(crate) fn barrier(&mut self) -> Result<()> {
-        self.made.exchange(&self.guard, None).map(drop)
+        self.made.exchange(&self.guard, None, 1).map(drop)
     }
 
     /// Whether, after the call has failed with `error`, no rank can be or come to be at work in it: see [`Signals::is_void`].
@@ -307,12 +308,13 @@ impl<'a> Made<'a, '_> {
         &mut self,
         guard: &ChannelGuard<'_, RegionPads>,
         tiny: Option<&Tiny>,
+        hints: u32,
     ) -> Result<u32> {
         if self.word == IN_FULL && !guard.is_unfinished() {
             guard.describe(&pack(&self.call.words()));
         }
         let epoch = guard.arrive(self.word, tiny);
-        if !guard.all_agree_soon(self.word, epoch) {
+        if !guard.all_agree_soon(self.word, epoch, hints) {
             self.deadline = self.await_agreement(guard, epoch)?;
         }
         if self.word & CONTINUED == 0 {

@@ -1,7 +1,7 @@
 //! A barrier with data, by the one thread of a rank that holds a channel.
 
 use super::{Channel, DONE, IN_FULL, LEFT_EARLY, Layout, Pads, Signals, Stop, Tiny, UNFINISHED};
-use crate::sync::{Deadline, Ended, Ordering, Word, current_core, fence};
+use crate::sync::{Deadline, Ended, Ordering, Word, current_core, fence, pause};
 
 /// The right to use a channel, until dropped.
 pub struct ChannelGuard<'a, P: Pads> {
@@ -66,7 +66,7 @@ impl<P: Pads> ChannelGuard<'_, P> {
     ) -> Result<u32, Stop> {
         self.await_late(deadline, &mut lost)?;
         let epoch = self.arrive(call, tiny);
-        if !self.all_agree_soon(call, epoch) {
+        if !self.all_agree_soon(call, epoch, 1) {
             self.await_agreement(epoch, deadline, &mut lost)?;
         }
         Ok(epoch)
@@ -146,9 +146,9 @@ impl<P: Pads> ChannelGuard<'_, P> {
     }
 
     /// Whether all reach `epoch` within a short while, with the same `call`; then the barrier is done. Otherwise
-    /// [`ChannelGuard::await_agreement`] says what comes of it.
+    /// [`ChannelGuard::await_agreement`] says what comes of it. Passes so many spin-loop hints between two looks.
     #[inline(always)] // what comes after the last flag is what the peers wait for next
-    pub(crate) fn all_agree_soon(&self, call: u32, epoch: u32) -> bool {
+    pub(crate) fn all_agree_soon(&self, call: u32, epoch: u32, hints: u32) -> bool {
         let (signals, channel) = (self.signals, self.channel);
         if call == IN_FULL {
             return false; // more to compare than the words beside the flags
@@ -167,7 +167,7 @@ impl<P: Pads> ChannelGuard<'_, P> {
                     return difference == 0;
                 }
             }
-            signals.patience.pause();
+            pause(hints);
         }
         false
     }

@@ -15,7 +15,9 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use crate::sync::atomic::{AtomicBool, AtomicU32};
-use crate::sync::{Bell, Deadline, Ended, Expiry, Mutex, Ordering, Patience, Word, fence, poll_by};
+use crate::sync::{
+    Bell, Deadline, Ended, Expiry, Mutex, Ordering, Patience, Word, fence, pause, poll_by,
+};
 pub use guard::ChannelGuard;
 pub use layout::Layout;
 
@@ -161,6 +163,12 @@ impl<P: Pads> Signals<P> {
 
     pub(crate) fn pads(&self) -> (&P, Layout) {
         (&self.pads, self.layout)
+    }
+
+    /// How many spin-loop hints go between two looks at a flag that data comes with.
+    #[inline]
+    pub(crate) fn hints(&self) -> u32 {
+        self.patience.hints
     }
 
     /// The number of the channel that carries the sequence of calls.
@@ -449,7 +457,7 @@ impl<P: Pads> Signals<P> {
             if self.take_now(slot, from) {
                 return true;
             }
-            self.patience.pause();
+            pause(self.patience.hints);
         }
         false
     }

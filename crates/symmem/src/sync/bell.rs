@@ -17,8 +17,8 @@ pub(crate) struct Patience {
     yielding: Duration,
     /// How many of the looks come before anything else is prepared for a longer wait.
     pub(crate) soon: u32,
-    /// How many spin-loop hints go between two looks.
-    hints: u32,
+    /// How many spin-loop hints go between two looks at a flag that data comes with: its writer needs the line for longer.
+    pub(crate) hints: u32,
     /// There are more ranks than cores: whoever spins may keep the awaited rank from running.
     pub(crate) oversubscribed: bool,
 }
@@ -43,12 +43,12 @@ impl Patience {
             oversubscribed,
         }
     }
+}
 
-    /// Passes the time between two looks.
-    #[inline(always)]
-    pub(crate) fn pause(self) {
-        (0..self.hints).for_each(|_| std::hint::spin_loop());
-    }
+/// Passes the time between two looks.
+#[inline(always)]
+pub(crate) fn pause(hints: u32) {
+    (0..hints).for_each(|_| std::hint::spin_loop());
 }
 
 /// The core that this thread runs on, counted from one. It may have moved when the caller reads this.
@@ -118,11 +118,11 @@ impl<W: Word> Bell<'_, W> {
             }
             if !patience.oversubscribed {
                 // Now and then, in case the kernel has put the rank that is awaited on our core.
-                if look % YIELD_EVERY == 0 { yield_now() } else { patience.pause() }
+                if look % YIELD_EVERY == 0 { yield_now() } else { pause(patience.hints) }
             } else if in_the_way() {
                 yield_now();
             } else {
-                patience.pause();
+                pause(patience.hints);
             }
         }
         self.wait_long(patience, deadline, &mut ready, &mut broken, &mut in_the_way)

@@ -8,7 +8,7 @@ pub(crate) mod fence;
 mod word;
 
 pub use atomic::Ordering;
-pub(crate) use bell::{Bell, Ended, Patience, current_core};
+pub(crate) use bell::{Bell, Ended, Patience, current_core, pause};
 pub use deadline::{Deadline, Expiry};
 pub(crate) use deadline::{lock_by, poll_by};
 pub use word::Word;
