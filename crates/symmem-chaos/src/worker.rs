@@ -55,10 +55,6 @@ fn stalls() -> Vec<Event> {
 /// Reads commands from standard input until it ends.
 pub fn serve() -> anyhow::Result<()> {
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-    // A process that joins its first world before it has threads needs no full fences: every other one does.
-    if std::process::id().is_multiple_of(2) {
-        World::threads(1, drop)?;
-    }
     watch_the_machine();
     keep_in_memory();
     let threads = count_threads();

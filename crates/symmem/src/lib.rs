@@ -55,7 +55,7 @@ pub mod internals {
 #[doc(hidden)]
 pub mod model {
     pub use crate::signal::{Layout, Pads, Signals, Stop};
-    pub use crate::sync::{Ordering, Word};
+    pub use crate::sync::{LATE_STORES, Ordering, Word};
 }
 
 pub use collectives::Algorithm;

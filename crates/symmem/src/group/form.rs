@@ -17,7 +17,7 @@ use crate::memory::{Allocation, Exported};
 use crate::mesh::{Gone, Phase, Scope, Subject};
 use crate::signal::{Layout, Signals};
 use crate::sync::atomic::AtomicU32;
-use crate::sync::{Deadline, Expiry, Ordering, Patience, Setting, SharedWord, fence, lock_by};
+use crate::sync::{Deadline, Expiry, Ordering, Patience, Setting, SharedWord, lock_by};
 
 /// A group as its creator wants it.
 pub(super) struct Plan {
@@ -59,10 +59,8 @@ impl Plan {
 
     fn make_pad(&self, context: &Context, rank: usize) -> Result<(Arc<dyn Allocation>, Proposal)> {
         let pad = context.pad_backend.allocate(self.pad_bytes())?;
-        // Nobody else has the pad yet, and sending it orders these stores before all who get it.
-        let heavy = pad.region().words(4 * Layout::HEAVY, 1)?;
-        heavy.iter().for_each(|word| word.store(fence::can_be_heavy().into(), Ordering::Relaxed));
         if rank == 0 {
+            // Nobody else has the pad yet, and sending it orders these stores before all who get it.
             let rates = Costs::here().among(self.members.len(), machine::cores()).words();
             let words = pad.region().words(4 * Layout::RATES, rates.len())?;
             words.iter().zip(rates).for_each(|(word, rate)| word.store(rate, Ordering::Relaxed));

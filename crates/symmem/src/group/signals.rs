@@ -5,8 +5,7 @@ use super::form::Formed;
 use super::waiting::Waiting;
 use crate::error::Result;
 use crate::signal::Stop;
-use crate::sync::atomic::fence;
-use crate::sync::{Deadline, Ordering, SharedWord};
+use crate::sync::{Deadline, Ordering, SharedWord, before_ringing};
 
 /// What is done with a word, for errors.
 #[derive(Clone, Copy)]
@@ -120,7 +119,7 @@ impl Group {
         let signals = &self.formed()?.signals;
         // Release: pairs with the acquire in `await_in`.
         slot.store(value, Ordering::Release);
-        fence(Ordering::SeqCst); // pairs with the fence of a peer about to sleep, see `Bell`
+        before_ringing();
         signals.bell(to).ring_if_asleep();
         Ok(())
     }

@@ -14,7 +14,7 @@ use crate::error::{Error, Failed, Result};
 use crate::memory::{Backend, by_name};
 use crate::mesh::{Bootstrap, Mesh, connect};
 use crate::store::{MemoryStore, SharedStore, TcpServer, TcpStore};
-use crate::sync::{Deadline, fence};
+use crate::sync::Deadline;
 
 pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
@@ -164,7 +164,6 @@ impl WorldBuilder {
 
     /// See [`World::from_env`].
     pub fn join_env(self) -> Result<World> {
-        fence::prepare(); // before the first thread of ours
         let assignment = environment::read(&|name| std::env::var(name).ok())?;
         let Some(address) = assignment.store.as_deref().filter(|_| assignment.size > 1) else {
             let store = Arc::new(MemoryStore::new());
@@ -203,14 +202,12 @@ impl WorldBuilder {
                 got: rank.to_string(),
             });
         }
-        fence::prepare();
         let deadline = self.deadline()?.start();
         self.connect(rank, size, store, None, rank, deadline)
     }
 
     /// See [`World::threads`].
     pub fn threads<R: Send>(self, n: usize, f: impl Fn(World) -> R + Sync) -> Result<Vec<R>> {
-        fence::prepare();
         let store: SharedStore = Arc::new(MemoryStore::new());
         let (f, options) = (&f, &self);
         let run = |mesh: Mesh, store: SharedStore| {

@@ -4,7 +4,7 @@
 use std::sync::PoisonError;
 
 use super::{Layout, Pads, Signals, Stop};
-use crate::sync::{Deadline, Ended, Ordering, Word, atomic, fence};
+use crate::sync::{Deadline, Ended, Ordering, Word, atomic, before_ringing};
 
 /// Low bits of the `out` word: the rank that gave up, and one. Above them, the generation.
 const RANK_BITS: u32 = 16;
@@ -60,7 +60,7 @@ impl<P: Pads> Signals<P> {
     /// As `out_of_step`, for a rank that has seen all flags of a barrier and is about to go on: see [`Signals::is_void`].
     #[inline]
     pub fn given_up_meanwhile(&self) -> Option<usize> {
-        fence::between_looks();
+        atomic::fence(Ordering::SeqCst); // pairs with that in `is_void`
         self.out_of_step()
     }
 
@@ -137,14 +137,10 @@ impl<P: Pads> Signals<P> {
     /// Whether nobody has passed, or will pass, the barrier of the sequence that we have reached and gave up. The caller
     /// has called `give_up`, and whoever passes asks `given_up_meanwhile` after it has seen all flags.
     ///
-    /// A rank that passes publishes its flags, fences, sees all flags in its pad, fences again, and then finds no `out` word.
-    /// So both of its fences came before ours, and we see the flags that it published and those that it saw. The second fence
-    /// is for the flags of third ranks, which it saw after the first.
+    /// A rank that passes publishes its flags, sees all flags in its pad, fences, and then finds no `out` word. So its fence
+    /// came before ours, and we see the flags that it published and those that it saw.
     pub fn is_void(&self) -> bool {
-        // Pairs with the fences in `arrive` and `given_up_meanwhile`.
-        if !fence::heavy() && self.all_can_be_heavy {
-            return false; // some may have made do with light ones
-        }
+        atomic::fence(Ordering::SeqCst); // pairs with that in `given_up_meanwhile`
         let (channel, epoch) = (self.sequence(), self.epoch());
         let others = |rank: usize| (0..self.layout.ranks).filter(move |&r| r != rank);
         let sees_all = |rank| others(rank).all(|s| self.is_flagged(rank, channel, s, epoch));
@@ -182,7 +178,7 @@ impl<P: Pads> Signals<P> {
                 let word = self.pads.word(peer, self.layout.resync(self.rank));
                 word.store(round, Ordering::Release);
             }
-            atomic::fence(Ordering::SeqCst); // pairs with the fence of a peer about to sleep, see `Bell`
+            before_ringing();
             self.peers().for_each(|peer| self.bell(peer).ring_if_asleep());
         }
         let is_in_round = |rank: usize| self.is_in_round(rank, round);

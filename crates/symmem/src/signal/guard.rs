@@ -1,7 +1,7 @@
 //! A barrier with data, by the one thread of a rank that holds a channel.
 
 use super::{Channel, DONE, IN_FULL, LEFT_EARLY, Layout, Pads, Signals, Stop, Tiny, UNFINISHED};
-use crate::sync::{Deadline, Ended, Ordering, Word, current_core, fence, pause};
+use crate::sync::{Deadline, Ended, Ordering, Word, before_ringing, current_core, pause};
 
 /// The right to use a channel, until dropped.
 pub struct ChannelGuard<'a, P: Pads> {
@@ -127,8 +127,7 @@ impl<P: Pads> ChannelGuard<'_, P> {
             let slot = signals.pads.word(peer, layout.epoch(channel, rank));
             slot.store(epoch, Ordering::Release);
         }
-        // Pairs with the fence of a peer about to sleep, see `Bell`, and with that of one who gives up, see `is_void`.
-        fence::light(signals.all_can_be_heavy);
+        before_ringing();
         for peer in signals.peers() {
             signals.bell(peer).ring_if_asleep();
         }

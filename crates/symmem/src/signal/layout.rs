@@ -11,7 +11,6 @@
 //! | `description(e & 1)`   | rank r     | what r calls at epoch e, in full, where its peers do not know it by a number yet; rewritten as `call` is |
 //! | `given_up`             | rank r     | what r called when it gave up, in full |
 //! | `note(i)`              | rank r     | what a thread of r waits for, as text, for those who wait for r |
-//! | `heavy`                | rank r, before any peer has the pad | 1: r makes a heavy fence before it sleeps, see `sync::fence`; 0: it cannot |
 //! | `RATES` and following  | rank 0, in its own pad, before any peer has it | what all ranks plan with: see `Rates`; never changed |
 //! | `epoch(c, s)`          | rank s     | number of barriers on channel c that s has reached; only grows (modulo 2³²) |
 //! | `call(c, s, e & 1)`    | rank s     | what s called when it reached epoch e; rewritten only once r has reached e + 1 |
@@ -55,7 +54,6 @@ impl Layout {
     pub(super) const OUT: usize = Self::POISON + 1;
     pub(super) const COMING: usize = Self::POISON + 2;
     pub(crate) const FAREWELL: usize = Self::POISON + 3;
-    pub(crate) const HEAVY: usize = Self::POISON + 4;
     const DESCRIPTIONS: usize = 4 * SLOT;
     const NOTES: usize = Self::DESCRIPTIONS + 3 * Self::DESCRIPTION;
     const DECISIONS: usize = Self::NOTES + Self::THREADS * Self::NOTE;
@@ -146,7 +144,7 @@ impl Layout {
     #[cfg(any(test, loom))]
     pub fn used(self) -> Vec<usize> {
         let mut used = vec![Self::RINGS, Self::SLEEPERS, Self::POISON];
-        used.extend([Self::OUT, Self::COMING, Self::FAREWELL, Self::HEAVY]);
+        used.extend([Self::OUT, Self::COMING, Self::FAREWELL]);
         used.extend(Self::RATES..Self::RATES + Rates::WORDS);
         used.extend((0..self.ranks).flat_map(|rank| [self.loss(rank), self.resync(rank)]));
         for generation in 0..self.ranks {

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use crate::sync::atomic::{AtomicBool, AtomicU32};
 use crate::sync::{
-    Bell, Deadline, Ended, Expiry, Mutex, Ordering, Patience, Word, fence, pause, poll_by,
+    Bell, Deadline, Ended, Expiry, Mutex, Ordering, Patience, Word, before_ringing, pause, poll_by,
 };
 pub use guard::ChannelGuard;
 pub use layout::Layout;
@@ -103,8 +103,6 @@ pub struct Signals<P> {
     rank: usize,
     layout: Layout,
     patience: Patience,
-    /// Whether every rank can make a heavy fence before it sleeps, so that light ones are enough: see [`fence`].
-    all_can_be_heavy: bool,
     /// The users', and behind them the sequence of calls.
     channels: Vec<Channel>,
     /// How often the group was resynchronised.
@@ -124,14 +122,11 @@ impl<P: Pads> Signals<P> {
             state: AtomicU32::new(DONE),
             busy: AtomicBool::new(false),
         };
-        let all_can_be_heavy = (0..layout.ranks)
-            .all(|rank| pads.word(rank, Layout::HEAVY).load(Ordering::Relaxed) != 0);
         Self {
             pads,
             rank,
             layout,
             patience,
-            all_can_be_heavy,
             channels: std::iter::repeat_with(channel).take(layout.channels + 1).collect(),
             generation: AtomicU32::new(0),
             rounds: AtomicU32::new(0),
@@ -431,7 +426,7 @@ impl<P: Pads> Signals<P> {
         if !slot.replace(0, 1, Ordering::SeqCst) {
             return false;
         }
-        fence::after_replace(); // pairs with the fence of a peer about to sleep, see `Bell`
+        before_ringing();
         self.bell(to).ring_if_asleep();
         true
     }
@@ -445,7 +440,7 @@ impl<P: Pads> Signals<P> {
         if slot.load(Ordering::Relaxed) != 1 || !slot.replace(1, 0, Ordering::SeqCst) {
             return false;
         }
-        fence::after_replace(); // pairs with the fence of a putter about to sleep until the slot is free
+        before_ringing(); // a putter may sleep until the slot is free
         self.bell(from).ring_if_asleep();
         true
     }

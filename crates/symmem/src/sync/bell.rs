@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Deadline, Expiry, Ordering, Word, fence, yield_now};
+#[cfg(any(loom, not(target_arch = "x86_64")))]
+use super::atomic;
+use super::{Deadline, Expiry, Ordering, Word, yield_now};
 
 /// After so many looks, some microseconds, a wait yields once.
 const YIELD_EVERY: u32 = 256;
@@ -15,6 +17,8 @@ pub(crate) struct Patience {
     /// From then on, how long to spin, and how long to yield after that.
     spin: Duration,
     yielding: Duration,
+    /// How long to look once more after saying that the rank sleeps: see [`Bell`].
+    settle: Duration,
     /// How many of the looks come before anything else is prepared for a longer wait.
     pub(crate) soon: u32,
     /// How many spin-loop hints go between two looks at a flag that data comes with: its writer needs the line for longer.
@@ -27,8 +31,8 @@ impl Patience {
     /// Sleeps after so many looks: for models, which explore every schedule and read no clock.
     #[cfg(any(test, loom))]
     pub(crate) const fn looks(looks: u32) -> Self {
-        let (spin, yielding) = (Duration::ZERO, Duration::ZERO);
-        Self { looks, soon: looks, spin, yielding, hints: 1, oversubscribed: false }
+        let (spin, yielding, settle) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
+        Self { looks, soon: looks, spin, yielding, settle, hints: 1, oversubscribed: false }
     }
 
     /// For a rank among `ranks` on `cores`, which leaves `hints` between two looks.
@@ -39,6 +43,7 @@ impl Patience {
             soon: if oversubscribed { 1 } else { YIELD_EVERY },
             spin: Duration::from_micros(50),
             yielding: Duration::from_micros(500),
+            settle: Duration::from_micros(10),
             hints,
             oversubscribed,
         }
@@ -68,6 +73,30 @@ pub(crate) enum Ended {
 /// The longest sleep between two looks, for those who change a word without ringing (a user's own code).
 const NAP: Duration = Duration::from_millis(20);
 
+/// The first sleep, in case what a ringer published was under way for longer than `settle`.
+const FIRST_NAP: Duration = Duration::from_millis(1);
+
+/// Goes between a store or exchange and [`Bell::ring_if_asleep`]: keeps the compiler, and processors that reorder more than a
+/// store and the next load, from exchanging the two.
+#[inline(always)]
+pub(crate) fn before_ringing() {
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    std::sync::atomic::compiler_fence(Ordering::SeqCst);
+    #[cfg(not(any(target_arch = "x86_64", loom)))]
+    atomic::fence(Ordering::SeqCst);
+    // In a model no time passes in which stores could arrive.
+    #[cfg(loom)]
+    if !LATE_STORES.get() {
+        atomic::fence(Ordering::SeqCst);
+    }
+}
+
+#[cfg(loom)]
+thread_local! {
+    /// Whether stores of a model may stay under way for as long as they like. All its threads run on one thread of the system.
+    pub static LATE_STORES: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
 /// Where one rank sleeps: whoever changes a word that this rank may wait for rings afterwards.
 ///
 /// | word       | written by | meaning |
@@ -75,16 +104,17 @@ const NAP: Duration = Duration::from_millis(20);
 /// | `rings`    | ringers    | counts rings; the futex that the rank sleeps on |
 /// | `sleepers` | the rank   | threads of the rank that sleep or are about to |
 ///
-/// A ringer publishes, fences, then reads `sleepers`; a sleeper raises `sleepers`, fences, then looks
-/// again. One of the two fences comes first in the single order of fences, so either the ringer sees
-/// the sleeper or the sleeper sees what was published.
+/// A ringer publishes and then reads `sleepers`; a sleeper raises `sleepers` and then looks again. If neither saw the other,
+/// the ringer read `sleepers` while what it published was still on its way: a store waits in its core until the cache line has
+/// come over, and a fence in every small message would hold up all that comes after it for as long. So the sleeper waits
+/// instead: it looks on for far longer than any store is under way, and naps only shortly the first time.
 pub(crate) struct Bell<'a, W> {
     pub(crate) rings: &'a W,
     pub(crate) sleepers: &'a W,
 }
 
 impl<W: Word> Bell<'_, W> {
-    /// Wakes the rank if it sleeps. The caller has fenced (`SeqCst`) between its store and this call.
+    /// Wakes the rank if it sleeps. The caller has called [`before_ringing`] after its store.
     #[inline]
     pub(crate) fn ring_if_asleep(&self) {
         if self.sleepers.load(Ordering::SeqCst) != 0 {
@@ -160,13 +190,21 @@ impl<W: Word> Bell<'_, W> {
             }
         }
         self.sleepers.increment();
-        fence::heavy(); // pairs with the fence of whoever calls `ring_if_asleep`
+        #[cfg(any(loom, not(target_arch = "x86_64")))]
+        atomic::fence(Ordering::SeqCst); // on x86 the exchange is one
+        let asleep = Instant::now();
+        let mut nap = FIRST_NAP;
         let end = loop {
             let seen = self.rings.load(Ordering::Acquire);
             if let Some(end) = verdict() {
                 break end;
             }
-            self.rings.sleep(seen, deadline.nap(NAP));
+            if asleep.elapsed() < patience.settle {
+                pause(16);
+            } else {
+                self.rings.sleep(seen, deadline.nap(nap));
+                nap = NAP;
+            }
         };
         self.sleepers.decrement();
         end

@@ -4,11 +4,12 @@
 
 mod bell;
 mod deadline;
-pub(crate) mod fence;
 mod word;
 
 pub use atomic::Ordering;
-pub(crate) use bell::{Bell, Ended, Patience, current_core, pause};
+#[cfg(loom)]
+pub use bell::LATE_STORES;
+pub(crate) use bell::{Bell, Ended, Patience, before_ringing, current_core, pause};
 pub use deadline::{Deadline, Expiry};
 pub(crate) use deadline::{lock_by, poll_by};
 pub use word::Word;

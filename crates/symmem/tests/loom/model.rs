@@ -10,6 +10,7 @@ use loom::sync::atomic::AtomicU32;
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
 use symmem::Deadline;
+pub use symmem::model::LATE_STORES;
 use symmem::model::{Layout, Ordering, Pads, Signals, Stop, Word};
 
 pub const NEVER: Deadline = Deadline::NEVER;
