@@ -25,6 +25,7 @@ pub use all_reduce::Algorithm;
 use crate::dtype::{DType, Number, ReduceOp};
 use crate::error::Result;
 use crate::group::{Call, Group, Op, Running, Way};
+use crate::machine::DefaultFloats;
 use crate::symmetric::Memory;
 use host::copy::copy;
 use host::reduce::{Reduce, reduce_loop};
@@ -105,6 +106,8 @@ impl Session<'_, '_> {
     unsafe fn reduce(&self, reduce: Reduce, range: Range<usize>, to: &[*mut u8]) {
         let stores = plan::results(range.len() * self.memory.size(), to.len());
         let part = |rank| self.memory.part(rank, range.start).cast_const();
+        let mut floats = DefaultFloats::default();
+        floats.enter();
         // SAFETY: as the caller promises.
         unsafe { reduce(PerRank::new().fill(self.size(), part), to, range.len(), stores) };
     }

@@ -9,7 +9,7 @@ use num_complex::Complex;
 
 #[cfg(target_arch = "x86_64")]
 use super::x86::{avx512, f16c};
-use super::{Bool, Element, F8E4M3, F8E5M2, Kind};
+use super::{Bool, Element, F8E4M3, F8E5M2};
 
 /// What conversions are compiled for: one of these instruction sets, with those before it.
 pub const PORTABLE: u8 = 0;
@@ -285,11 +285,6 @@ macro_rules! complex {
 }
 
 complex!(f32, f64);
-
-/// Whether results depend on the floating-point environment.
-pub(crate) const fn computes_in_floats(kind: Kind) -> bool {
-    matches!(kind, Kind::Float | Kind::Complex)
-}
 
 #[inline(always)]
 fn to_bf16(x: f32) -> u16 {

@@ -27,6 +27,7 @@ use super::numbering::{CONTINUED, Sequence, Ticket, load, pack, store, unpack};
 use super::staging::{RegionPads, Staging};
 use super::waiting::Waiting;
 use crate::error::{Error, Result};
+use crate::machine::DefaultFloats;
 use crate::signal::{BARRIER, ChannelGuard, IN_FULL, Layout, Stop, Tiny};
 use crate::sync::Deadline;
 
@@ -36,6 +37,8 @@ use crate::sync::Deadline;
 pub(crate) struct Running<'a, 'c> {
     guard: ChannelGuard<'a, RegionPads>,
     made: Made<'a, 'c>,
+    /// In which it computes.
+    floats: DefaultFloats,
 }
 
 /// A call as far as it was made, for whoever has the guard.
@@ -75,7 +78,8 @@ impl Group {
             PLAIN => BARRIER,
             _ => formed.sequence.number(&words, place),
         };
-        Ok(Running { guard, made: Made { group: self, formed, call, word, deadline } })
+        let made = Made { group: self, formed, call, word, deadline };
+        Ok(Running { guard, made, floats: DefaultFloats::default() })
     }
 
     /// Fails if a rank was lost, gave up a call, or has left and will not come to this one. Then no rank may come to it: one
@@ -136,7 +140,7 @@ impl Group {
             let pending = Call::from_words(&load(&formed.sequence.pending));
             let word = formed.sequence.word(&pending);
             let mut other = Made { group: self, formed, call: &pending, word, deadline };
-            match other.exchange(guard, None, 1) {
+            match other.exchange(guard) {
                 Ok(_) => self.settle(formed, &pending, true),
                 // It failed here when it gave up, and now it is over on all ranks, which go on to this one.
                 Err(Error::Mismatch { .. }) => self.settle(formed, &pending, false),
@@ -261,18 +265,21 @@ impl Running<'_, '_> {
     }
 
     /// A barrier with data: what this rank wrote to the next staging buffers, and `tiny`, is seen by all ranks after it. The
-    /// staging buffers of all ranks, which stay as they are until the next exchange.
+    /// staging buffers of all ranks, which stay as they are until the next exchange. From here on the call computes in the
+    /// default floating-point environment.
     #[inline(always)]
     pub(crate) fn exchange(&mut self, tiny: Option<&Tiny>) -> Result<Staging<'_>> {
         let hints = self.made.formed.signals.hints();
-        let epoch = self.made.exchange(&self.guard, tiny, hints)?;
+        let epoch = self.made.arrive(&self.guard, tiny);
+        self.floats.enter(); // takes no time while the flags are under way
+        self.made.agree(&self.guard, epoch, hints)?;
         Ok(self.made.staging(epoch))
     }
 
     /// A barrier of the call: what each rank wrote before is seen by all after.
     #[inline(always)]
     pub(crate) fn barrier(&mut self) -> Result<()> {
-        self.made.exchange(&self.guard, None, 1).map(drop)
+        self.made.exchange(&self.guard)
     }
 
     /// Whether, after the call has failed with `error`, no rank can be or come to be at work in it: see [`Signals::is_void`].
@@ -303,24 +310,37 @@ impl Running<'_, '_> {
 }
 
 impl<'a> Made<'a, '_> {
+    /// A barrier of the call.
     #[inline(always)]
-    fn exchange(
-        &mut self,
-        guard: &ChannelGuard<'_, RegionPads>,
-        tiny: Option<&Tiny>,
-        hints: u32,
-    ) -> Result<u32> {
+    fn exchange(&mut self, guard: &ChannelGuard<'_, RegionPads>) -> Result<()> {
+        let epoch = self.arrive(guard, None);
+        self.agree(guard, epoch, 1)
+    }
+
+    /// Tells all ranks that this one has come, with data if any. The barrier's number.
+    #[inline(always)]
+    fn arrive(&self, guard: &ChannelGuard<'_, RegionPads>, tiny: Option<&Tiny>) -> u32 {
         if self.word == IN_FULL && !guard.is_unfinished() {
             guard.describe(&pack(&self.call.words()));
         }
-        let epoch = guard.arrive(self.word, tiny);
+        guard.arrive(self.word, tiny)
+    }
+
+    /// Waits until all ranks have come, with the same call. Passes so many spin-loop hints between two looks.
+    #[inline(always)]
+    fn agree(
+        &mut self,
+        guard: &ChannelGuard<'_, RegionPads>,
+        epoch: u32,
+        hints: u32,
+    ) -> Result<()> {
         if !guard.all_agree_soon(self.word, epoch, hints) {
             self.deadline = self.await_agreement(guard, epoch)?;
         }
         if self.word & CONTINUED == 0 {
             self.all_agreed();
         }
-        Ok(epoch)
+        Ok(())
     }
 
     #[inline]

@@ -1,12 +1,14 @@
 //! What this machine is like: as its kernel tells it, and as it was measured.
 
 mod costs;
+mod floats;
 mod measure;
 
 pub use costs::{Costs, InUse, Origin, path as costs_path};
 pub use measure::{Measured, measure};
 
 pub(crate) use costs::Rates;
+pub(crate) use floats::DefaultFloats;
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};

@@ -8,10 +8,9 @@
 use std::sync::OnceLock;
 
 use super::copy::{self, Stores, VECTOR};
-use super::environment::DefaultFloats;
+use crate::dtype::number::PORTABLE;
 #[cfg(target_arch = "x86_64")]
 use crate::dtype::number::{AVX2, AVX512, AVX512_BF16};
-use crate::dtype::number::{PORTABLE, computes_in_floats};
 use crate::dtype::{Number, ReduceOp};
 
 /// Elements that are worked on at once: a few registers full, whatever the registers.
@@ -56,7 +55,8 @@ impl Operator for Average {
     }
 }
 
-/// A reduce loop for one type and operator: sources, destinations, number of elements, and how the results are stored.
+/// A reduce loop for one type and operator: sources, destinations, number of elements, and how the results are stored. The
+/// caller has entered the default floating-point environment.
 ///
 /// # Safety
 /// Every source may be read and every destination written for that many elements, by nobody else meanwhile.
@@ -195,7 +195,6 @@ unsafe fn body<N: Number, O: Operator, const V: u8>(
     let from = unsafe { std::slice::from_raw_parts(from.as_ptr().cast::<*const N>(), from.len()) };
     // SAFETY: as above.
     let to = unsafe { std::slice::from_raw_parts(to.as_ptr().cast::<*mut N>(), to.len()) };
-    let _floats = computes_in_floats(N::DTYPE.kind()).then(DefaultFloats::enter);
     let stream = V != PORTABLE
         && stores == Stores::Streaming
         && to.iter().all(|to| to.cast::<u8>().align_offset(VECTOR) == 0);

@@ -1,18 +1,18 @@
 //! The floating-point environment: a rank that runs with flush-to-zero or another rounding gets the same bits all the same.
 #![allow(unsafe_code)] // reads and writes one control register of this thread; relies on none of the S-invariants
 
-/// Default rounding, no flushing of denormals, no traps; restored when dropped.
-pub(super) struct DefaultFloats(Option<Control>);
+/// Default rounding, no flushing of denormals, no traps, once entered; what was before is restored when dropped.
+#[derive(Default)]
+pub(crate) struct DefaultFloats(Option<Control>);
 
 impl DefaultFloats {
     #[inline(always)]
-    pub(super) fn enter() -> Self {
+    pub(crate) fn enter(&mut self) {
         let now = read();
-        if now & MASK == DEFAULT & MASK {
-            return Self(None);
+        if now & MASK != DEFAULT & MASK {
+            write(DEFAULT);
+            self.0 = Some(now);
         }
-        write(DEFAULT);
-        Self(Some(now))
     }
 }
 
@@ -104,11 +104,15 @@ mod tests {
     fn the_environment_is_the_default_inside_and_what_it_was_after() {
         write(FLUSHING);
         {
-            let _floats = DefaultFloats::enter();
+            let mut floats = DefaultFloats::default();
+            floats.enter();
+            floats.enter(); // changes nothing
             assert_eq!(read() & MASK, DEFAULT & MASK);
         }
         assert_eq!(read() & MASK, FLUSHING & MASK);
         write(DEFAULT);
-        assert!(DefaultFloats::enter().0.is_none());
+        let mut floats = DefaultFloats::default();
+        floats.enter();
+        assert!(floats.0.is_none());
     }
 }
