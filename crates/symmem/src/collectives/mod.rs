@@ -59,6 +59,7 @@ impl Memory {
     }
 
     /// Waits until all ranks have made the call.
+    #[inline(always)] // what it returns is large to hand over
     fn enter<'m, 'c>(&'m self, call: &'c Call) -> Result<Session<'m, 'c>> {
         let (group, block) = (self.group(), self.handle().block());
         group.reach_out(call);
@@ -113,6 +114,7 @@ impl Session<'_, '_> {
     }
 
     /// Waits until all ranks are done: from here each has its part for itself again.
+    #[inline(always)] // as above
     fn leave(mut self) -> Result<()> {
         self.running.barrier()?;
         self.memory.handle().block().set_open(false);
