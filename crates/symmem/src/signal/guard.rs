@@ -153,7 +153,10 @@ impl<P: Pads> ChannelGuard<'_, P> {
             return false; // more to compare than the words beside the flags
         }
         let (mut rank, mut difference) = (0, 0);
-        for _ in 0..signals.patience.soon {
+        for look in 0..signals.patience.soon {
+            if look > 0 {
+                pause(hints);
+            }
             while rank == signals.rank || signals.has_reached(channel, rank, epoch) {
                 if rank != signals.rank {
                     difference |= signals.call_at(channel, rank, epoch) ^ call;
@@ -166,7 +169,6 @@ impl<P: Pads> ChannelGuard<'_, P> {
                     return difference == 0;
                 }
             }
-            pause(hints);
         }
         false
     }

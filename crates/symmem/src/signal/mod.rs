@@ -448,11 +448,13 @@ impl<P: Pads> Signals<P> {
     /// As [`Signals::take_now`], if the signal comes within a short while.
     #[inline]
     pub fn take_soon(&self, slot: &P::Word, from: usize) -> bool {
-        for _ in 0..self.patience.soon {
+        for look in 0..self.patience.soon {
+            if look > 0 {
+                pause(self.patience.hints);
+            }
             if self.take_now(slot, from) {
                 return true;
             }
-            pause(self.patience.hints);
         }
         false
     }
