@@ -266,13 +266,18 @@ impl Running<'_, '_> {
 
     /// A barrier with data: what this rank wrote to the next staging buffers, and `tiny`, is seen by all ranks after it. The
     /// staging buffers of all ranks, which stay as they are until the next exchange. From here on the call computes in the
-    /// default floating-point environment.
+    /// default floating-point environment. A long wait is in the caller's, for it may run the caller's code.
     #[inline(always)]
     pub(crate) fn exchange(&mut self, tiny: Option<&Tiny>) -> Result<Staging<'_>> {
         let hints = self.made.formed.signals.hints();
         let epoch = self.made.arrive(&self.guard, tiny);
         self.floats.enter(); // takes no time while the flags are under way
-        self.made.agree(&self.guard, epoch, hints)?;
+        if !self.guard.all_agree_soon(self.made.word, epoch, hints) {
+            self.floats.leave();
+            self.made.deadline = self.made.await_agreement(&self.guard, epoch)?;
+            self.floats.enter();
+        }
+        self.made.all_agreed();
         Ok(self.made.staging(epoch))
     }
 
@@ -314,7 +319,11 @@ impl<'a> Made<'a, '_> {
     #[inline(always)]
     fn exchange(&mut self, guard: &ChannelGuard<'_, RegionPads>) -> Result<()> {
         let epoch = self.arrive(guard, None);
-        self.agree(guard, epoch, 1)
+        if !guard.all_agree_soon(self.word, epoch, 1) {
+            self.deadline = self.await_agreement(guard, epoch)?;
+        }
+        self.all_agreed();
+        Ok(())
     }
 
     /// Tells all ranks that this one has come, with data if any. The barrier's number.
@@ -324,23 +333,6 @@ impl<'a> Made<'a, '_> {
             guard.describe(&pack(&self.call.words()));
         }
         guard.arrive(self.word, tiny)
-    }
-
-    /// Waits until all ranks have come, with the same call. Passes so many spin-loop hints between two looks.
-    #[inline(always)]
-    fn agree(
-        &mut self,
-        guard: &ChannelGuard<'_, RegionPads>,
-        epoch: u32,
-        hints: u32,
-    ) -> Result<()> {
-        if !guard.all_agree_soon(self.word, epoch, hints) {
-            self.deadline = self.await_agreement(guard, epoch)?;
-        }
-        if self.word & CONTINUED == 0 {
-            self.all_agreed();
-        }
-        Ok(())
     }
 
     #[inline]
@@ -362,8 +354,16 @@ impl<'a> Made<'a, '_> {
     }
 
     /// All ranks have made this call.
-    #[inline]
+    #[inline(always)]
     fn all_agreed(&mut self) {
+        if self.word & CONTINUED == 0 {
+            self.know_call();
+        }
+    }
+
+    /// The call has a number from here on, and peers compare that its barriers are not its first.
+    #[inline]
+    fn know_call(&mut self) {
         if self.word == IN_FULL {
             let words = self.call.words();
             self.formed.sequence.learn(&words);

@@ -14,14 +14,20 @@ impl DefaultFloats {
             self.0 = Some(now);
         }
     }
+
+    /// Restores what was before.
+    #[inline(always)]
+    pub(crate) fn leave(&mut self) {
+        if let Some(before) = self.0.take() {
+            write(before);
+        }
+    }
 }
 
 impl Drop for DefaultFloats {
     #[inline(always)]
     fn drop(&mut self) {
-        if let Some(before) = self.0 {
-            write(before);
-        }
+        self.leave();
     }
 }
 

@@ -195,11 +195,13 @@ impl<W: Word> Bell<'_, W> {
         let asleep = Instant::now();
         let mut nap = FIRST_NAP;
         let end = loop {
+            // Before the look: this thread may lose its core at any moment, and one look must come after that time.
+            let has_settled = asleep.elapsed() >= patience.settle;
             let seen = self.rings.load(Ordering::Acquire);
             if let Some(end) = verdict() {
                 break end;
             }
-            if asleep.elapsed() < patience.settle {
+            if !has_settled {
                 pause(16);
             } else {
                 self.rings.sleep(seen, deadline.nap(nap));

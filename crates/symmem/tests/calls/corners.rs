@@ -80,29 +80,84 @@ fn all_to_all_v_names_the_type_of_its_rows() {
     });
 }
 
-/// A thread with flush-to-zero gets the bits that all get.
+/// Flush to zero, denormals are zero.
+#[cfg(target_arch = "x86_64")]
+const FLUSHING: u32 = 0x9fc0;
+
+#[cfg(target_arch = "x86_64")]
+fn set_control(value: u32) {
+    // SAFETY: flush-to-zero and denormals-are-zero, or the default.
+    unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const value) };
+}
+
+/// The control register without the flags of exceptions that were raised.
+#[cfg(target_arch = "x86_64")]
+fn control() -> u32 {
+    let mut value = 0_u32;
+    // SAFETY: stores the register into `value`.
+    unsafe { std::arch::asm!("stmxcsr [{}]", in(reg) &raw mut value) };
+    value & !0x3f
+}
+
+/// A thread with flush-to-zero gets the bits that all get, and keeps its setting.
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn a_rank_that_flushes_denormals_gets_the_same_bits() {
-    fn set_control(value: u32) {
-        // SAFETY: flush-to-zero and denormals-are-zero, or the default.
-        unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const value) };
-    }
     let tiny = f32::from_bits(1);
     let sums = World::threads(2, |world| {
         if world.rank() == 1 {
-            set_control(0x9fc0);
+            set_control(FLUSHING);
         }
+        let before = control();
         let mut data = vec![tiny; 100];
         world.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+        assert_eq!(control(), before);
         let mut x = world.alloc::<f32>(10_000).unwrap().rendezvous(&world).unwrap();
         x.local_mut().fill(tiny);
         x.all_reduce(ReduceOp::Sum).unwrap();
-        let bits = (data[0].to_bits(), x.local()[5000].to_bits(), x.local()[1].to_bits());
+        assert_eq!(control(), before);
+        let mut out = vec![0.0; 10_000];
+        x.reduce_scatter(ReduceOp::Sum, &mut out[..5000]).unwrap();
+        assert_eq!(control(), before);
+        let bits = (data[0].to_bits(), x.local()[5000].to_bits(), out[1].to_bits());
         set_control(0x1f80);
         bits
     });
-    assert_eq!(sums.unwrap(), [(2, 2, 2); 2]);
+    assert_eq!(sums.unwrap(), [(2, 2, 4); 2]);
+}
+
+/// What runs while a rank waits has the caller's environment, and may change it; the call computes as ever.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_wait_that_runs_the_callers_code_leaves_it_its_environment() {
+    thread_local! {
+        static SEEN: std::cell::RefCell<Vec<u32>> = const { std::cell::RefCell::new(Vec::new()) };
+    }
+    /// Denormals are zero, but results are not flushed.
+    const CHANGED: u32 = 0x1fc0;
+    fn polled() -> bool {
+        SEEN.with_borrow_mut(|seen| seen.push(control()));
+        set_control(CHANGED);
+        false
+    }
+    let tiny = f32::from_bits(1);
+    let sums = World::threads(2, |world| {
+        let mut data = vec![tiny; 100];
+        if world.rank() == 0 {
+            std::thread::sleep(6 * SHORT);
+            world.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+        } else {
+            set_control(FLUSHING);
+            interruptible(polled, || world.all_reduce(&mut data, ReduceOp::Sum)).unwrap();
+            let seen = SEEN.take();
+            assert_eq!(seen.first(), Some(&FLUSHING));
+            assert!(seen.iter().skip(1).all(|control| *control == CHANGED), "{seen:x?}");
+            assert_eq!(control(), CHANGED);
+            set_control(0x1f80);
+        }
+        data[0].to_bits()
+    });
+    assert_eq!(sums.unwrap(), [2; 2]);
 }
 
 #[test]

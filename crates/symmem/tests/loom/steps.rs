@@ -39,7 +39,7 @@ fn enter(rank: &Rank, deadline: Deadline) -> Entered {
 /// Rank 0 gives up at once. Nobody passes where another has its memory back, however late flags arrive.
 fn one_gives_up(model: Model) {
     let passed = passed();
-    LATE_STORES.set(true); // nobody is left asleep: giving up wakes all
+    LATE_STORES.set(true);
     model.explore_threads(move |group| {
         let found: Found<Entered> = Arc::default();
         let threads = group.into_iter().map(|rank| {
@@ -48,6 +48,9 @@ fn one_gives_up(model: Model) {
                 let entered = enter(&rank, if rank.rank == 0 { passed } else { NEVER });
                 if entered != Entered::Suspended {
                     agree(&found, entered);
+                }
+                if entered == Entered::Passed {
+                    rank.signals.give_up(); // wakes a peer that went to sleep before our flag arrived
                 }
             }) as Thread
         });

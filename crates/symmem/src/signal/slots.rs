@@ -1,0 +1,103 @@
+//! Signals: one rank sets a word, and the rank that waits for it clears it.
+
+use super::{Pads, Signals, Stop};
+use crate::sync::{Deadline, Ended, Ordering, Word, before_ringing, pause};
+
+impl<P: Pads> Signals<P> {
+    /// Our slot for signals on rank `to`.
+    #[inline]
+    pub fn slot_on(&self, to: usize, channel: usize) -> &P::Word {
+        self.pads.word(to, self.layout.signal(channel, self.rank))
+    }
+
+    /// The slot of our own for signals of rank `from`.
+    #[inline]
+    pub fn slot_of(&self, from: usize, channel: usize) -> &P::Word {
+        self.pads.word(self.rank, self.layout.signal(channel, from))
+    }
+
+    /// Puts a signal into a slot that rank `to` takes it from: 0 → 1, release. Not while the last one is unconsumed.
+    #[inline]
+    pub fn put_now(&self, slot: &P::Word, to: usize) -> bool {
+        // While data stores are on their way, the line can be as well: an exchange would wait for them first.
+        slot.fetch_to_write();
+        // Release: pairs with the acquire in `take_now`. Without looking first: it brings the line over for writing at once.
+        if !slot.replace(0, 1, Ordering::SeqCst) {
+            return false;
+        }
+        before_ringing();
+        self.bell(to).ring_if_asleep();
+        true
+    }
+
+    /// Takes the signal from a slot of our own into which rank `from` puts it: 1 → 0, acquire. Not if there is none.
+    #[inline]
+    pub fn take_now(&self, slot: &P::Word, from: usize) -> bool {
+        // The line comes over for writing in one go instead of first for reading.
+        slot.fetch_to_write();
+        // Acquire: pairs with the release in `put_now`.
+        if slot.load(Ordering::Relaxed) != 1 || !slot.replace(1, 0, Ordering::SeqCst) {
+            return false;
+        }
+        before_ringing(); // a putter may sleep until the slot is free
+        self.bell(from).ring_if_asleep();
+        true
+    }
+
+    /// As [`Signals::take_now`], if the signal comes within a short while.
+    #[inline]
+    pub fn take_soon(&self, slot: &P::Word, from: usize) -> bool {
+        for look in 0..self.patience.soon {
+            if look > 0 {
+                pause(self.patience.hints);
+            }
+            if self.take_now(slot, from) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Puts a signal into a slot; waits while the last one is unconsumed.
+    pub fn put(
+        &self,
+        slot: &P::Word,
+        to: usize,
+        deadline: Deadline,
+        lost: impl FnMut() -> bool,
+    ) -> Result<(), Stop> {
+        if self.put_now(slot, to) {
+            return Ok(());
+        }
+        // Later attempts look first, and leave the line with its owner.
+        let put = || slot.load(Ordering::Relaxed) == 0 && self.put_now(slot, to);
+        self.wait_for(to, deadline, put, lost)
+    }
+
+    /// Takes the signal from a slot; waits until there is one.
+    pub fn take(
+        &self,
+        slot: &P::Word,
+        from: usize,
+        deadline: Deadline,
+        lost: impl FnMut() -> bool,
+    ) -> Result<(), Stop> {
+        self.wait_for(from, deadline, || self.take_now(slot, from), lost)
+    }
+
+    /// Waits until `ready`, which only `peer` can bring about.
+    pub(crate) fn wait_for(
+        &self,
+        peer: usize,
+        mut deadline: Deadline,
+        ready: impl FnMut() -> bool,
+        lost: impl FnMut() -> bool,
+    ) -> Result<(), Stop> {
+        let bell = self.bell(self.rank);
+        match bell.wait(self.patience, &mut deadline, ready, lost, || true) {
+            Ended::Ready => Ok(()),
+            Ended::Broken => Err(Stop::Lost),
+            Ended::GivenUp(why, after) => Err(Stop::GivenUp { why, after, missing: vec![peer] }),
+        }
+    }
+}
