@@ -62,11 +62,12 @@ fn one_gives_up(model: Model) {
 #[test]
 fn nobody_passes_a_call_that_a_peer_found_void() {
     one_gives_up(TWO);
+    one_gives_up(Model { looks: 2, ..TWO });
 }
 
 #[test]
 fn nobody_of_three_passes_a_call_that_a_peer_found_void() {
-    one_gives_up(Model { preemptions: 2, ..THREE });
+    one_gives_up(Model { preemptions: 1, ..THREE });
 }
 
 #[test]
