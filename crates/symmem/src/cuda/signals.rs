@@ -102,13 +102,10 @@ impl<T: Element> Symmetric<T> {
         const NAME: &str = "barrier_on_channel";
         self.comm.check_together(self.group(), NAME)?;
         let mut channel = self.check_channel(NAME, channel)?;
-        self.comm.enqueue_unordered(self.group(), NAME, stream, || {
-            let mut handle = self.handle_within(op_code(NAME), limit);
-            let threads = handle.size.next_multiple_of(32);
-            let list = parameters![handle, channel];
-            // SAFETY: the kernel's parameters in order; it touches the words of a channel that all pads have.
-            unsafe { self.launch_one(NAME, threads, stream, list) }
-        })
+        let mut handle = self.handle_within(op_code(NAME), limit);
+        let (threads, list) = (handle.size.next_multiple_of(32), parameters![handle, channel]);
+        // SAFETY: the kernel's parameters in order; it touches the words of a channel that all pads have.
+        unsafe { self.run_one(NAME, threads, stream, list) }
     }
 
     /// Relaxed: copies `data` to rank `rank`'s part, from its element `at` on, in `stream`. A later signal or barrier in
@@ -157,12 +154,9 @@ impl<T: Element> Symmetric<T> {
         self.check_reach(NAME, to)?;
         let mut word = self.check_word(NAME, word)?;
         let (mut to, mut value) = (to as u32, value);
-        self.comm.enqueue_unordered(self.group(), NAME, stream, || {
-            let mut handle = self.device_handle_about(op_code(NAME));
-            let list = parameters![handle, to, word, value];
-            // SAFETY: the kernel's parameters in order; it touches one word of a pad that there is.
-            unsafe { self.launch_one(NAME, 32, stream, list) }
-        })
+        let mut handle = self.device_handle_about(op_code(NAME));
+        // SAFETY: the kernel's parameters in order; it touches one word of a pad that there is.
+        unsafe { self.run_one(NAME, 32, stream, parameters![handle, to, word, value]) }
     }
 
     /// As [`Symmetric::put`], and then [`Symmetric::put_value`] to the same rank.
@@ -192,12 +186,9 @@ impl<T: Element> Symmetric<T> {
         self.check_reach(NAME, from)?;
         let mut word = self.check_word(NAME, word)?;
         let (mut from, (mut value, mut least)) = (from as u32, until.parts());
-        self.comm.enqueue_unordered(self.group(), NAME, stream, || {
-            let mut handle = self.device_handle_about(op_code(NAME));
-            let list = parameters![handle, from, word, value, least];
-            // SAFETY: the kernel's parameters in order; it reads one word of our pad.
-            unsafe { self.launch_one(NAME, 32, stream, list) }
-        })
+        let mut handle = self.device_handle_about(op_code(NAME));
+        // SAFETY: the kernel's parameters in order; it reads one word of our pad.
+        unsafe { self.run_one(NAME, 32, stream, parameters![handle, from, word, value, least]) }
     }
 
     /// A word of 8 bytes of the pads, as kernels count them.
@@ -223,12 +214,9 @@ impl<T: Element> Symmetric<T> {
     ) -> Result<()> {
         self.check_reach(name, peer)?;
         let (mut peer, mut channel) = (peer as u32, self.check_channel(name, channel)?);
-        self.comm.enqueue_unordered(self.group(), name, stream, || {
-            let mut handle = self.handle_within(op_code(name), limit);
-            let list = parameters![handle, peer, channel];
-            // SAFETY: the kernel's parameters in order; it touches one word, of a rank and a channel that there are.
-            unsafe { self.launch_one(name, 32, stream, list) }
-        })
+        let mut handle = self.handle_within(op_code(name), limit);
+        // SAFETY: the kernel's parameters in order; it touches one word, of a rank and a channel that there are.
+        unsafe { self.run_one(name, 32, stream, parameters![handle, peer, channel]) }
     }
 
     /// What a kernel gets that waits for no longer than `limit`; 0 is the group's.
@@ -244,17 +232,19 @@ impl<T: Element> Symmetric<T> {
     ///
     /// # Safety
     /// See [`Gpu::launch`](super::Gpu).
-    unsafe fn launch_one(
+    unsafe fn run_one(
         &self,
         name: &'static str,
         threads: u32,
         stream: &Stream,
         parameters: &mut [*mut c_void],
     ) -> Result<()> {
-        let (kernel, target) = (self.gpu.kernel("move", name, threads)?, stream.target()?);
-        self.comm.mark_before(target);
-        // SAFETY: as the caller promises.
-        unsafe { self.launch(kernel, 1, target, parameters) }
+        self.comm.enqueue_unordered(self.group(), name, stream, || {
+            let (kernel, target) = (self.gpu.kernel("move", name, threads)?, stream.target()?);
+            self.comm.mark_before(target);
+            // SAFETY: as the caller promises.
+            unsafe { self.launch(kernel, 1, target, parameters) }
+        })
     }
 
     /// Whether rank `rank`'s part has an address here.

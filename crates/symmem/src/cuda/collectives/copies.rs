@@ -7,7 +7,6 @@
 use crate::cuda::Algorithm;
 use crate::cuda::collectives::reductions;
 use crate::cuda::device::kernels::parameters;
-use crate::cuda::group::comm::LaunchContext;
 use crate::cuda::group::layout::Pointers;
 use crate::cuda::stream::Stream;
 use crate::cuda::symmetric::{Symmetric, View, ViewMut};
@@ -15,36 +14,8 @@ use crate::dtype::{Element, Number, ReduceOp};
 use crate::error::Result;
 
 impl<T: Number> Symmetric<T> {
-    /// As [`Symmetric::reduce_scatter`], by [`Algorithm::Auto`], [`Algorithm::Multimem`] or [`Algorithm::CopyEngine`]. The
-    /// last gathers the blocks in memory of this rank's, as much as its part, which the first such call allocates.
-    pub fn reduce_scatter_with(
-        &mut self,
-        op: ReduceOp,
-        out: ViewMut<'_, T>,
-        algorithm: Algorithm,
-        stream: &Stream,
-    ) -> Result<()> {
-        const NAME: &str = "reduce_scatter";
-        let block = self.block(NAME, self.len())?;
-        match algorithm {
-            Algorithm::Auto => self.reduce_scatter(op, out, stream),
-            Algorithm::Multimem => {
-                self.check_out(NAME, block, out.len)?;
-                let first = self.group().rank() * block;
-                self.multimem_pull(NAME, op, out, (first, 1, block, block), true, stream)
-            }
-            Algorithm::CopyEngine => {
-                self.check_operator(NAME, op)?;
-                self.check_out(NAME, block, out.len)?;
-                let gathered = self.scratch()?;
-                self.fetch_and_reduce(op, out, gathered, stream)
-            }
-            other => Err(self.no_such_way(NAME, "Auto, Multimem or CopyEngine", other)),
-        }
-    }
-
     /// Copies all ranks' blocks for this one to `gathered`, and reduces them from there in rank order.
-    fn fetch_and_reduce(
+    pub(super) fn fetch_and_reduce(
         &self,
         op: ReduceOp,
         out: ViewMut<'_, T>,
@@ -57,33 +28,22 @@ impl<T: Number> Symmetric<T> {
         let own = (self.group().rank() * bytes) as u64;
         let blocks: Vec<usize> =
             (0..self.group().size()).map(|peer| gathered as usize + peer * bytes).collect();
-        self.enqueue(NAME, call, stream, |context| {
+        self.enqueue(NAME, call, stream, |mut context| {
             self.barrier_in(&context)?;
             for (peer, from) in self.parts_in_turn() {
                 let to = gathered + (peer * bytes) as u64;
                 // SAFETY: our block of the peer's part; `gathered` has room for one of each rank.
                 unsafe { self.copy(to, from + own, bytes, stream) }?;
             }
-            self.reduce_gathered(&context, op, Pointers::new(&blocks), out)
+            // They all lie with this rank. All ranks synchronise in the kernel: their copies are made.
+            let (mut parts, mut to, mut op) = (Pointers::new(&blocks), out.address, op as u32);
+            let (mut first, mut rows, mut active) = (0_u64, 1_u64, 1_u32);
+            let (mut columns, mut pitch) = (out.len as u64, out.len as u64);
+            let group = &mut context.group;
+            let list = parameters![*group, parts, to, first, rows, columns, pitch, active, op];
+            // SAFETY: the kernel's parameters in order; each part and `out` have as many elements.
+            unsafe { self.run((reductions::<T>(), "reduce_pull"), bytes, context.target, list) }
         })
-    }
-
-    /// Reduces `parts`, which all lie with this rank. All ranks synchronise in the kernel: their copies are made.
-    fn reduce_gathered(
-        &self,
-        context: &LaunchContext<'_>,
-        op: ReduceOp,
-        parts: Pointers,
-        out: ViewMut<'_, T>,
-    ) -> Result<()> {
-        let bytes = out.len * size_of::<T>();
-        let (kernel, blocks) = self.shaped(reductions::<T>(), "reduce_pull", bytes)?;
-        let (mut group, mut parts, mut to, mut op) = (context.group, parts, out.address, op as u32);
-        let (mut first, mut rows, mut active) = (0_u64, 1_u64, 1_u32);
-        let (mut columns, mut pitch) = (out.len as u64, out.len as u64);
-        let list = parameters![group, parts, to, first, rows, columns, pitch, active, op];
-        // SAFETY: the kernel's parameters in order; each part and `out` have as many elements.
-        unsafe { self.launch(kernel, blocks, context.target, list) }
     }
 }
 

@@ -13,6 +13,7 @@ pub(in crate::cuda) mod tiles;
 use std::ffi::c_void;
 
 use crate::cuda::Algorithm;
+use crate::cuda::collectives::tiles::Tile;
 use crate::cuda::device::kernels::{BuiltIn, parameters};
 use crate::cuda::group::comm::LaunchContext;
 use crate::cuda::group::layout::{FLAGGED, GroupParameter};
@@ -125,14 +126,12 @@ impl<T: Number> Symmetric<T> {
         let call = self.digest(NAME, &agreed);
         let (mut parts, mut first, mut length) = (self.parts, 0_u64, self.len() as u64);
         let (mut op, mut backwards) = (op as u32, u32::from(self.backwards));
-        self.enqueue(NAME, call, stream, |context| {
-            let (kernel, blocks) = self.shaped(reductions::<T>(), name, share)?;
-            let mut group = context.group;
-            let list = parameters![group, parts, first, length, op, backwards, draws];
+        self.enqueue(NAME, call, stream, |mut context| {
+            let list = parameters![context.group, parts, first, length, op, backwards, draws];
             // Only the kernel that goes both ways has parameters for that.
             let list = if turns { &mut list[..] } else { &mut list[..5] };
             // SAFETY: the kernel's parameters in order; it touches `length` elements of all parts.
-            unsafe { self.launch(kernel, blocks, context.target, list) }
+            unsafe { self.run((reductions::<T>(), name), share, context.target, list) }
         })
     }
 
@@ -143,13 +142,25 @@ impl<T: Number> Symmetric<T> {
         out: ViewMut<'_, T>,
         stream: &Stream,
     ) -> Result<()> {
+        self.all_reduce_into_with(op, out, Algorithm::Auto, stream)
+    }
+
+    /// As [`Symmetric::all_reduce_into`], by [`Algorithm::Auto`] or [`Algorithm::Multimem`].
+    pub fn all_reduce_into_with(
+        &mut self,
+        op: ReduceOp,
+        out: ViewMut<'_, T>,
+        algorithm: Algorithm,
+        stream: &Stream,
+    ) -> Result<()> {
         const NAME: &str = "all_reduce";
-        self.check_out(NAME, self.len(), out.len)?;
+        let by_switch = self.by_switch(NAME, op, algorithm, "Auto or Multimem")?;
         let len = self.len();
-        if is_small::<T>(len, self.group().size()) {
+        self.check_out(NAME, len, out.len)?;
+        if algorithm == Algorithm::Auto && is_small::<T>(len, self.group().size()) {
             return self.flagged(NAME, "all_reduce_flagged", op, out, stream);
         }
-        self.pull(NAME, op, out, (0, 1, len, len), true, stream)
+        self.pull(NAME, op, by_switch, Tile::flat(0, len), out, true, stream)
     }
 
     /// `out` becomes the reduction of all ranks' blocks for this one, of which each has one for each rank.
@@ -159,14 +170,33 @@ impl<T: Number> Symmetric<T> {
         out: ViewMut<'_, T>,
         stream: &Stream,
     ) -> Result<()> {
+        self.reduce_scatter_with(op, out, Algorithm::Auto, stream)
+    }
+
+    /// As [`Symmetric::reduce_scatter`], by [`Algorithm::Auto`], [`Algorithm::Multimem`] or [`Algorithm::CopyEngine`]. The
+    /// last gathers the blocks in memory of this rank's, as much as its part, which the first such call allocates.
+    pub fn reduce_scatter_with(
+        &mut self,
+        op: ReduceOp,
+        out: ViewMut<'_, T>,
+        algorithm: Algorithm,
+        stream: &Stream,
+    ) -> Result<()> {
         const NAME: &str = "reduce_scatter";
         let block = self.block(NAME, self.len())?;
+        if algorithm == Algorithm::CopyEngine {
+            self.check_operator(NAME, op)?;
+            self.check_out(NAME, block, out.len)?;
+            let gathered = self.scratch()?;
+            return self.fetch_and_reduce(op, out, gathered, stream);
+        }
+        let by_switch = self.by_switch(NAME, op, algorithm, "Auto, Multimem or CopyEngine")?;
         self.check_out(NAME, block, out.len)?;
-        if is_small_block::<T>(block, self.group().size()) {
+        if algorithm == Algorithm::Auto && is_small_block::<T>(block, self.group().size()) {
             return self.flagged(NAME, "reduce_scatter_flagged", op, out, stream);
         }
-        let first = self.group().rank() * block;
-        self.pull(NAME, op, out, (first, 1, block, block), true, stream)
+        let own = Tile::flat(self.group().rank() * block, block);
+        self.pull(NAME, op, by_switch, own, out, true, stream)
     }
 
     /// As [`Symmetric::reduce_scatter`] of rows of `columns`, of which each rank gets its share of the columns.
@@ -182,7 +212,8 @@ impl<T: Number> Symmetric<T> {
         let block = self.block(NAME, columns)?;
         self.check_out(NAME, rows * block, out.len)?;
         let first = self.group().rank() * block;
-        self.pull(NAME, op, out, (first, rows, block, columns), true, stream)
+        let own = Tile { first, rows, columns: block, pitch: columns };
+        self.pull(NAME, op, self.may_multimem(op), own, out, true, stream)
     }
 
     /// On rank `root`, `out` becomes the reduction of all ranks' elements; elsewhere it is not touched.
@@ -193,13 +224,26 @@ impl<T: Number> Symmetric<T> {
         out: ViewMut<'_, T>,
         stream: &Stream,
     ) -> Result<()> {
+        self.reduce_with(op, root, out, Algorithm::Auto, stream)
+    }
+
+    /// As [`Symmetric::reduce`], by [`Algorithm::Auto`] or [`Algorithm::Multimem`].
+    pub fn reduce_with(
+        &mut self,
+        op: ReduceOp,
+        root: usize,
+        out: ViewMut<'_, T>,
+        algorithm: Algorithm,
+        stream: &Stream,
+    ) -> Result<()> {
         const NAME: &str = "reduce";
+        let by_switch = self.by_switch(NAME, op, algorithm, "Auto or Multimem")?;
         self.group().check_rank(NAME, root)?;
         let (len, is_root) = (self.len(), self.group().rank() == root);
         if is_root {
             self.check_roots_out(NAME, len, out.len)?;
         }
-        self.pull(NAME, op, out, (0, 1, len, len), is_root, stream)
+        self.pull(NAME, op, by_switch, Tile::flat(0, len), out, is_root, stream)
     }
 
     /// Sends our elements with flags, and reduces what all have sent into `to`, by `kernel`.
@@ -237,38 +281,45 @@ impl<T: Number> Symmetric<T> {
         })
     }
 
-    /// Reduces `rows` rows of `columns` elements of all parts, from `first` on and `pitch` apart, into `out`.
+    /// Reduces `tile` of all parts into `out`, which only an `active` rank needs.
+    #[allow(clippy::too_many_arguments)] // what such a reduction has
     fn pull(
         &self,
         name: &'static str,
         op: ReduceOp,
+        by_switch: bool,
+        tile: Tile,
         out: ViewMut<'_, T>,
-        (first, rows, columns, pitch): (usize, usize, usize, usize),
         active: bool,
         stream: &Stream,
     ) -> Result<()> {
-        if self.may_multimem(op) {
-            let shape = (first, rows, columns, pitch);
-            return self.multimem_pull(name, op, out, shape, active, stream);
-        }
+        let kernel = if by_switch { "multimem_reduce_pull" } else { "reduce_pull" };
+        let (file, mut all) = match by_switch {
+            true => self.check_multimem(name, op)?,
+            false => (reductions::<T>(), 0),
+        };
         self.check_operator(name, op)?;
-        if !out.address.is_multiple_of(size_of::<T>() as u64) {
+        if !by_switch && !out.address.is_multiple_of(size_of::<T>() as u64) {
             let expected = format!("an output at a multiple of {} bytes", size_of::<T>());
             return Err(self
                 .refused(name, self.group().usage(name, expected, format!("{:#x}", out.address))));
         }
-        let call = self.digest(name, &[op as usize, rows, columns, pitch]);
+        let Tile { first, rows, columns, pitch } = tile;
+        let agreed = [op as usize, usize::from(by_switch), rows, columns, pitch];
+        let call = self.digest(name, &agreed);
         let bytes = rows * columns * size_of::<T>();
         let [mut first, mut rows, mut columns, mut pitch] =
             [first, rows, columns, pitch].map(|n| n as u64);
         let (mut to, mut active, mut op) = (out.address, u32::from(active), op as u32);
         let mut parts = self.parts;
-        self.enqueue(name, call, stream, |context| {
-            let (kernel, blocks) = self.shaped(reductions::<T>(), "reduce_pull", bytes)?;
-            let mut group = context.group;
-            let list = parameters![group, parts, to, first, rows, columns, pitch, active, op];
+        self.enqueue(name, call, stream, |mut context| {
+            let group = &mut context.group;
+            let list = match by_switch {
+                true => parameters![*group, parts, all, to, first, rows, columns, pitch, active],
+                false => parameters![*group, parts, to, first, rows, columns, pitch, active, op],
+            };
             // SAFETY: the kernel's parameters in order; the rows lie within all parts, and `out` has as many elements.
-            unsafe { self.launch(kernel, blocks, context.target, list) }
+            unsafe { self.run((file, kernel), bytes, context.target, list) }
         })
     }
 
@@ -365,15 +416,13 @@ impl<T: Element> Symmetric<T> {
         let call = self.digest(name, &[len, root.unwrap_or(usize::MAX)]);
         let (mut out, mut first, mut bytes) = (out, 0_u64, (len * size_of::<T>()) as u64);
         let mut parts = self.parts;
-        self.enqueue(name, call, stream, |context| {
-            let (kernel, blocks) = self.shaped("move", name, bytes as usize)?;
-            let mut group = context.group;
-            let mut root_parameter = root.unwrap_or(0) as u32;
-            let list = parameters![group, parts, out, first, bytes, root_parameter];
+        self.enqueue(name, call, stream, |mut context| {
+            let (work, mut root_parameter) = (bytes as usize, root.unwrap_or(0) as u32);
+            let list = parameters![context.group, parts, out, first, bytes, root_parameter];
             // The kernels without a root have no parameter for it.
             let list = if root.is_some() { &mut list[..] } else { &mut list[..5] };
             // SAFETY: the kernel's parameters in order; blocks of that many bytes lie within all parts and `out`.
-            unsafe { self.launch(kernel, blocks, context.target, list) }
+            unsafe { self.run(("move", name), work, context.target, list) }
         })
     }
 
@@ -385,6 +434,22 @@ impl<T: Element> Symmetric<T> {
         launch: impl FnOnce(LaunchContext<'_>) -> Result<()>,
     ) -> Result<()> {
         self.comm.enqueue(self.group(), name, call, stream, launch)
+    }
+
+    /// Launches the kernel `name` of a file, with as many blocks as work on so many bytes of this rank wants.
+    ///
+    /// # Safety
+    /// See [`Gpu::launch`](crate::cuda::Gpu).
+    pub(crate) unsafe fn run(
+        &self,
+        (file, name): (&'static str, &'static str),
+        bytes: usize,
+        target: Target<'_>,
+        parameters: &mut [*mut c_void],
+    ) -> Result<()> {
+        let (kernel, blocks) = self.shaped(file, name, bytes)?;
+        // SAFETY: as the caller promises.
+        unsafe { self.launch(kernel, blocks, target, parameters) }
     }
 
     /// # Safety

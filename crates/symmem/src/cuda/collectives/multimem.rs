@@ -8,8 +8,8 @@
 use crate::cuda::Algorithm;
 use crate::cuda::device::kernels::parameters;
 use crate::cuda::stream::Stream;
-use crate::cuda::symmetric::{Symmetric, View, ViewMut};
-use crate::dtype::{DType, Element, Number, Order, ReduceOp};
+use crate::cuda::symmetric::{Symmetric, View};
+use crate::dtype::{DType, Element, Order, ReduceOp};
 use crate::error::{Error, Result};
 
 /// The PTX file of what the switch can add up.
@@ -19,52 +19,6 @@ const fn file(dtype: DType) -> Option<&'static str> {
         DType::F16 => Some("multimem_f16"),
         DType::BF16 => Some("multimem_bf16"),
         _ => None,
-    }
-}
-
-impl<T: Number> Symmetric<T> {
-    /// As [`Symmetric::all_reduce_into`], by [`Algorithm::Auto`] or [`Algorithm::Multimem`].
-    pub fn all_reduce_into_with(
-        &mut self,
-        op: ReduceOp,
-        out: ViewMut<'_, T>,
-        algorithm: Algorithm,
-        stream: &Stream,
-    ) -> Result<()> {
-        const NAME: &str = "all_reduce";
-        match algorithm {
-            Algorithm::Auto => self.all_reduce_into(op, out, stream),
-            Algorithm::Multimem => {
-                let len = self.len();
-                self.check_out(NAME, len, out.len)?;
-                self.multimem_pull(NAME, op, out, (0, 1, len, len), true, stream)
-            }
-            other => Err(self.no_such_way(NAME, "Auto or Multimem", other)),
-        }
-    }
-
-    /// As [`Symmetric::reduce`], by [`Algorithm::Auto`] or [`Algorithm::Multimem`].
-    pub fn reduce_with(
-        &mut self,
-        op: ReduceOp,
-        root: usize,
-        out: ViewMut<'_, T>,
-        algorithm: Algorithm,
-        stream: &Stream,
-    ) -> Result<()> {
-        const NAME: &str = "reduce";
-        match algorithm {
-            Algorithm::Auto => self.reduce(op, root, out, stream),
-            Algorithm::Multimem => {
-                self.group().check_rank(NAME, root)?;
-                let (len, is_root) = (self.len(), self.group().rank() == root);
-                if is_root {
-                    self.check_roots_out(NAME, len, out.len)?;
-                }
-                self.multimem_pull(NAME, op, out, (0, 1, len, len), is_root, stream)
-            }
-            other => Err(self.no_such_way(NAME, "Auto or Multimem", other)),
-        }
     }
 }
 
@@ -99,6 +53,21 @@ impl<T: Element> Symmetric<T> {
             && self.handle.multicast_ptr().is_some()
     }
 
+    /// Whether the switch reduces, where a collective may go these `ways`: as the caller says, or if the group allows it.
+    pub(in crate::cuda) fn by_switch(
+        &self,
+        name: &'static str,
+        op: ReduceOp,
+        algorithm: Algorithm,
+        ways: &str,
+    ) -> Result<bool> {
+        match algorithm {
+            Algorithm::Multimem => Ok(true),
+            Algorithm::Auto => Ok(self.may_multimem(op)),
+            other => Err(self.no_such_way(name, ways, other)),
+        }
+    }
+
     /// In place: each rank has the switch add up its share and store it with all.
     pub(in crate::cuda) fn multimem_all_reduce(&self, op: ReduceOp, stream: &Stream) -> Result<()> {
         const NAME: &str = "all_reduce";
@@ -106,38 +75,10 @@ impl<T: Element> Symmetric<T> {
         let call = self.digest(NAME, &[op as usize, Algorithm::Multimem as usize]);
         let work = (self.len() * size_of::<T>()).div_ceil(self.group().size());
         let (mut parts, mut first, mut length) = (self.parts, 0_u64, self.len() as u64);
-        self.enqueue(NAME, call, stream, |context| {
-            let (kernel, blocks) = self.shaped(file, "multimem_all_reduce", work)?;
-            let mut group = context.group;
-            let list = parameters![group, parts, all, first, length];
+        self.enqueue(NAME, call, stream, |mut context| {
+            let list = parameters![context.group, parts, all, first, length];
             // SAFETY: the kernel's parameters in order; it touches `length` elements of all parts.
-            unsafe { self.launch(kernel, blocks, context.target, list) }
-        })
-    }
-
-    /// Has the switch add up `rows` rows of `columns` elements of all parts, from `first` on and `pitch` apart, into `out`.
-    pub(in crate::cuda) fn multimem_pull(
-        &self,
-        name: &'static str,
-        op: ReduceOp,
-        out: ViewMut<'_, T>,
-        (first, rows, columns, pitch): (usize, usize, usize, usize),
-        active: bool,
-        stream: &Stream,
-    ) -> Result<()> {
-        let (file, mut all) = self.check_multimem(name, op)?;
-        let agreed = [op as usize, Algorithm::Multimem as usize, rows, columns, pitch];
-        let call = self.digest(name, &agreed);
-        let bytes = rows * columns * size_of::<T>();
-        let [mut first, mut rows, mut columns, mut pitch] =
-            [first, rows, columns, pitch].map(|n| n as u64);
-        let (mut to, mut active, mut parts) = (out.address, u32::from(active), self.parts);
-        self.enqueue(name, call, stream, |context| {
-            let (kernel, blocks) = self.shaped(file, "multimem_reduce_pull", bytes)?;
-            let mut group = context.group;
-            let list = parameters![group, parts, all, to, first, rows, columns, pitch, active];
-            // SAFETY: the kernel's parameters in order; the rows lie within all parts, and `out` has as many elements.
-            unsafe { self.launch(kernel, blocks, context.target, list) }
+            unsafe { self.run((file, "multimem_all_reduce"), work, context.target, list) }
         })
     }
 
@@ -152,14 +93,11 @@ impl<T: Element> Symmetric<T> {
         let call = self.digest(NAME, &[from.len, Algorithm::Multimem as usize]);
         let (mut parts, mut input, mut first) = (self.parts, from.address, 0_u64);
         let mut bytes = (from.len * size_of::<T>()) as u64;
-        self.enqueue(NAME, call, stream, |context| {
-            // It moves bytes, of whatever type.
-            let (kernel, blocks) =
-                self.shaped("multimem_f32", "multimem_all_gather", bytes as usize)?;
-            let mut group = context.group;
-            let list = parameters![group, parts, all, input, first, bytes];
+        self.enqueue(NAME, call, stream, |mut context| {
+            let kernel = ("multimem_f32", "multimem_all_gather"); // it moves bytes, of whatever type
+            let list = parameters![context.group, parts, all, input, first, bytes];
             // SAFETY: the kernel's parameters in order; all parts hold a block of that many bytes for each rank.
-            unsafe { self.launch(kernel, blocks, context.target, list) }
+            unsafe { self.run(kernel, bytes as usize, context.target, list) }
         })
     }
 

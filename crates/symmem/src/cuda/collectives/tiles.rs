@@ -27,6 +27,11 @@ pub struct Tile {
 }
 
 impl Tile {
+    /// One row: `len` elements from `first` on.
+    pub(super) const fn flat(first: usize, len: usize) -> Self {
+        Self { first, rows: 1, columns: len, pitch: len }
+    }
+
     /// Elements from its first to its last; `None` if no memory has so many.
     fn extent(&self, pitch: usize) -> Option<usize> {
         match (self.rows, self.columns) {
@@ -233,11 +238,7 @@ impl<T: Number> Symmetric<T> {
         algorithm: Algorithm,
         stream: &Stream,
     ) -> Result<()> {
-        let by_switch = match algorithm {
-            Algorithm::Multimem => true,
-            Algorithm::Auto => self.may_multimem(op),
-            other => return Err(self.no_such_way(name, "Auto or Multimem", other)),
-        };
+        let by_switch = self.by_switch(name, op, algorithm, "Auto or Multimem")?;
         let Some(tiled) = file(T::DTYPE) else {
             let expected = "elements of f32, f16 or bf16".to_owned();
             return Err(self.group().usage(name, expected, T::DTYPE.to_string()));
@@ -248,16 +249,14 @@ impl<T: Number> Symmetric<T> {
         terms.extend(agreed);
         let call = self.digest(name, &terms);
         let (mut parts, mut op) = (self.parts, op as u32);
-        self.enqueue(name, call, stream, |context| {
-            let kernel = if by_switch { "multimem_reduce_tiles" } else { "reduce_tiles" };
-            let (kernel, blocks) = self.shaped(file, kernel, work * size_of::<T>())?;
-            let mut group = context.group;
+        let kernel = if by_switch { "multimem_reduce_tiles" } else { "reduce_tiles" };
+        self.enqueue(name, call, stream, |mut context| {
             let list = match by_switch {
-                true => parameters![group, parts, all, tiles],
-                false => parameters![group, parts, tiles, op],
+                true => parameters![context.group, parts, all, tiles],
+                false => parameters![context.group, parts, tiles, op],
             };
             // SAFETY: the kernel's parameters in order; tiles lie within all parts, and outputs have room for them.
-            unsafe { self.launch(kernel, blocks, context.target, list) }
+            unsafe { self.run((file, kernel), work * size_of::<T>(), context.target, list) }
         })
     }
 }
@@ -299,12 +298,12 @@ impl<T: Element> Symmetric<T> {
             [first, each, pitch, of_rank, out_pitch].map(|n| n * bytes as u64);
         let (mut parts, mut to) = (self.parts, out.address);
         let work = self.len() * bytes;
-        self.enqueue(NAME, call, stream, |context| {
-            let (kernel, blocks) = self.shaped("rows", "all_to_all_nd", work)?;
-            let mut group = context.group;
-            let list = parameters![group, parts, to, first, count, each, pitch, of_rank, out_pitch];
+        self.enqueue(NAME, call, stream, |mut context| {
+            let group = &mut context.group;
+            let list =
+                parameters![*group, parts, to, first, count, each, pitch, of_rank, out_pitch];
             // SAFETY: the kernel's parameters in order; the rows lie within all parts, and `out` has as many elements.
-            unsafe { self.launch(kernel, blocks, context.target, list) }
+            unsafe { self.run(("rows", "all_to_all_nd"), work, context.target, list) }
         })
     }
 
