@@ -93,16 +93,6 @@ pub extern "C" fn nvshmemx_hostlib_finalize() {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn nvshmem_my_pe() -> c_int {
-    job("nvshmem_my_pe").me as c_int
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn nvshmem_n_pes() -> c_int {
-    job("nvshmem_n_pes").pes as c_int
-}
-
-#[unsafe(no_mangle)]
 pub extern "C" fn nvshmem_malloc(bytes: usize) -> u64 {
     if fails("nvshmem_malloc") {
         return 0;
@@ -136,16 +126,6 @@ pub extern "C" fn nvshmem_ptr(address: u64, pe: c_int) -> u64 {
 pub extern "C" fn nvshmemx_mc_ptr(team: c_int, address: u64) -> u64 {
     let job = job("nvshmemx_mc_ptr");
     job.multicast(job.team(team), address).unwrap_or(0)
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn nvshmemx_buffer_register_symmetric(_: u64, _: usize, _: c_int) -> u64 {
-    0 // as where the device cannot
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn nvshmemx_buffer_unregister_symmetric(_: u64, _: usize) -> c_int {
-    1 // nothing was registered
 }
 
 #[unsafe(no_mangle)]

@@ -108,11 +108,6 @@ pub extern "C" fn nvshmemx_quiet_on_stream(_: usize) {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn nvshmemx_barrier_all_on_stream(_: usize) {
-    job("nvshmemx_barrier_all_on_stream").barrier(0);
-}
-
-#[unsafe(no_mangle)]
 pub extern "C" fn nvshmemx_barrier_on_stream(team: c_int, _: usize) -> c_int {
     job("nvshmemx_barrier_on_stream").barrier(team);
     c_int::from(fails("nvshmemx_barrier_on_stream"))

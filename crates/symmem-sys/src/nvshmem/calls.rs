@@ -78,18 +78,6 @@ impl Nvshmem {
         unsafe { self.c.nvshmemx_hostlib_finalize() }
     }
 
-    /// This process's number.
-    pub fn my_pe(&self) -> Result<i32> {
-        // SAFETY: it only reads a number of the library's.
-        unsafe { self.c.nvshmem_my_pe() }
-    }
-
-    /// How many there are.
-    pub fn n_pes(&self) -> Result<i32> {
-        // SAFETY: it only reads a number of the library's.
-        unsafe { self.c.nvshmem_n_pes() }
-    }
-
     /// Memory of the heap, at the same offset on all PEs; `None` if it has not as much left. Collective over all PEs, which
     /// make the same calls in the same order.
     pub fn malloc(&self, bytes: usize) -> Result<Option<u64>> {
@@ -122,25 +110,6 @@ impl Nvshmem {
     pub fn multicast_ptr(&self, team: Team, address: u64) -> Result<Option<u64>> {
         // SAFETY: it computes with an address, and does not follow it.
         given(unsafe { self.c.nvshmemx_mc_ptr(team.0, address) })
-    }
-
-    /// Makes memory of the driver's part of the heap, and says where it is there. Collective.
-    ///
-    /// # Safety
-    /// All PEs call this with as much memory of their own, which lives until it is unregistered.
-    pub unsafe fn register_symmetric(&self, address: u64, bytes: usize) -> Result<Option<u64>> {
-        // SAFETY: as the caller promises.
-        given(unsafe { self.c.nvshmemx_buffer_register_symmetric(address, bytes, 0) })
-    }
-
-    /// Takes it out again. Collective.
-    ///
-    /// # Safety
-    /// `address` is what registering gave, and nobody uses it afterwards.
-    pub unsafe fn unregister_symmetric(&self, address: u64, bytes: usize) -> Result<()> {
-        // SAFETY: as the caller promises.
-        let status = unsafe { self.c.nvshmemx_buffer_unregister_symmetric(address, bytes) };
-        checked("nvshmemx_buffer_unregister_symmetric", status)
     }
 
     /// The team of `size` PEs of `parent` from `start` on, `stride` apart; `None` for one that this PE is not of. Collective
@@ -264,13 +233,7 @@ impl Nvshmem {
         unsafe { self.c.nvshmemx_quiet_on_stream(s.raw()) }
     }
 
-    /// A barrier of all PEs; what they have put is there.
-    pub unsafe fn barrier_all(&self, s: Stream) -> Result<()> {
-        // SAFETY: as the caller promises.
-        unsafe { self.c.nvshmemx_barrier_all_on_stream(s.raw()) }
-    }
-
-    /// Likewise of a team.
+    /// A barrier of a team's PEs; what they have put is there.
     pub unsafe fn barrier(&self, team: Team, s: Stream) -> Result<()> {
         // SAFETY: as the caller promises.
         let status = unsafe { self.c.nvshmemx_barrier_on_stream(team.0, s.raw()) };

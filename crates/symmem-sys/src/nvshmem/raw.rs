@@ -124,15 +124,11 @@ functions! {
     nvshmemx_get_uniqueid(id: *mut RawUniqueId) -> c_int;
     nvshmemx_hostlib_init_attr(flags: c_uint, attributes: *mut InitAttr) -> c_int;
     nvshmemx_hostlib_finalize() -> ();
-    nvshmem_my_pe() -> c_int;
-    nvshmem_n_pes() -> c_int;
     nvshmem_malloc(bytes: usize) -> u64;
     nvshmem_align(alignment: usize, bytes: usize) -> u64;
     nvshmem_free(address: u64) -> ();
     nvshmem_ptr(address: u64, pe: c_int) -> u64;
     nvshmemx_mc_ptr(team: c_int, address: u64) -> u64;
-    nvshmemx_buffer_register_symmetric(address: u64, bytes: usize, flags: c_int) -> u64;
-    nvshmemx_buffer_unregister_symmetric(address: u64, bytes: usize) -> c_int;
     nvshmem_team_split_strided(
         parent: c_int, start: c_int, stride: c_int, size: c_int, config: *const u8,
         mask: c_long, team: *mut c_int) -> c_int;
@@ -152,7 +148,6 @@ functions! {
     nvshmemx_signal_wait_until_on_stream(
         signal: u64, compare: c_int, value: u64, stream: usize) -> ();
     nvshmemx_quiet_on_stream(stream: usize) -> ();
-    nvshmemx_barrier_all_on_stream(stream: usize) -> ();
     nvshmemx_barrier_on_stream(team: c_int, stream: usize) -> c_int;
     nvshmemx_team_sync_on_stream(team: c_int, stream: usize) -> c_int;
     nvshmemx_broadcastmem_on_stream(
