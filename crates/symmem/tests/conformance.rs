@@ -6,75 +6,51 @@
 use std::time::Duration;
 
 use symmem::{World, WorldBuilder};
-use symmem_testing::conformance::everywhere::OnHost;
-use symmem_testing::{Ranks, conformance, everywhere, test_name};
+use symmem_testing::{Ranks, conformance, test_name};
 
 fn options(backend: &str) -> WorldBuilder {
     let timeout = Duration::from_secs(20);
     World::builder().backend(backend).timeout(timeout)
 }
 
+fn threads(_: &str, ranks: usize, check: impl Fn(World) + Sync) {
+    options("process").threads(ranks, check).unwrap();
+}
+
+fn threads_over_host_memory(_: &str, ranks: usize, check: impl Fn(World) + Sync) {
+    options("host").threads(ranks, check).unwrap();
+}
+
+fn processes(test: &'static str, ranks: usize, check: impl Fn(World)) {
+    Ranks::new(ranks).run(test, check);
+}
+
 mod every_backend {
-    use super::*;
-    use symmem_testing::conformance::everywhere as checks;
-
-    macro_rules! conforms {
-        ($($name:ident($ranks:expr);)*) => {
-            mod threads {
-                use super::*;
-                $(#[test]
-                fn $name() {
-                    let check = |world| checks::$name(&OnHost(&world, "process"));
-                    options("process").threads($ranks, check).unwrap();
-                })*
-            }
-
-            mod threads_over_host_memory {
-                use super::*;
-                $(#[test]
-                fn $name() {
-                    let check = |world| checks::$name(&OnHost(&world, "host"));
-                    options("host").threads($ranks, check).unwrap();
-                })*
-            }
-
-            mod processes {
-                use super::*;
-                $(#[test]
-                fn $name() {
-                    let check = |world| checks::$name(&OnHost(&world, "host"));
-                    Ranks::new($ranks).run(test_name!(), check);
-                })*
-            }
-        };
+    mod threads {
+        symmem_testing::everywhere!(host: crate::threads, "process");
     }
 
-    everywhere!(conforms);
+    mod threads_over_host_memory {
+        symmem_testing::everywhere!(host: crate::threads_over_host_memory, "host");
+    }
+
+    mod processes {
+        symmem_testing::everywhere!(host: crate::processes, "host");
+    }
 }
 
 macro_rules! conforms {
     ($($name:ident($ranks:expr);)*) => {
-        mod threads {
+        conforms! { @ threads $($name($ranks);)* }
+        conforms! { @ threads_over_host_memory $($name($ranks);)* }
+        conforms! { @ processes $($name($ranks);)* }
+    };
+    (@ $how:ident $($name:ident($ranks:expr);)*) => {
+        mod $how {
             use super::*;
             $(#[test]
             fn $name() {
-                options("process").threads($ranks, conformance::$name).unwrap();
-            })*
-        }
-
-        mod threads_over_host_memory {
-            use super::*;
-            $(#[test]
-            fn $name() {
-                options("host").threads($ranks, conformance::$name).unwrap();
-            })*
-        }
-
-        mod processes {
-            use super::*;
-            $(#[test]
-            fn $name() {
-                Ranks::new($ranks).run(test_name!(), conformance::$name);
+                crate::$how(test_name!(), $ranks, conformance::$name);
             })*
         }
     };

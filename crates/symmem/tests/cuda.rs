@@ -45,6 +45,11 @@ fn each(test: &'static str, body: impl Fn(&World, &Gpu, &Stream)) {
     }
 }
 
+/// Likewise, for checks that want a number of ranks.
+fn each_of(test: &'static str, _: usize, body: impl Fn(&World, &Gpu, &Stream)) {
+    each(test, body);
+}
+
 /// All ranks, with little patience.
 fn hasty(world: &World) -> Group {
     let all: Vec<usize> = (0..world.size()).collect();

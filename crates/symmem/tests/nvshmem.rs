@@ -7,8 +7,7 @@
 use half::bf16;
 use symmem::cuda::{Gpu, SignalOp, Stream, Symmetric};
 use symmem::{Error, Number, ReduceOp, World};
-use symmem_testing::conformance::everywhere::{self as checks, OnDevice};
-use symmem_testing::{Ranks, everywhere, test_name};
+use symmem_testing::{Ranks, test_name};
 
 fn sizes() -> Vec<usize> {
     match std::env::var("SYMMEM_GPU_RANKS") {
@@ -46,23 +45,14 @@ fn each(test: &'static str, body: impl Fn(&World, &Gpu, &Stream)) {
     }
 }
 
+/// Likewise, for checks that want a number of ranks.
+fn each_of(test: &'static str, _: usize, body: impl Fn(&World, &Gpu, &Stream)) {
+    each(test, body);
+}
+
 /// What memory of every backend must do.
 mod every_backend {
-    use super::*;
-
-    macro_rules! conforms {
-        ($($name:ident($ranks:expr);)*) => {$(
-            #[test]
-            #[ignore = "needs a CUDA device: cargo xtask gpu"]
-            fn $name() {
-                each(test_name!(), |world, gpu, stream| {
-                    checks::$name(&OnDevice::new(world, gpu, stream));
-                });
-            }
-        )*};
-    }
-
-    everywhere!(conforms);
+    symmem_testing::everywhere!(device: super::each_of, #[ignore = "needs a CUDA device: cargo xtask gpu"]);
 }
 
 fn memory<T: Number>(world: &World, gpu: &Gpu, stream: &Stream, data: &[T]) -> Symmetric<T> {

@@ -2,23 +2,19 @@
 
 use std::time::Duration;
 
-use symmem_testing::conformance::everywhere::{self as checks, OnDevice};
-use symmem_testing::{everywhere, kernels};
+use symmem::World;
+use symmem::cuda::{Gpu, Stream};
+use symmem_testing::kernels;
 
 use super::{drivers, ranks};
 
-macro_rules! conforms {
-    ($($name:ident($ranks:expr);)*) => {$(
-        #[test]
-        fn $name() {
-            let drivers = drivers($ranks);
-            drivers.iter().for_each(|driver| kernels::install(driver));
-            ranks(&drivers, |world, _, gpu, stream| {
-                world.set_timeout(Duration::from_secs(30));
-                checks::$name(&OnDevice::new(world, gpu, stream));
-            });
-        }
-    )*};
+fn with_kernels(_: &str, n: usize, body: impl Fn(&World, &Gpu, &Stream) + Sync) {
+    let drivers = drivers(n);
+    drivers.iter().for_each(|driver| kernels::install(driver));
+    ranks(&drivers, |world, _, gpu, stream| {
+        world.set_timeout(Duration::from_secs(30));
+        body(world, gpu, stream);
+    });
 }
 
-everywhere!(conforms);
+symmem_testing::everywhere!(device: with_kernels);

@@ -1,37 +1,27 @@
 //! What memory of every backend must do: of the fake library, with kernels that are functions, and of the real one.
 
+use symmem::World;
+use symmem::cuda::{Gpu, Stream};
 use symmem_sys::cuda::fake::Fake;
-use symmem_testing::conformance::everywhere::{self as checks, OnDevice};
-use symmem_testing::{FakeNccl, everywhere, kernels, test_name};
+use symmem_testing::{FakeNccl, kernels};
 
 use super::device::with_the_real_library;
 use crate::on;
 
-macro_rules! conforms {
-    ($($name:ident($ranks:expr);)*) => {
-        mod fake {
-            use super::*;
-            $(#[test]
-            fn $name() {
-                let (fake, driver) = (FakeNccl::new(), Fake::plain($ranks));
-                kernels::install(&driver);
-                on(&fake, &fake.nccl(), driver, $ranks, |world, gpu, stream| {
-                    checks::$name(&OnDevice::new(world, gpu, stream));
-                });
-            })*
-        }
-
-        mod real {
-            use super::*;
-            $(#[test]
-            #[ignore = "needs a CUDA device: cargo xtask gpu"]
-            fn $name() {
-                with_the_real_library(test_name!(), &[], |world, gpu, stream| {
-                    checks::$name(&OnDevice::new(world, gpu, stream));
-                });
-            })*
-        }
-    };
+fn with_kernels(_: &str, n: usize, body: impl Fn(&World, &Gpu, &Stream) + Sync) {
+    let (fake, driver) = (FakeNccl::new(), Fake::plain(n));
+    kernels::install(&driver);
+    on(&fake, &fake.nccl(), driver, n, body);
 }
 
-everywhere!(conforms);
+fn on_a_device(test: &'static str, _: usize, body: impl Fn(&World, &Gpu, &Stream)) {
+    with_the_real_library(test, &[], body);
+}
+
+mod fake {
+    symmem_testing::everywhere!(device: super::with_kernels);
+}
+
+mod real {
+    symmem_testing::everywhere!(device: super::on_a_device, #[ignore = "needs a CUDA device: cargo xtask gpu"]);
+}

@@ -2,24 +2,20 @@
 
 use std::time::Duration;
 
-use symmem_testing::conformance::everywhere::{self as checks, OnDevice};
-use symmem_testing::{everywhere, kernels, test_name};
+use symmem::World;
+use symmem::cuda::{Gpu, Stream};
+use symmem_testing::kernels;
 
 use super::{open, ranks};
 
-macro_rules! conforms {
-    ($($name:ident($ranks:expr);)*) => {$(
-        #[test]
-        fn $name() {
-            ranks($ranks).run(test_name!(), |world| {
-                world.set_timeout(Duration::from_secs(30));
-                let (driver, gpu, stream) = open(&world);
-                kernels::install(&driver);
-                checks::$name(&OnDevice::new(&world, &gpu, &stream));
-                world.barrier().unwrap();
-            });
-        }
-    )*};
+fn on_the_heap(test: &'static str, n: usize, body: impl Fn(&World, &Gpu, &Stream)) {
+    ranks(n).run(test, |world| {
+        world.set_timeout(Duration::from_secs(30));
+        let (driver, gpu, stream) = open(&world);
+        kernels::install(&driver);
+        body(&world, &gpu, &stream);
+        world.barrier().unwrap();
+    });
 }
 
-everywhere!(conforms);
+symmem_testing::everywhere!(device: on_the_heap);

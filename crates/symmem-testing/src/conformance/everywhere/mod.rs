@@ -1,7 +1,7 @@
 //! What memory of every backend must do: the same checks for main memory and for devices.
 //!
 //! A check is written once, against [`Place`] and [`Memory`]. [`OnHost`] and [`OnDevice`] are the two ways to implement these.
-//! [`everywhere!`](crate::everywhere) lists all checks, so that a test file makes a test of each with one macro of its own.
+//! [`everywhere!`](crate::everywhere) makes a test of each, given a function that starts ranks.
 
 mod device;
 mod failing;
@@ -31,11 +31,16 @@ const LONG: Duration = Duration::from_secs(30);
 /// What is waited for in vain.
 const SHORT: Duration = Duration::from_millis(200);
 
-/// Calls the macro `$each` with the names of all checks, and with how many ranks each wants.
+/// Makes a test of each check, with how many ranks it wants.
+///
+/// `everywhere!(host: run, "process")` and `everywhere!(device: run)`: the function `run` gets the test's name, the number
+/// of ranks, and what each rank does, with its world, or with its world, device and stream. The backend's name is what
+/// handles report. Attributes of the tests may come last.
 #[macro_export]
 macro_rules! everywhere {
-    ($each:ident) => {
-        $each! {
+    ($($how:tt)*) => {
+        $crate::checks! {
+            { $($how)* }
             any_length_works(2);
             memory_starts_as_zero(2);
             a_handle_tells_sizes_and_addresses(3);
@@ -57,6 +62,37 @@ macro_rules! everywhere {
             bad_one_sided_calls_are_named(2);
             different_calls_are_told_to_every_rank(3);
             a_rank_that_does_not_come_is_a_timeout_until_a_resync(3);
+        }
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! checks {
+    ($how:tt $($name:ident($ranks:literal);)*) => {
+        $($crate::check! { $how $name $ranks })*
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! check {
+    ({ host: $run:path, $backend:literal } $name:ident $ranks:literal) => {
+        #[test]
+        fn $name() {
+            use $crate::conformance::everywhere::{self as checks, OnHost};
+            let check = |world| checks::$name(&OnHost(&world, $backend));
+            $run($crate::test_name!(), $ranks, check);
+        }
+    };
+    ({ device: $run:path $(, #[$($attribute:tt)*])? } $name:ident $ranks:literal) => {
+        #[test]
+        $(#[$($attribute)*])?
+        fn $name() {
+            use $crate::conformance::everywhere::{self as checks, OnDevice};
+            $run($crate::test_name!(), $ranks, |world, gpu, stream| {
+                checks::$name(&OnDevice::new(world, gpu, stream));
+            });
         }
     };
 }
