@@ -1,7 +1,7 @@
 //! All-gather: every rank gets all ranks' elements.
 #![allow(unsafe_code)] // S2, S3
 
-use super::{PerRank, check_len, copy_bytes};
+use super::{check_len, copy_bytes};
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::group::{Op, Way};
@@ -32,22 +32,10 @@ impl<T: Element> Symmetric<T> {
 /// Into `out`, which has room for all parts.
 fn all_gather(memory: &Memory, out: *mut u8) -> Result<()> {
     let bytes = memory.bytes();
-    if memory.is_small() {
-        let call = memory.call(const { Op::of(NAME) }, Way::Staged);
-        let mut running = memory.begin_staged(&call)?;
-        let mut places = PerRank::new();
-        for (rank, &from) in memory.stage(&mut running, true, &mut places)?.iter().enumerate() {
-            // SAFETY: each rank has staged its part; `out` has room for each.
-            unsafe { copy_bytes(from, out.wrapping_add(rank * bytes), bytes) };
+    memory.read_parts(memory.call(const { Op::of(NAME) }, Way::Direct), true, |parts| {
+        for rank in memory.ranks_from_own() {
+            // SAFETY: nobody writes the part; `out` has room for each.
+            unsafe { copy_bytes(parts[rank], out.wrapping_add(rank * bytes), bytes) };
         }
-        return Ok(());
-    }
-    let call = memory.call(const { Op::of(NAME) }, Way::Direct);
-    let session = memory.enter(&call)?;
-    for rank in session.ranks_from_own() {
-        let from = memory.part(rank, 0).cast_const();
-        // SAFETY: nobody writes the part; `out` has room for each.
-        unsafe { copy_bytes(from, out.wrapping_add(rank * bytes), bytes) };
-    }
-    session.leave()
+    })
 }

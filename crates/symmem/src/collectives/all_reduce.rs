@@ -161,21 +161,11 @@ fn two_shot(memory: &Memory, call: &Call, reduce: Reduce) -> Result<()> {
 
 /// Into `out`, which has room for a part.
 fn all_reduce_into(memory: &Memory, (op, reduce): (ReduceOp, Reduce), out: *mut u8) -> Result<()> {
-    let len = memory.len();
-    let call =
-        |way| Call { operator: Some(op), more: INTO, ..memory.call(const { Op::of(NAME) }, way) };
-    if memory.is_small() {
-        let call = call(Way::Staged);
-        let mut running = memory.begin_staged(&call)?;
-        let mut places = PerRank::new();
-        let staged = memory.stage(&mut running, true, &mut places)?;
-        // SAFETY: each rank has staged its part; `out` has room for one and is ours alone.
-        unsafe { reduce(staged, &[out], len, Stores::Cached) };
-        return Ok(());
-    }
-    let call = call(Way::Direct);
-    let session = memory.enter(&call)?;
-    // SAFETY: nobody writes any part; `out` has room for one and is ours alone.
-    unsafe { session.reduce(reduce, 0..len, &[out]) };
-    session.leave()
+    let stores = plan::results(memory.bytes(), 1);
+    let call = memory.call(const { Op::of(NAME) }, Way::Direct);
+    let call = Call { operator: Some(op), more: INTO, ..call };
+    memory.read_parts(call, true, |parts| {
+        // SAFETY: nobody writes any part; `out` has room for one and is ours alone.
+        unsafe { reduce(parts, &[out], memory.len(), stores) };
+    })
 }

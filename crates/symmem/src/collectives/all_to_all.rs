@@ -1,7 +1,7 @@
 //! All-to-all: every rank gets one block from every rank.
 #![allow(unsafe_code)] // S2, S3
 
-use super::{PerRank, block_len, check_len, copy_bytes};
+use super::{block_len, check_len, copy_bytes};
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::group::{Op, Way};
@@ -35,23 +35,11 @@ impl<T: Element> Symmetric<T> {
 fn all_to_all(memory: &Memory, block: usize, out: *mut u8) -> Result<()> {
     let bytes = block * memory.size();
     let own = memory.group().rank() * bytes;
-    if memory.is_small() {
-        let call = memory.call(const { Op::of(NAME) }, Way::Staged);
-        let mut running = memory.begin_staged(&call)?;
-        let mut places = PerRank::new();
-        for (rank, from) in memory.stage(&mut running, true, &mut places)?.iter().enumerate() {
-            let to = out.wrapping_add(rank * bytes);
-            // SAFETY: each rank has staged a block for each, and `out` has room for as many.
-            unsafe { copy_bytes(from.wrapping_add(own), to, bytes) };
+    memory.read_parts(memory.call(const { Op::of(NAME) }, Way::Direct), true, |parts| {
+        for rank in memory.ranks_from_own() {
+            let (from, to) = (parts[rank].wrapping_add(own), out.wrapping_add(rank * bytes));
+            // SAFETY: each part and `out` have a block for each rank; nobody writes any part.
+            unsafe { copy_bytes(from, to, bytes) };
         }
-        return Ok(());
-    }
-    let call = memory.call(const { Op::of(NAME) }, Way::Direct);
-    let session = memory.enter(&call)?;
-    for rank in session.ranks_from_own() {
-        let from = memory.part(rank, 0).wrapping_add(own).cast_const();
-        // SAFETY: each part and `out` have a block for each rank; nobody writes any part.
-        unsafe { copy_bytes(from, out.wrapping_add(rank * bytes), bytes) };
-    }
-    session.leave()
+    })
 }

@@ -154,6 +154,25 @@ struct RowsCall {
     out: usize,
 }
 
+impl RowsCall {
+    /// With an output of `out` elements.
+    fn new(
+        group: &Group,
+        name: &'static str,
+        row_len: usize,
+        align: usize,
+        out: usize,
+    ) -> Result<Self> {
+        let refused =
+            |what| Err(group.usage(name, format!("{what} of at least 1"), "0".to_owned()));
+        match (row_len, align) {
+            (0, _) => refused("a row length"),
+            (_, 0) => refused("an alignment"),
+            _ => Ok(Self { name, row_len, align, out: out / row_len }),
+        }
+    }
+}
+
 impl<T: Element> Symmetric<T> {
     /// Rows of `row_len` elements, `splits[r]` of them for rank r, one rank's after the other's. `out` becomes the
     /// rows for this rank, by source; `received` the number of rows from each rank, and then the first row of each.
@@ -220,7 +239,7 @@ impl<T: Element> Symmetric<T> {
         let (ranks, words) = (self.group().size(), splits_offsets.len());
         let experts = words / (2 * ranks);
         check_len(self.group(), NAME, "splits and offsets", 2 * ranks * experts, words)?;
-        let call = self.exchange(NAME, row_len, 1, out.len())?;
+        let call = RowsCall::new(self.group(), NAME, row_len, 1, out.len())?;
         check_len(self.group(), NAME, "splits and offsets received", words, received.len())?;
         let table = self.gather_splits(&call, splits_offsets)?;
         let sent = Sent::from_experts(ranks, words, &table);
@@ -239,30 +258,12 @@ impl<T: Element> Symmetric<T> {
     ) -> Result<()> {
         block_len(self.group(), name, splits.len())?;
         let (ranks, words) = (self.group().size(), splits.len());
-        let call = self.exchange(name, row_len, align, out.len())?;
+        let call = RowsCall::new(self.group(), name, row_len, align, out.len())?;
         check_len(self.group(), name, "splits and offsets received", 2 * words, received.len())?;
         let table = self.gather_splits(&call, splits)?;
         let sent = Sent::to_experts(ranks, words, &table);
         let sent = sent.map_err(|wrong| negative(self.group(), name, wrong))?;
         self.fetch(&call, |rank| sent.by_expert(rank, align), out, received)
-    }
-
-    fn exchange(
-        &self,
-        name: &'static str,
-        row_len: usize,
-        align: usize,
-        out: usize,
-    ) -> Result<RowsCall> {
-        let refused = |what: &str| {
-            let expected = format!("{what} of at least 1");
-            Err(self.group().usage(name, expected, "0".to_owned()))
-        };
-        match (row_len, align) {
-            (0, _) => refused("a row length"),
-            (_, 0) => refused("an alignment"),
-            _ => Ok(RowsCall { name, row_len, align, out: out / row_len }),
-        }
     }
 
     /// The call that moves the rows.
@@ -310,7 +311,7 @@ impl<T: Element> Symmetric<T> {
 /// All ranks' parts into `to`, which has room for them.
 fn gather_parts(memory: &Memory, call: &Call, to: *mut u8) -> Result<()> {
     let session = memory.enter(call)?;
-    for rank in session.ranks_from_own() {
+    for rank in memory.ranks_from_own() {
         let to = to.wrapping_add(rank * memory.bytes());
         // SAFETY: nobody writes the part; there is room for each.
         unsafe { copy_bytes(memory.part(rank, 0).cast_const(), to, memory.bytes()) };

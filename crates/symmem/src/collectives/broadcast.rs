@@ -1,7 +1,7 @@
 //! Broadcast: every rank gets one rank's elements.
 #![allow(unsafe_code)] // S2, S3
 
-use super::{PerRank, copy_bytes};
+use super::copy_bytes;
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::group::{Call, Op, Way};
@@ -30,23 +30,11 @@ impl<T: Element> Symmetric<T> {
 
 fn broadcast(memory: &Memory, root: usize) -> Result<()> {
     let (bytes, is_root) = (memory.bytes(), memory.group().rank() == root);
-    let call = |way| Call { root: Some(root), ..memory.call(const { Op::of(NAME) }, way) };
-    if memory.is_small() {
-        let call = call(Way::Staged);
-        let mut running = memory.begin_staged(&call)?;
-        let mut places = PerRank::new();
-        let staged = memory.stage(&mut running, is_root, &mut places)?;
-        if let Some(&from) = staged.get(root).filter(|_| !is_root) {
-            // SAFETY: the root has staged its part, and ours is as long and ours alone.
-            unsafe { copy_bytes(from, memory.own(0), bytes) };
+    let call = Call { root: Some(root), ..memory.call(const { Op::of(NAME) }, Way::Direct) };
+    memory.read_parts(call, is_root, |parts| {
+        if !is_root {
+            // SAFETY: nobody writes the root's part, nobody else touches ours, which is as long.
+            unsafe { copy_bytes(parts[root], memory.own(0), bytes) };
         }
-        return Ok(());
-    }
-    let call = call(Way::Direct);
-    let session = memory.enter(&call)?;
-    if !is_root {
-        // SAFETY: nobody writes the root's part, nobody else touches ours.
-        unsafe { copy_bytes(memory.part(root, 0).cast_const(), memory.own(0), bytes) };
-    }
-    session.leave()
+    })
 }

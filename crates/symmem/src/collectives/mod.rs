@@ -58,6 +58,12 @@ impl Memory {
         }
     }
 
+    /// All ranks, beginning with our own: it is in our cache, and the others do not all begin with the same.
+    fn ranks_from_own(&self) -> impl Iterator<Item = usize> + use<> {
+        let (rank, size) = (self.group().rank(), self.group().size());
+        (rank..size).chain(0..rank)
+    }
+
     /// Waits until all ranks have made the call.
     #[inline(always)] // what it returns is large to hand over
     fn enter<'m, 'c>(&'m self, call: &'c Call) -> Result<Session<'m, 'c>> {
@@ -87,12 +93,6 @@ impl Session<'_, '_> {
 
     fn size(&self) -> usize {
         self.memory.group().size()
-    }
-
-    /// All ranks, beginning with our own: it is in our cache, and the others do not all begin with the same.
-    fn ranks_from_own(&self) -> impl Iterator<Item = usize> + use<> {
-        let (rank, size) = (self.rank(), self.size());
-        (0..size).map(move |step| (rank + step) % size)
     }
 
     /// A barrier within the call: what each rank wrote before is seen by all after.

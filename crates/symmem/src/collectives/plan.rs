@@ -28,7 +28,7 @@ pub fn choose(bytes: usize, ranks: usize) -> Algorithm {
 }
 
 /// Whether parts of `bytes` that are only read are better staged next to the flags, which saves the closing barrier,
-/// than read where they are, which saves laying them out; between `ranks` of this machine.
+/// than read where they are, which saves staging them; between `ranks` of this machine.
 pub fn is_small(bytes: usize, ranks: usize) -> bool {
     bytes <= Staging::TINY || small(&here(ranks), bytes, ranks)
 }

@@ -1,9 +1,8 @@
 //! Reduce-scatter: rank r gets block r of the reduction of all ranks' elements.
 #![allow(unsafe_code)] // S2, S3
 
-use super::host::copy::Stores;
 use super::host::reduce::Reduce;
-use super::{PerRank, block_len, check_len, loop_for, rows_of};
+use super::{PerRank, block_len, check_len, loop_for, plan, rows_of};
 use crate::dtype::{Number, ReduceOp};
 use crate::error::Result;
 use crate::group::{Call, Op, Way};
@@ -66,32 +65,19 @@ fn reduce_scatter(
 ) -> Result<()> {
     let (rank, ranks, size) = (memory.group().rank(), memory.group().size(), memory.size());
     let block = columns / ranks;
-    // Of each row: where our block begins in the parts, and where its reduction goes.
-    let blocks =
-        (0..rows).map(|row| (row * columns + rank * block, out.wrapping_add(row * block * size)));
-    let call = |way| Call {
+    let stores = plan::results(block * size, 1);
+    let call = Call {
         operator: Some(op),
         more: [rows, columns, 0],
-        ..memory.call(const { Op::of(NAME) }, way)
+        ..memory.call(const { Op::of(NAME) }, Way::Direct)
     };
-    if memory.is_small() {
-        let call = call(Way::Staged);
-        let mut running = memory.begin_staged(&call)?;
-        let mut places = PerRank::new();
-        let staged = memory.stage(&mut running, true, &mut places)?;
-        for (begin, to) in blocks {
+    memory.read_parts(call, true, |parts| {
+        for row in 0..rows {
+            let (begin, to) = ((row * columns + rank * block) * size, row * block * size);
             let mut from = PerRank::new();
-            let from = from.fill(ranks, |rank| staged[rank].wrapping_add(begin * size));
-            // SAFETY: within what each rank has staged; `out` has room for a block and is ours alone.
-            unsafe { reduce(from, &[to], block, Stores::Cached) };
+            let from = from.fill(ranks, |rank| parts[rank].wrapping_add(begin));
+            // SAFETY: within all parts, which nobody writes; `out` has room for a block of each row and is ours alone.
+            unsafe { reduce(from, &[out.wrapping_add(to)], block, stores) };
         }
-        return Ok(());
-    }
-    let call = call(Way::Direct);
-    let session = memory.enter(&call)?;
-    for (begin, to) in blocks {
-        // SAFETY: within all parts, which nobody writes; `out` has room for a block and is ours alone.
-        unsafe { session.reduce(reduce, begin..begin + block, &[to]) };
-    }
-    session.leave()
+    })
 }

@@ -1,9 +1,8 @@
 //! Collectives with one rank at their root: reduce, gather, scatter.
 #![allow(unsafe_code)] // S2, S3
 
-use super::host::copy::Stores;
 use super::host::reduce::Reduce;
-use super::{PerRank, block_len, check_len, copy_bytes, loop_for};
+use super::{block_len, check_len, copy_bytes, loop_for, plan};
 use crate::dtype::{Element, Number, ReduceOp};
 use crate::error::Result;
 use crate::group::{Call, Op, Way};
@@ -91,75 +90,36 @@ fn reduce(
     root: usize,
     out: *mut u8,
 ) -> Result<()> {
-    let (len, is_root) = (memory.len(), memory.group().rank() == root);
-    let call = |way| Call {
-        operator: Some(op),
-        root: Some(root),
-        ..memory.call(const { Op::of(REDUCE) }, way)
-    };
-    if memory.is_small() {
-        let call = call(Way::Staged);
-        let mut running = memory.begin_staged(&call)?;
-        let mut places = PerRank::new();
-        let staged = memory.stage(&mut running, true, &mut places)?;
+    let is_root = memory.group().rank() == root;
+    let stores = plan::results(memory.bytes(), 1);
+    let call = memory.call(const { Op::of(REDUCE) }, Way::Direct);
+    let call = Call { operator: Some(op), root: Some(root), ..call };
+    memory.read_parts(call, true, |parts| {
         if is_root {
-            // SAFETY: each rank has staged its part; `out` has room for one and is ours alone.
-            unsafe { reduce(staged, &[out], len, Stores::Cached) };
+            // SAFETY: nobody writes any part; `out` has room for one and is ours alone.
+            unsafe { reduce(parts, &[out], memory.len(), stores) };
         }
-        return Ok(());
-    }
-    let call = call(Way::Direct);
-    let session = memory.enter(&call)?;
-    if is_root {
-        // SAFETY: nobody writes any part; `out` has room for one and is ours alone.
-        unsafe { session.reduce(reduce, 0..len, &[out]) };
-    }
-    session.leave()
+    })
 }
 
 /// Into `out`, which has room for all parts on the root.
 fn gather(memory: &Memory, root: usize, out: *mut u8) -> Result<()> {
     let (bytes, is_root) = (memory.bytes(), memory.group().rank() == root);
-    let call = |way| Call { root: Some(root), ..memory.call(const { Op::of(GATHER) }, way) };
-    if memory.is_small() {
-        let call = call(Way::Staged);
-        let mut running = memory.begin_staged(&call)?;
-        let mut places = PerRank::new();
-        let staged = memory.stage(&mut running, true, &mut places)?;
-        for (rank, &from) in staged.iter().enumerate().filter(|_| is_root) {
-            // SAFETY: each rank has staged its part; `out` has room for each.
-            unsafe { copy_bytes(from, out.wrapping_add(rank * bytes), bytes) };
+    let call = Call { root: Some(root), ..memory.call(const { Op::of(GATHER) }, Way::Direct) };
+    memory.read_parts(call, true, |parts| {
+        for rank in memory.ranks_from_own().filter(|_| is_root) {
+            // SAFETY: nobody writes any part; `out` has room for each.
+            unsafe { copy_bytes(parts[rank], out.wrapping_add(rank * bytes), bytes) };
         }
-        return Ok(());
-    }
-    let call = call(Way::Direct);
-    let session = memory.enter(&call)?;
-    for rank in session.ranks_from_own().filter(|_| is_root) {
-        let from = memory.part(rank, 0).cast_const();
-        // SAFETY: nobody writes any part; `out` has room for each.
-        unsafe { copy_bytes(from, out.wrapping_add(rank * bytes), bytes) };
-    }
-    session.leave()
+    })
 }
 
 /// Into `out`, which has room for a block of `block` elements.
 fn scatter(memory: &Memory, root: usize, block: usize, out: *mut u8) -> Result<()> {
     let (rank, bytes) = (memory.group().rank(), block * memory.size());
-    let call = |way| Call { root: Some(root), ..memory.call(const { Op::of(SCATTER) }, way) };
-    if memory.is_small() {
-        let call = call(Way::Staged);
-        let mut running = memory.begin_staged(&call)?;
-        let mut places = PerRank::new();
-        if let Some(from) = memory.stage(&mut running, rank == root, &mut places)?.get(root) {
-            // SAFETY: the root has staged a block for each rank.
-            unsafe { copy_bytes(from.wrapping_add(rank * bytes), out, bytes) };
-        }
-        return Ok(());
-    }
-    let call = call(Way::Direct);
-    let session = memory.enter(&call)?;
-    let from = memory.part(root, rank * block).cast_const();
-    // SAFETY: the root's part has a block for each rank; nobody writes any part.
-    unsafe { copy_bytes(from, out, bytes) };
-    session.leave()
+    let call = Call { root: Some(root), ..memory.call(const { Op::of(SCATTER) }, Way::Direct) };
+    memory.read_parts(call, rank == root, |parts| {
+        // SAFETY: the root's part has a block for each rank; nobody writes any part.
+        unsafe { copy_bytes(parts[root].wrapping_add(rank * bytes), out, bytes) };
+    })
 }

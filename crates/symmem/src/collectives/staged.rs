@@ -7,7 +7,8 @@ use std::ops::Range;
 use super::host::copy::copy;
 use super::{LINE, PerRank, plan, record};
 use crate::error::Result;
-use crate::group::{Call, Group, Running, STAGE, Staging};
+use crate::group::{Call, Group, Running, STAGE, Staging, Way};
+use crate::machine::DefaultFloats;
 use crate::symmetric::Memory;
 
 /// What a rank stages: the same piece of every block of its data, one after the other. By address, because the result may
@@ -95,7 +96,7 @@ pub(super) fn sources<'p>(
 
 impl Memory {
     /// Whether parts that are only read go through the staging buffers; the same on all ranks.
-    pub(super) fn is_small(&self) -> bool {
+    fn is_small(&self) -> bool {
         let (group, bytes) = (self.group(), self.bytes());
         bytes <= Staging::TINY
             || group.rates().is_ok_and(|rates| plan::small(rates, bytes, group.size()))
@@ -111,19 +112,32 @@ impl Memory {
         group.begin_call(call, group.deadline())
     }
 
-    /// Stages all of our part, if we are a source, and gives where each rank's lies.
+    /// Makes a call that writes to no peer: `work` gets a pointer to each rank's part, staged if parts are small, in which
+    /// only a source stages its own.
     #[inline(always)]
-    pub(super) fn stage<'p>(
+    pub(super) fn read_parts(
         &self,
-        running: &mut Running<'_, '_>,
+        call: Call,
         is_source: bool,
-        places: &'p mut PerRank<*const u8>,
-    ) -> Result<&'p [*const u8]> {
-        let (own, bytes) = (self.own(0).cast_const(), self.bytes());
-        let input = if is_source { Input::one(own, bytes) } else { Input::none(bytes) };
-        // SAFETY: our own part.
-        let staging = unsafe { exchange(running, &input) }?;
-        Ok(sources(places, self.group(), &staging, bytes, 0, own))
+        work: impl FnOnce(&[*const u8]),
+    ) -> Result<()> {
+        let mut places = PerRank::new();
+        if self.is_small() {
+            let call = Call { way: Way::Staged, ..call };
+            let (own, bytes) = (self.own(0).cast_const(), self.bytes());
+            let input = if is_source { Input::one(own, bytes) } else { Input::none(bytes) };
+            let mut running = self.begin_staged(&call)?;
+            // SAFETY: our own part.
+            let staging = unsafe { exchange(&mut running, &input) }?;
+            work(sources(&mut places, self.group(), &staging, bytes, 0, own));
+            return Ok(());
+        }
+        let session = self.enter(&call)?;
+        let mut floats = DefaultFloats::default();
+        floats.enter();
+        work(places.fill(self.group().size(), |rank| self.part(rank, 0).cast_const()));
+        drop(floats);
+        session.leave()
     }
 }
 

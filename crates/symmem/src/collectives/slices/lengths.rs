@@ -6,9 +6,9 @@
 
 use std::ops::Range;
 
-use super::super::staged::{Input, exchange, sources};
-use super::super::{PerRank, copy_bytes};
-use super::{Slice, begin};
+use super::super::copy_bytes;
+use super::super::staged::{Input, exchange};
+use super::{Slice, begin, copy_pieces, each_piece};
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::group::{Call, Group, Op, Running, STAGE};
@@ -151,15 +151,10 @@ impl Lengths {
 fn gather_words(group: &Group, running: &mut Running<'_, '_>, own: &[u64]) -> Result<Vec<u64>> {
     let mut all = vec![0; own.len() * group.size()];
     let words = Slice::new(own.as_ptr().cast_mut().cast(), own.len(), DType::U64);
-    let mut places = PerRank::new();
-    for piece in words.pieces(1) {
-        let (first, bytes) = (words.at(piece.start), piece.len() * words.size);
-        // SAFETY: a piece of the words.
-        let staging = unsafe { exchange(running, &Input::one(first, bytes)) }?;
-        let from = sources(&mut places, group, &staging, bytes, 0, first);
+    each_piece(group, running, words, true, |piece, from| {
         // SAFETY: each rank has staged a piece; there is room for the words of each.
-        unsafe { super::copy_pieces(group, from, words, &piece, all.as_mut_ptr().cast()) };
-    }
+        unsafe { copy_pieces(group, from, words, &piece, all.as_mut_ptr().cast()) };
+    })?;
     Ok(all)
 }
 

@@ -184,6 +184,25 @@ fn begin<'g, 'c>(group: &'g Group, call: &'c Call) -> Result<Running<'g, 'c>> {
     group.begin_call(call, group.deadline())
 }
 
+/// Stages `input` piece by piece, if this rank is a source. `work` gets each piece, and where each source has it.
+fn each_piece(
+    group: &Group,
+    running: &mut Running<'_, '_>,
+    input: Slice,
+    is_source: bool,
+    mut work: impl FnMut(Range<usize>, &[*const u8]),
+) -> Result<()> {
+    let mut places = PerRank::new();
+    for piece in input.pieces(1) {
+        let (own, bytes) = (input.at(piece.start), piece.len() * input.size);
+        let staged = if is_source { Input::one(own, bytes) } else { Input::none(bytes) };
+        // SAFETY: a piece of the input.
+        let staging = unsafe { exchange(running, &staged) }?;
+        work(piece, sources(&mut places, group, &staging, bytes, 0, own));
+    }
+    Ok(())
+}
+
 fn all_reduce(group: &Group, data: Slice, (op, reduce): (ReduceOp, Reduce)) -> Result<()> {
     let call = Call { operator: Some(op), ..data.call(const { Op::of("all_reduce") }) };
     let mut running = begin(group, &call)?;
@@ -232,17 +251,10 @@ fn gather_shares(
 
 fn all_gather(group: &Group, input: Slice, out: *mut u8) -> Result<()> {
     let call = input.call(const { Op::of("all_gather") });
-    let mut running = begin(group, &call)?;
-    let mut places = PerRank::new();
-    for piece in input.pieces(1) {
-        let (own, bytes) = (input.at(piece.start), piece.len() * input.size);
-        // SAFETY: a piece of the input.
-        let staging = unsafe { exchange(&mut running, &Input::one(own, bytes)) }?;
-        let from = sources(&mut places, group, &staging, bytes, 0, own);
+    each_piece(group, &mut begin(group, &call)?, input, true, |piece, from| {
         // SAFETY: each rank has staged a piece; `out` has room for a block of each.
         unsafe { copy_pieces(group, from, input, &piece, out) };
-    }
-    Ok(())
+    })
 }
 
 fn reduce_scatter(
@@ -266,18 +278,12 @@ fn reduce_scatter(
 fn broadcast(group: &Group, data: Slice, root: usize) -> Result<()> {
     let is_root = group.rank() == root;
     let call = Call { root: Some(root), ..data.call(const { Op::of("broadcast") }) };
-    let mut running = begin(group, &call)?;
-    for piece in data.pieces(1) {
-        let (own, bytes) = (data.at(piece.start), piece.len() * data.size);
-        let input = if is_root { Input::one(own, bytes) } else { Input::none(bytes) };
-        // SAFETY: a piece of the data.
-        let staging = unsafe { exchange(&mut running, &input) }?;
+    each_piece(group, &mut begin(group, &call)?, data, is_root, |piece, from| {
         if !is_root {
             // SAFETY: the root has staged a piece, and here is the place for it.
-            unsafe { copy_bytes(staging.of(root, bytes), own, bytes) };
+            unsafe { copy_bytes(from[root], data.at(piece.start), piece.len() * data.size) };
         }
-    }
-    Ok(())
+    })
 }
 
 fn all_to_all(group: &Group, input: Slice, out: *mut u8) -> Result<()> {
@@ -306,7 +312,7 @@ unsafe fn copy_pieces(
     let bytes = block.len * block.size;
     let stores = plan::stores(bytes * from.len());
     // Our own first: it is in our cache. Then each rank begins with another one.
-    for rank in (0..from.len()).map(|step| (group.rank() + step) % from.len()) {
+    for rank in (group.rank()..from.len()).chain(0..group.rank()) {
         let to = out.wrapping_add(rank * bytes + piece.start * block.size);
         // SAFETY: as the caller promises.
         unsafe { copy(from[rank], to, piece.len() * block.size, stores) };

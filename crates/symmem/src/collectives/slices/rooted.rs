@@ -1,16 +1,14 @@
 //! Collectives on ordinary memory with one rank at their root: reduce, gather, scatter.
 #![allow(unsafe_code)] // S2, S3
 
-use std::ops::Range;
-
 use super::super::host::copy::Stores;
 use super::super::host::reduce::Reduce;
-use super::super::staged::{Input, exchange, sources};
-use super::super::{PerRank, check_len, copy_bytes, loop_for};
-use super::{Slice, begin, copy_pieces};
+use super::super::staged::{Input, exchange};
+use super::super::{check_len, copy_bytes, loop_for};
+use super::{Slice, begin, copy_pieces, each_piece};
 use crate::dtype::{Element, Number, ReduceOp};
 use crate::error::Result;
-use crate::group::{Call, Group, Op, Running};
+use crate::group::{Call, Group, Op};
 
 const REDUCE: &str = "reduce";
 const GATHER: &str = "gather";
@@ -102,48 +100,26 @@ fn reduce(
 ) -> Result<()> {
     let operation = input.call(const { Op::of(REDUCE) });
     let call = Call { operator: Some(op), root: Some(root), ..operation };
-    let mut running = begin(group, &call)?;
-    let mut places = PerRank::new();
-    for piece in input.pieces(1) {
-        if let Some(from) = send_to(root, group, &mut running, input, &piece, &mut places)? {
+    let is_root = group.rank() == root;
+    each_piece(group, &mut begin(group, &call)?, input, !is_root, |piece, from| {
+        if is_root {
             let to = out.wrapping_add(piece.start * input.size);
             // SAFETY: every other rank has staged a piece, ours is in the input; `out` has room for it.
             unsafe { reduce(from, &[to], piece.len(), Stores::Cached) };
         }
-    }
-    Ok(())
-}
-
-/// Stages a piece on all ranks but the root, which gets where each rank has it.
-fn send_to<'p>(
-    root: usize,
-    group: &Group,
-    running: &mut Running<'_, '_>,
-    input: Slice,
-    piece: &Range<usize>,
-    places: &'p mut PerRank<*const u8>,
-) -> Result<Option<&'p [*const u8]>> {
-    let (own, bytes) = (input.at(piece.start), piece.len() * input.size);
-    let is_root = group.rank() == root;
-    // The root reads its own where it is.
-    let staged = if is_root { Input::none(bytes) } else { Input::one(own, bytes) };
-    // SAFETY: a piece of the input.
-    let staging = unsafe { exchange(running, &staged) }?;
-    Ok(is_root.then(|| sources(places, group, &staging, bytes, 0, own)))
+    })
 }
 
 /// Into `out`, which has room for all inputs on the root.
 fn gather(group: &Group, input: Slice, root: usize, out: *mut u8) -> Result<()> {
     let call = Call { root: Some(root), ..input.call(const { Op::of(GATHER) }) };
-    let mut running = begin(group, &call)?;
-    let mut places = PerRank::new();
-    for piece in input.pieces(1) {
-        if let Some(from) = send_to(root, group, &mut running, input, &piece, &mut places)? {
-            // SAFETY: every other rank has staged a piece; `out` has room for a block of each.
+    let is_root = group.rank() == root;
+    each_piece(group, &mut begin(group, &call)?, input, !is_root, |piece, from| {
+        if is_root {
+            // SAFETY: every other rank has staged a piece, ours is in the input; `out` has room for a block of each.
             unsafe { copy_pieces(group, from, input, &piece, out) };
         }
-    }
-    Ok(())
+    })
 }
 
 /// Of the blocks that begin at `block` on the root, into `out`, which has room for one.

@@ -3,9 +3,8 @@
 
 use super::super::host::copy::Stores;
 use super::super::host::reduce::Reduce;
-use super::super::staged::{Input, exchange, sources};
-use super::super::{PerRank, loop_for};
-use super::{Slice, begin};
+use super::super::loop_for;
+use super::{Slice, begin, each_piece};
 use crate::dtype::{Number, ReduceOp};
 use crate::error::Result;
 use crate::group::{Call, Group, Op};
@@ -60,17 +59,10 @@ fn scan(group: &Group, data: Slice, (op, reduce): (ReduceOp, Reduce), ranks: usi
     let is_exclusive = usize::from(ranks == group.rank());
     let more = [is_exclusive, 0, 0];
     let call = Call { operator: Some(op), more, ..data.call(const { Op::of(NAME) }) };
-    let mut running = begin(group, &call)?;
-    let mut places = PerRank::new();
-    for piece in data.pieces(1) {
-        let (own, bytes) = (data.at(piece.start), piece.len() * data.size);
-        // SAFETY: a piece of the data.
-        let staging = unsafe { exchange(&mut running, &Input::one(own, bytes)) }?;
-        let from = sources(&mut places, group, &staging, bytes, 0, own);
+    each_piece(group, &mut begin(group, &call)?, data, true, |piece, from| {
         if let Some(from) = from.get(..ranks).filter(|from| !from.is_empty()) {
             // SAFETY: what every rank has staged, and ours, which nobody else touches.
-            unsafe { reduce(from, &[own], piece.len(), Stores::Cached) };
+            unsafe { reduce(from, &[data.at(piece.start)], piece.len(), Stores::Cached) };
         }
-    }
-    Ok(())
+    })
 }
