@@ -12,8 +12,8 @@ import time
 
 os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-# Its blocks wait for those of other ranks, up to 24 of each. Where not all of them fit on the device, the last ranks' get no
-# room and none ever ends, unless each rank keeps to a part of the multiprocessors.
+# Its blocks wait for those of other ranks, up to 24 of each. Where not all of them fit on the device, the last ranks' never
+# start and none ever ends, unless each rank keeps to a part of the multiprocessors.
 neighbours = int(os.environ.get("PEERS_NEIGHBOURS", "1"))
 if neighbours > 4:
     os.environ.setdefault("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", str(100 // neighbours))

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The other systems that `symmem bench --peers` measures beside the library; README.md says what there is.
+# The other systems that `symmem bench --peers` measures alongside the library; README.md says what there is.
 #
 #   peers.sh install [NAME...]   installs and builds (Debian packages, wheels in virtual environments) into target/peers
 #   peers.sh list                one line for each: NAME ready and the types it has, or NAME missing

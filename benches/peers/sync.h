@@ -1,13 +1,13 @@
 // Timing and synchronisation shared by every bench here, so that all peers are measured as `symmem bench` measures the
 // library (C and C++ link sync.c, Python loads it with ctypes).
 //
-// One sample: every rank rewrites its input (a store in each cache line), all meet, then the call is timed, from the last
+// One sample: every rank rewrites its input (a store in each cache line), all synchronise, then the call is timed, from the last
 // rank's start to the last rank's end. Up to 64 bytes a sample is twenty calls in a row. From 16 KiB on the owner then
 // reads the whole result, and the time to the end of that is the figure `...+read`: writing into a peer's buffer leaves
 // the lines in the wrong cache, non-temporal stores leave them in no cache, and what that costs shows only there.
 //
 // A host moves virtual cores about, and between cores that share a cache a flag travels several times as fast. So the
-// meeting ends with a few round trips of a flag, and a sample taken while they were near is kept apart.
+// barrier ends with a few round trips of a flag, and a sample taken while they were near is kept apart.
 #pragma once
 #include <stddef.h>
 #ifdef __cplusplus

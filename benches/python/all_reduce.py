@@ -1,4 +1,4 @@
-"""All-reduce of CPU tensors from Python: PyTorch's operators over symmem beside torch.distributed over gloo.
+"""All-reduce of CPU tensors from Python: PyTorch's operators over symmem, and torch.distributed over gloo.
 
     python benches/python/all_reduce.py --ranks 2 --bytes 4096
 

@@ -1,4 +1,4 @@
-"""What a call costs the host: operators of torch.ops.symm_mem on a GPU, over symmem beside PyTorch's own symmetric memory.
+"""What a call costs the host: operators of torch.ops.symm_mem on a GPU, over symmem, and over PyTorch's own symmetric memory.
 
     python benches/python/cuda_call.py --ranks 2 --bytes 4096
 

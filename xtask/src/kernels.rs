@@ -1,4 +1,4 @@
-//! The PTX in `crates/symmem/kernels/ptx.zst`, made from the `*.cu` beside it by NVRTC and checked by ptxas. Both come as
+//! The PTX in `crates/symmem/kernels/ptx.zst`, made from the `*.cu` next to it by NVRTC and checked by ptxas. Both come as
 //! Python wheels of fixed versions, into a virtual environment of their own, and need no GPU.
 
 use std::path::{Path, PathBuf};

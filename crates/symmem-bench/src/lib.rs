@@ -125,7 +125,7 @@ impl Args {
         peers: &mut Option<Peers>,
         session: &mut Session,
     ) -> Result<Option<i32>> {
-        // Beside peers the ranks start anew in every round, so that all take turns.
+        // With peers, the ranks are started again in every round, so that all take turns.
         let firsts = if peers.is_some() { 1..=plan.rounds } else { 1..=1 };
         let rounds = if peers.is_some() { 1 } else { plan.rounds };
         for first in firsts {

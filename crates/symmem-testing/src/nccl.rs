@@ -29,7 +29,7 @@ pub struct Live {
 }
 
 impl FakeNccl {
-    /// The library that was built beside this program.
+    /// The library that was built next to this program.
     #[allow(clippy::new_without_default, reason = "it waits")]
     pub fn new() -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -19,7 +19,7 @@ mod cuda {
     mod large;
     mod litmus;
     mod memory;
-    mod room;
+    mod occupancy;
     mod rows;
     mod signals;
     mod tiles;
@@ -130,7 +130,7 @@ fn reductions<T: Sample>(world: &World, gpu: &Gpu, stream: &Stream, lengths: &[u
                 continue;
             }
             let all = [Algorithm::Auto, Algorithm::OneShot, Algorithm::TwoShot, Algorithm::Staged];
-            // Elements of 16 bytes do not fit beside a flag.
+            // Elements of 16 bytes do not fit next to a flag.
             for algorithm in all.into_iter().take(if size_of::<T>() > 8 { 3 } else { 4 }) {
                 x.write(&data, stream).unwrap();
                 x.all_reduce_with(op, algorithm, stream).unwrap();
@@ -225,7 +225,7 @@ fn a_graph_is_replayed_and_gives_the_same_each_time() {
             unsafe { graph.launch(stream) }.unwrap();
             assert_eq!(x.read(stream).unwrap(), [n * n * n; 3000]);
         }
-        // Beside the graph, in another stream, in the order of the calls.
+        // Alongside the graph, in another stream, in the order of the calls.
         let other = gpu.stream().unwrap();
         x.write(&[1.0; 3000], stream).unwrap();
         x.all_reduce(ReduceOp::Sum, stream).unwrap();

@@ -28,11 +28,11 @@ mod cuda_fake {
     mod moving;
     mod multicast;
     mod multimem;
+    mod occupancy;
     mod placement;
     mod pools;
     mod ptx;
     mod replays;
-    mod room;
     mod rows;
     mod signals;
     mod tiles;

@@ -88,8 +88,8 @@ fn channels_of_one_group_are_kept_apart() {
                 let rank = Arc::clone(&rank);
                 Box::new(move || {
                     rank.data.write(2 * channel + r, 5);
-                    let met = rank.signals.barrier(channel, &mut NEVER.clone(), |_| false);
-                    assert_eq!(met, Ok(()));
+                    let ended = rank.signals.barrier(channel, &mut NEVER.clone(), |_| false);
+                    assert_eq!(ended, Ok(()));
                     assert_eq!(rank.data.read(2 * channel + 1 - r), 5);
                 }) as Thread
             })
@@ -106,14 +106,14 @@ fn threads_of_one_rank_take_turns_on_a_channel() {
     let passed = passed();
     TWO.explore_threads(move |group| {
         let [zero, one] = <[Arc<Rank>; 2]>::try_from(group).ok().unwrap();
-        let met = Arc::new(std::sync::Mutex::new(0));
+        let ended = Arc::new(std::sync::Mutex::new(0));
         let zeros = [Arc::clone(&zero), zero].map(|zero| {
-            let met = Arc::clone(&met);
+            let ended = Arc::clone(&ended);
             Box::new(move || {
                 if zero.barrier_by(passed) == Ok(()) {
-                    let mut met = met.lock().unwrap();
-                    *met += 1;
-                    assert_eq!(*met, 1, "both met rank 1 in its only barrier");
+                    let mut ended = ended.lock().unwrap();
+                    *ended += 1;
+                    assert_eq!(*ended, 1, "both synchronised with rank 1 in its only barrier");
                 }
             }) as Thread
         });
@@ -356,8 +356,8 @@ fn different_calls_are_noticed_by_both() {
     let slept = TWO.explore(|rank| {
         let calls = [4, 9];
         for _ in 0..2 {
-            let met = rank.call(calls[rank.rank], NEVER);
-            assert_eq!(met, Err(Stop::Differs { rank: 1 - rank.rank }));
+            let ended = rank.call(calls[rank.rank], NEVER);
+            assert_eq!(ended, Err(Stop::Differs { rank: 1 - rank.rank }));
         }
         rank.barrier(); // and the channel still works
     });

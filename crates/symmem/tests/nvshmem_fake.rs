@@ -26,7 +26,7 @@ mod nvshmem_fake {
     mod ops;
     mod teams;
 
-    /// The library, beside the test's own program.
+    /// The library, next to the test's own program.
     fn library() -> PathBuf {
         let own = std::env::current_exe().unwrap();
         let built = own.parent().unwrap().join("libsymmem_fake_nvshmem.so");

@@ -1,4 +1,4 @@
-//! The collectives, each over a list of sizes, and beside each its floor.
+//! The collectives, each over a list of sizes, each with its floor.
 //!
 //! `bytes` is one rank's block: the whole buffer of an all-reduce, a reduce and a broadcast, what a rank contributes to an
 //! all-gather or a gather, what a reduce-scatter or a scatter leaves it with, what an all-to-all sends to each rank.

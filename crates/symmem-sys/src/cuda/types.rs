@@ -301,7 +301,7 @@ pub struct Launch {
     pub grid: [u32; 3],
     /// Threads of a block.
     pub block: [u32; 3],
-    /// Bytes of shared memory beside what the kernel declares.
+    /// Bytes of shared memory in addition to what the kernel declares.
     pub shared: u32,
     /// In order with what else is in it.
     pub stream: Stream,

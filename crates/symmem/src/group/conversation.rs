@@ -67,13 +67,14 @@ impl Conversation<'_> {
     ) -> Result<T> {
         let own = Proposal::new(terms, data);
         let sent = self.send_proposals(&own, memory);
-        let met = sent.and_then(|()| self.collect_proposals(own));
-        let held =
-            met.or_else(|e| self.abort(Phase::Outcome, e)).and_then(|(proposals, memories)| {
+        let collected = sent.and_then(|()| self.collect_proposals(own));
+        let held = collected.or_else(|e| self.abort(Phase::Outcome, e)).and_then(
+            |(proposals, memories)| {
                 self.agree(terms, &proposals)?;
                 let done = part(proposals.into_iter().map(|c| c.data).collect(), memories);
                 self.conclude(done)
-            });
+            },
+        );
         self.context.mesh.inbox().close(&self.subject);
         held
     }

@@ -299,8 +299,8 @@ impl Group {
         hold: impl FnOnce(&Conversation<'_>) -> Result<T>,
     ) -> Result<T> {
         let deadline = deadline.start();
-        let turn = lock_by(&self.0.rendezvous, deadline);
-        let _turn = turn.map_err(|(why, after)| why.error(op, vec![self.rank()], after))?;
+        let locked = lock_by(&self.0.rendezvous, deadline);
+        let _locked = locked.map_err(|(why, after)| why.error(op, vec![self.rank()], after))?;
         let call = Call::plain(RENDEZVOUS);
         let mut running = self.begin_call(&call, deadline)?;
         running.barrier()?;

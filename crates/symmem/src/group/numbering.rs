@@ -15,7 +15,7 @@ const FIRST: u32 = IN_FULL + 1;
 /// Set in all but the first barrier of a call.
 pub(super) const CONTINUED: u32 = 1 << 31;
 
-/// What a rank knows of its group's calls. All but `awaited` is used by whoever has the turn of the sequence.
+/// What a rank knows of its group's calls. All but `awaited` is for the thread that holds the sequence.
 pub(super) struct Sequence {
     known: Vec<[AtomicU64; 8]>,
     /// The call that gave up and may be resumed.
@@ -54,7 +54,7 @@ impl Sequence {
     #[inline]
     pub(super) fn place(words: &Words) -> usize {
         let mixed = words.iter().zip([0, 11, 23, 37, 5, 17, 29, 43]);
-        let mixed = mixed.fold(0_u64, |all, (word, turn)| all ^ word.rotate_left(turn));
+        let mixed = mixed.fold(0_u64, |all, (word, bits)| all ^ word.rotate_left(bits));
         (mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as usize % KNOWN
     }
 

@@ -58,8 +58,8 @@ impl Group {
         let mut deadline = deadline.into().start();
         let formed = self.formed_by(deadline)?;
         self.check_whole(OP)?;
-        let turn = lock_by(&self.0.resyncing, deadline);
-        let _turn = turn.map_err(|(why, after)| why.error(OP, vec![self.rank()], after))?;
+        let locked = lock_by(&self.0.resyncing, deadline);
+        let _locked = locked.map_err(|(why, after)| why.error(OP, vec![self.rank()], after))?;
         let signals = &formed.signals;
         // Two rounds; what gave up in one of them goes on there.
         let quiet = signals.generation().wrapping_mul(2).wrapping_add(1);

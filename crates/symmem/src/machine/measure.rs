@@ -58,7 +58,7 @@ pub fn measure() -> Result<Measured> {
     let rounds = if near { together } else { apart };
     let [core, _] = cores;
     let switches = on([core, core], |side| side.rounds(TOGETHER, Side::switches))?;
-    // Between two the core changes hands once: whoever comes second has met the first, and goes on to the next exchange.
+    // Between two exchanges the core switches threads once: the second thread finds the first, and goes on to the next exchange.
     let switch = median(switches.into_iter());
     let median = |of: fn(&Round) -> u64| median(rounds.iter().map(of));
     let exchange = median(|r| r.exchange[0]);

@@ -27,7 +27,7 @@ struct Inner {
     owned: bool,
     limit: Mutex<Deadline>,
     /// Who makes a call, until it is over: the library takes one at a time.
-    turn: Mutex<()>,
+    calling: Mutex<()>,
     state: Mutex<State>,
 }
 
@@ -86,7 +86,7 @@ impl Communicator {
             size,
             owned,
             limit: Mutex::new(deadline),
-            turn: Mutex::new(()),
+            calling: Mutex::new(()),
             state: Mutex::new(State::Live(comm)),
         }))
     }
@@ -189,7 +189,7 @@ impl Communicator {
         Ok(Self(Arc::new(inner)))
     }
 
-    /// Begins what makes something of this communicator, and waits for it. The caller has the turn.
+    /// Begins what makes something of this communicator, and waits for it. The caller holds [`Self::lock_calls`].
     pub(super) fn begun<T: Handle>(
         &self,
         op: &'static str,
@@ -212,7 +212,7 @@ impl Communicator {
             let expected = format!("a stream of {:?}", self.gpu());
             return Err(self.usage(op, expected, format!("one of {:?}", stream.gpu())));
         }
-        let _turn = self.turn();
+        let _calling = self.lock_calls();
         match self.enter(op, f)? {
             Err(failure) if !failure.is_in_progress() => return Err(self.refused(op, &failure)),
             _ => {}
@@ -303,8 +303,9 @@ impl Communicator {
         self.0.state()
     }
 
-    pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
-        self.0.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Waits until no other thread makes a call.
+    pub(super) fn lock_calls(&self) -> MutexGuard<'_, ()> {
+        self.0.calling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn usage(&self, op: &'static str, expected: String, got: String) -> Error {

@@ -167,7 +167,7 @@ impl Communicator {
             let expected = "a color below 2³¹".to_owned();
             return Err(self.usage(OP, expected, format!("{color:?}")));
         }
-        let _turn = self.turn();
+        let _calling = self.lock_calls();
         // SAFETY: S4: `begun` gives a communicator that is live.
         let made =
             self.begun(OP, |nccl, comm| unsafe { nccl.split(comm, color, key, Some(&CONFIG)) })?;
@@ -184,7 +184,7 @@ impl Communicator {
             return Err(self.usage(OP, expected, format!("{excluded:?}")));
         }
         excluded.iter().try_for_each(|&rank| check_rank(OP, rank, self.size()))?;
-        let _turn = self.turn();
+        let _calling = self.lock_calls();
         let flags = if self.revive() { ShrinkFlags::Abort } else { ShrinkFlags::Default };
         // SAFETY: S4: `begun` gives a communicator that is live.
         let made = self

@@ -27,7 +27,7 @@ impl Communicator {
     pub unsafe fn register(&self, address: u64, bytes: usize) -> Result<Registration> {
         const OP: &str = "register";
         check_closed(OP, self.rank())?;
-        let _turn = self.turn();
+        let _calling = self.lock_calls();
         // SAFETY: S4: `ask` gives a communicator that is live; the caller vouches for the memory.
         let raw = self.ask(OP, |nccl, comm| unsafe { nccl.register(comm, address, bytes) })?;
         Ok(Registration { communicator: self.clone(), raw })
@@ -41,7 +41,7 @@ impl Communicator {
     pub unsafe fn window(&self, address: u64, bytes: usize) -> Result<Option<Window>> {
         const OP: &str = "window";
         check_closed(OP, self.rank())?;
-        let _turn = self.turn();
+        let _calling = self.lock_calls();
         let flags = sys::WindowFlags::CollSymmetric;
         let raw = self.begun(OP, |nccl, comm| {
             // SAFETY: S4: `begun` gives a communicator that is live; the caller vouches for the memory.

@@ -22,7 +22,7 @@ impl Communicator {
             return Err(self.usage(OP, expected, from.len.to_string()));
         }
         let parts = vec![from.len / size; size];
-        self.exchange(from, &parts, to, &parts, stream)
+        self.send_and_receive(from, &parts, to, &parts, stream)
     }
 
     /// As [`all_to_all`](Self::all_to_all), with parts of these many elements, one after the other: `sent[i]` is for rank i,
@@ -45,10 +45,10 @@ impl Communicator {
             }
         }
         self.check_len(OP, (0, from.dtype), (0, to.dtype))?;
-        self.exchange(from, sent, to, received, stream)
+        self.send_and_receive(from, sent, to, received, stream)
     }
 
-    fn exchange(
+    fn send_and_receive(
         &self,
         from: Source<'_>,
         sent: &[usize],

@@ -99,7 +99,7 @@ impl Registered {
         let block = handle.block();
         let (bytes, memory) = (block.segment().bytes(), block.region().clone());
         let start = (memory.address() - block.offset()) as u64;
-        // SAFETY: S1: all of a segment, which the region kept beside keeps.
+        // SAFETY: S1: all of a segment, which the region next to it keeps.
         let window = unsafe { communicator.window(start, bytes) }?;
         if window.is_none() {
             tracing::warn!("NCCL makes no window for memory of {:?}", handle.group());

@@ -85,12 +85,12 @@ impl TcpStore {
         self.server.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs one exchange, which is over by `last`, on a connection that no other thread uses.
-    fn exchange<T>(
+    /// Makes one request, whose answer is there by `last`, on a connection that no other thread uses.
+    fn request<T>(
         &self,
         op: &'static str,
         last: Deadline,
-        exchange: impl FnOnce(&mut Connection) -> Result<T>,
+        request: impl FnOnce(&mut Connection) -> Result<T>,
     ) -> Result<T> {
         let Server { name, peer, .. } = &*self.server;
         // The server may have let go of one that was silent for long.
@@ -98,7 +98,7 @@ impl TcpStore {
             .find_map(|mut idle| if idle.is_open() { Some(idle) } else { None });
         let result = idle.map_or_else(|| Connection::open(peer, name, last), Ok);
         let result = result.and_then(|mut connection| {
-            let result = exchange(&mut connection);
+            let result = request(&mut connection);
             let mut idle = self.idle();
             match &result {
                 Ok(_) if connection.is_in_step() => {
@@ -145,7 +145,7 @@ impl TcpStore {
         answer: impl FnOnce(&mut Connection, Deadline) -> Result<T>,
     ) -> Result<T> {
         let until = self.limit();
-        self.exchange(op, until, |connection| {
+        self.request(op, until, |connection| {
             connection.send(op, message, until)?;
             answer(connection, until)
         })
@@ -154,7 +154,7 @@ impl TcpStore {
     /// Sends `message`, which has no answer.
     fn tell(&self, op: &'static str, message: Message) -> Result<()> {
         let until = self.limit();
-        self.exchange(op, until, |connection| connection.confirm(op, message, until))
+        self.request(op, until, |connection| connection.confirm(op, message, until))
     }
 
     fn ask_number(&self, op: &'static str, message: &Message) -> Result<i64> {
@@ -174,7 +174,7 @@ impl TcpStore {
         check_keys(op, keys)?;
         let (deadline, last) = self.deadlines(deadline);
         loop {
-            let values = self.exchange(op, last, |connection| {
+            let values = self.request(op, last, |connection| {
                 if connection.wait(op, keys, deadline, last)? == Waited::Expired {
                     return Ok(None);
                 }
@@ -224,7 +224,7 @@ impl Store for TcpStore {
         check_keys("wait", keys)?;
         let (deadline, last) = self.deadlines(deadline);
         let wait = |connection: &mut Connection| connection.wait("wait", keys, deadline, last);
-        match self.exchange("wait", last, wait)? {
+        match self.request("wait", last, wait)? {
             Waited::Appeared => Ok(()),
             Waited::Expired => Err(timed_out("wait", deadline)),
         }

@@ -30,7 +30,7 @@ use crate::sync::Deadline;
 
 /// How long no client is let in after the system had no room for one.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How many are let in at a time, before those who are here get their turn.
+/// How many are let in at a time, before the clients that are here are served.
 const ACCEPTED_AT_ONCE: usize = 64;
 /// How long a client may take to show that it is one. PyTorch's do so at once, and may then be silent for hours.
 const VALIDATION: Duration = Duration::from_secs(10);
@@ -334,7 +334,7 @@ impl Service {
         if client.session.is_validated() {
             client.active = Instant::now();
         }
-        if let Err(end) = client.turn(&mut self.table, buffer) {
+        if let Err(end) = client.serve(&mut self.table, buffer) {
             self.dismiss(id, end);
         }
         self.count(id);
@@ -407,7 +407,7 @@ impl Client {
     }
 
     /// Sends, reads once, answers, sends.
-    fn turn(&mut self, table: &mut Table, buffer: &mut [u8]) -> Result<(), End> {
+    fn serve(&mut self, table: &mut Table, buffer: &mut [u8]) -> Result<(), End> {
         self.flush()?;
         if !self.session.is_paused() {
             self.read(buffer)?;

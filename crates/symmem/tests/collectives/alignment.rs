@@ -256,8 +256,8 @@ fn every_case<T: Summand>(world: &World, known: &Known<T>) {
     for (turn, len) in lengths::<T>().into_iter().enumerate() {
         // Three ranks go through everything, others a third of it: each misalignment, and each length, in turn.
         let in_turn = |bytes: usize| (turn + bytes / size_of::<T>()).is_multiple_of(3);
-        let met = all.iter().copied().filter(|&bytes| ranks == 3 || in_turn(bytes));
-        check(len, &met.collect::<Vec<usize>>());
+        let expected = all.iter().copied().filter(|&bytes| ranks == 3 || in_turn(bytes));
+        check(len, &expected.collect::<Vec<usize>>());
     }
     let long = if ranks == 3 { most - 2..=most } else { most..=most };
     long.for_each(|len| check(len, &[64 - size_of::<T>()]));

@@ -14,12 +14,12 @@ fn element(rank: usize, turn: usize, i: usize) -> f32 {
 fn more_than_the_cache_holds_is_reduced_there_and_back() {
     super::super::each(test_name!(), |world, gpu, stream| {
         let mut small = gpu.alloc::<f32>(world, 300_000).unwrap().rendezvous(world).unwrap();
-        // 96 MiB of all ranks together, and so much that blocks draw pieces; with a few elements beside whole vectors.
+        // 96 MiB of all ranks together, and so much that blocks draw pieces; with a few elements besides whole vectors.
         for mebibytes in [96, 192] {
             let len = (mebibytes << 18) / world.size() + 3;
             let mut x = gpu.alloc::<f32>(world, len).unwrap().rendezvous(world).unwrap();
             for turn in 0..4 {
-                // Kernels of other sizes between, so that not all blocks have met equally often.
+                // Kernels of other sizes between, so that not all blocks have synchronised equally often.
                 for _ in 0..=turn {
                     small.all_reduce_with(ReduceOp::Sum, Algorithm::TwoShot, stream).unwrap();
                 }

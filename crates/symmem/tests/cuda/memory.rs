@@ -145,11 +145,11 @@ fn who_is_strict_shares_no_device() {
     for n in ranks() {
         Ranks::new(n).env("SYMMEM_STRICT_DEVICES", "1").run(test_name!(), |world| {
             let gpu = Gpu::open(0).unwrap();
-            let met = gpu.alloc::<f32>(&world, 10).unwrap().rendezvous(&world).map(drop);
+            let mapped = gpu.alloc::<f32>(&world, 10).unwrap().rendezvous(&world).map(drop);
             if world.size() == 1 {
-                return met.unwrap();
+                return mapped.unwrap();
             }
-            let e = met.unwrap_err();
+            let e = mapped.unwrap_err();
             assert!(matches!(e, Error::Usage { op: "rendezvous", .. }), "{e}");
             assert!(e.to_string().contains("ranks 0 and 1 both on GPU-"), "{e}");
         });

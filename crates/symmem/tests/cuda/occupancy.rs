@@ -1,4 +1,4 @@
-//! Ranks that share a device: kernels wait for those of other ranks, and leave them room to come.
+//! Ranks that share a device: kernels wait for those of other ranks, and leave them multiprocessors to run on.
 
 use std::time::Duration;
 

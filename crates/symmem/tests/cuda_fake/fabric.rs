@@ -8,7 +8,7 @@ use symmem_sys::cuda::code;
 use symmem_sys::cuda::fake::{Config, Fabric, Fake};
 use symmem_testing::{Ranks, test_name};
 
-use super::memory::exchange;
+use super::memory::check_peers_memory;
 use super::multicast::{has_multicast, logged};
 use super::{configured, ranks};
 
@@ -21,7 +21,7 @@ fn ranks_that_all_can_use_fabric_handles() {
     for n in [1, 2, 3] {
         let drivers = configured(n, &vec![with(Fabric::Yes); n]);
         ranks(&drivers, |world, driver, gpu, _| {
-            let (_, log) = logged(|| exchange(world, gpu));
+            let (_, log) = logged(|| check_peers_memory(world, gpu));
             assert_eq!(log, "");
             let imports = driver.calls("cuMemImportFromShareableHandle");
             assert_eq!(driver.calls("import_fabric"), imports, "all of them");
@@ -34,7 +34,7 @@ fn ranks_that_all_can_use_fabric_handles() {
 fn processes_that_all_can_use_fabric_handles() {
     Ranks::new(2).run(test_name!(), |world| {
         let driver = Fake::new(vec![with(Fabric::Yes); 2]);
-        exchange(&world, &Gpu::with_driver(driver.clone(), world.rank() as u32).unwrap());
+        check_peers_memory(&world, &Gpu::with_driver(driver.clone(), world.rank() as u32).unwrap());
         assert_eq!(driver.calls("import_fabric"), 2);
         assert_eq!(driver.calls("cuMemImportFromShareableHandle"), 2);
         drop(world);
@@ -48,12 +48,12 @@ fn one_rank_that_cannot_leaves_all_with_descriptors() {
     for cannot in [Fabric::No, Fabric::NotPermitted] {
         let drivers = configured(3, &[with(Fabric::Yes), with(cannot), with(Fabric::Yes)]);
         ranks(&drivers, |world, driver, gpu, _| {
-            let (_, log) = logged(|| exchange(world, gpu));
+            let (_, log) = logged(|| check_peers_memory(world, gpu));
             let claims = cannot == Fabric::NotPermitted && world.rank() == 1;
             assert_eq!(log.lines().count(), if claims { 2 } else { 1 }, "{log}");
             assert!(log.contains("descriptors are used: the device of rank 1 has none"), "{log}");
             assert_eq!(driver.calls("import_fabric"), 0);
-            let (_, log) = logged(|| exchange(world, gpu));
+            let (_, log) = logged(|| check_peers_memory(world, gpu));
             assert_eq!(log, "", "told once");
         });
     }
@@ -64,7 +64,7 @@ fn ranks_of_which_none_can_use_descriptors() {
     for (none, told) in [(Fabric::No, 0), (Fabric::NotPermitted, 1)] {
         let drivers = configured(2, &[with(none), with(none)]);
         ranks(&drivers, |world, driver, gpu, _| {
-            let (_, log) = logged(|| exchange(world, gpu));
+            let (_, log) = logged(|| check_peers_memory(world, gpu));
             assert_eq!(log.lines().count(), told, "{log}");
             assert_eq!(log.contains("no fabric handles on cuda:"), told == 1, "{log}");
             assert_eq!(log.contains("CUDA_ERROR_NOT_PERMITTED"), told == 1, "{log}");
@@ -81,7 +81,7 @@ fn a_handle_that_leads_nowhere_leaves_all_with_descriptors() {
             if world.rank() == victim {
                 driver.fail("import_fabric", 1, code::NOT_PERMITTED);
             }
-            let (_, log) = logged(|| exchange(world, gpu));
+            let (_, log) = logged(|| check_peers_memory(world, gpu));
             assert_eq!(log.lines().count(), 1, "{log}");
             assert!(log.contains("import_fabric failed"), "{log}");
             let (fabric, all) =

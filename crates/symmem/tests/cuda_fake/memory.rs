@@ -17,7 +17,7 @@ fn value(rank: usize, i: usize) -> u32 {
 }
 
 /// Fills this rank's memory, and sees all ranks' at the handle's addresses.
-pub(super) fn exchange(world: &World, gpu: &Gpu) {
+pub(super) fn check_peers_memory(world: &World, gpu: &Gpu) {
     let stream = gpu.stream().unwrap();
     let buffer = gpu.alloc::<u32>(world, LEN).unwrap();
     assert_eq!(buffer.read(&stream).unwrap(), [0; LEN], "not zeroed");
@@ -46,7 +46,7 @@ pub(super) fn exchange(world: &World, gpu: &Gpu) {
 #[test]
 fn ranks_see_each_others_bytes() {
     for n in [1, 2, 4] {
-        ranks(&drivers(n), |world, _, gpu, _| exchange(world, gpu));
+        ranks(&drivers(n), |world, _, gpu, _| check_peers_memory(world, gpu));
     }
 }
 
@@ -54,7 +54,7 @@ fn ranks_see_each_others_bytes() {
 fn ranks_that_share_a_device_see_each_others_bytes() {
     let driver = Fake::plain(1);
     World::threads(3, |world| {
-        exchange(&world, &Gpu::with_driver(driver.clone(), 0).unwrap());
+        check_peers_memory(&world, &Gpu::with_driver(driver.clone(), 0).unwrap());
     })
     .unwrap();
     assert_eq!(driver.live(), [""; 0]);
@@ -64,7 +64,7 @@ fn ranks_that_share_a_device_see_each_others_bytes() {
 fn processes_see_each_others_bytes() {
     Ranks::new(2).run(test_name!(), |world| {
         let driver = Fake::plain(2);
-        exchange(&world, &Gpu::with_driver(driver.clone(), world.rank() as u32).unwrap());
+        check_peers_memory(&world, &Gpu::with_driver(driver.clone(), world.rank() as u32).unwrap());
         drop(world);
         assert_eq!(driver.live(), [""; 0]);
     });

@@ -1,4 +1,4 @@
-//! Room on a device for all kernels that wait for each other: how large grids are, and what may come early.
+//! Space on a device for all kernels that wait for each other: how large grids are, and what may come early.
 
 use std::sync::Arc;
 

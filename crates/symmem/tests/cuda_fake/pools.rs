@@ -16,7 +16,7 @@ const LEN: usize = 1000;
 const SEGMENT: usize = 2 << 20;
 
 /// Buffers of one segment, at other offsets on other ranks, each seen by all.
-fn exchange(world: &World, driver: &Fake, gpu: &Gpu) {
+fn check_peers_memory(world: &World, driver: &Fake, gpu: &Gpu) {
     let stream = gpu.stream().unwrap();
     let pool = gpu.pool(world, SEGMENT);
     let before = driver.calls("cuMemCreate");
@@ -49,7 +49,7 @@ fn exchange(world: &World, driver: &Fake, gpu: &Gpu) {
 #[test]
 fn parts_of_a_pool_are_seen_by_all_ranks() {
     for n in [1, 2, 4] {
-        ranks(&drivers(n), |world, driver, gpu, _| exchange(world, driver, gpu));
+        ranks(&drivers(n), |world, driver, gpu, _| check_peers_memory(world, driver, gpu));
     }
 }
 
@@ -58,7 +58,7 @@ fn parts_of_a_pool_are_seen_by_all_processes() {
     Ranks::new(2).run(test_name!(), |world| {
         let driver = Fake::plain(2);
         let gpu = Gpu::with_driver(driver.clone(), world.rank() as u32).unwrap();
-        exchange(&world, &driver, &gpu);
+        check_peers_memory(&world, &driver, &gpu);
         drop((gpu, world));
         assert_eq!(driver.live(), [""; 0]);
     });

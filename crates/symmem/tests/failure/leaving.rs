@@ -17,7 +17,7 @@ fn a_rank_that_leaves_is_named_by_those_who_wait_for_it() {
         let told = world.barrier();
         let Err(Error::PeerLost { rank: 1, how, .. }) = told else { panic!("{told:?}") };
         assert_eq!(how, "it left");
-        // Those who do not need it are not hurt.
+        // Ranks that do not need it are not affected.
         let pair = world.subgroup(&[0, 2]).unwrap();
         pair.barrier().unwrap();
         let other = 2 - world.rank();

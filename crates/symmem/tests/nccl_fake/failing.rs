@@ -44,10 +44,10 @@ fn a_rank_that_does_not_call_is_a_timeout_and_the_communicator_is_aborted() {
 #[test]
 fn another_thread_aborts_a_call_that_waits() {
     let fake = FakeNccl::new();
-    let met = Barrier::new(2);
+    let barrier = Barrier::new(2);
     ranks(&fake, 2, |rank| {
         if rank.number() == 1 {
-            met.wait();
+            barrier.wait();
             return;
         }
         std::thread::scope(|scope| {
@@ -65,7 +65,7 @@ fn another_thread_aborts_a_call_that_waits() {
             assert!(text.contains("rank 0: all_reduce: the communicator"), "{text}");
             assert!(text.contains("it was aborted"), "{text}");
         });
-        met.wait();
+        barrier.wait();
     });
 }
 

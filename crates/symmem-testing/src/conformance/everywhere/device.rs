@@ -6,7 +6,7 @@ use std::time::Duration;
 use symmem::cuda::{Algorithm, Buffer, Gpu, Stream, Symmetric, View};
 use symmem::{Error, Group, Handle, Number, Pool, ReduceOp, Result, World};
 
-use super::place::{Call, Memory, Place, Way};
+use super::platform::{Call, Memory, Platform, Way};
 
 /// A device that was opened with the backend, and a stream for all work.
 #[derive(Clone)]
@@ -35,11 +35,11 @@ impl<'a> OnDevice<'a> {
 
 /// Memory of all ranks' devices.
 pub struct DeviceMemory<'a, T> {
-    place: OnDevice<'a>,
+    platform: OnDevice<'a>,
     x: Symmetric<T>,
 }
 
-impl<'a> Place for OnDevice<'a> {
+impl<'a> Platform for OnDevice<'a> {
     type Buffer<T: Number> = Buffer<T>;
     type Memory<T: Number> = DeviceMemory<'a, T>;
     type Pool = Pool<Gpu>;
@@ -85,7 +85,7 @@ impl<'a> Place for OnDevice<'a> {
         buffer: Buffer<T>,
         group: &Group,
     ) -> Result<DeviceMemory<'a, T>> {
-        Ok(DeviceMemory { place: self.clone(), x: buffer.rendezvous(group)? })
+        Ok(DeviceMemory { platform: self.clone(), x: buffer.rendezvous(group)? })
     }
 
     /// Kernels compare digests of calls. The first rank that notices tells the others.
@@ -98,7 +98,7 @@ impl<'a> Place for OnDevice<'a> {
 impl<T: Number> DeviceMemory<'_, T> {
     /// Waits for what was put into the stream; the error of what failed there.
     fn done(&self, put: Result<()>) -> Result<()> {
-        put.and_then(|()| self.x.synchronize(self.place.stream))
+        put.and_then(|()| self.x.synchronize(self.platform.stream))
     }
 }
 
@@ -108,15 +108,15 @@ impl<T: Number> Memory<T> for DeviceMemory<'_, T> {
     }
 
     fn write(&mut self, data: &[T]) {
-        self.x.write(data, self.place.stream).unwrap();
+        self.x.write(data, self.platform.stream).unwrap();
     }
 
     fn read(&self) -> Result<Vec<T>> {
-        self.x.read(self.place.stream)
+        self.x.read(self.platform.stream)
     }
 
     fn pad(&self) -> Vec<u32> {
-        let OnDevice { world, plain, stream, .. } = &self.place;
+        let OnDevice { world, plain, stream, .. } = &self.platform;
         let (handle, alone) = (self.handle(), world.subgroup(&[world.rank()]).unwrap());
         let words = handle.signal_pad_size() / 4;
         let copy = plain.alloc::<u32>(world, words).unwrap().rendezvous(&alone).unwrap();
@@ -134,18 +134,18 @@ impl<T: Number> Memory<T> for DeviceMemory<'_, T> {
             Way::OneShot => Algorithm::OneShot,
             Way::TwoShot => Algorithm::TwoShot,
         };
-        let put = self.x.all_reduce_with(op, algorithm, self.place.stream);
+        let put = self.x.all_reduce_with(op, algorithm, self.platform.stream);
         self.done(put)
     }
 
     fn broadcast(&mut self, root: usize) -> Result<()> {
-        let put = self.x.broadcast(root, self.place.stream);
+        let put = self.x.broadcast(root, self.platform.stream);
         self.done(put)
     }
 
     fn call(&mut self, call: Call, out: &mut [T]) -> Result<()> {
-        let mut buffer = self.place.copy_of(out);
-        let (x, to, stream) = (&mut self.x, buffer.view_mut(), self.place.stream);
+        let mut buffer = self.platform.copy_of(out);
+        let (x, to, stream) = (&mut self.x, buffer.view_mut(), self.platform.stream);
         let put = match call {
             Call::AllReduce(op) => x.all_reduce_into(op, to, stream),
             Call::Reduce(op, root) => x.reduce(op, root, to, stream),
@@ -162,7 +162,7 @@ impl<T: Number> Memory<T> for DeviceMemory<'_, T> {
     }
 
     fn barrier(&self) -> Result<()> {
-        self.done(self.x.barrier(self.place.stream))
+        self.done(self.x.barrier(self.platform.stream))
     }
 
     fn open(&mut self) {
@@ -174,27 +174,27 @@ impl<T: Number> Memory<T> for DeviceMemory<'_, T> {
     }
 
     fn put(&self, rank: usize, at: usize, data: &[T]) -> Result<()> {
-        let buffer = self.place.copy_of(data);
-        self.done(self.x.put(rank, at, buffer.view(), self.place.stream))
+        let buffer = self.platform.copy_of(data);
+        self.done(self.x.put(rank, at, buffer.view(), self.platform.stream))
     }
 
     fn get(&self, rank: usize, at: usize, out: &mut [T]) -> Result<()> {
-        let mut buffer = self.place.copy_of(out);
-        self.done(self.x.get(rank, at, buffer.view_mut(), self.place.stream))?;
-        out.copy_from_slice(&buffer.read(self.place.stream)?);
+        let mut buffer = self.platform.copy_of(out);
+        self.done(self.x.get(rank, at, buffer.view_mut(), self.platform.stream))?;
+        out.copy_from_slice(&buffer.read(self.platform.stream)?);
         Ok(())
     }
 
     fn put_with_signal(&self, to: usize, at: usize, data: &[T], channel: usize) -> Result<()> {
-        let buffer = self.place.copy_of(data);
-        self.done(self.x.put_with_signal(to, at, buffer.view(), channel, self.place.stream))
+        let buffer = self.platform.copy_of(data);
+        self.done(self.x.put_with_signal(to, at, buffer.view(), channel, self.platform.stream))
     }
 
     fn put_signal(&self, to: usize, channel: usize, within: Duration) -> Result<()> {
-        self.done(self.x.put_signal_within(to, channel, within, self.place.stream))
+        self.done(self.x.put_signal_within(to, channel, within, self.platform.stream))
     }
 
     fn wait_signal(&self, from: usize, channel: usize, within: Duration) -> Result<()> {
-        self.done(self.x.wait_signal_within(from, channel, within, self.place.stream))
+        self.done(self.x.wait_signal_within(from, channel, within, self.platform.stream))
     }
 }

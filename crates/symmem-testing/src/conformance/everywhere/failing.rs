@@ -2,7 +2,7 @@
 
 use symmem::{Error, ReduceOp};
 
-use super::place::{Call, Memory, Place, Way};
+use super::platform::{Call, Memory, Platform, Way};
 use super::{LONG, SHORT, reduced, same, source};
 
 fn contains(result: symmem::Result<()>, why: &str) {
@@ -12,10 +12,10 @@ fn contains(result: symmem::Result<()>, why: &str) {
 }
 
 /// Wrong lengths, roots and operators are refused before anything is done, and the next call works.
-pub fn bad_collective_calls_are_named(place: &impl Place) {
-    let (world, n) = (place.world(), place.world().size());
+pub fn bad_collective_calls_are_named(platform: &impl Platform) {
+    let (world, n) = (platform.world(), platform.world().size());
     let data: Vec<f32> = source(1).elements(world.rank(), 10 * n);
-    let mut x = place.filled(&data);
+    let mut x = platform.filled(&data);
     let (none, few) = (&mut [][..], &mut [0.0; 3]);
     contains(x.all_reduce(ReduceOp::Xor, Way::Auto), "an operator that f32 has, got xor");
     contains(x.call(Call::ReduceScatter(ReduceOp::Or), &mut [0.0; 10]), "an operator that f32 has");
@@ -32,7 +32,7 @@ pub fn bad_collective_calls_are_named(place: &impl Place) {
         "a number of columns that divides",
     );
     if n > 1 {
-        let mut odd = place.memory::<f32>(world, 10 * n + 1).unwrap();
+        let mut odd = platform.memory::<f32>(world, 10 * n + 1).unwrap();
         contains(odd.call(Call::ReduceScatter(ReduceOp::Sum), none), "divisible by the");
         contains(odd.call(Call::AllToAll, none), "divisible by the");
     }
@@ -42,9 +42,9 @@ pub fn bad_collective_calls_are_named(place: &impl Place) {
 }
 
 /// Ranks, ranges and channels that there are not are refused, and the next call works.
-pub fn bad_one_sided_calls_are_named(place: &impl Place) {
-    let n = place.world().size();
-    let mut x = place.memory::<f32>(place.world(), 10).unwrap();
+pub fn bad_one_sided_calls_are_named(platform: &impl Platform) {
+    let n = platform.world().size();
+    let mut x = platform.memory::<f32>(platform.world(), 10).unwrap();
     let channels = x.handle().signal_pad_size() / (4 * n);
     x.open();
     contains(x.put(0, 8, &[1.0; 3]), "elements within the 10 of rank 0, got 3 at 8");
@@ -67,12 +67,17 @@ pub fn bad_one_sided_calls_are_named(place: &impl Place) {
 }
 
 /// The error of a call that ranks made differently, and how they go on.
-fn goes_on<P: Place>(place: &P, x: &mut P::Memory<f32>, made: symmem::Result<()>, what: &str) {
-    place.check_told(&made.unwrap_err(), what);
-    place.world().barrier().unwrap();
-    place.world().resync().unwrap();
+fn goes_on<P: Platform>(
+    platform: &P,
+    x: &mut P::Memory<f32>,
+    made: symmem::Result<()>,
+    what: &str,
+) {
+    platform.check_told(&made.unwrap_err(), what);
+    platform.world().barrier().unwrap();
+    platform.world().resync().unwrap();
     let len = x.handle().buffer_size() / 4;
-    let data: Vec<f32> = source(2).elements(place.world().rank(), len);
+    let data: Vec<f32> = source(2).elements(platform.world().rank(), len);
     if P::KEEPS {
         same(&x.read().unwrap(), &data, "nothing was done");
     }
@@ -81,23 +86,23 @@ fn goes_on<P: Place>(place: &P, x: &mut P::Memory<f32>, made: symmem::Result<()>
 }
 
 /// Ranks that call different things all learn it, and the next call works.
-pub fn different_calls_are_told_to_every_rank(place: &impl Place) {
-    let (world, first) = (place.world(), place.world().rank() == 0);
+pub fn different_calls_are_told_to_every_rank(platform: &impl Platform) {
+    let (world, first) = (platform.world(), platform.world().rank() == 0);
     if world.size() == 1 {
         return;
     }
     for len in [100, 200_000] {
         let data: Vec<f32> = source(2).elements(world.rank(), len);
-        let (mut x, mut y) = (place.filled(&data), place.filled(&data));
+        let (mut x, mut y) = (platform.filled(&data), platform.filled(&data));
         let made = x.all_reduce(if first { ReduceOp::Sum } else { ReduceOp::Max }, Way::Auto);
-        goes_on(place, &mut x, made, "operator");
+        goes_on(platform, &mut x, made, "operator");
         let made = x.broadcast(usize::from(!first));
-        goes_on(place, &mut x, made, "root");
+        goes_on(platform, &mut x, made, "root");
         let made = if first { x.barrier() } else { x.all_reduce(ReduceOp::Sum, Way::Auto) };
-        goes_on(place, &mut x, made, "operation");
+        goes_on(platform, &mut x, made, "operation");
         let memory = if first { &mut x } else { &mut y };
         let made = memory.all_reduce(ReduceOp::Sum, Way::Auto);
-        goes_on(place, &mut x, made, "memory");
+        goes_on(platform, &mut x, made, "memory");
         x.all_reduce(ReduceOp::Sum, Way::Auto).unwrap();
         let expected = reduced(world, source(2), ReduceOp::Sum, len);
         same(&x.read().unwrap(), &expected, "the next call");
@@ -105,8 +110,8 @@ pub fn different_calls_are_told_to_every_rank(place: &impl Place) {
 }
 
 /// Whoever waits in vain is told for whom, the others are told so when they come, and all go on after a resync.
-pub fn a_rank_that_does_not_come_is_a_timeout_until_a_resync(place: &impl Place) {
-    let world = place.world();
+pub fn a_rank_that_does_not_come_is_a_timeout_until_a_resync(platform: &impl Platform) {
+    let world = platform.world();
     let all: Vec<usize> = (0..world.size()).collect();
     if world.size() == 1 {
         return;
@@ -114,7 +119,7 @@ pub fn a_rank_that_does_not_come_is_a_timeout_until_a_resync(place: &impl Place)
     let group = world.subgroup_builder(&all).timeout(LONG).build().unwrap();
     for (len, way) in [(2, Way::Auto), (5000, Way::Staged), (5000, Way::TwoShot)] {
         let data: Vec<f32> = source(len).elements(world.rank(), len);
-        let mut x = place.memory::<f32>(&group, len).unwrap();
+        let mut x = platform.memory::<f32>(&group, len).unwrap();
         x.all_reduce(ReduceOp::Sum, way).unwrap(); // what is loaded when it is first used is there
         x.write(&data);
         world.barrier().unwrap();

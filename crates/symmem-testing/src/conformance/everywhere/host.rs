@@ -9,7 +9,7 @@ use symmem::{
 };
 
 use super::LONG;
-use super::place::{Call, Memory, Place, Way};
+use super::platform::{Call, Memory, Platform, Way};
 
 /// The world's own backend.
 pub struct OnHost<'a>(pub &'a World, pub &'static str);
@@ -34,7 +34,7 @@ impl<T: Number> HostMemory<T> {
     }
 }
 
-impl Place for OnHost<'_> {
+impl Platform for OnHost<'_> {
     type Buffer<T: Number> = Buffer<T>;
     type Memory<T: Number> = HostMemory<T>;
     type Pool = Pool;

@@ -1,6 +1,6 @@
 //! What memory of every backend must do: the same checks for main memory and for devices.
 //!
-//! A check is written once, against [`Place`] and [`Memory`]. [`OnHost`] and [`OnDevice`] are the two ways to implement these.
+//! A check is written once, against [`Platform`] and [`Memory`]. [`OnHost`] and [`OnDevice`] are the two ways to implement these.
 //! [`everywhere!`](crate::everywhere) makes a test of each, given a function that starts ranks.
 
 mod device;
@@ -9,7 +9,7 @@ mod host;
 mod memory;
 mod moving;
 mod one_sided;
-mod place;
+mod platform;
 mod reducing;
 
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub use host::OnHost;
 pub use memory::*;
 pub use moving::*;
 pub use one_sided::*;
-pub use place::{Call, Memory, Place, Way};
+pub use platform::{Call, Memory, Platform, Way};
 pub use reducing::*;
 
 /// Longer than anything takes, unless it fails.

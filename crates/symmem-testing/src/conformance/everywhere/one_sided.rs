@@ -2,14 +2,14 @@
 
 use symmem::Error;
 
-use super::place::{Memory, Place};
+use super::platform::{Memory, Platform};
 use super::{LONG, SHORT, next, previous, same, source};
 
 /// What is put is there after the phase, and what is there can be got in it.
-pub fn puts_and_gets_reach_every_rank(place: &impl Place) {
-    let (n, own) = (place.world().size(), place.world().rank());
+pub fn puts_and_gets_reach_every_rank(platform: &impl Platform) {
+    let (n, own) = (platform.world().size(), platform.world().rank());
     let tag = |from: usize, to: usize| (from * 100 + to) as u64;
-    let mut x = place.memory::<u64>(place.world(), 3 * n).unwrap();
+    let mut x = platform.memory::<u64>(platform.world(), 3 * n).unwrap();
     x.open();
     for rank in 0..n {
         x.put(rank, 3 * own, &[tag(own, rank); 3]).unwrap();
@@ -28,10 +28,10 @@ pub fn puts_and_gets_reach_every_rank(place: &impl Place) {
 }
 
 /// Whoever takes a signal sees the data that was put before it, on the first and the last channel, also from itself.
-pub fn signals_order_data(place: &impl Place) {
-    let (world, own, len) = (place.world(), place.world().rank(), 5001);
+pub fn signals_order_data(platform: &impl Platform) {
+    let (world, own, len) = (platform.world(), platform.world().rank(), 5001);
     let (next, previous) = (next(world), previous(world));
-    let mut x = place.memory::<f32>(world, len + 3).unwrap();
+    let mut x = platform.memory::<f32>(world, len + 3).unwrap();
     let last = x.handle().signal_pad_size() / (4 * world.size()) - 1;
     x.open();
     for round in 0..30 {
@@ -55,13 +55,13 @@ pub fn signals_order_data(place: &impl Place) {
 }
 
 /// A signal that nobody sends, and one that nobody takes, are timeouts that name the rank. All go on after a resync.
-pub fn signals_in_vain_are_timeouts(place: &impl Place) {
-    let world = place.world();
+pub fn signals_in_vain_are_timeouts(platform: &impl Platform) {
+    let world = platform.world();
     let all: Vec<usize> = (0..world.size()).collect();
     let group = world.subgroup_builder(&all).timeout(LONG).build().unwrap();
     let peer = world.size() - 1;
     for (name, on) in [("wait", 4), ("put", 0)] {
-        let mut x = place.memory::<u32>(&group, 10).unwrap();
+        let mut x = platform.memory::<u32>(&group, 10).unwrap();
         x.barrier().unwrap();
         if world.rank() == 0 {
             let e = if name == "put" {

@@ -29,7 +29,7 @@ pub enum Call {
 }
 
 /// Where memory comes from: a backend, as one rank uses it.
-pub trait Place {
+pub trait Platform {
     /// Memory of this rank alone.
     type Buffer<T: Number>;
     /// The same memory once all ranks have mapped it.

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 /// The least that any control group of this process has left, and which one that is.
-pub(super) fn room() -> Option<(usize, PathBuf)> {
+pub(super) fn memory_left() -> Option<(usize, PathBuf)> {
     let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    room_in(Path::new("/sys/fs/cgroup"), &own)
+    memory_left_in(Path::new("/sys/fs/cgroup"), &own)
 }
 
 /// The names of one version's files.
@@ -27,8 +27,8 @@ const V1: Files = Files {
     droppable: ["total_active_file", "total_inactive_file"],
 };
 
-/// As [`room`], where groups are mounted at `root` and `own` is what the process reads of itself.
-fn room_in(root: &Path, own: &str) -> Option<(usize, PathBuf)> {
+/// As [`memory_left`], where groups are mounted at `root` and `own` is what the process reads of itself.
+fn memory_left_in(root: &Path, own: &str) -> Option<(usize, PathBuf)> {
     let groups = own.lines().filter_map(|line| {
         let mut fields = line.splitn(3, ':').skip(1);
         let (controllers, path) = (fields.next()?, fields.next()?);
@@ -102,10 +102,10 @@ mod tests {
                 ("other/memory.current", "1"),
             ],
         );
-        assert_eq!(room_in(&root, "0::/a/b/c\n"), Some((150, root.join("a"))));
-        assert_eq!(room_in(&root, "0::/a/b/gone\n"), Some((150, root.join("a"))));
-        assert_eq!(room_in(&root, "0::/other\n"), Some((0, root.join("other"))));
-        assert_eq!(room_in(&root, "0::/\n"), None);
+        assert_eq!(memory_left_in(&root, "0::/a/b/c\n"), Some((150, root.join("a"))));
+        assert_eq!(memory_left_in(&root, "0::/a/b/gone\n"), Some((150, root.join("a"))));
+        assert_eq!(memory_left_in(&root, "0::/other\n"), Some((0, root.join("other"))));
+        assert_eq!(memory_left_in(&root, "0::/\n"), None);
         std::fs::remove_dir_all(root).unwrap();
     }
 
@@ -124,10 +124,12 @@ mod tests {
             ],
         );
         let own = |path| format!("5:cpu,cpuacct:/job\n4:memory:{path}\n0::/\n");
-        assert_eq!(room_in(&root, &own("/job")), Some((700, root.join("memory/job"))));
-        assert_eq!(room_in(&root, &own("/full")), Some((0, root.join("memory/full"))));
+        assert_eq!(memory_left_in(&root, &own("/job")), Some((700, root.join("memory/job"))));
+        assert_eq!(memory_left_in(&root, &own("/full")), Some((0, root.join("memory/full"))));
         // The path of the host, in a container whose own group is mounted.
-        assert!(room_in(&root, &own("/docker/1234")).is_some_and(|(left, _)| left > 1 << 40));
+        assert!(
+            memory_left_in(&root, &own("/docker/1234")).is_some_and(|(left, _)| left > 1 << 40)
+        );
         std::fs::remove_dir_all(root).unwrap();
     }
 
@@ -135,7 +137,7 @@ mod tests {
     fn nonsense_is_no_limit() {
         let root = tree("odd", &[("a/memory.max", "many"), ("a/memory.current", "")]);
         for own in ["", "0::", "x", "0::/a", "4:memory", "::::"] {
-            assert_eq!(room_in(&root, own), None, "{own:?}");
+            assert_eq!(memory_left_in(&root, own), None, "{own:?}");
         }
         std::fs::remove_dir_all(root).unwrap();
     }

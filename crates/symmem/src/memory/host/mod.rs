@@ -130,7 +130,7 @@ fn check_foreign(fd: BorrowedFd<'_>, bytes: usize) -> Result<usize> {
 /// some process instead.
 pub(super) fn check_available(bytes: usize) -> Result<()> {
     let machine = available_memory().map(|left| (left, "on this machine".to_owned()));
-    let group = cgroup::room().map(|(left, group)| {
+    let group = cgroup::memory_left().map(|(left, group)| {
         (left, format!("within the memory limit of the control group {}", group.display()))
     });
     match machine.into_iter().chain(group).min() {
