@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::random::Random;
 use anyhow::{Context, bail};
+use symmem_chaos::random::Random;
 
 use crate::generate::{AGREE, generate};
 use crate::pool::Workers;

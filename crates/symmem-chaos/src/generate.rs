@@ -1,7 +1,7 @@
 //! Makes a program of a seed.
 
-use crate::random::Random;
 use symmem::{Algorithm, DType, ReduceOp};
+use symmem_chaos::random::Random;
 
 use symmem_chaos::api;
 use symmem_chaos::program::{

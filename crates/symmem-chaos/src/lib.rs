@@ -9,5 +9,6 @@ pub mod hooks;
 pub mod lane;
 mod memory;
 pub mod program;
+pub mod random;
 pub mod record;
 mod slices;

@@ -7,7 +7,6 @@ mod generate;
 mod judge;
 mod names;
 mod pool;
-mod random;
 mod reduce;
 mod report;
 mod steps;

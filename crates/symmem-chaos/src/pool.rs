@@ -8,10 +8,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::random::Random;
 use anyhow::Context;
 use rustix::process::{Pid, Signal, kill_process};
 use symmem::store::TcpServer;
+use symmem_chaos::random::Random;
 
 use crate::generate::generate;
 use crate::judge;

@@ -1,7 +1,8 @@
 //! Numbers that look random and come again from the same seed.
 
-use symmem_chaos::element::mix;
+use crate::element::mix;
 
+/// A generator, from its seed.
 #[derive(Clone, Debug)]
 pub struct Random(pub u64);
 
@@ -13,6 +14,8 @@ impl Random {
         Self(u64::from_le_bytes(seed))
     }
 
+    /// The next number.
+    #[allow(clippy::should_implement_trait, reason = "it never ends")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)

@@ -14,8 +14,9 @@ mod processes;
 
 pub use nccl::{FakeNccl, Live};
 pub use processes::{
-    Ended, Job, Random, Ranks, assert_nothing_is_held, die, die_after, latencies, mark, stop_until,
+    Ended, Job, Ranks, assert_nothing_is_held, die, die_after, latencies, mark, stop_until,
 };
+pub use symmem_chaos::random::Random;
 
 /// The path of the test function that it stands in, as the test harness names it.
 #[macro_export]

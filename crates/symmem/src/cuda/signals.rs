@@ -15,7 +15,7 @@ use crate::cuda::stream::Stream;
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::group::op_code;
-use crate::symmetric::{check_place, fill_range};
+use crate::symmetric::{check_elements, check_word_exists, fill_range};
 
 /// What a wait for a value waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -274,11 +274,7 @@ impl<T: Element> Symmetric<T> {
 
     /// Where `len` elements of rank `rank`'s part lie.
     fn place(&self, name: &'static str, rank: usize, at: usize, len: usize) -> Result<u64> {
-        self.group().check_rank(name, rank)?;
-        if at.checked_add(len).is_none_or(|end| end > self.len()) {
-            let expected = format!("elements within the {} of rank {rank}", self.len());
-            return Err(self.group().usage(name, expected, format!("{len} at {at}")));
-        }
+        check_elements(self.group(), name, (rank, self.len()), at, len)?;
         let part = self.parts.0.get(rank).copied().unwrap_or(0);
         Ok(part + (at * size_of::<T>()) as u64)
     }
@@ -340,7 +336,7 @@ impl Symmetric<u32> {
         stream: &Stream,
     ) -> Result<()> {
         const NAME: &str = "write_value32";
-        check_place(self.group(), self.len(), offset)?;
+        check_word_exists(self.group(), self.len(), offset)?;
         self.check_reach(NAME, rank)?;
         let to = self.place(NAME, rank, offset, 1)?;
         self.comm.enqueue_unordered(self.group(), NAME, stream, || {

@@ -29,7 +29,7 @@ pub use open::Open;
 pub use pad::SignalPad;
 pub use paused::Paused;
 pub use pool::Pool;
-pub(crate) use words::{check_place, fill_range};
+pub(crate) use words::{check_elements, check_word_exists, fill_range};
 
 use crate::dtype::Element;
 use crate::error::{Failed, Result};

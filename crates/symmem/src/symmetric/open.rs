@@ -10,7 +10,7 @@ use crate::sync::shared::AtomicU32;
 use crate::sync::{Deadline, Ordering};
 
 use super::atomic::{Atomic, load, store};
-use super::words::{check_place, fill_range};
+use super::words::{check_elements, check_word_exists, fill_range};
 use super::{Buffer, Handle, Memory, Paused, Phase, Symmetric};
 
 /// Memory that all ranks of a group have mapped, in the phase in which everyone may put into and get from everyone's.
@@ -240,13 +240,8 @@ impl<T: Element> Open<T> {
 
     /// `len` elements of rank `rank`'s part.
     fn place(&self, op: &'static str, rank: usize, at: usize, len: usize) -> Result<*mut T> {
-        self.group().check_rank(op, rank)?;
-        let first = self.0.peer_ptr(rank)?;
-        if at.checked_add(len).is_none_or(|end| end > self.len()) {
-            let expected = format!("elements within the {} of rank {rank}", self.len());
-            return Err(self.group().usage(op, expected, format!("{len} at {at}")));
-        }
-        Ok(first.wrapping_add(at))
+        check_elements(self.group(), op, (rank, self.len()), at, len)?;
+        Ok(self.0.peer_ptr(rank)?.wrapping_add(at))
     }
 }
 
@@ -304,7 +299,7 @@ impl Open<u32> {
     /// Release: sets word `offset` of rank `rank`'s part to `value`. Whoever reads that by [`Open::read_value32`] sees
     /// all that this rank wrote before.
     pub fn write_value32(&self, rank: usize, offset: usize, value: u32) -> Result<()> {
-        check_place(self.group(), self.len(), offset)?;
+        check_word_exists(self.group(), self.len(), offset)?;
         // Release: pairs with the acquire in `read_value32`.
         self.word("write_value32", rank, offset)?.store(value, Ordering::Release);
         Ok(())

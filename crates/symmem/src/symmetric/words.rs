@@ -1,9 +1,25 @@
-//! Filling and writing 32-bit words: the bounds, with PyTorch's words in the messages.
+//! The bounds of one-sided access to a rank's part; those of 32-bit words have PyTorch's words in the messages.
 
 use std::ops::Range;
 
 use crate::error::Result;
 use crate::group::Group;
+
+/// Refuses elements from `at` on that are not all among the `len` of rank `rank`.
+pub(crate) fn check_elements(
+    group: &Group,
+    op: &'static str,
+    (rank, len): (usize, usize),
+    at: usize,
+    count: usize,
+) -> Result<()> {
+    group.check_rank(op, rank)?;
+    if at.checked_add(count).is_some_and(|end| end <= len) {
+        return Ok(());
+    }
+    let expected = format!("elements within the {len} of rank {rank}");
+    Err(group.usage(op, expected, format!("{count} at {at}")))
+}
 
 /// The words to fill.
 pub(crate) fn fill_range(
@@ -28,7 +44,7 @@ pub(crate) fn fill_range(
 }
 
 /// Refuses a word to write that does not exist.
-pub(crate) fn check_place(group: &Group, len: usize, offset: usize) -> Result<()> {
+pub(crate) fn check_word_exists(group: &Group, len: usize, offset: usize) -> Result<()> {
     if offset < len {
         return Ok(());
     }

@@ -16,6 +16,7 @@ use crate::cuda::{Gpu, Stream, Symmetric, View, ViewMut};
 use crate::dtype::{DType, Element, ReduceOp};
 use crate::error::{Error, Result};
 use crate::group::Group;
+use crate::symmetric::check_elements;
 
 /// Symmetric memory of NVSHMEM's heap, with the operations of NVSHMEM.
 #[derive(Clone)]
@@ -182,11 +183,7 @@ impl<T: Element> Nvshmem<'_, T> {
     /// Where `len` elements lie in this rank's part, as NVSHMEM names those of rank `rank`, and its PE.
     fn place(&self, op: &'static str, rank: usize, at: usize, len: usize) -> Result<(u64, i32)> {
         let (group, own) = (self.x.group(), self.x.view());
-        group.check_rank(op, rank)?;
-        if at.checked_add(len).is_none_or(|end| end > own.len) {
-            let expected = format!("elements within the {} of rank {rank}", own.len);
-            return Err(group.usage(op, expected, format!("{len} at {at}")));
-        }
+        check_elements(group, op, (rank, own.len), at, len)?;
         let pe = self.heap.pes(op, group)?.get(rank).copied().unwrap_or(0);
         Ok((own.address + (at * size_of::<T>()) as u64, pe as i32))
     }
