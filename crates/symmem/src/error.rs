@@ -7,7 +7,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong: which operation, which rank, what was expected and what came instead.
 ///
-/// Its `Debug` is its sentence too, so that `fn main() -> symmem::Result<()>` prints that.
+/// Its `Debug` output is its message as well, so that `fn main() -> symmem::Result<()>` prints that.
 ///
 /// ```
 /// use symmem::{ErrorKind, World};
@@ -29,7 +29,7 @@ pub enum Error {
     Unavailable {
         /// The missing thing.
         what: String,
-        /// Why it cannot be had, and the remedy where there is one.
+        /// Why it is missing, and what helps, if anything does.
         why: String,
     },
 
@@ -51,7 +51,7 @@ pub enum Error {
         library: &'static str,
         /// The function.
         call: &'static str,
-        /// The library's code, where it gave one.
+        /// The library's code, if it gave one.
         code: Option<i32>,
         /// The answer in words, which name the function and the code too.
         why: String,
@@ -73,7 +73,7 @@ pub enum Error {
         theirs: String,
     },
 
-    /// A peer died or left while we needed it. The group can go on without it: see `Group::shrink`.
+    /// A peer died or left while we needed it. The group can continue without it: see `Group::shrink`.
     #[error("{during}: rank {rank} is gone: {how}")]
     #[non_exhaustive]
     PeerLost {
@@ -81,7 +81,7 @@ pub enum Error {
         rank: usize,
         /// The operation that noticed.
         during: &'static str,
-        /// How it went: connection closed, left, refused.
+        /// How it was lost: connection closed, left, refused.
         how: String,
     },
 
@@ -109,7 +109,7 @@ pub enum Error {
         waiting_for: Vec<usize>,
         /// How long the wait lasted.
         after: Duration,
-        /// What each of these ranks is doing, by what it left in shared memory; empty where nothing is known.
+        /// What each of these ranks is doing, from its notes in shared memory; empty if nothing is known.
         doing: Vec<String>,
     },
 
@@ -144,9 +144,9 @@ pub enum Error {
     Protocol {
         /// The other end.
         with: String,
-        /// What the protocol asks for.
+        /// What the protocol requires.
         expected: String,
-        /// What came.
+        /// What was received.
         got: String,
     },
 
@@ -160,12 +160,12 @@ pub enum Error {
         rank: Option<usize>,
         /// What the operation takes.
         expected: String,
-        /// What it was given.
+        /// What was passed.
         got: String,
     },
 }
 
-/// The variants of [`Error`], for decisions that need no details.
+/// The variants of [`Error`] without their fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -220,7 +220,7 @@ impl Error {
         }
     }
 
-    /// An [`Error::Unavailable`], for stores and other code of the caller's own.
+    /// An [`Error::Unavailable`], for stores and other code of your own.
     pub fn unavailable(what: impl Into<String>, why: impl Into<String>) -> Self {
         Self::Unavailable { what: what.into(), why: why.into() }
     }
@@ -293,7 +293,7 @@ fn ranks(waiting_for: &[usize]) -> String {
     }
 }
 
-/// Why a call failed, and what it had taken from the caller. The question mark turns it into the plain [`Error`].
+/// Why a call failed, and the value that it had taken from the caller. `?` turns it into the plain [`Error`].
 pub struct Failed<K> {
     /// The cause.
     pub error: Error,

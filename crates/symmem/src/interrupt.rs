@@ -1,9 +1,9 @@
-//! Ending a thread's waits from outside: for languages that look for signals such as Ctrl-C themselves.
+//! Ending a thread's waits from outside: for languages that handle signals such as Ctrl-C themselves.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// How often whoever wants to end a wait is asked.
+/// How often the callback is asked whether to end a wait.
 const EVERY: Duration = Duration::from_millis(50);
 
 thread_local! {
@@ -47,7 +47,7 @@ pub fn interruptible<R>(end: fn() -> bool, f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Whether the waits of this thread shall end.
+/// Whether the waits of this thread should end.
 pub(crate) fn interrupted() -> bool {
     let Some(asked) = ASKED.get() else { return false };
     if asked.ended || asked.last.is_some_and(|last| last.elapsed() < EVERY) {

@@ -8,16 +8,16 @@
 //! let sums = World::threads(3, |world| -> symmem::Result<f32> {
 //!     let mut x = world.alloc::<f32>(1024)?.rendezvous(&world)?; // every peer is mapped
 //!     x.local_mut().fill(world.rank() as f32);
-//!     let shared = x.share()?; // barrier: from here everyone may read everyone
+//!     let shared = x.share()?; // barrier: from here every rank may read every part
 //!     let sum = (0..world.size()).map(|r| shared.peer(r).map(|part| part[0])).sum();
-//!     let _x = shared.release()?; // barrier: from here everyone owns its part again
+//!     let _x = shared.release()?; // barrier: from here each rank owns its part again
 //!     sum
 //! })?;
 //! assert!(sums.into_iter().all(|sum| sum.is_ok_and(|sum| sum == 3.0)));
 //! # Ok::<(), symmem::Error>(())
 //! ```
 //!
-//! Nothing here waits for ever: every wait has a deadline and watches its peers, and what goes wrong is an
+//! Nothing here waits for ever: every wait has a deadline and watches its peers, and every failure is an
 //! [`Error`] that names the rank, the operation and what was waited for.
 #![deny(unsafe_code, missing_docs)]
 #![cfg_attr(not(loom), warn(missing_debug_implementations))]

@@ -10,7 +10,7 @@ use crate::symmetric::{Memory, Phase, Symmetric};
 const NAME: &str = "all_gather";
 
 impl<T: Element> Symmetric<T> {
-    /// `out` becomes all ranks' elements, one rank's after the other's. Collective.
+    /// `out` becomes the elements of all ranks, in rank order. Collective.
     ///
     /// ```
     /// # symmem::World::threads(3, |world| -> symmem::Result<()> {

@@ -14,19 +14,19 @@ const NAME: &str = "all_reduce";
 /// Sets calls whose result goes elsewhere apart from those in place.
 const INTO: [usize; 3] = [1, 0, 0];
 
-/// How an all-reduce is done. All ways give the same bits.
+/// How an all-reduce is done. All algorithms give the same bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// Whichever should be the fastest.
+    /// The one that the cost model expects to be the fastest.
     #[default]
     Auto,
-    /// Every rank writes its elements next to its flag, and reduces what all have written: one barrier. Longer parts go
-    /// piece by piece.
+    /// Every rank stages its elements with its flag, and reduces what all have staged: one barrier. Longer parts go in
+    /// pieces.
     Staged,
     /// Every rank reduces all elements for itself.
     OneShot,
-    /// Every rank reduces its share of the elements and stores it with all: each byte crosses once each way.
+    /// Every rank reduces its share of the elements and stores it to all ranks: each byte crosses once in each direction.
     TwoShot,
 }
 
@@ -72,7 +72,7 @@ impl<T: Number> Symmetric<T> {
         all_reduce_into(self.memory(), (op, reduce), out.as_mut_ptr().cast())
     }
 
-    /// As [`Symmetric::all_reduce_into`], of `input`, which is put into this memory first. Collective.
+    /// Copies `input` into this memory, then does [`Symmetric::all_reduce_into`]. Collective.
     pub fn all_reduce_from(&mut self, input: &[T], op: ReduceOp, out: &mut [T]) -> Result<()> {
         check_len(self.group(), NAME, "an input", self.len(), input.len())?;
         // Shorter while the memory is suspended: then the call says why.

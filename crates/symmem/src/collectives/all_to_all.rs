@@ -10,8 +10,8 @@ use crate::symmetric::{Memory, Phase, Symmetric};
 const NAME: &str = "all_to_all";
 
 impl<T: Element> Symmetric<T> {
-    /// The elements are one block for each rank; `out` becomes the blocks that all ranks have for this one, by rank.
-    /// Collective.
+    /// The elements are one block for each rank; `out` becomes the blocks that the ranks have for this one, in
+    /// rank order. Collective.
     ///
     /// ```
     /// # symmem::World::threads(2, |world| -> symmem::Result<()> {

@@ -1,7 +1,7 @@
 //! All-to-all of rows, with a number of rows for each rank or each expert that only its sender knows.
 //!
-//! All ranks first read all ranks' splits, and so come to the same verdict: whether everything fits everywhere. Only then
-//! does each fetch its rows. There is no limit to the numbers of ranks and experts.
+//! All ranks first read all ranks' splits, so they reach the same verdict on whether everything fits on every rank. Only then
+//! does each fetch its rows. The numbers of ranks and experts are not limited.
 #![allow(unsafe_code)] // S2, S3
 
 use super::{block_len, check_len, copy_bytes};
@@ -174,11 +174,11 @@ impl RowsCall {
 }
 
 impl<T: Element> Symmetric<T> {
-    /// Rows of `row_len` elements, `splits[r]` of them for rank r, one rank's after the other's. `out` becomes the
-    /// rows for this rank, by source; `received` the number of rows from each rank, and then the first row of each.
+    /// Sends rows of `row_len` elements, `splits[r]` of them to rank r, in rank order. `out` becomes the rows for this
+    /// rank, by source; `received` becomes the number of rows from each rank, and then the first row of each.
     /// Collective.
     ///
-    /// `out` is equally long on all ranks. If any rank's does not hold all it would get, every rank gets an error and
+    /// `out` is equally long on all ranks. If one is too short for what its rank would get, every rank gets an error and
     /// nothing is written.
     ///
     /// ```
@@ -209,10 +209,10 @@ impl<T: Element> Symmetric<T> {
     }
 
     /// As [`Symmetric::all_to_all_v`], to experts. `splits` has an entry for each expert of each rank, rank by rank. `out`
-    /// becomes the rows for this rank's experts, expert by expert and for each by source; `received` the number of
-    /// rows and then the first row of each of these. Collective.
+    /// becomes the rows for this rank's experts, expert by expert and for each by source; `received` becomes the number
+    /// of rows, and then the first row, of each of these. Collective.
     ///
-    /// Each expert's rows begin at a multiple of `major_align` rows, and one without rows takes up `major_align`.
+    /// Each expert's rows begin at a multiple of `major_align` rows, and an expert without rows takes up `major_align`.
     pub fn all_to_all_v_2d(
         &mut self,
         row_len: usize,
@@ -224,10 +224,10 @@ impl<T: Element> Symmetric<T> {
         self.dispatch("all_to_all_v_2d", row_len, splits, major_align, out, received)
     }
 
-    /// The way back from experts. `splits_offsets` is what [`Symmetric::all_to_all_v_2d`] gave as `received`, or the
-    /// like: the number of rows for each rank from each expert, expert by expert, and then the first row of each;
+    /// The way back from experts. `splits_offsets` is what [`Symmetric::all_to_all_v_2d`] wrote to `received`, or
+    /// similar: the number of rows for each rank from each expert, expert by expert, and then the first row of each;
     /// there may be gaps. `out` becomes the rows for this rank, by source and for each by expert, without gaps;
-    /// `received` the number of rows and then the first row of each of these. Collective.
+    /// `received` becomes the number of rows, and then the first row, of each of these. Collective.
     pub fn all_to_all_v_2d_offset(
         &mut self,
         row_len: usize,

@@ -30,8 +30,8 @@ impl<T: Number> Symmetric<T> {
         self.reduce_rows(op, 1, block * self.group().size(), out)
     }
 
-    /// The elements are rows of `columns`, and each row is one block for each rank; `out` becomes the reduced blocks for this
-    /// one, row by row. Collective.
+    /// The elements are rows of `columns`, and each row is one block for each rank; `out` becomes the reduced blocks for
+    /// this rank, row by row. Collective.
     pub fn reduce_scatter_last_dim(
         &mut self,
         op: ReduceOp,

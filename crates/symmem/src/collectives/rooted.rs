@@ -13,7 +13,7 @@ const GATHER: &str = "gather";
 const SCATTER: &str = "scatter";
 
 impl<T: Number> Symmetric<T> {
-    /// On rank `root`, `out` becomes the reduction of all ranks' elements; on others it is not looked at. Collective.
+    /// On rank `root`, `out` becomes the reduction of all ranks' elements; on other ranks it is ignored. Collective.
     ///
     /// ```
     /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
@@ -36,7 +36,7 @@ impl<T: Number> Symmetric<T> {
 }
 
 impl<T: Element> Symmetric<T> {
-    /// On rank `root`, `out` becomes all ranks' elements, by rank; on others it is not looked at. Collective.
+    /// On rank `root`, `out` becomes the elements of all ranks, in rank order; on other ranks it is ignored. Collective.
     ///
     /// ```
     /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
@@ -57,7 +57,7 @@ impl<T: Element> Symmetric<T> {
         gather(self.memory(), root, out.as_mut_ptr().cast())
     }
 
-    /// The elements of rank `root` are one block for each rank; `out` becomes that for this one. Collective.
+    /// The elements of rank `root` are one block for each rank; `out` becomes the block for this rank. Collective.
     ///
     /// ```
     /// # symmem::World::threads(2, |world| -> symmem::Result<()> {

@@ -96,7 +96,7 @@ impl Group {
         &self.0.plan.members
     }
 
-    /// The group's name; made up if none was given.
+    /// The group's name; generated if none was given.
     pub fn name(&self) -> &str {
         &self.0.plan.label
     }
@@ -116,13 +116,13 @@ impl Group {
         self.0.channels
     }
 
-    /// The deadline of waits that are given none.
+    /// The deadline of waits without one of their own.
     #[inline]
     pub fn deadline(&self) -> Deadline {
         Deadline::within_nanoseconds(self.0.limit.load(Ordering::Relaxed) as u64)
     }
 
-    /// Sets how long waits of this rank in this group last that are given no deadline; 0 for ever.
+    /// Sets how long this rank waits in this group where a call has no deadline of its own; 0 is for ever.
     pub fn set_timeout(&self, limit: Duration) {
         self.0.limit.store(form::nanos(limit), Ordering::Relaxed);
     }
@@ -136,7 +136,7 @@ impl Group {
         &self.0.context
     }
 
-    /// The name of the backend of this rank's symmetric memory: chosen when the world was joined, and the same ever after.
+    /// The name of the backend of this rank's symmetric memory: chosen when the world was joined, and never changed.
     pub fn backend_name(&self) -> &'static str {
         self.backend().name()
     }
@@ -157,9 +157,9 @@ impl Group {
         weak
     }
 
-    /// Waits for all ranks of the group. All that any rank wrote before is seen by every rank after.
+    /// Waits for all ranks of the group. Everything that any rank wrote before it is visible to every rank after it.
     ///
-    /// A collective call like any other: ranks that call something else instead are told so, all of them.
+    /// A collective call like any other: if a rank calls something else instead, all ranks get [`Error::Mismatch`].
     ///
     /// ```
     /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
@@ -172,11 +172,11 @@ impl Group {
         self.barrier_on(0, self.deadline())
     }
 
-    /// As [`Group::barrier`], on a channel of its own, until `deadline`. After a [`Error::Timeout`] a further call
-    /// goes on waiting for the same barrier.
+    /// As [`Group::barrier`], on a channel of its own, until `deadline`. After an [`Error::Timeout`] the next call
+    /// continues to wait for the same barrier.
     ///
-    /// Channel 0 is that of the group's collectives. On other channels there are barriers alone, which other threads may
-    /// hold at the same time.
+    /// Channel 0 belongs to the group's collectives. The other channels have only barriers, which other threads may
+    /// call at the same time.
     ///
     /// ```
     /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
@@ -207,7 +207,7 @@ impl Group {
     }
 
     /// Takes this rank's place in a collective call that it refuses to make, so that nobody waits for it: peers that make the
-    /// call get [`Error::Mismatch`] at once, and all ranks stay in step. Succeeds, also where all ranks refuse.
+    /// call get [`Error::Mismatch`] at once, and all ranks stay in step. Also succeeds if all ranks refuse.
     ///
     /// ```
     /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
@@ -248,7 +248,7 @@ impl Group {
         }
     }
 
-    /// Fails with the loss that broke the group, if one did.
+    /// Fails with [`Error::PeerLost`] if the loss of a rank has broken the group.
     pub fn check(&self) -> Result<()> {
         self.check_whole("check")
     }
@@ -343,7 +343,7 @@ impl std::fmt::Debug for Group {
     }
 }
 
-/// What is said when a message came without the memory that belongs to it.
+/// The error if a message came without the memory that belongs to it.
 pub(crate) fn no_descriptor() -> Error {
     Error::Unavailable {
         what: "a peer's memory".into(),
@@ -359,7 +359,7 @@ pub const DEFAULT_SIGNAL_PAD_SIZE: usize = 32 * 72 * 4;
 /// The process-wide setting; 0 stands for the default.
 static PAD_SIZE: Setting = Setting::new(0);
 
-/// The signal pad size of groups and allocations that are given no other.
+/// The default size of the signal pads of groups and allocations.
 pub fn signal_pad_size() -> usize {
     match PAD_SIZE.load(Ordering::Relaxed) {
         0 => DEFAULT_SIGNAL_PAD_SIZE,
@@ -368,7 +368,7 @@ pub fn signal_pad_size() -> usize {
 }
 
 /// Sets what [`signal_pad_size`] says, for groups and allocations made from now on; 0 restores the default.
-/// All ranks must set the same: a group or rendezvous of ranks that differ is a [`Error::Mismatch`].
+/// All ranks must set the same: if they differ, a group or a rendezvous fails with [`Error::Mismatch`].
 pub fn set_signal_pad_size(bytes: usize) -> Result<()> {
     if bytes != 0 {
         check_pad_size("set_signal_pad_size", None, bytes, 1)?;

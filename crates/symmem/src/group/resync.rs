@@ -1,4 +1,4 @@
-//! Coming back in step: after a call that was given up, all ranks agree on where they are, and calls pair up again.
+//! Getting back in step: after a call was given up, all ranks agree on where they are, and calls pair up again.
 
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 
@@ -24,8 +24,8 @@ impl Group {
     /// Brings a group whose ranks are out of step back in step. Collective; after it every call works again, and memory that
     /// a failed collective had suspended is whole, with whatever that collective left in it.
     ///
-    /// Calls that other threads and ranks are in end with [`OutOfStep`](crate::Error::OutOfStep). After a
-    /// [`Timeout`](crate::Error::Timeout) the call may be repeated, and goes on waiting. Signals stay as they are.
+    /// Calls that other threads and ranks are waiting in end with [`OutOfStep`](crate::Error::OutOfStep). After a
+    /// [`Timeout`](crate::Error::Timeout), call it again to continue waiting. Signals stay as they are.
     ///
     /// ```
     /// use std::time::Duration;

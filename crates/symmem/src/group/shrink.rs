@@ -1,4 +1,4 @@
-//! Going on without the lost: the survivors agree on who is left and form a smaller group.
+//! Continuing without lost ranks: the survivors agree on who is left and form a smaller group.
 
 use super::Group;
 use super::form::{Plan, Root};
@@ -9,10 +9,10 @@ use crate::sync::{Deadline, Ordering, lock_by};
 const OP: &str = "shrink";
 
 impl Group {
-    /// A new group of those who are still here. Collective over the survivors.
+    /// A new group of the surviving ranks. Collective over these.
     ///
-    /// Symmetric memory goes along: rendezvous it with the new group. A rank that is lost on the way is
-    /// left out as well. After a [`Error::Timeout`] (a survivor that does not come) the call may be repeated.
+    /// Symmetric memory is kept: rendezvous it with the new group. A rank that is lost in the meantime is left
+    /// out as well. After an [`Error::Timeout`] (a survivor did not call in time), call it again.
     ///
     /// ```
     /// # symmem::World::threads(3, |world| -> symmem::Result<()> {

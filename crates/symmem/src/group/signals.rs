@@ -16,7 +16,7 @@ pub(crate) struct Act {
 }
 
 impl Group {
-    /// Sends a signal to rank `to`: its `wait_signal` sees all that was written before. Waits while an
+    /// Sends a signal to rank `to`, whose `wait_signal` then sees everything written before. Waits while an
     /// earlier signal of ours on the channel is not consumed. A rank may signal itself.
     ///
     /// ```
@@ -45,7 +45,7 @@ impl Group {
         self.finish_put(formed, slot, act, deadline)
     }
 
-    /// Waits for a signal from rank `from` and consumes it; then sees all that `from` had written before it.
+    /// Waits for a signal from rank `from` and consumes it. Everything that `from` wrote before it is visible then.
     #[inline]
     pub fn wait_signal(
         &self,

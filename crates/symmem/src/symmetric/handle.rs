@@ -1,4 +1,4 @@
-//! The handle: one allocation in one group, without a type. Raw pointers for those who write their own protocols.
+//! The handle: one allocation in one group, without a type. Raw pointers, for protocols of your own.
 
 use std::any::Any;
 use std::ptr::NonNull;
@@ -110,7 +110,7 @@ impl Handle {
         self.block.shape().pad
     }
 
-    /// An address that reaches all ranks at once, where the hardware has such.
+    /// An address that reaches all ranks at once, if the hardware has one.
     pub fn multicast_ptr(&self) -> Option<usize> {
         let address = self.mapping.attached.get::<Multicast>()?.address()?;
         Some(address + self.offset)
@@ -132,7 +132,7 @@ impl Handle {
         self.mapping.data(rank).is_some_and(|data| data.reach() != Reach::Wire)
     }
 
-    /// Whether it reaches that of all ranks so.
+    /// Whether it reaches the memory of all ranks by an address.
     pub fn is_within_direct_access(&self) -> bool {
         (0..self.size()).all(|rank| self.is_reachable(rank))
     }
@@ -156,7 +156,7 @@ impl Handle {
     }
 
     /// A pointer to `len` elements of rank `rank`'s data, `offset` elements from this handle's start.
-    /// Valid while this handle lives; what may be done through it is the caller's protocol.
+    /// Valid while this handle lives. What may be accessed through it, and when, is up to the caller's protocol.
     pub fn view<T: Element>(&self, rank: usize, offset: usize, len: usize) -> Result<NonNull<T>> {
         const OP: &str = "view";
         let data = self.data(OP, rank)?;
@@ -171,7 +171,7 @@ impl Handle {
         })
     }
 
-    /// This allocation's own signal pad, which is all the user's.
+    /// This allocation's own signal pad, which belongs to the user.
     pub fn signal_pad(&self) -> SignalPad<'_> {
         SignalPad::new(&self.group, &self.mapping, self.signal_pad_size())
     }
@@ -235,7 +235,7 @@ pub(crate) enum Ownership {
     /// It gave up the value that owned its part.
     Owned,
     /// It gave up the value, and others may be reading by right of that rendezvous (group and number). Collective in any
-    /// case: success says that none of the group is, nor will be.
+    /// case: success means that no rank of the group is reading or will be.
     Read(u128, u64),
     /// By its address: a value of it may live on.
     Address,
@@ -245,8 +245,8 @@ pub(crate) enum Ownership {
 #[derive(Serialize, Deserialize)]
 struct Contribution {
     range: SegmentRange,
-    /// The rendezvous (group and number) by which peers may be reading it still. Whoever has a counterpart of
-    /// that rendezvous must bring just that, which proves that it does not read.
+    /// The rendezvous (group and number) by which peers may be reading it still. A rank that has a counterpart of
+    /// that rendezvous must offer exactly that, which proves that it does not read.
     read_in: Option<(u128, u64)>,
 }
 

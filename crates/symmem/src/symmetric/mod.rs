@@ -1,7 +1,7 @@
-//! What users hold: memory of their own ([`Buffer`]), the same on all ranks ([`Symmetric`]), and the phase in
-//! which everyone may read everyone ([`Shared`]).
+//! What users hold: memory of one rank ([`Buffer`]), memory that all ranks have mapped ([`Symmetric`]), and that memory
+//! in the phase in which every rank may read every part ([`Shared`]).
 //!
-//! A value of one of these types is the right to do what its phase allows. Changing the phase takes the value and
+//! A value of one of these types gives the right to do what its phase allows. Changing the phase takes the value and
 //! gives the next, after a barrier, so safe code cannot read a peer's memory while the peer may write it.
 #![doc = include_str!("phases.md")]
 #![allow(unsafe_code)] // S1 (the handle keeps every mapping), S2 (slices only as the phase allows), S6 (the `open` mark)
@@ -47,7 +47,7 @@ pub struct Buffer<T> {
 }
 
 impl Group {
-    /// Allocates `len` elements of symmetric memory, zeroed. Not collective. A length of 0 is a length like any other.
+    /// Allocates `len` elements of symmetric memory, zeroed. Not collective. `len` may be 0.
     ///
     /// ```
     /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
@@ -130,8 +130,8 @@ impl<T: Element> Buffer<T> {
         keeping(memory, self).map(|(memory, _)| Symmetric::of(memory))
     }
 
-    /// As [`Buffer::rendezvous`], for raw pointers alone: this value stays with the caller, who sees to it that nothing
-    /// is done through both at once. The group may be of another world than that in which the memory was allocated.
+    /// As [`Buffer::rendezvous`], for raw pointers only: the caller keeps this value, and must not use both at
+    /// once. The group may be of another world than the one in which the memory was allocated.
     pub fn handle(&self, group: &Group) -> Result<Handle> {
         let ownership = Ownership::Address;
         Handle::offer(&self.block, group, &Offer { ownership, ..Offer::new(T::DTYPE) })
@@ -153,7 +153,7 @@ impl<T: Element> Buffer<T> {
         self.block.set_owner(owner);
     }
 
-    /// Byte offset within the allocation that this buffer was cut from; not 0 only for buffers of a pool.
+    /// Byte offset within the allocation that this buffer was cut from; 0 except for buffers of a pool.
     pub fn offset(&self) -> usize {
         self.block.offset()
     }
@@ -175,7 +175,7 @@ impl<T: Element> Buffer<T> {
     }
 }
 
-/// Memory that all ranks of a group have mapped, in the phase in which each owns its part.
+/// Memory that all ranks of a group have mapped, in the phase in which each rank owns its part.
 pub struct Symmetric<T: Element>(Memory, PhantomData<T>);
 
 impl<T: Element> Phase for Symmetric<T> {
@@ -211,8 +211,8 @@ impl<T: Element> Symmetric<T> {
 
     /// This rank's part.
     ///
-    /// Empty while peers may be at work on it, in a collective that failed here: until [`Group::resync`], or a
-    /// [`Symmetric::rendezvous`] with the survivors.
+    /// Empty while peers may still be working on it, after a collective that failed here: until [`Group::resync`], or
+    /// a [`Symmetric::rendezvous`] with the survivors.
     pub fn local(&self) -> &[T] {
         let (own, len) = self.0.local::<T>();
         // SAFETY: S1 by the handle; S2: in this phase no peer touches our part, and `self` is borrowed.
@@ -226,12 +226,12 @@ impl<T: Element> Symmetric<T> {
         unsafe { std::slice::from_raw_parts_mut(own, len) }
     }
 
-    /// A pointer to rank `rank`'s part, for protocols of the caller's own.
+    /// A pointer to rank `rank`'s part, for your own protocols.
     pub fn peer_ptr(&self, rank: usize) -> Result<*mut T> {
         self.0.peer(rank).map(NonNull::as_ptr)
     }
 
-    /// A barrier, after which everyone may read everyone. Collective.
+    /// A barrier after which every rank may read every part. Collective.
     ///
     /// ```
     /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
@@ -251,7 +251,7 @@ impl<T: Element> Symmetric<T> {
 
     /// The same memory in another group. Collective over `group`, the first time for it.
     ///
-    /// Where a collective on it has failed halfway, `group` must have all members of the old one that still live.
+    /// If a collective on it has failed halfway, `group` must contain all living members of the old group.
     pub fn rendezvous(self, group: &Group) -> Result<Self, Failed<Self>> {
         let memory = if self.0.is_suspended() {
             self.0.regroup_survivors::<T>(group)
@@ -261,7 +261,7 @@ impl<T: Element> Symmetric<T> {
         keeping(memory, self).map(|(memory, _)| Self::of(memory))
     }
 
-    /// A copy of this rank's part while everyone may put into it.
+    /// A copy of this rank's part while every rank may put into it.
     pub(crate) fn copy_of_open(&self) -> Result<Buffer<T>> {
         let mut copy = self.group().alloc::<T>(self.len())?;
         let (own, _) = self.0.local::<T>();
@@ -271,7 +271,7 @@ impl<T: Element> Symmetric<T> {
     }
 }
 
-/// Memory that all ranks of a group have mapped, in the phase in which everyone may read everyone.
+/// Memory that all ranks of a group have mapped, in the phase in which every rank may read every part.
 ///
 /// Dropping it is local and safe at any time, even while peers still read.
 #[must_use = "dropping it gives the memory up while peers may use it"]
@@ -327,7 +327,7 @@ impl<T: Element> Shared<T> {
         Ok(unsafe { std::slice::from_raw_parts(first.as_ptr(), self.0.len) })
     }
 
-    /// All ranks' parts, by rank, this rank's own among them.
+    /// All ranks' parts, by rank, including this rank's.
     ///
     /// ```
     /// # symmem::World::threads(3, |world| -> symmem::Result<()> {
@@ -355,13 +355,13 @@ impl<T: Element> Shared<T> {
         Ok(unsafe { std::slice::from_raw_parts(first.as_ptr(), len) })
     }
 
-    /// A barrier, after which each rank owns its part again. Collective.
+    /// A barrier after which each rank owns its part again. Collective.
     pub fn release(self) -> Result<Symmetric<T>, Failed<Paused<Symmetric<T>>>> {
         Paused::new(Symmetric::of(self.0), "release").resume()
     }
 
-    /// The same memory in the group of the survivors, each owning its part again. Collective over `group`,
-    /// which must have all members of the old one that still live.
+    /// The same memory in the group of the survivors, where each owns its part again. Collective over `group`,
+    /// which must contain all living members of the old group.
     pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>, Failed<Paused<Symmetric<T>>>> {
         Paused::new(Symmetric::of(self.0), "release").rendezvous(group)
     }

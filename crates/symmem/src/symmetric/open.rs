@@ -1,7 +1,7 @@
-//! One-sided access: a phase in which everyone may read and write everyone's memory, and nobody has slices of it.
+//! One-sided access: a phase in which every rank may read and write every part, and no rank has slices of it.
 //!
 //! Elements are read and written as relaxed atomics of their size, so a read that races with a write gets the old or the new
-//! element and never half of each. What orders them are signals and barriers, as with any other memory.
+//! element and never half of each. Signals and barriers order them, as with any other memory.
 
 use crate::dtype::Element;
 use crate::error::{Failed, Result};
@@ -13,7 +13,7 @@ use super::atomic::{Atomic, load, store};
 use super::words::{check_elements, check_word_exists, fill_range};
 use super::{Buffer, Handle, Memory, Paused, Phase, Symmetric};
 
-/// Memory that all ranks of a group have mapped, in the phase in which everyone may put into and get from everyone's.
+/// Memory that all ranks of a group have mapped, in the phase in which every rank may put to and get from every part.
 ///
 /// Dropping it is local and safe at any time, even while peers still put.
 ///
@@ -32,7 +32,7 @@ impl<T: Element> Phase for Open<T> {
 }
 
 impl<T: Element> Symmetric<T> {
-    /// A barrier, after which everyone may put and get. Collective.
+    /// A barrier after which every rank may put and get. Collective.
     ///
     /// ```
     /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
@@ -51,20 +51,20 @@ impl<T: Element> Symmetric<T> {
     /// As [`Symmetric::open`], without the barrier.
     ///
     /// # Safety
-    /// For as long as the value lives, nobody on any rank touches these elements but through such values, or where
-    /// the caller's own signals and barriers keep that apart from all puts and gets.
+    /// As long as the value lives, all ranks access these elements only through such values, except where the
+    /// caller's own signals and barriers order the access with all puts and gets.
     pub unsafe fn assume_open(self) -> Open<T> {
         Open(self)
     }
 }
 
 impl<T: Element> Paused<Open<T>> {
-    /// Goes on waiting for the phase to begin.
+    /// Continues to wait for the phase to begin.
     pub fn resume(self) -> Result<Open<T>, Failed<Self>> {
         self.advance()
     }
 
-    /// The memory back in its former phase, if the change has failed on all ranks alike.
+    /// Returns the memory to its former phase, if the change has failed on all ranks.
     pub fn give_up(self) -> Result<Symmetric<T>, Self> {
         self.go_back().map(|open| open.0)
     }
@@ -76,7 +76,7 @@ impl<T: Element> Paused<Open<T>> {
 }
 
 impl<T: Element> Paused<Symmetric<T>> {
-    /// Back to putting and getting, after a [`Open::close`] that has failed on all ranks alike.
+    /// Returns to putting and getting, after an [`Open::close`] that has failed on all ranks.
     pub fn reopen(self) -> Result<Open<T>, Self> {
         if self.op() != "close" || !self.is_void() {
             return Err(self);
@@ -107,7 +107,7 @@ impl<T: Element> Open<T> {
     }
 
     /// Relaxed: writes `data` to rank `rank`'s part, from its element `at` on. A later signal or barrier of this rank
-    /// shows it to whoever takes that.
+    /// makes it visible to the ranks that wait for that.
     pub fn put(&self, rank: usize, at: usize, data: &[T]) -> Result<()> {
         let to = self.place("put", rank, at, data.len())?;
         // SAFETY: within the part; in this phase everyone touches it by atomics of the elements' size only.
@@ -116,7 +116,7 @@ impl<T: Element> Open<T> {
     }
 
     /// Relaxed: reads rank `rank`'s part into `out`, from its element `at` on. Sees what was put before a signal or
-    /// barrier that this rank has taken.
+    /// barrier for which this rank has waited.
     ///
     /// ```
     /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
@@ -138,8 +138,8 @@ impl<T: Element> Open<T> {
         Ok(())
     }
 
-    /// Release: as [`Open::put`], and then a signal in this memory's pad: the [`Open::wait_signal`] that takes it sees the
-    /// data, and all that this rank wrote before. Waits while an earlier signal of ours on the channel is not consumed.
+    /// Release: as [`Open::put`], and then a signal in this memory's pad. The [`Open::wait_signal`] that consumes it sees the
+    /// data, and everything that this rank wrote before. Waits while an earlier signal of ours on the channel is not consumed.
     ///
     /// ```
     /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
@@ -171,7 +171,7 @@ impl<T: Element> Open<T> {
         self.handle().signal_pad().put(rank, channel, deadline)
     }
 
-    /// Acquire: waits for the signal of a [`Open::put_signal`] of rank `from` to this memory and takes it.
+    /// Acquire: waits for the signal of an [`Open::put_signal`] of rank `from` to this memory, and consumes it.
     pub fn wait_signal(
         &self,
         from: usize,
@@ -181,8 +181,8 @@ impl<T: Element> Open<T> {
         self.handle().signal_pad().wait(from, channel, deadline)
     }
 
-    /// Release: as [`Open::put`], and then sets our word of `channel` in `rank`'s pad of this memory to `value`: the
-    /// [`Open::wait_value`] that finds it there sees the data, and all that this rank wrote before.
+    /// Release: as [`Open::put`], and then sets our word of `channel` in `rank`'s pad of this memory to `value`. The
+    /// [`Open::wait_value`] that finds it there sees the data, and everything that this rank wrote before.
     ///
     /// ```
     /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
@@ -210,7 +210,7 @@ impl<T: Element> Open<T> {
         self.handle().signal_pad().set(rank, channel, value)
     }
 
-    /// Acquire: waits until a [`Open::put_value`] of rank `from` on `channel` has left `value`, which stays.
+    /// Acquire: waits until an [`Open::put_value`] of rank `from` on `channel` has stored `value`, which stays there.
     pub fn wait_value(
         &self,
         from: usize,
@@ -221,19 +221,19 @@ impl<T: Element> Open<T> {
         self.handle().signal_pad().wait_value(from, channel, value, deadline)
     }
 
-    /// A barrier, after which each rank owns its part again, with all that was put into it. Collective.
+    /// A barrier after which each rank owns its part again, with everything that was put into it. Collective.
     pub fn close(self) -> Result<Symmetric<T>, Failed<Paused<Symmetric<T>>>> {
         Paused::new(self.0, "close").resume()
     }
 
-    /// A copy of this rank's part, to go on with after a [`Buffer::rendezvous`]. Not collective: peers may still put into
-    /// the memory itself, which gets no new user.
+    /// A copy of this rank's part, which can be used again after a [`Buffer::rendezvous`]. Not collective: peers may still
+    /// put into the memory itself, which is not reused.
     pub fn give_up(self) -> Result<Buffer<T>> {
         self.0.copy_of_open()
     }
 
-    /// The same memory in the group of the survivors, each owning its part again. Collective over `group`,
-    /// which must have all members of the old one that still live.
+    /// The same memory in the group of the survivors, where each owns its part again. Collective over `group`,
+    /// which must contain all living members of the old group.
     pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>, Failed<Paused<Symmetric<T>>>> {
         Paused::new(self.0, "close").rendezvous(group)
     }
@@ -247,7 +247,7 @@ impl<T: Element> Open<T> {
 
 impl<T: Atomic> Open<T> {
     /// Acquire and release: adds `value` to element `at` of rank `rank`'s part, wrapping around, and returns what it was
-    /// before. Ranks that do this at the same time all count.
+    /// before. Additions of several ranks at the same time all count.
     ///
     /// ```
     /// # symmem::World::threads(3, |world| -> symmem::Result<()> {
@@ -296,8 +296,8 @@ impl Open<u32> {
         Ok(())
     }
 
-    /// Release: sets word `offset` of rank `rank`'s part to `value`. Whoever reads that by [`Open::read_value32`] sees
-    /// all that this rank wrote before.
+    /// Release: sets word `offset` of rank `rank`'s part to `value`. A rank that reads it with [`Open::read_value32`] sees
+    /// everything that this rank wrote before.
     pub fn write_value32(&self, rank: usize, offset: usize, value: u32) -> Result<()> {
         check_word_exists(self.group(), self.len(), offset)?;
         // Release: pairs with the acquire in `read_value32`.

@@ -66,8 +66,8 @@ impl<'a> SignalPad<'a> {
         self.group.take_in(slot, act, deadline.into())
     }
 
-    /// Waits for all ranks, over the words of `channel`: each puts a signal for every peer and takes theirs. What any rank
-    /// wrote before is seen by every rank after. The next call after a [`Timeout`](crate::Error::Timeout) resumes it.
+    /// Waits for all ranks, over the words of `channel`: each rank signals to every peer and waits for their signals. Everything
+    /// that any rank wrote before it is visible to every rank after it. The next call after a [`Timeout`](crate::Error::Timeout) resumes it.
     pub fn barrier(&self, channel: usize, deadline: impl Into<Deadline>) -> Result<()> {
         const OP: &str = "signal_pad.barrier";
         self.slot(OP, self.group.rank(), channel, 0)?;

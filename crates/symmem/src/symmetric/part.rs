@@ -7,13 +7,13 @@ use crate::error::Result;
 impl Handle {
     /// `len` elements of any type at byte `offset` of every rank's memory, to call collectives on. Not collective.
     ///
-    /// A collective on it that fails while peers may be in the middle of the work leaves this rank its memory as it is. The
-    /// handle has no parts then, until [`Group::resync`](crate::Group::resync); after the loss of a rank a new
-    /// [`Group::rendezvous_at`](crate::Group::rendezvous_at) of the survivors gives a handle that has.
+    /// If a collective on it fails while peers may still be working, this rank keeps its memory as it is. The handle has no
+    /// parts then, until [`Group::resync`](crate::Group::resync). After the loss of a rank, a new
+    /// [`Group::rendezvous_at`](crate::Group::rendezvous_at) of the survivors returns a handle that has parts.
     ///
     /// # Safety
-    /// For as long as the value lives, nobody on any rank touches these elements but through such values, and all
-    /// ranks that make a call have made theirs with the same offset.
+    /// As long as the value lives, all ranks access these elements only through such values, and all ranks that make
+    /// a call use the same offset.
     pub unsafe fn part<T: Element>(&self, offset: usize, len: usize) -> Result<Symmetric<T>> {
         let mut memory = Memory::new::<T>(self.range::<T>(offset, len)?, len)?;
         memory.owned = false;

@@ -1,4 +1,4 @@
-//! Changes of phase that did not come to their end.
+//! Changes of phase that were not completed.
 
 use super::handle::keeping;
 use super::{Memory, Phase, Shared, Symmetric};
@@ -6,11 +6,11 @@ use crate::dtype::Element;
 use crate::error::{Error, Failed, Result};
 use crate::group::{Call, Group, Op, Ticket};
 
-/// Memory whose change to phase `P` did not come to its end: nobody may touch it until it does.
+/// Memory whose change to phase `P` was not completed. Nobody may access it until it is.
 ///
-/// [`resume`](Paused::resume) goes on with the change. Where another call came in between, that has waited for the change
-/// first, and `resume` finds it done. After [`Group::resync`] a change that all ranks had reached counts as done, and any other
-/// begins anew.
+/// [`resume`](Paused::resume) continues the change. If another call was made in between, that call waited for the change
+/// first, and `resume` finds it done. After [`Group::resync`], a change that all ranks had reached counts as done, and any other
+/// starts again.
 #[must_use = "dropping it gives the memory up while peers may use it"]
 pub struct Paused<P> {
     phase: P,
@@ -86,17 +86,17 @@ fn reach(memory: &Memory, op: &'static str, ticket: &mut Option<Ticket>) -> Resu
 }
 
 impl<T: Element> Paused<Shared<T>> {
-    /// Goes on waiting for the phase to begin.
+    /// Continues to wait for the phase to begin.
     pub fn resume(self) -> Result<Shared<T>, Failed<Self>> {
         self.advance()
     }
 
-    /// The memory back in its former phase, if the change has failed on all ranks alike.
+    /// Returns the memory to its former phase, if the change has failed on all ranks.
     pub fn give_up(self) -> Result<Symmetric<T>, Self> {
         self.go_back().map(|shared| Symmetric::of(shared.0))
     }
 
-    /// See [`Shared::rendezvous`]. The right to read is given up with the call, whatever comes of it: a peer may have
+    /// See [`Shared::rendezvous`]. The call gives up the right to read, even if it fails: a peer may have
     /// seen it succeed.
     pub fn rendezvous(self, group: &Group) -> Result<Symmetric<T>, Failed<Paused<Symmetric<T>>>> {
         self.to(|shared| Symmetric::of(shared.0)).rendezvous(group)
@@ -104,7 +104,7 @@ impl<T: Element> Paused<Shared<T>> {
 }
 
 impl<T: Element> Paused<Symmetric<T>> {
-    /// Goes on waiting for all to let go.
+    /// Continues to wait until all ranks have released it.
     pub fn resume(mut self) -> Result<Symmetric<T>, Failed<Self>> {
         let reached = reach(&self.phase.0, self.op, &mut self.ticket);
         if reached.is_ok() {
@@ -113,7 +113,7 @@ impl<T: Element> Paused<Symmetric<T>> {
         keeping(reached, self).map(|((), paused)| paused.phase)
     }
 
-    /// Back to reading, after a release that has failed on all ranks alike.
+    /// Returns to reading, after a release that has failed on all ranks.
     pub fn reshare(self) -> Result<Shared<T>, Self> {
         if self.op != "release" || !self.is_void() {
             return Err(self);

@@ -13,8 +13,8 @@ use crate::sync::Ordering;
 use crate::sync::atomic::fence;
 
 impl Group {
-    /// Allocates `len` elements under an id of the caller's choice; a later call with the same id gets the same memory,
-    /// with what it held, and the rendezvous it had. One user at a time; freed with the world.
+    /// Allocates `len` elements under an id of your choice. A later call with the same id returns the same memory, with
+    /// its contents and its rendezvous. It has one user at a time, and is freed with the world.
     ///
     /// ```
     /// # symmem::World::threads(2, |world| -> symmem::Result<()> {

@@ -11,8 +11,8 @@ use crate::group::Group;
 use crate::memory::Backend;
 use crate::memory::block::{Block, Home, Segment, Shape};
 
-/// Cuts buffers from segments that it allocates as needed. Memory goes back to the pool when its last user drops it and
-/// nothing that is under way uses it, and to the system with the pool.
+/// Cuts buffers from segments that it allocates as needed. Memory returns to the pool when its last user has dropped it and
+/// no pending work uses it, and to the system with the pool.
 ///
 /// `D` is the device whose memory it is: a `cuda::Gpu`, or `()` for main memory.
 #[derive(Clone)]
@@ -52,7 +52,7 @@ impl Pool {
         Self::on((), Arc::clone(group.backend()), group, segment_bytes)
     }
 
-    /// As [`Group::alloc`], from the pool: not zeroed, for it holds what its last user left.
+    /// As [`Group::alloc`], from the pool: not zeroed, it holds what its last user left.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
         let block = self.cut::<T>(len)?;
         Ok(Buffer { block, len, elements: PhantomData })
@@ -102,7 +102,7 @@ impl<D> Pool<D> {
         Ok((segment, offset))
     }
 
-    /// Bytes that the pool holds in all, and bytes of them in use.
+    /// Bytes that the pool holds, and how many of them are in use.
     pub fn usage(&self) -> (usize, usize) {
         let cuts = self.state.lock();
         let held: usize = cuts.iter().map(|cut| cut.segment.bytes()).sum();

@@ -1,7 +1,7 @@
 //! Collectives on ordinary memory whose lengths differ between ranks: all_gather_v and all_to_all_v.
 //!
-//! All ranks first tell all others their lengths. From these each knows how much everyone sends, and so in how many
-//! pieces; every rank stages its input piece by piece, and takes what is for it from the pieces of the others.
+//! All ranks first exchange their lengths, so each knows how much every rank sends, and in how many pieces. Every rank stages
+//! its input piece by piece, and copies what is for it from the pieces of the others.
 #![allow(unsafe_code)] // S2, S3
 
 use std::ops::Range;
@@ -17,8 +17,8 @@ use crate::group::{Call, Group, Op, Running, STAGE};
 const REFUSED: u64 = u64::MAX;
 
 impl Group {
-    /// `out` becomes all ranks' `input`s, one rank's after the other's; they may differ in length. Returns the length of each
-    /// rank's. Collective; after an error `out` is empty.
+    /// `out` becomes the `input` of all ranks, in rank order; their lengths may differ. Returns the length of each rank's
+    /// input. Collective; after an error `out` is empty.
     ///
     /// ```
     /// # symmem::World::threads(3, |world| -> symmem::Result<()> {
@@ -35,8 +35,8 @@ impl Group {
         self.send_and_receive(OP, lengths, input, &[input.len()], out)
     }
 
-    /// `input` is `counts[r]` elements for each rank r, one rank's after the other's. `out` becomes what all ranks have for
-    /// this one, by rank. Returns how many elements came from each rank. Collective; after an error `out` is empty.
+    /// `input` is `counts[r]` elements for each rank r, in rank order. `out` becomes what the ranks have for this one, in
+    /// rank order. Returns how many elements came from each rank. Collective; after an error `out` is empty.
     ///
     /// ```
     /// # symmem::World::threads(2, |world| -> symmem::Result<()> {

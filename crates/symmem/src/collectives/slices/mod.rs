@@ -37,7 +37,7 @@ impl Group {
         all_reduce(self, data, (op, reduce))
     }
 
-    /// `out` becomes all ranks' `input`s, one rank's after the other's. Collective.
+    /// `out` becomes the `input` of all ranks, in rank order. Collective.
     ///
     /// ```
     /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
@@ -80,7 +80,7 @@ impl Group {
         reduce_scatter(self, blocks, (op, reduce), out.as_mut_ptr().cast())
     }
 
-    /// `data` becomes that of rank `root`. Collective.
+    /// `data` becomes the `data` of rank `root`. Collective.
     ///
     /// ```
     /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
@@ -96,7 +96,7 @@ impl Group {
         broadcast(self, Slice::new(data.as_mut_ptr().cast(), data.len(), T::DTYPE), root)
     }
 
-    /// `input` is one block for each rank; `out` becomes the blocks that all ranks have for this one, by rank. Collective.
+    /// `input` is one block for each rank; `out` becomes the blocks that the ranks have for this one, in rank order. Collective.
     ///
     /// ```
     /// # symmem::World::threads(2, |world| -> symmem::Result<()> {

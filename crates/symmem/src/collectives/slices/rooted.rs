@@ -15,7 +15,7 @@ const GATHER: &str = "gather";
 const SCATTER: &str = "scatter";
 
 impl Group {
-    /// On rank `root`, `out` becomes the reduction of all ranks' `input`s; on others it is not looked at. Collective.
+    /// On rank `root`, `out` becomes the reduction of all ranks' `input`; on other ranks it is ignored. Collective.
     ///
     /// ```
     /// # symmem::World::threads(3, |world| -> symmem::Result<()> {
@@ -41,7 +41,7 @@ impl Group {
         reduce(self, input, (op, reduction), root, out.as_mut_ptr().cast())
     }
 
-    /// On rank `root`, `out` becomes all ranks' `input`s, one rank's after the other's; on others it is not looked at.
+    /// On rank `root`, `out` becomes the `input` of all ranks, in rank order; on other ranks it is ignored.
     /// Collective.
     ///
     /// ```

@@ -12,7 +12,7 @@ use crate::group::{Call, Group, Op};
 const NAME: &str = "scan";
 
 impl Group {
-    /// Element i of `data` becomes the reduction of element i of ranks 0 to this one, in rank order. Every operator but
+    /// Element i of `data` becomes the reduction of element i of ranks 0 to this one, in rank order. All operators except
     /// `Average`. Collective; after an error `data` may be reduced in part.
     ///
     /// ```
@@ -28,7 +28,7 @@ impl Group {
         self.scan_up_to(data, op, self.rank() + 1)
     }
 
-    /// As [`Group::scan`], of the ranks before this one. `data` of rank 0 stays as it is.
+    /// As [`Group::scan`], but only of the ranks before this one. `data` of rank 0 stays as it is.
     ///
     /// ```
     /// # symmem::World::threads(3, |world| -> symmem::Result<()> {
