@@ -87,7 +87,7 @@ impl<'h> Board<'h> {
     /// Waits until `word` has reached `value`. No deadline: should the other rank die, the launcher ends us.
     #[inline]
     pub(super) fn await_value(&self, word: &AtomicU32, value: u32) {
-        // Acquire: pairs with the release of whoever stored it. The difference is at most 1 either way.
+        // Acquire: pairs with the release of the rank that stored it. The difference is at most 1 either way.
         while (word.load(Ordering::Acquire).wrapping_sub(value) as i32) < 0 {
             if self.oversubscribed { std::thread::yield_now() } else { std::hint::spin_loop() }
         }

@@ -40,7 +40,7 @@ fn has_mps() -> bool {
 
 /// That of this rank: the one that the user named, or the ranks of a machine go around all.
 pub(super) fn of_rank(asked: Option<u32>) -> Result<&'static Device> {
-    // Kept to the end: opening it anew for each figure would translate the kernels anew.
+    // Kept to the end: opening it for each figure would compile the kernels each time.
     static DEVICE: OnceLock<Device> = OnceLock::new();
     if let Some(device) = DEVICE.get() {
         return Ok(device);

@@ -144,7 +144,7 @@ impl<'a> Bench<'a> {
         Ok(self.board.agree(count.max(measure.least as u32)) as usize)
     }
 
-    /// A core that slept is often placed anew: gives the host some time to part near ones.
+    /// A core that slept is often moved: gives the host some time to part near ones.
     fn settle(&mut self) {
         const NAP: Duration = Duration::from_millis(5);
         let mut left = self.patience.min(PATIENCE_EACH);

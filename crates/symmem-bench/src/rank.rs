@@ -105,7 +105,7 @@ impl Args {
     fn figure(&self, bench: &mut Bench<'_>, measure: &Measure, round: usize) -> Result<()> {
         let (group, board) = (bench.group, bench.board);
         let make = measure.make.context("this row is not measured within ranks")?;
-        // Made anew in every round: all of them together would take too much memory.
+        // Made again in every round: all of them together would take too much memory.
         let mut case = make(measure, group, board)?;
         let taken = bench.measure(measure, case.as_mut())?;
         let verified = all(board, taken.verified);

@@ -20,7 +20,7 @@ pub(super) fn load_fence() {
     }
 }
 
-/// The first word of each rank's part. What is written is for whoever is signalled afterwards.
+/// The first word of each rank's part. What is written is for the rank that is signalled afterwards.
 pub(super) struct Words<'a> {
     memory: &'a Symmetric<u64>,
     peer: *mut u64,
@@ -189,7 +189,7 @@ fn prefetch<L>(_at: *const L) {
     }
 }
 
-/// Reads something in every line, and nothing else: what whoever uses a result does at least.
+/// Reads something in every line, and nothing else: the least that the user of a result does.
 pub(super) fn read_lines<T: Copy>(slice: &[T]) {
     let line = (64 / size_of::<T>()).max(1);
     for element in slice.iter().step_by(line) {
@@ -221,7 +221,7 @@ impl Device {
 
     /// Replays what was captured.
     pub(super) fn launch<M>(&self, graph: &cuda::Graph, _memory: &M) -> Result<()> {
-        // SAFETY: S1: what it touches is borrowed, and whoever borrows it waits for the end; all ranks do the same.
+        // SAFETY: S1: what it touches is borrowed, and the borrower waits for the end; all ranks do the same.
         Ok(unsafe { graph.launch(&self.stream) }?)
     }
 

@@ -115,7 +115,7 @@ impl Record {
         self.system == other.system && self.algorithm == other.algorithm && self.is_peer_of(other)
     }
 
-    /// Whether it is the same work, whoever does it.
+    /// Whether it is the same work, by whatever system.
     pub(super) fn is_peer_of(&self, other: &Self) -> bool {
         (self.ranks, self.bytes) == (other.ranks, other.bytes)
             && self.collective == other.collective

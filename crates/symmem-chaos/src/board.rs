@@ -84,7 +84,7 @@ impl Board {
         self.store(rank, 1);
     }
 
-    /// The rank's thread for a lane makes no further calls: nobody shall wait for it.
+    /// The rank's thread for a lane makes no further calls: nobody should wait for it.
     pub fn retire(&self, rank: usize, lane: usize) {
         for round in 0..ROUNDS {
             let place = Self::place(lane, round, rank);

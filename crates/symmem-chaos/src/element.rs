@@ -1,6 +1,6 @@
 //! What every rank has at every place of every call, and what a reduction of it is, by the plain definition.
 //!
-//! Nothing here is taken from the library: the arithmetic is written anew, slowly, from the documentation.
+//! Nothing here is taken from the library: the arithmetic is written again, in slow code, from the documentation.
 
 use half::{bf16, f16};
 use symmem::{Bool, Complex, F8E4M3, F8E5M2, Number, ReduceOp};

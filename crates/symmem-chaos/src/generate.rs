@@ -12,7 +12,7 @@ use symmem_chaos::program::{
 const BLOCKS: usize = 60;
 /// Nothing takes so long where nothing goes wrong.
 const LONG: u64 = 2_000;
-/// Whoever may end a wait is asked at least ten times a second: by then it has ended.
+/// The callback that may end a wait is called at least ten times a second: by then it has ended.
 const INTERRUPTED: u64 = 150;
 
 /// Leaves out all calls that differ, of whatever step.

@@ -98,7 +98,7 @@ fn as_rank(own: &Rank<'_>, world: World) {
         lane::run(own, first, &world);
     });
     let mut more = descriptors().saturating_sub(before);
-    // Whoever tells a group of a loss right now keeps it for that long.
+    // A thread that is just telling a group of a loss keeps it for that long.
     for _ in (0..50).take_while(|_| own.program.spec.mode == Mode::Processes) {
         if more == 0 {
             break;

@@ -1,6 +1,6 @@
 //! Stands in for NCCL where there is no device: its functions, for ranks that are threads of one process, or one thread.
 //!
-//! - Memory of devices is memory of this process. Collectives are done by whoever is last to call them, in rank order.
+//! - Memory of devices is memory of this process. The last rank to call a collective does it, in rank order.
 //! - A communicator that does not block is in progress until its call was done by all ranks: one that never comes leaves the
 //!   others so, until they abort. One that blocks only puts into its stream, which is done when the last rank has; but to
 //!   be made, split and given windows it waits.

@@ -216,7 +216,7 @@ impl Job {
         address - own
     }
 
-    /// The counterpart of an address of ours, whoever reaches it.
+    /// The counterpart of an address of ours, whether or not it can be reached.
     pub(crate) fn counterpart(&self, address: u64, pe: usize) -> u64 {
         assert!(pe < self.pes, "there is no PE {pe}");
         BASE + pe as u64 * HEAP + self.offset(address)

@@ -14,7 +14,7 @@ use super::{End, Failure, Job, Outcome, Request, Requests, Signals, farewell, si
 use crate::descendants;
 
 /// How long ranks may go on after the first failure: those that wait for the lost one hear of it from the library, and
-/// shall be able to say so.
+/// should be able to say so.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// How long a job that was told to end waits for readers of its output, at most.

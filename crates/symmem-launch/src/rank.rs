@@ -176,7 +176,7 @@ impl Rank {
         }
     }
 
-    /// Closes one stream: whoever still writes there gets SIGPIPE.
+    /// Closes one stream: processes that still write there get SIGPIPE.
     pub(super) fn close(&mut self, stream: Stream, to: &mut Printer) {
         if let Some(mut pipe) = self.pipes[stream as usize].take() {
             pipe.lines.finish(|line| self.written.line(stream, line, to));

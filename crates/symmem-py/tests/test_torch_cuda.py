@@ -219,7 +219,7 @@ def test_t056_tile_reduce_and_a_signal_that_nobody_has_taken_leave_each_other_al
     leave()
     for step in range(3):
         if rank == 0:
-            delay()  # whoever takes the signal for this rank reads too early
+            delay()  # a rank that takes the signal for this rank's reads too early
         x.fill_(step + rank)
         _exchange.tile_reduce(x, tile, 1, world())
         assert (tile == (2 * step + 1 if rank == 1 else 0)).all()

@@ -67,7 +67,7 @@ kept = [get_symm_mem_workspace]
 import symmem.torch, torch
 assert symm_mem.get_symm_mem_workspace is get_symm_mem_workspace is alias
 assert symm_mem.is_symm_mem_enabled_for_group is other.enabled
-# torch's own function is as it was, and whoever keeps it elsewhere than in a module keeps it.
+# torch's own function is as it was, and references outside of modules keep it.
 assert kept[0] is not alias and kept[0].__code__ is code
 assert inspect.signature(get_symm_mem_workspace) == before and get_symm_mem_workspace.__doc__
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)

@@ -15,7 +15,7 @@ macro_rules! functions {
         }
 
         impl $table {
-            /// Looks up every function; what is not there is found out by whoever calls it.
+            /// Looks up every function; calls of a missing one fail.
             fn new(library: &$crate::Loaded) -> Self {
                 Self {
                     $(

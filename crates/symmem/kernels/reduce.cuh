@@ -83,7 +83,7 @@ struct TurningShare {
 };
 
 // What an in-place reduction leaves that could not finish, in this rank's own part: see `ruin`. `apart`: further bits in which
-// addresses differ. Everything is found anew, so that nothing has to be kept for it.
+// addresses differ. Everything is computed again, so that nothing has to be kept for it.
 static __device__ __noinline__ void ruin_own(const SymmemGroup &group, const SymmemPointers &parts, symmem_u64 first,
                                              symmem_u64 length, symmem_u32 shares, symmem_u64 apart) {
     const symmem_u64 bytes = length * Number::BYTES;
@@ -144,7 +144,7 @@ __device__ __forceinline__ void each_batch(symmem_u64 vectors, const TurningShar
     __shared__ symmem_u32 pieces[2];
     const symmem_u64 threads = threads_of_grid();
     Lane<TurningShare> lane(vectors, thread_of_grid() + share.number * threads, share.of * threads);
-    // Backwards they are the same vectors: whoever goes the other way than the rest has its own all the same.
+    // Backwards they are the same vectors: a rank that goes the other way than the rest still has its own.
     if (share.drawn == nullptr) {
         symmem_u32 step = U * lane.stride, left = lane.i < lane.count ? (lane.count - lane.i + step - 1) / step : 0;
         if (share.backwards) {
@@ -175,7 +175,7 @@ __device__ __forceinline__ void each_batch(symmem_u64 vectors, const TurningShar
         }
         __syncthreads();
     }
-    // Every block draws once in vain; who was the last to do so prepares for the next kernel.
+    // Every block draws once more than there are pieces; the last block to do so prepares for the next kernel.
     if (threadIdx.x == 0 && next == count + gridDim.x - 1) {
         *share.drawn = 0;
     }

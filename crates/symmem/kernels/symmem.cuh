@@ -221,7 +221,7 @@ SYMMEM_COLD void symmem_note(SymmemMailbox *mailbox, symmem_u32 kind, symmem_u32
     symmem_store_relaxed(&mailbox->state, 2);
 }
 
-// Release: tells all ranks, this one included, whose later kernels return at once. Whoever sees what this rank writes
+// Release: tells all ranks, this one included, whose later kernels return at once. A rank that sees what this rank writes
 // afterwards finds the word as well. `word` is as the pad has it.
 SYMMEM_COLD void symmem_tell(void *const *group_pads, symmem_u32 size, symmem_u32 word) {
 #pragma unroll 1
@@ -287,7 +287,7 @@ __device__ __forceinline__ symmem_u32 *symmem_signal(const SymmemHandle &handle,
     return static_cast<symmem_u32 *>(handle.pads[at]) + (symmem_u64)handle.size * channel + source;
 }
 
-// Whom a failure is blamed on, by what `symmem_consider` said: who told, who is lost or left, or for whom it waited.
+// Which rank a failure is blamed on, by the result of `symmem_consider`: the one that told, is lost, has left, or was awaited.
 __device__ __forceinline__ symmem_u32 symmem_blamed(symmem_u32 why, symmem_u32 waited_for) {
     symmem_u32 kind = why & 255;
     return kind == SYMMEM_TIMEOUT ? waited_for : (kind == SYMMEM_TOLD ? why >> 8 & 255 : why >> 8) - 1;

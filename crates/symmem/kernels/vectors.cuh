@@ -83,8 +83,8 @@ struct Cut {
 
 // ---- what a kernel leaves that could not finish ------------------------------------------------------------------------
 
-// Bytes of ones, by this thread: NaN in every floating-point type. Whoever reads an output without having asked whether its
-// kernel failed shall not find what was there before.
+// Bytes of ones, by this thread: NaN in every floating-point type. A reader of an output that has not asked whether
+// its kernel failed must not find what was there before.
 //
 // `unit` bytes are an element. Vectors are those of a cut: this thread's of each of `shares` parts of them, and of `loose`
 // parts of the other elements, as `Share` and `reduce_loose` deal them out. What other blocks have finished stays.

@@ -1,4 +1,4 @@
-//! What only this user can reach: private directories, socket files that are removed by whoever made them, and the user at
+//! What only this user can reach: private directories, socket files that are removed by their creators, and the user at
 //! the other end of a Unix socket.
 //!
 //! Nothing is removed by path alone. A directory is held open and checked (owner, mode, no symbolic link), and a file in it

@@ -1,7 +1,7 @@
 //! Ranks that die, stop, leave, run out of something or are lied to: what the others are told, how soon, and how they go on.
 //!
 //! Ranks are processes. The harness checks after every test that no process and no file is left. Deadlines are a minute
-//! unless said otherwise: whoever is told within seconds was told of the death and did not wait for the deadline.
+//! unless said otherwise: a rank that gets its error within seconds was told of the death and did not wait for the deadline.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -27,7 +27,7 @@ use symmem_testing::Random;
 const ROLE: &str = "SYMMEM_HOSTILE_ROLE";
 const OWNER: u32 = 54_321;
 const STRANGER: u32 = 65_534;
-/// What the launcher, and whoever else hosts a store, may take.
+/// How much memory the launcher, or another host of a store, may take.
 const MOST_MEMORY: u64 = 64 << 20;
 
 /// Where everything happens.
@@ -115,7 +115,7 @@ fn announced(child: &mut Child, names: &[&str]) -> Vec<String> {
             value.unwrap_or_else(|| panic!("no {name}"))
         })
         .collect();
-    // Whoever writes on must not be stopped by a full pipe.
+    // A process that continues to write must not be stopped by a full pipe.
     std::thread::spawn(move || lines.for_each(|line| println!("{line}")));
     values
 }

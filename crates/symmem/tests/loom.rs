@@ -101,7 +101,7 @@ fn channels_of_one_group_are_kept_apart() {
 
 #[test]
 fn threads_of_one_rank_take_turns_on_a_channel() {
-    // Whoever comes second counts on, so it cannot pass with the one barrier that rank 1 holds. Nobody waits for its
+    // The second thread counts on, so it cannot pass with the one barrier that rank 1 holds. Nobody waits for its
     // turn here: loom does not run a loop that only others can end.
     let passed = passed();
     TWO.explore_threads(move |group| {
@@ -324,7 +324,7 @@ fn an_arrival_before_the_poison_counts() {
 #[test]
 fn a_barrier_that_a_loss_cut_short_is_left_by_all() {
     // Rank 0 is lost behind the barrier. Rank 1 may learn of that before it sees rank 2 arrive, so not all need to
-    // succeed; but whoever does has seen all data, and nobody stays behind.
+    // succeed; but a rank that does has seen all data, and nobody stays behind.
     let slept = Model { preemptions: 2, ..THREE }.explore(|rank| {
         let signals = &rank.signals;
         rank.data.write(rank.rank, 7);

@@ -32,7 +32,7 @@ fn each(test: &'static str, body: impl Fn(&World, &Gpu, &Stream)) {
             .env("NVSHMEM_REMOTE_TRANSPORT", "none");
         ranks.run(test, |world| {
             if let Some(why) = missing() {
-                // Whoever says where the library is wants it tested.
+                // A user who says where the library is wants it tested.
                 assert!(std::env::var_os("SYMMEM_NVSHMEM").is_none(), "{why}");
                 eprintln!("skipped: {why}");
                 return;

@@ -10,7 +10,7 @@ const HEADER: [&str; 10] =
     ["collective", "type", "bytes", "ranks", "median", "p10", "p90", "unit", "floor", "× floor"];
 const PEER_HEADER: [&str; 3] = ["best peer", "its median", "best peer / ours"];
 
-/// One line of the table, for whoever shows it.
+/// One line of the table, for the pages that show it.
 pub(in super::super) struct Entry<'a> {
     pub(in super::super) of: &'a Record,
     /// Microseconds.

@@ -109,7 +109,7 @@ impl<T: Value> Input<T> {
         }
     }
 
-    /// For whoever knows no other.
+    /// For systems that know no other.
     pub(super) fn symmetric(&self) -> Result<&Symmetric<T>> {
         match self {
             Self::Symmetric(memory) => Ok(memory),
@@ -177,7 +177,7 @@ impl<'a, T: Value> Data<'a, T> {
         if self.kind.is_in_place() { self.input.local() } else { &self.out }
     }
 
-    /// The result, for whoever reads it.
+    /// The result, to be read.
     pub(super) fn read(&self) {
         read_lines(self.result());
     }

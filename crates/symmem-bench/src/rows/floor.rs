@@ -43,7 +43,7 @@ const PUT_ROUND_TRIP: Measure = Measure {
     ..EXCHANGE
 };
 
-/// They share their flags but not their counts, so the flags start anew before each sample.
+/// They share their flags but not their counts, so the flags are reset before each sample.
 pub(super) struct Flags<'a> {
     board: &'a Board<'a>,
     epoch: u32,

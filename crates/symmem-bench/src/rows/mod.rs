@@ -19,7 +19,7 @@ use super::board::Board;
 use super::measure::Case;
 use super::settings::{Backend, Settings};
 
-/// In the order in which they are measured, in every round anew.
+/// In the order in which they are measured, in every round.
 pub(super) const ROWS: &[Row] = &[
     floor::ROW,
     barrier::ROW,

@@ -11,11 +11,11 @@ pub struct Rules {
     pub second_count: bool,
     /// The word that describes a call has its number in it.
     pub numbered_words: bool,
-    /// Whoever gives up a call first looks whether another has before, and then reports that.
+    /// Before a rank gives up a call, it checks whether another rank already has, and then reports that.
     pub ask_before_blame: bool,
-    /// Whoever gives up looks once more, and goes on if nobody is missing any more.
+    /// A rank that gives up checks once more, and continues if no rank is missing any more.
     pub last_look: bool,
-    /// Whoever learns that the group is out of step passes it on before it reports it.
+    /// A rank that learns that the group is out of step passes it on before it reports it.
     pub pass_it_on: bool,
     /// A resynchronisation that timed out goes on where it was.
     pub resume_resync: bool,

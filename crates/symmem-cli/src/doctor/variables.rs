@@ -2,7 +2,7 @@
 
 use super::{Row, row};
 
-/// Whoever reads what doctor prints must not learn it.
+/// Readers of what doctor prints must not learn it.
 const SECRET: &str = "SYMMEM_SECRET";
 
 /// Names and meanings.

@@ -3,7 +3,7 @@
 //! Everybody uses [`Driver`], which has the methods of the four others: no import is needed to call them on a
 //! `dyn Driver`. The first line of each method names the C function.
 //!
-//! Handles are live until they are destroyed, and destroying is unsafe: whoever does it vouches that nobody uses the
+//! Handles are live until they are destroyed, and destroying is unsafe: the caller vouches that nobody uses the
 //! handle afterwards. Methods on addresses are unsafe, but for those that only ask about one.
 #![allow(unsafe_code)] // S4
 
@@ -70,7 +70,7 @@ pub trait Devices {
     ///
     /// # Safety
     ///
-    /// Whoever has released it as often as retained uses nothing of that context any more.
+    /// A caller that has released it as often as retained uses nothing of that context any more.
     unsafe fn context_release(&self, device: Device) -> Result<()>;
 
     /// `cuCtxSetCurrent`: for this thread; `None` takes the current one away.
@@ -148,7 +148,7 @@ pub trait VirtualMemory {
         access: Access,
     ) -> Result<()>;
 
-    /// `cuMemExportToShareableHandle`: a descriptor that keeps the memory, or multicast object, for whoever holds it.
+    /// `cuMemExportToShareableHandle`: a descriptor that keeps the memory, or multicast object, alive for its holder.
     fn export_fd(&self, memory: Memory) -> Result<OwnedFd>;
 
     /// `cuMemImportFromShareableHandle`: what was exported, here or in another process. The descriptor can be closed

@@ -153,7 +153,7 @@ pub struct MemoryProperties {
     pub device: Device,
     /// How it can be exported.
     pub handle: HandleType,
-    /// Whether network cards shall reach it.
+    /// Whether network cards must be able to reach it.
     pub rdma: bool,
 }
 

@@ -88,7 +88,7 @@ macro_rules! functions {
         #[allow(unsafe_code)] // S4
         #[allow(clippy::missing_safety_doc, clippy::too_many_arguments)]
         impl Functions {
-            /// Looks up every function; what is not there is found out by whoever calls it.
+            /// Looks up every function; calls of a missing one fail.
             pub(super) fn new(library: &crate::Loaded) -> Self {
                 Self {
                     $(

@@ -89,7 +89,7 @@ pub fn a_name_with_different_members_is_a_mismatch(world: World) {
     world.barrier().unwrap();
 }
 
-/// Pad sizes: settable per group with the channels they give, refused when senseless, told when they differ.
+/// Pad sizes: settable per group with the channels they give, refused when invalid, reported when they differ.
 pub fn pad_sizes_are_checked_and_agreed(world: World) {
     let n = world.size();
     let all: Vec<usize> = (0..n).collect();
@@ -107,7 +107,7 @@ pub fn pad_sizes_are_checked_and_agreed(world: World) {
     two.barrier().unwrap();
 }
 
-/// Senseless lists of ranks are refused, and the next one works.
+/// Invalid lists of ranks are refused, and the next one works.
 pub fn senseless_groups_are_refused(world: World) {
     let n = world.size();
     let others: Vec<usize> = (0..n).filter(|&r| r != world.rank()).collect();

@@ -135,7 +135,7 @@ pub fn closing_different_memory_is_told_to_every_rank(world: World) {
     assert_eq!(own.local()[6], 3.0);
 }
 
-/// Whoever leaves the phase alone has all elements of its part, of any size and number, and can bring them again.
+/// A rank that leaves the phase alone has all elements of its part, of any size and number, and can bring them again.
 pub fn giving_up_leaves_a_copy_of_every_element(world: World) {
     fn check<T: Number + PartialEq>(world: &World, len: usize, value: impl Fn(usize) -> T) {
         let all: Vec<T> = (0..len).map(|i| value(i * 7 + world.rank())).collect();

@@ -1,8 +1,8 @@
 //! Symmetric memory of NVIDIA devices, through the driver.
 //!
 //! Everything works in the device's primary context, which all libraries of a process share, and on the caller's streams.
-//! Nothing is synchronised but what is given back. Kernels never trap: what goes wrong in one is an [`Error`] of every later
-//! call on the group, and of whatever takes results off the device, until all ranks call [`Group::resync`](crate::Group::resync).
+//! Only freeing waits for the device. Kernels never trap: a failure in one is an [`Error`] of every later call on the group,
+//! and of every call that takes results off the device, until all ranks call [`Group::resync`](crate::Group::resync).
 
 mod collectives;
 mod device;

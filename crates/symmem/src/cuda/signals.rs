@@ -1,7 +1,7 @@
-//! What one rank does alone in a stream: signals through an allocation's own pad, and puts, gets and fills of any rank's part.
+//! One-sided operations in a stream: signals through an allocation's own pad, and puts, gets and fills of any rank's part.
 //!
-//! Nothing here is collective or ordered with the group's kernels in other streams. What fails in a stream is told as for
-//! collectives: by every later call on the group, and by whatever takes results off the device.
+//! Nothing here is collective or ordered with the group's kernels in other streams. Failures in a stream are reported as for
+//! collectives: by every later call on the group, and by every call that takes results off the device.
 #![allow(unsafe_code)] // S1, S3: ranks, channels and ranges are checked here; S4
 
 use std::ffi::c_void;
@@ -36,10 +36,10 @@ impl Until {
 }
 
 impl<T: Element> Symmetric<T> {
-    /// Release: sets our word of `channel` in rank `to`'s pad of this memory, in `stream`. The
-    /// [`Symmetric::wait_signal`] that takes it has all after it see what is before this in the stream.
+    /// Release: sets our word of `channel` in rank `to`'s pad of this memory, in `stream`. What follows
+    /// the [`Symmetric::wait_signal`] that consumes it sees everything before this in the stream.
     ///
-    /// The stream waits while the last signal there is not taken. A rank may signal itself.
+    /// The stream waits while an earlier signal there is not consumed. A rank may signal itself.
     ///
     /// ```no_run
     /// # use symmem::{World, cuda::Gpu};
@@ -69,7 +69,7 @@ impl<T: Element> Symmetric<T> {
         self.signal("put_signal", to, channel, limit, stream)
     }
 
-    /// Acquire: has `stream` wait until rank `from` has set its word of `channel` in our pad, and clears it.
+    /// Acquire: makes `stream` wait until rank `from` has set its word of `channel` in our pad, and clears it.
     pub fn wait_signal(&self, from: usize, channel: usize, stream: &Stream) -> Result<()> {
         self.wait_signal_within(from, channel, Duration::ZERO, stream)
     }
@@ -87,7 +87,7 @@ impl<T: Element> Symmetric<T> {
 
     /// Release and acquire: signals to all ranks and from all ranks on `channel` of this memory's pad, in `stream`.
     ///
-    /// After a failure it is not known which of the channel's words are set.
+    /// After a failure it is unknown which of the channel's words are set.
     pub fn barrier_on_channel(&self, channel: usize, stream: &Stream) -> Result<()> {
         self.barrier_on_channel_within(channel, Duration::ZERO, stream)
     }
@@ -109,7 +109,7 @@ impl<T: Element> Symmetric<T> {
     }
 
     /// Relaxed: copies `data` to rank `rank`'s part, from its element `at` on, in `stream`. A later signal or barrier in
-    /// the stream shows it to whoever takes that. Over the network, where only that connects the two.
+    /// the stream makes it visible to the ranks that wait for that. Uses the network if nothing else connects the two.
     pub fn put(&self, rank: usize, at: usize, data: View<'_, T>, stream: &Stream) -> Result<()> {
         const NAME: &str = "put";
         let to = self.place(NAME, rank, at, data.len)?;
@@ -120,7 +120,7 @@ impl<T: Element> Symmetric<T> {
     }
 
     /// Relaxed: copies rank `rank`'s part to `out`, from its element `at` on, in `stream`. Sees what was put before a
-    /// signal or barrier that is before this in the stream.
+    /// signal or barrier that precedes this in the stream.
     pub fn get(&self, rank: usize, at: usize, out: ViewMut<'_, T>, stream: &Stream) -> Result<()> {
         const NAME: &str = "get";
         let from = self.place(NAME, rank, at, out.len)?;
@@ -145,8 +145,8 @@ impl<T: Element> Symmetric<T> {
         self.put_signal(rank, channel, stream)
     }
 
-    /// Release: sets word `word`, of 8 bytes, of rank `to`'s pad of this memory to `value`, in `stream`, whatever it was. The
-    /// [`Symmetric::wait_value`] that finds it has all after it see what is before this in the stream.
+    /// Release: sets word `word`, of 8 bytes, of rank `to`'s pad of this memory to `value`, in `stream`, whatever it was. What
+    /// follows the [`Symmetric::wait_value`] that finds it sees everything before this in the stream.
     ///
     /// A word is used for values or for signals, not for both at once.
     pub fn put_value(&self, to: usize, word: usize, value: u64, stream: &Stream) -> Result<()> {
@@ -174,7 +174,7 @@ impl<T: Element> Symmetric<T> {
         self.put_value(rank, word, value, stream)
     }
 
-    /// Acquire: has `stream` wait until word `word`, of 8 bytes, of our pad, which rank `from` sets, is what `until` says.
+    /// Acquire: makes `stream` wait until word `word`, of 8 bytes, of our pad, which rank `from` sets, is as `until` says.
     pub fn wait_value(
         &self,
         from: usize,
@@ -326,8 +326,8 @@ impl Symmetric<u32> {
         })
     }
 
-    /// Release: sets word `offset` of rank `rank`'s part to `value`, after everything before it in `stream`. Whoever
-    /// finds it there sees that too. Where a driver cannot capture it, [`Symmetric::memset32`] can be.
+    /// Release: sets word `offset` of rank `rank`'s part to `value`, after everything before it in `stream`. A rank
+    /// that reads it sees that too. If a driver cannot capture it, use [`Symmetric::memset32`].
     pub fn write_value32(
         &self,
         rank: usize,

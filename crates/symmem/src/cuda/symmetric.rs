@@ -1,7 +1,7 @@
 //! Memory of a device as users hold it: their own ([`Buffer`]), and the same on all ranks ([`Symmetric`]).
 //!
-//! A device works on what is in its streams when it comes to it, so what may touch memory when is the streams' order, not
-//! the borrow checker's: calls are safe as long as all work on a value goes through its own methods.
+//! Stream work is asynchronous, so the order of the streams decides when memory is accessed, and not the borrow checker.
+//! Calls are safe as long as all work on a value goes through its own methods.
 #![allow(unsafe_code)] // S1 (handles keep mappings), S3 (lengths checked here), S4
 
 use std::marker::PhantomData;
@@ -60,8 +60,8 @@ impl Gpu {
         Ok(Buffer { gpu: self.clone(), block, len, elements: PhantomData })
     }
 
-    /// As [`Group::alloc_persistent`], on this device: the same id gives the same memory again, with what it held, and
-    /// the rendezvous it had. What a former user has put into streams may still be under way.
+    /// As [`Group::alloc_persistent`], on this device: the same id returns the same memory again, with its contents and
+    /// its rendezvous. Work that a former user has put into streams may still be running.
     pub fn alloc_persistent<T: Element>(
         &self,
         group: &Group,
@@ -82,7 +82,7 @@ impl Gpu {
 }
 
 impl Pool<Gpu> {
-    /// As [`Gpu::alloc`], from the pool: not zeroed, for it holds what its last user left. No memory that something in a
+    /// As [`Gpu::alloc`], from the pool: not zeroed, it holds what its last user left. Never memory that work in a
     /// stream of the device may still use.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
         let gpu = self.device.clone();
@@ -104,7 +104,7 @@ impl<T: Element> Buffer<T> {
         self.symmetric(group)
     }
 
-    /// As [`Buffer::rendezvous`], leaving the buffer with the caller, who sees to the order of what is put into streams
+    /// As [`Buffer::rendezvous`], but the caller keeps the buffer, and must order the work that is put into streams
     /// through both.
     pub fn symmetric(&self, group: &Group) -> Result<Symmetric<T>> {
         let backend = self.gpu.backend();
@@ -135,22 +135,22 @@ impl<T: Element> Buffer<T> {
         &self.gpu
     }
 
-    /// Where it lies, for kernels of the caller's own and [`Group::rendezvous_at`].
+    /// Its address, for your own kernels and [`Group::rendezvous_at`].
     pub fn address(&self) -> u64 {
         self.block.region().address() as u64
     }
 
-    /// Byte offset within the allocation that this buffer was cut from; not 0 only for buffers of a pool.
+    /// Byte offset within the allocation that this buffer was cut from; 0 except for buffers of a pool.
     pub fn offset(&self) -> usize {
         self.block.offset()
     }
 
-    /// The elements, as something that collectives read.
+    /// The elements, as an input of collectives.
     pub fn view(&self) -> View<'_, T> {
         View { address: self.address(), len: self.len, of: PhantomData }
     }
 
-    /// The elements, as something that collectives write.
+    /// The elements, as an output of collectives.
     pub fn view_mut(&mut self) -> ViewMut<'_, T> {
         ViewMut { address: self.address(), len: self.len, of: PhantomData }
     }
@@ -161,7 +161,7 @@ impl<T: Element> Buffer<T> {
         upload(&gpu, self.view_mut(), data, stream)
     }
 
-    /// The elements, once all in `stream` is done.
+    /// Waits until `stream` has completed, and returns the elements.
     pub fn read(&self, stream: &Stream) -> Result<Vec<T>> {
         download(&self.gpu, self.view(), stream)
     }
@@ -183,7 +183,7 @@ pub struct ViewMut<'a, T> {
 }
 
 impl<T> View<'_, T> {
-    /// Of memory that somebody else has allocated.
+    /// A view of memory that was not allocated by this library.
     ///
     /// # Safety
     /// The device of the call can read `len` elements at `address` until what is put into the stream is done.
@@ -193,7 +193,7 @@ impl<T> View<'_, T> {
 }
 
 impl<T> ViewMut<'_, T> {
-    /// Of memory that somebody else has allocated.
+    /// A view of memory that was not allocated by this library.
     ///
     /// # Safety
     /// The device of the call can write `len` elements at `address` until what is put into the stream is done, and nobody
@@ -235,8 +235,8 @@ impl<T: Element> Symmetric<T> {
     /// collective.
     ///
     /// # Safety
-    /// The caller sees to the order of what is put into streams through several values with the same elements, and all
-    /// ranks that make a call have made theirs with the same offset.
+    /// The caller must order the work that is put into streams through several values with the same elements, and all
+    /// ranks that make a call use the same offset.
     pub unsafe fn part<U: Element>(&self, offset: usize, len: usize) -> Result<Symmetric<U>> {
         let handle = self.handle.range::<U>(offset, len)?;
         Ok(Symmetric::new(self.gpu.clone(), Arc::clone(&self.comm), handle, len))
@@ -267,7 +267,7 @@ impl<T: Element> Symmetric<T> {
         &self.handle
     }
 
-    /// What a kernel of the caller's gets by value, as `SymmemHandle` of `kernels/symmem.cuh`.
+    /// What your own kernels get by value, as `SymmemHandle` of `kernels/symmem.cuh`.
     pub fn device_handle(&self) -> DeviceHandle {
         self.device_handle_about(u32::MAX)
     }
@@ -297,12 +297,12 @@ impl<T: Element> Symmetric<T> {
         (self.handle.signal_pad_size() / 4 / self.group().size()) as u32
     }
 
-    /// This rank's elements, as something that collectives read.
+    /// This rank's elements, as an input of collectives.
     pub fn view(&self) -> View<'_, T> {
         View { address: self.own(), len: self.len, of: PhantomData }
     }
 
-    /// This rank's elements, as something that collectives of other memory write.
+    /// This rank's elements, as an output of collectives on other memory.
     pub fn view_mut(&mut self) -> ViewMut<'_, T> {
         self.own_mut()
     }
@@ -311,7 +311,7 @@ impl<T: Element> Symmetric<T> {
         self.parts.0.get(self.group().rank()).copied().unwrap_or(0)
     }
 
-    /// This rank's elements, to write. Of `&self`, because whoever calls it has the value for itself.
+    /// This rank's elements, to write. Takes `&self`; its callers have the value for themselves.
     pub(crate) fn own_mut(&self) -> ViewMut<'_, T> {
         ViewMut { address: self.own(), len: self.len, of: PhantomData }
     }
@@ -324,20 +324,20 @@ impl<T: Element> Symmetric<T> {
         Ok(self.scratch.as_ref().map_or(0, |scratch| scratch.view().address))
     }
 
-    /// Copies `data` to this rank's elements, and waits for it; or the error of what failed before it.
+    /// Copies `data` to this rank's elements, and waits for that. Fails if something failed before it.
     pub fn write(&mut self, data: &[T], stream: &Stream) -> Result<()> {
         self.comm.check(self.group(), "write")?;
         upload(&self.gpu, self.own_mut(), data, stream)
     }
 
-    /// This rank's elements, once all in `stream` is done; or the error of what failed in it.
+    /// Waits until `stream` has completed, and returns this rank's elements. Fails if something in the stream failed.
     pub fn read(&self, stream: &Stream) -> Result<Vec<T>> {
         let data = download(&self.gpu, self.view(), stream);
         self.comm.check(self.group(), "read")?;
         data
     }
 
-    /// For a caller that refuses a collective which its peers make: their kernels, which would wait, give up with
+    /// For a caller that refuses a collective that its peers make. Their waiting kernels give up with
     /// [`Error::PeerFailed`], which names this rank. All ranks then call [`Group::resync`]. Not while a graph is captured.
     pub fn refuse(&self, op: &'static str) -> Result<()> {
         self.gpu.check_free(self.group(), op)?;
@@ -345,7 +345,7 @@ impl<T: Element> Symmetric<T> {
         self.comm.give_up(op)
     }
 
-    /// Waits until all in `stream` is done, and says whether anything of this group failed, or of another on the device.
+    /// Waits until `stream` has completed. Fails if a call of this group has failed, or of another group on the device.
     pub fn synchronize(&self, stream: &Stream) -> Result<()> {
         let done = stream.synchronize();
         self.comm.check(self.group(), "synchronize")?;

@@ -2,7 +2,7 @@
 
 use super::Kind;
 
-/// How elements of all ranks become one: ((x₀ ⊕ x₁) ⊕ x₂) …, in rank order, on every rank alike.
+/// How the elements of all ranks become one: ((x₀ ⊕ x₁) ⊕ x₂) …, in rank order, on every rank alike.
 ///
 /// | operator | integers | floats | complex numbers | [`Bool`](crate::Bool) |
 /// |---|---|---|---|---|
@@ -12,7 +12,7 @@ use super::Kind;
 /// | `Min`, `Max` | | −0 is below +0; a NaN anywhere gives NaN | refused | and, or |
 /// | `And`, `Or`, `Xor` | bit by bit | refused | refused | of truth values |
 ///
-/// A float result that is no number is always the same quiet NaN.
+/// A float result that is not a number is always the same quiet NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the table says it")]
@@ -33,7 +33,7 @@ pub enum Order {
     /// By rank, so that every algorithm gives the same bits.
     #[default]
     Ranked,
-    /// Any, so that a switch may add up on the way: the bits may depend on the algorithm, and differ between outputs.
+    /// Any, so that a switch may sum on the way: the bits may depend on the algorithm, and differ between outputs.
     Any,
 }
 

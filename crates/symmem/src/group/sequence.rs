@@ -41,7 +41,7 @@ pub(crate) struct Running<'a, 'c> {
     floats: DefaultFloats,
 }
 
-/// A call as far as it was made, for whoever has the guard.
+/// A call as far as it was made, for the holder of the guard.
 #[derive(Clone, Copy)]
 struct Made<'a, 'c> {
     group: &'a Group,
@@ -384,7 +384,7 @@ impl<'a> Made<'a, '_> {
                 Error::Mismatch { op, what, rank, ours, theirs }
             }
             Stop::GivenUp { .. } => {
-                // Whoever gave up a call first is to blame for what others give up since.
+                // The rank that gave up a call first is to blame for what others give up afterwards.
                 if !self.has_arrived(guard) {
                     self.formed.put_off(self.call);
                 } else if !self.call.is_resumable() {

@@ -1,6 +1,6 @@
 //! Staging buffers: where a rank writes what small collectives carry along with their flag.
 //!
-//! A few bytes lie in the line of the flag itself, in the pad of each rank that shall read them. More lie behind the
+//! A few bytes lie in the line of the flag itself, in the pad of each rank that is to read them. More lie behind the
 //! words of the writer's own pad, once for all readers. Each place is there twice, for even and odd epochs:
 //! see `ChannelGuard::exchange`.
 #![allow(unsafe_code)] // S2 (nobody reads before the flag), S3

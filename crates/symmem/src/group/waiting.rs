@@ -1,6 +1,6 @@
 //! Waits of a group: who is to blame when one fails, and what a rank says of its own while it lasts.
 //!
-//! One rule for blame, for every wait: a rank that was lost broke the group, whoever waits for whom. Of the others, only
+//! One rule for blame, for every wait: a rank that was lost broke the group, no matter which rank waits for which. Of the others, only
 //! one that has not arrived can be at fault.
 
 use std::time::{Duration, Instant};

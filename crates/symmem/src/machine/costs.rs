@@ -63,7 +63,7 @@ impl Costs {
         Self { exchange, flag, switch, staged, fresh, settled, moved }
     }
 
-    /// Those of this machine. The file is read once; whoever asks later gets the same.
+    /// Those of this machine. The file is read once; later callers get the same.
     pub(crate) fn here() -> Self {
         static FOUND: OnceLock<Costs> = OnceLock::new();
         *FOUND.get_or_init(|| {

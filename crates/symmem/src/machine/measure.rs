@@ -98,7 +98,7 @@ fn on<T: Send>(cores: [usize; 2], work: impl Fn(&Side<'_>) -> Vec<T> + Sync) -> 
     let run = |me: usize| {
         let bound = bind(cores[me]);
         let side = Side { me, table, epoch: Cell::new(0) };
-        // Whoever could not come says so: the other would wait for ever.
+        // A side that could not start says so: the other would wait for ever.
         table.bound[me].0.store(if bound.is_ok() { 1 } else { 2 }, Ordering::Release);
         let both = [0, 1].map(|who| {
             loop {

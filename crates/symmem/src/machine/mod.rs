@@ -43,7 +43,7 @@ fn lists(list: &str, number: usize) -> bool {
 
 /// How many spin-loop hints take about 25 ns: between one and ten, for they take 4 to 60 ns by the processor.
 ///
-/// Whoever looks at a flag more often than that takes its line away from the rank that is about to write there.
+/// A rank that polls a flag more often than that takes its line away from the rank that is about to write there.
 pub(crate) fn hints_between_looks() -> u32 {
     const GAP: Duration = Duration::from_nanos(25);
     const HINTS: u32 = 64;

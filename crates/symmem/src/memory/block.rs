@@ -107,7 +107,7 @@ pub(crate) struct Block {
 /// A value of a language binding, which owns the allocation.
 pub(crate) type Owner = Weak<dyn Any + Send + Sync>;
 
-/// Whoever cut a block from its segment.
+/// What a block was cut by, such as a pool.
 pub(crate) trait Home: Send + Sync {
     /// Takes back the block at `offset` of a segment, for new users. If it `was_mapped`, peers may still signal in its
     /// pad: the words of the pad must stay words of a pad.

@@ -46,7 +46,7 @@ impl Multicast {
             None => set_up()?.inspect(|made| segments.insert(mapping, made.clone())),
         };
         let own = all.and_then(|all| all.part(block.offset(), block.region().bytes()).ok());
-        let _ = multicast.0.set(own); // whoever was first has the same
+        let _ = multicast.0.set(own); // the first to set it had the same
         Ok(())
     }
 

@@ -120,7 +120,7 @@ impl Backend for NvshmemMemory {
         let (pe, offset) = place(&exported);
         let own = self.0.origin.wrapping_add(offset);
         match self.0.call(|library| library.ptr(own, pe as i32))? {
-            // The heap is mapped for as long as the process lives, and whoever has a handle of the memory has a block of
+            // The heap is mapped for as long as the process lives, and a rank that has a handle of the memory has a block of
             // its own, without which the peer's is not given back.
             Some(address) => Region::of_device(address, bytes, Box::new(())),
             None => Ok(Region::elsewhere(bytes)),

@@ -146,7 +146,7 @@ impl Communicator {
         })
     }
 
-    /// Ends what is going on, on this rank, and gives the communicator back. For whoever makes a call with it, that is an
+    /// Ends what is going on, on this rank, and gives the communicator back. For a caller that is waiting in it, that is an
     /// error. Another thread may do this while one waits.
     pub fn abort(&self) {
         self.end("it was aborted");

@@ -65,7 +65,7 @@ impl Sockets {
         let query = self.query.as_ref()?;
         match query.connected(peer, local).ok()? {
             Some(row) => Some(row.peer()),
-            // Who does not know our own end, either, knows nothing.
+            // A table without our own end tells nothing.
             None => query.connected(local, peer).ok()?.map(|_| absent(peer)),
         }
     }

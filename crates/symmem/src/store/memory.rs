@@ -9,7 +9,7 @@ use super::{Store, timed_out};
 use crate::error::Result;
 use crate::sync::Deadline;
 
-/// How long a wait sleeps before it asks again whether it shall end.
+/// How long a wait sleeps before it asks again whether it should end.
 const NAP: Duration = Duration::from_millis(50);
 
 /// A store in this process's memory. Share it between ranks as a [`SharedStore`](super::SharedStore).
@@ -66,7 +66,7 @@ impl MemoryStore {
             }
             let woken = self.appeared.wait_timeout(state, deadline.nap(NAP));
             drop(woken.unwrap_or_else(PoisonError::into_inner));
-            // Whoever is asked whether the wait shall end may use this store.
+            // The callback that may end the wait may use this store.
             let ended = deadline.expired();
             state = self.lock();
             if ended && state.table.is_waiting(waiter) {

@@ -36,7 +36,7 @@ pub use tcp_server::TcpServer;
 
 /// Keys and values shared by all ranks. Every call that can wait takes a [`Deadline`].
 pub trait Store: Send + Sync {
-    /// Sets `key` to `value`, waking whoever waits for it.
+    /// Sets `key` to `value`, and wakes those that wait for it.
     fn set(&self, key: &str, value: &[u8]) -> Result<()>;
 
     /// Waits until `key` exists and returns its value.

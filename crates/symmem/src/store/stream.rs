@@ -88,7 +88,7 @@ impl Listener {
         Ok((Self::Tcp(listener), address))
     }
 
-    /// The next client, whoever it is, and what errors call it.
+    /// The next client, trusted or not, and its name in errors.
     pub(super) fn accept(&self) -> io::Result<(Stream, Option<SocketAddr>)> {
         let (stream, peer) = match self {
             Self::Tcp(listener) => {

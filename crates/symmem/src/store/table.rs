@@ -9,7 +9,7 @@ use super::limits::{MESSAGE_LEN, OVERHEAD, Refusal, at_most};
 use crate::sync::Ordering;
 use crate::sync::atomic::AtomicUsize;
 
-/// Whoever waits: a connection of the server, or one waiting call.
+/// A waiter: a connection of the server, or one waiting call.
 pub(super) type Waiter = u64;
 
 /// A value: in the table, and in answers that are under way.

@@ -258,7 +258,7 @@ impl Service {
     fn cannot_accept(&mut self, error: &io::Error) {
         self.warn("a free descriptor for a client", &error.to_string());
         self.accept_after = Instant::now().checked_add(ACCEPT_PAUSE);
-        // Whoever is silent with us may be why. Few clients are not: then the process needs its descriptors itself.
+        // Silent clients may be the reason, unless there are few: then the process itself uses the descriptors.
         let hoard = self.clients.len() > 256;
         let idle = self.least_deserving().filter(|id| {
             hoard || self.clients.get(id).is_some_and(|client| !client.session.is_validated())
@@ -317,7 +317,7 @@ impl Service {
     }
 
     /// Whom to drop because the one with the longest query sends no more of it: of that one and those who do not read long
-    /// answers, whoever has been silent the longest. The query may be an honest one, and slow only because the machine is.
+    /// answers, the one that has been silent the longest. The query may be an honest one, and slow only because the machine is.
     fn stalled(&self) -> Option<Waiter> {
         let longest = self.longest()?;
         if self.clients.get(&longest)?.active.elapsed() <= STALL {

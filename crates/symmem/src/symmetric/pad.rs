@@ -67,7 +67,8 @@ impl<'a> SignalPad<'a> {
     }
 
     /// Waits for all ranks, over the words of `channel`: each rank signals to every peer and waits for their signals. Everything
-    /// that any rank wrote before it is visible to every rank after it. The next call after a [`Timeout`](crate::Error::Timeout) resumes it.
+    /// that any rank wrote before it is visible to every rank after it. After a [`Timeout`](crate::Error::Timeout), the next call
+    /// resumes it.
     pub fn barrier(&self, channel: usize, deadline: impl Into<Deadline>) -> Result<()> {
         const OP: &str = "signal_pad.barrier";
         self.slot(OP, self.group.rank(), channel, 0)?;

@@ -1,4 +1,4 @@
-//! Who is blamed for calls that do not come about, and who is not.
+//! Which ranks are blamed for calls that are not completed, and which are not.
 
 use super::super::*;
 
@@ -117,7 +117,7 @@ fn a_rank_that_has_arrived_is_not_missed_when_it_leaves() {
     });
 }
 
-/// Whoever leaves after the last barrier must not be taken for lost by those who are still in it. `SYMMEM_JOBS` sets how
+/// A rank that leaves after the last barrier must not be taken for lost by those that are still in it. `SYMMEM_JOBS` sets how
 /// many jobs there are; a long trial is 40,000 of them while another process keeps one core busy.
 #[test]
 fn jobs_that_end_in_order_lose_nobody() {

@@ -138,7 +138,7 @@ fn rows_that_do_not_fit_are_refused_by_every_rank_of_a_device() {
             table.write(&splits, stream).unwrap();
             let (to, into) = (out.view_mut(), received.view_mut());
             x.all_to_all_v(1, &mut table, to, into, stream).unwrap();
-            // Who is quick has the next call in the stream by then, which no other rank makes.
+            // A quick rank has the next call in the stream by then, which no other rank makes.
             let next = if own == 0 { x.barrier(stream) } else { Ok(()) };
             let e = next.and_then(|()| x.synchronize(stream)).unwrap_err();
             assert!(matches!(e, Error::Usage { op: "all_to_all_v", .. }), "{e}");

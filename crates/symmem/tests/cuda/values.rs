@@ -1,4 +1,4 @@
-//! Values in the pad on a device: who finds one sees what was before it, and who waits in vain is told so.
+//! Values in the pad on a device: a rank that finds one sees what was before it, and one that waits in vain is told so.
 
 use symmem::Error;
 use symmem::cuda::Until;

@@ -1,4 +1,4 @@
-//! Calls of the driver that fail halfway: who is told what, that nothing is left, and that the next attempt works.
+//! Calls of the driver that fail halfway: which rank is told what, that nothing is left, and that the next attempt works.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -35,7 +35,7 @@ fn a_rank_that_is_stopped_before_connecting_is_named_at_the_deadline() {
     });
 }
 
-/// Every moment of the set-up gets its turn: whoever connected is told when it uses the world.
+/// Every moment of the set-up is tried: a rank that has connected is told when it uses the world.
 #[test]
 fn a_rank_that_dies_while_connecting_is_named_by_all() {
     let mut random = Random::unseeded();
@@ -89,7 +89,7 @@ fn a_rank_that_stops_while_connecting_is_named_by_all() {
             let failed = World::from_env().and_then(|world| {
                 loop {
                     if let Err(e) = world.barrier() {
-                        std::thread::sleep(ms(500)); // whoever leaves is missed by those who still wait
+                        std::thread::sleep(ms(500)); // a rank that leaves is missed by those that still wait
                         break Err::<(), _>(e);
                     }
                 }

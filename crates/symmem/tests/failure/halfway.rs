@@ -65,7 +65,7 @@ fn memory_in_which_a_rank_stopped_is_suspended_until_all_are_in_step_again() {
             let e = done.unwrap_err();
             let told = match &e {
                 Error::Timeout { op: "all_reduce", waiting_for, .. } => *waiting_for == [1],
-                // Whoever gave up second blames the first.
+                // A rank that gave up second blames the first.
                 Error::OutOfStep { rank, .. } => *rank != 1,
                 _ => false,
             };

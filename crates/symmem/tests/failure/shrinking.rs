@@ -139,7 +139,7 @@ fn memory_of_any_phase_comes_along() {
     });
 }
 
-/// Whoever may still read the memory must bring it: otherwise its owner could write under the reader's eyes.
+/// A rank that may still read the memory must bring it: otherwise its owner could write while it reads.
 #[test]
 fn memory_that_others_may_read_is_not_given_back_by_another_rendezvous() {
     Ranks::new(3).dying(&[2]).run(test_name!(), |world| {

@@ -86,7 +86,7 @@ fn two_deaths_at_once_are_told() {
         }
         assert!([1, 3].contains(&lost_in(|| world.barrier())));
         let group = world.shrink().unwrap();
-        // Whoever was told of one death only may have proposed the other: the next attempt is without it.
+        // A rank that was told of one death only may have proposed the other rank: the next attempt is without it.
         let group = if group.size() == 3 { group } else { group.shrink().unwrap() };
         assert_eq!(group.world_ranks(), [0, 2, 4]);
         group.barrier().unwrap();

@@ -113,7 +113,7 @@ fn fill(validated: bool) {
     }
 }
 
-/// Fills the machine's tables of sockets with connections to itself, which whoever reads those tables has to pass over.
+/// Fills the machine's tables of sockets with connections to itself, which readers of those tables have to pass over.
 fn hoard() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let most = getrlimit(Resource::Nofile).maximum;

@@ -20,7 +20,7 @@ thread_local! {
     static SLEPT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A word with a futex: looking and falling asleep are one step for whoever wakes.
+/// A word with a futex: looking and falling asleep are one step for the waker.
 pub struct ModelWord {
     value: AtomicU32,
     /// Changed after every exchange, in no order: loom switches threads only at accesses to the same place, and would

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What the threads of a model found, for whoever is the last to compare.
+/// What the threads of a model found, for the last one to compare.
 type Found<T> = Arc<std::sync::Mutex<Vec<T>>>;
 
 /// Notes an answer that must be the same for all who ask.

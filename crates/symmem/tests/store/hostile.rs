@@ -369,7 +369,7 @@ fn values_that_only_unread_answers_have_are_limited_together() {
     server.assert_small();
 }
 
-/// Whoever pauses within a long query while others let their answers lie is not the one to drop.
+/// A client that pauses within a long query, while others do not read their answers, is not the one to drop.
 #[test]
 fn a_long_query_that_pauses_outlives_those_who_do_not_read() {
     let server = server();

@@ -58,7 +58,7 @@ pub fn client(server: &TcpServer) -> TcpStore {
     TcpStore::connect(&server.local_addr().unwrap().to_string(), LONG).expect("a client of it")
 }
 
-/// Makes a call with a short deadline, again if the server had no time to answer: whoever is not heard has changed nothing,
+/// Makes a call with a short deadline, again if the server had no time to answer: a client that was not heard has changed nothing,
 /// and on a busy machine it may take longer than the call may.
 pub fn heard<T>(call: impl Fn() -> Result<T>) -> Result<T> {
     let unheard = |result: &Result<T>| matches!(result, Err(Error::Unavailable { .. }));

@@ -94,7 +94,7 @@ impl Span {
     }
 }
 
-/// What the name of a file says of the memory in it, for whoever imports it.
+/// What the name of a file says about the memory in it, for importers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Label {
     pub(super) device: Device,

@@ -109,7 +109,7 @@ pub fn different_calls_are_told_to_every_rank(platform: &impl Platform) {
     }
 }
 
-/// Whoever waits in vain is told for whom, the others are told so when they come, and all go on after a resync.
+/// A rank that waits in vain is told for whom, the others are told when they call, and all continue after a resync.
 pub fn a_rank_that_does_not_come_is_a_timeout_until_a_resync(platform: &impl Platform) {
     let world = platform.world();
     let all: Vec<usize> = (0..world.size()).collect();

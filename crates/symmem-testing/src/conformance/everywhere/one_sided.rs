@@ -27,7 +27,7 @@ pub fn puts_and_gets_reach_every_rank(platform: &impl Platform) {
     x.close();
 }
 
-/// Whoever takes a signal sees the data that was put before it, on the first and the last channel, also from itself.
+/// A rank that consumes a signal sees the data that was put before it, on the first and the last channel, also from itself.
 pub fn signals_order_data(platform: &impl Platform) {
     let (world, own, len) = (platform.world(), platform.world().rank(), 5001);
     let (next, previous) = (next(world), previous(world));

@@ -1,27 +1,27 @@
 //! How collectives on devices are done.
 
-/// How a collective on devices is done. All ways give the same bits but [`Algorithm::Multimem`].
+/// How a collective on devices is done. All algorithms give the same bits, except [`Algorithm::Multimem`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// Whichever should be the fastest.
+    /// The one that should be the fastest.
     #[default]
     Auto,
-    /// Every rank writes its elements next to its flag, and reduces what all have written: one barrier.
+    /// Every rank stages its elements with its flag, and reduces what all have staged: one barrier.
     Staged,
     /// Every rank reduces all elements for itself.
     OneShot,
-    /// Every rank reduces its share of the elements and stores it with all: each byte crosses once each way.
+    /// Every rank reduces its share of the elements and stores it to all ranks: each byte crosses once in each direction.
     TwoShot,
-    /// With multicast: the switch adds up what it loads from all ranks, in an order of its own, and stores the same with all.
+    /// With multicast: the switch sums what it loads from all ranks, in an order of its own, and stores the sum to all ranks.
     /// Sums of f32, f16 and bf16.
     Multimem,
-    /// The copy engine moves the bytes and leaves the multiprocessors to others.
+    /// The copy engines move the bytes, and the multiprocessors stay free for other work.
     CopyEngine,
 }
 
 impl Algorithm {
-    /// The same for memory of the host, which has no multicast and no copy engine.
+    /// The same algorithm on host memory, which has no multicast and no copy engines.
     pub const fn on_host(self) -> Option<crate::Algorithm> {
         match self {
             Self::Auto => Some(crate::Algorithm::Auto),

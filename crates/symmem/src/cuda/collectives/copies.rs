@@ -1,7 +1,7 @@
-//! Collectives whose bytes the driver's copy engines move, between two barriers in the stream: they leave the
-//! multiprocessors to others, and give the bits that kernels give.
+//! Collectives by the driver's copy engines, between two barriers in the stream. The multiprocessors stay free for other work,
+//! and the bits are those of the kernels.
 //!
-//! Copies cannot be called back. Where a barrier fails they are still made, of whatever the peers have there.
+//! Copies cannot be cancelled. If a barrier fails they are still made, of whatever the peers have there.
 #![allow(unsafe_code)] // S1, S3: lengths are checked here, and copies touch nothing else
 
 use crate::cuda::Algorithm;
@@ -75,11 +75,11 @@ impl<T: Element> Symmetric<T> {
         })
     }
 
-    /// This memory becomes all ranks' `from`, one rank's after the other's: each rank stores its own with all. Collective, in
+    /// This memory becomes the `from` of all ranks, in rank order: each rank stores its own to all ranks. Collective, in
     /// `stream`.
     ///
-    /// [`Algorithm::Multimem`] and [`Algorithm::CopyEngine`]; `Auto` takes the first where there is multicast. The copy
-    /// engine stores once where there is, and else once for each rank.
+    /// [`Algorithm::Multimem`] and [`Algorithm::CopyEngine`]; `Auto` is the first if there is multicast. The copy
+    /// engine then stores once, otherwise once for each rank.
     pub fn all_gather_from(
         &mut self,
         from: View<'_, T>,
@@ -98,7 +98,7 @@ impl<T: Element> Symmetric<T> {
         }
     }
 
-    /// Copies `from` to this rank's block of all ranks' memory: through the address of `all`, or one after the other.
+    /// Copies `from` to this rank's block of all ranks' memory: through the multicast address `all`, or one after the other.
     fn copy_to_all(&self, from: View<'_, T>, all: Option<u64>, stream: &Stream) -> Result<()> {
         const NAME: &str = "all_gather";
         let call = self.digest(NAME, &[from.len, Algorithm::CopyEngine as usize]);
@@ -115,7 +115,7 @@ impl<T: Element> Symmetric<T> {
         })
     }
 
-    /// All ranks and their parts, each rank beginning with its own and going down: no two read from one at once.
+    /// All ranks and their parts, each rank beginning with its own and going down, so that no two read from the same rank at once.
     fn parts_in_turn(&self) -> impl Iterator<Item = (usize, u64)> {
         let (rank, size) = (self.group().rank(), self.group().size());
         let peers = (0..size).map(move |step| (rank + size - step) % size);

@@ -1,7 +1,7 @@
-//! Collectives on memory of devices: which kernel, how large, with which parameters.
+//! Collectives on device memory: which kernel, with how many blocks, with which parameters.
 //!
 //! Calls put a kernel into the caller's stream and return. All ranks call them in the same order with arguments that
-//! agree; a kernel that finds out otherwise, or waits in vain, notes it, and the next call on the group has the error.
+//! agree. A kernel that finds a difference, or whose wait ends at the deadline, records it, and the next call on the group fails.
 #![allow(unsafe_code)] // S1, S3: lengths are checked here, and kernels touch nothing else
 
 pub(in crate::cuda) mod algorithm;
@@ -33,7 +33,7 @@ const MOST_IN_TURNS: usize = 32 << 30;
 /// The most bytes that are sent with flags: their units of 8 bytes are counted in 32 bits, and rounds in which all have one.
 const MOST_FLAGGED: usize = 16 << 30;
 
-/// Up to how many bytes the device is done sooner than the host with the next launch, so that it pays to replay.
+/// Up to how many bytes the device finishes before the host's next launch, so that a replay saves time.
 const REPLAYED: usize = 64 << 10;
 
 /// Up to how many bytes an all-reduce sends with their flags; beyond, each rank reduces its share. Every rank sends to every
@@ -64,8 +64,8 @@ impl<T: Number> Symmetric<T> {
         self.all_reduce_with(op, Algorithm::Auto, stream)
     }
 
-    /// As [`Symmetric::all_reduce`], by the given algorithm. All give the same bits but [`Algorithm::Multimem`], whose
-    /// order of additions is the switch's.
+    /// As [`Symmetric::all_reduce`], by the given algorithm. All give the same bits, except [`Algorithm::Multimem`], which
+    /// sums in the switch's order.
     pub fn all_reduce_with(
         &mut self,
         op: ReduceOp,
@@ -98,7 +98,7 @@ impl<T: Number> Symmetric<T> {
                 self.in_place("all_reduce_one_shot_in_place", chosen, op, bytes, stream)
             }
             _ => {
-                // What was touched last is in the cache still, so it is best to come back the way one went.
+                // What was accessed last is still in the cache, so the next call goes in the opposite direction.
                 let turns = self.overflows_cache(bytes) && bytes <= MOST_IN_TURNS;
                 self.backwards = turns && !self.backwards;
                 let name =
@@ -108,7 +108,7 @@ impl<T: Number> Symmetric<T> {
         }
     }
 
-    /// Reduces all parts where they lie, by the kernel `name`, of which this rank's share is so many bytes.
+    /// Reduces all parts in place, by the kernel `name`; this rank's share has so many bytes.
     fn in_place(
         &self,
         name: &'static str,
@@ -119,9 +119,9 @@ impl<T: Number> Symmetric<T> {
     ) -> Result<()> {
         const NAME: &str = "all_reduce";
         let turns = name.ends_with("turns");
-        // Of little more than the cache holds each block has its part from the beginning: drawing takes its time, too.
+        // If there is little more than the cache holds, each block has a fixed part: drawing pieces takes time, too.
         let mut draws = u32::from(self.overflows_cache(self.len() * size_of::<T>() / 2));
-        // Which elements are a rank's depends on all of it.
+        // Which elements a rank reduces depends on all of this.
         let agreed = [op as usize, algorithm as usize, usize::from(turns), draws as usize];
         let call = self.digest(NAME, &agreed);
         let (mut parts, mut first, mut length) = (self.parts, 0_u64, self.len() as u64);
@@ -135,7 +135,7 @@ impl<T: Number> Symmetric<T> {
         })
     }
 
-    /// Into `out`, which lies in no symmetric memory of the group, leaving this as it is. Collective, in `stream`.
+    /// Into `out`, which is not in symmetric memory of the group; this memory stays as it is. Collective, in `stream`.
     pub fn all_reduce_into(
         &mut self,
         op: ReduceOp,
@@ -163,7 +163,7 @@ impl<T: Number> Symmetric<T> {
         self.pull(NAME, op, by_switch, Tile::flat(0, len), out, true, stream)
     }
 
-    /// `out` becomes the reduction of all ranks' blocks for this one, of which each has one for each rank.
+    /// Each rank's elements are one block for each rank; `out` becomes the reduction of all ranks' blocks for this one.
     pub fn reduce_scatter(
         &mut self,
         op: ReduceOp,
@@ -174,7 +174,7 @@ impl<T: Number> Symmetric<T> {
     }
 
     /// As [`Symmetric::reduce_scatter`], by [`Algorithm::Auto`], [`Algorithm::Multimem`] or [`Algorithm::CopyEngine`]. The
-    /// last gathers the blocks in memory of this rank's, as much as its part, which the first such call allocates.
+    /// last gathers the blocks in private memory as large as this rank's part, which the first such call allocates.
     pub fn reduce_scatter_with(
         &mut self,
         op: ReduceOp,
@@ -199,7 +199,7 @@ impl<T: Number> Symmetric<T> {
         self.pull(NAME, op, by_switch, own, out, true, stream)
     }
 
-    /// As [`Symmetric::reduce_scatter`] of rows of `columns`, of which each rank gets its share of the columns.
+    /// As [`Symmetric::reduce_scatter`], of rows of `columns` elements; each rank gets its share of the columns.
     pub fn reduce_scatter_last_dim(
         &mut self,
         op: ReduceOp,
@@ -216,7 +216,7 @@ impl<T: Number> Symmetric<T> {
         self.pull(NAME, op, self.may_multimem(op), own, out, true, stream)
     }
 
-    /// On rank `root`, `out` becomes the reduction of all ranks' elements; elsewhere it is not touched.
+    /// On rank `root`, `out` becomes the reduction of all ranks' elements; on other ranks it is not written.
     pub fn reduce(
         &mut self,
         op: ReduceOp,
@@ -329,21 +329,21 @@ impl<T: Number> Symmetric<T> {
 }
 
 impl<T: Element> Symmetric<T> {
-    /// `out` becomes all ranks' elements, one rank's after the other's. Collective, in `stream`.
+    /// `out` becomes the elements of all ranks, in rank order. Collective, in `stream`.
     pub fn all_gather(&mut self, out: ViewMut<'_, T>, stream: &Stream) -> Result<()> {
         const NAME: &str = "all_gather";
         self.check_out(NAME, self.len() * self.group().size(), out.len)?;
         self.moved(NAME, out.address, self.len(), None, stream)
     }
 
-    /// All ranks' elements become those of rank `root`. Collective, in `stream`.
+    /// In place: the elements become those of rank `root`. Collective, in `stream`.
     pub fn broadcast(&mut self, root: usize, stream: &Stream) -> Result<()> {
         const NAME: &str = "broadcast";
         self.group().check_rank(NAME, root)?;
         self.moved(NAME, self.view().address, self.len(), Some(root), stream)
     }
 
-    /// `out` becomes the blocks that all ranks have for this one, by rank. Collective, in `stream`.
+    /// `out` becomes the blocks that the ranks have for this one, in rank order. Collective, in `stream`.
     pub fn all_to_all(&mut self, out: ViewMut<'_, T>, stream: &Stream) -> Result<()> {
         const NAME: &str = "all_to_all";
         let block = self.block(NAME, self.len())?;
@@ -351,7 +351,7 @@ impl<T: Element> Symmetric<T> {
         self.moved(NAME, out.address, block, None, stream)
     }
 
-    /// On rank `root`, `out` becomes all ranks' elements; elsewhere it is not touched.
+    /// On rank `root`, `out` becomes the elements of all ranks, in rank order; on other ranks it is not written.
     pub fn gather(&mut self, root: usize, out: ViewMut<'_, T>, stream: &Stream) -> Result<()> {
         const NAME: &str = "gather";
         self.group().check_rank(NAME, root)?;
@@ -370,7 +370,7 @@ impl<T: Element> Symmetric<T> {
         self.moved(NAME, out.address, block, Some(root), stream)
     }
 
-    /// A barrier of the group, in `stream`: what any rank's stream did before is seen by all after.
+    /// A barrier of the group, in `stream`: what any rank's stream did before it is visible to all streams after it.
     pub fn barrier(&self, stream: &Stream) -> Result<()> {
         const NAME: &str = "barrier";
         let call = self.digest(NAME, &[]);
@@ -506,7 +506,7 @@ impl<T: Element> Symmetric<T> {
         crate::collectives::check_len(self.group(), name, "an output", expected, got)
     }
 
-    /// Likewise on the root alone: the others do not look at theirs, and would wait for it.
+    /// Likewise on the root only: the others ignore their outputs, and would wait for the root.
     pub(crate) fn check_roots_out(
         &self,
         name: &'static str,
@@ -519,7 +519,7 @@ impl<T: Element> Symmetric<T> {
     /// Tells the other ranks of an error that they do not find by themselves.
     pub(crate) fn refused(&self, name: &'static str, error: Error) -> Error {
         if let Err(e) = self.refuse(name) {
-            tracing::warn!("the other ranks wait for {name} in vain: {e}");
+            tracing::warn!("the other ranks wait for {name} until their deadline: {e}");
         }
         error
     }

@@ -1,8 +1,7 @@
-//! Collectives through the address that reaches all ranks' memory at once: the switch adds up what it loads, and stores the
-//! same with all.
+//! Collectives through the multicast address: the switch sums what it loads from all ranks, and stores to all ranks at once.
 //!
-//! It adds in an order of its own. So reductions go this way only where the caller asks for [`Algorithm::Multimem`], or
-//! has a group whose order is [`Order::Any`]. What it cannot do is refused before anything is in the stream.
+//! It sums in an order of its own. So reductions use it only if the caller asks for [`Algorithm::Multimem`], or has a group
+//! whose order is [`Order::Any`]. What it cannot do is refused before anything is put into the stream.
 #![allow(unsafe_code)] // S1, S3: lengths are checked here, and kernels and copies touch nothing else
 
 use crate::cuda::Algorithm;
@@ -12,7 +11,7 @@ use crate::cuda::symmetric::{Symmetric, View};
 use crate::dtype::{DType, Element, Order, ReduceOp};
 use crate::error::{Error, Result};
 
-/// The PTX file of what the switch can add up.
+/// The PTX file of the types that the switch can sum.
 const fn file(dtype: DType) -> Option<&'static str> {
     match dtype {
         DType::F32 => Some("multimem_f32"),
@@ -23,8 +22,8 @@ const fn file(dtype: DType) -> Option<&'static str> {
 }
 
 impl<T: Element> Symmetric<T> {
-    /// Copies `from` to all ranks' memory from element `at` on, by the copy engine and the address of all. Not collective:
-    /// nobody waits for anybody, so a barrier has to say when peers may look. [`Error::Unavailable`] without multicast.
+    /// Copies `from` to all ranks' memory from element `at` on, by the copy engine and the multicast address. Not collective,
+    /// and no rank waits: a barrier has to tell peers when they may read. [`Error::Unavailable`] without multicast.
     pub fn copy_to_multicast(
         &mut self,
         from: View<'_, T>,
@@ -45,7 +44,7 @@ impl<T: Element> Symmetric<T> {
         })
     }
 
-    /// Whether the group allows the switch's order, and the switch can do it.
+    /// Whether the group allows the switch's order, and the switch has this reduction.
     pub(in crate::cuda) fn may_multimem(&self, op: ReduceOp) -> bool {
         self.group().order() == Order::Any
             && op == ReduceOp::Sum
@@ -53,7 +52,7 @@ impl<T: Element> Symmetric<T> {
             && self.handle.multicast_ptr().is_some()
     }
 
-    /// Whether the switch reduces, where a collective may go these `ways`: as the caller says, or if the group allows it.
+    /// Whether the switch reduces: as the caller says, or if the group allows it. `ways` are the algorithms of the collective.
     pub(in crate::cuda) fn by_switch(
         &self,
         name: &'static str,
@@ -68,7 +67,7 @@ impl<T: Element> Symmetric<T> {
         }
     }
 
-    /// In place: each rank has the switch add up its share and store it with all.
+    /// In place: each rank lets the switch sum its share, and stores the sum to all ranks.
     pub(in crate::cuda) fn multimem_all_reduce(&self, op: ReduceOp, stream: &Stream) -> Result<()> {
         const NAME: &str = "all_reduce";
         let (file, mut all) = self.check_multimem(NAME, op)?;
@@ -82,7 +81,7 @@ impl<T: Element> Symmetric<T> {
         })
     }
 
-    /// Stores `from` with all ranks, as this rank's block of their memory.
+    /// Stores `from` to all ranks, as this rank's block of their memory.
     pub(in crate::cuda) fn multimem_all_gather(
         &self,
         from: View<'_, T>,
@@ -101,7 +100,7 @@ impl<T: Element> Symmetric<T> {
         })
     }
 
-    /// The kernels' file and the address of all, for a reduction that the switch can do.
+    /// The kernels' file and the multicast address, for a reduction that the switch can do.
     pub(in crate::cuda) fn check_multimem(
         &self,
         name: &'static str,

@@ -1,7 +1,7 @@
-//! All-to-all of rows, with numbers of rows that lie in devices' memory. The rules are those of host memory.
+//! All-to-all of rows, with numbers of rows in device memory. The rules are those of host memory.
 //!
-//! One kernel reads all ranks' splits and finds what goes where, or that something does not fit, on all ranks alike; the
-//! next fetches the rows. The host learns of rows that do not fit as of any failure.
+//! One kernel reads all ranks' splits and finds what goes where, or that something does not fit; all ranks find the same. The
+//! next kernel fetches the rows. Rows that do not fit are reported like any other failure.
 #![allow(unsafe_code)] // S1, S3: lengths are checked here, and kernels check the splits against them
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,15 +33,15 @@ pub(crate) struct Rows {
 }
 
 impl<T: Element> Symmetric<T> {
-    /// Rows of `row_len` elements, `splits[r]` of them for rank r, one rank's after the other's. `out` becomes the
-    /// rows for this rank, by source; `received` the number of rows from each rank, and then the first row of each.
+    /// Sends rows of `row_len` elements, `splits[r]` of them to rank r, in rank order. `out` becomes the rows for this
+    /// rank, by source; `received` becomes the number of rows from each rank, and then the first row of each.
     /// Collective, in `stream`.
     ///
-    /// `out` is equally long on all ranks, and lies neither in this memory nor in the splits'. If any rank's does not hold
-    /// all it would get, every rank gets an error and nothing is written.
+    /// `out` is equally long on all ranks, and is neither in this memory nor in that of the splits. If one is too short for
+    /// what its rank would get, every rank gets an error and nothing is written.
     ///
-    /// Where only the network connects some ranks, the host waits for the stream and NVSHMEM fetches the rows; `out` is
-    /// memory of its heap then.
+    /// If only the network connects some of the ranks, the host waits for the stream and NVSHMEM fetches the rows; `out`
+    /// must be memory of its heap then.
     pub fn all_to_all_v(
         &mut self,
         row_len: usize,
@@ -60,7 +60,7 @@ impl<T: Element> Symmetric<T> {
     /// becomes the rows for this rank's experts, expert by expert and for each by source; `received` the number of
     /// rows and then the first row of each of these. Collective, in `stream`.
     ///
-    /// Each expert's rows begin at a multiple of `major_align` rows, and one without rows takes up `major_align`.
+    /// Each expert's rows begin at a multiple of `major_align` rows, and an expert without rows takes up `major_align`.
     pub fn all_to_all_v_2d(
         &mut self,
         row_len: usize,
@@ -76,8 +76,8 @@ impl<T: Element> Symmetric<T> {
         call.enqueue(self, splits, out, received, stream)
     }
 
-    /// The way back from experts. `splits_offsets` is what [`Symmetric::all_to_all_v_2d`] gave as `received`, or the
-    /// like: the number of rows for each rank from each expert, expert by expert, and then the first row of each;
+    /// The way back from experts. `splits_offsets` is what [`Symmetric::all_to_all_v_2d`] wrote to `received`, or
+    /// similar: the number of rows for each rank from each expert, expert by expert, and then the first row of each;
     /// there may be gaps. `out` becomes the rows for this rank, by source and for each by expert, without gaps;
     /// `received` the number of rows and then the first row of each of these. Collective, in `stream`.
     pub fn all_to_all_v_2d_offset(

@@ -1,5 +1,4 @@
-//! Matrices in symmetric memory: reductions of tiles with whom they are for, and all-to-all that gives up one dimension for
-//! another.
+//! Matrices in symmetric memory: reductions of tiles to one or many roots, and all-to-all from one dimension to another.
 #![allow(unsafe_code)] // S1, S3: tiles and lengths are checked here, and kernels touch nothing else
 
 use crate::collectives::check_len;
@@ -73,7 +72,7 @@ struct Tiles {
     out: [u64; MAX_TILES],
 }
 
-/// The PTX file of what tiles are reduced of.
+/// The PTX file of the types of which tiles are reduced.
 const fn file(dtype: DType) -> Option<&'static str> {
     match dtype {
         DType::F32 => Some("tiles_f32"),
@@ -84,8 +83,8 @@ const fn file(dtype: DType) -> Option<&'static str> {
 }
 
 impl<T: Number> Symmetric<T> {
-    /// On rank `root`, `out` becomes the reduction of all ranks' tile; elsewhere it is not touched. Collective, in `stream`,
-    /// of f32, f16 and bf16.
+    /// On rank `root`, `out` becomes the reduction of all ranks' tiles; on other ranks it is not written. Collective, in
+    /// `stream`, of f32, f16 and bf16.
     ///
     /// [`Algorithm::Auto`] or [`Algorithm::Multimem`].
     pub fn tile_reduce(
@@ -101,8 +100,8 @@ impl<T: Number> Symmetric<T> {
         self.reduce_to_roots(NAME, op, &[tile], &[root], out, algorithm, stream)
     }
 
-    /// As [`Symmetric::tile_reduce`], of many tiles of one matrix, each with a root of its own, who gets it in `out`. A rank
-    /// is the root of at most one of them.
+    /// As [`Symmetric::tile_reduce`], of several tiles of one matrix. Each has a root of its own, which gets it in `out`. A
+    /// rank is the root of at most one of them.
     #[allow(clippy::too_many_arguments)] // what a reduction of tiles has
     pub fn multi_root_tile_reduce(
         &mut self,
@@ -160,9 +159,9 @@ impl<T: Number> Symmetric<T> {
     }
 
     /// Blocks of a matrix of `rows` by `columns`, `pitch` elements from one row to the next, cut along dimension `dim`: the
-    /// i-th ends at `offsets[i]`, and its reduction goes to rank `dst_ranks[i]`, whose `outs` become those for it in turn.
-    /// Without offsets there is a block for each rank, all alike; without ranks they take turns. Collective, in `stream`, of
-    /// f32, f16 and bf16.
+    /// i-th ends at `offsets[i]`, and its reduction goes to rank `dst_ranks[i]`, whose `outs` become its blocks in this order.
+    /// Without offsets there is one block of equal size for each rank. Without ranks, block i goes to rank i modulo their
+    /// number. Collective, in `stream`, of f32, f16 and bf16.
     ///
     /// [`Algorithm::Auto`] or [`Algorithm::Multimem`].
     #[allow(clippy::too_many_arguments)] // what such a reduction has
@@ -262,7 +261,7 @@ impl<T: Number> Symmetric<T> {
 }
 
 impl<T: Element> Symmetric<T> {
-    /// All-to-all of a matrix of `rows` by `columns` that cuts it along one dimension and joins what comes along the other.
+    /// All-to-all of a matrix of `rows` by `columns`, which is cut along one dimension and joined along the other.
     /// Along columns and rows (1, 0): `out` becomes, rank by rank, the columns that each has for this one. Along rows and
     /// columns (0, 1): each row of `out` becomes, rank by rank, the rows that each has for this one. Collective, in `stream`.
     pub fn all_to_all_nd(

@@ -43,7 +43,7 @@ struct Inner {
     retired: Mutex<Retired>,
 }
 
-/// A stream as told from all others: the driver may give a new one the address of one that is gone.
+/// What identifies a stream: the driver may reuse the address of one that is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StreamId {
     pub(crate) raw: Stream,
@@ -51,7 +51,7 @@ pub(crate) struct StreamId {
     number: u64,
 }
 
-/// What is given back once nothing runs that may use it.
+/// What is released once no work that may use it is running.
 ///
 /// Nobody waits for that: ranks that are threads share a context, and the kernel of one may be waiting for another rank,
 /// which would then wait for that kernel.
@@ -68,7 +68,7 @@ struct Retired {
     things: VecDeque<(Box<dyn Send + Sync>, Vec<Event>)>,
 }
 
-/// A thing that kernels and copies may be using when its owner lets go: it is dropped when they are done.
+/// A thing that kernels and copies may still use when its owner drops it: it is dropped when they are done.
 pub(crate) struct InUse<T: Send + Sync + 'static> {
     gpu: Gpu,
     /// Always there, until this goes.
@@ -110,7 +110,7 @@ impl Gpu {
         Ok(gpu)
     }
 
-    /// As [`Gpu::open`], through a driver of the caller's, such as a fake one.
+    /// As [`Gpu::open`], through another driver, such as a fake one.
     pub fn with_driver(driver: Arc<dyn Driver>, number: u32) -> Result<Self> {
         driver.init().map_err(failed)?;
         let count = driver.device_count().map_err(failed)?;
@@ -169,7 +169,7 @@ impl Gpu {
         Self(Arc::clone(&self.0), None)
     }
 
-    /// What symmetric memory is allocated by.
+    /// The backend that allocates symmetric memory.
     pub(crate) fn backend(&self) -> Arc<dyn DeviceBackend> {
         self.1.clone().unwrap_or_else(|| Arc::new(DriverMemory(self.clone())))
     }
@@ -194,7 +194,7 @@ impl Gpu {
         self.0.number
     }
 
-    /// Which device it is, for all processes alike.
+    /// The device's UUID, the same in all processes.
     pub fn uuid(&self) -> [u8; 16] {
         self.0.uuid
     }
@@ -312,8 +312,8 @@ impl Gpu {
         self.retired().streams.len() > 1
     }
 
-    /// Waits for all that this process has put on the device, in streams that the library has never seen as well: what a
-    /// library needs that was handed memory, before the memory goes. Not while something is captured, which that would end.
+    /// Waits for all work of this process on the device, also in streams that the library has never seen: before memory is freed
+    /// that was passed to another library. Not during a capture, which it would end.
     pub fn settle(&self) -> Result<()> {
         if self.is_capturing()? {
             return Ok(());

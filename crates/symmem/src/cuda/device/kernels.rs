@@ -69,7 +69,7 @@ impl Kernels {
             return;
         }
         for (_, (module, _)) in loaded.modules.drain() {
-            // SAFETY: S4: loaded by us; whoever could launch something of it is gone.
+            // SAFETY: S4: loaded by us; nothing is left that could launch something of it.
             if let Err(e) = unsafe { driver.module_unload(module) } {
                 tracing::warn!("{e}");
             }

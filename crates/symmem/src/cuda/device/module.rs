@@ -1,4 +1,4 @@
-//! Kernels of the caller's, which use `symmem.cuh` or not.
+//! Your own kernels, with or without `symmem.cuh`.
 #![allow(unsafe_code)] // S4, S5
 
 use std::ffi::c_void;
@@ -11,7 +11,7 @@ use crate::cuda::device::gpu::Gpu;
 use crate::cuda::stream::Stream;
 use crate::error::{Error, Result};
 
-/// The text of `kernels/symmem.cuh`, which needs no other header: signals and pointers for kernels of the caller's.
+/// The text of `kernels/symmem.cuh`, which needs no other header: signals and pointers for your own kernels.
 pub const HEADER: &str = include_str!("../../../kernels/symmem.cuh");
 
 /// Code that is loaded on a device. Cheap to clone.
@@ -45,7 +45,7 @@ impl<'a, T: Copy> From<&'a T> for Parameter<'a> {
 }
 
 impl Gpu {
-    /// Loads PTX, which the driver compiles for this device. What it refuses comes with the driver's words.
+    /// Loads PTX, which the driver compiles for this device. Its errors contain the driver's message.
     pub fn module(&self, ptx: &str) -> Result<Module> {
         let raw = self.call(|driver| driver.module_load(ptx))?;
         Ok(Module(Arc::new(Loaded { gpu: self.clone(), raw })))
@@ -66,7 +66,7 @@ impl Module {
 
 impl Kernel {
     /// How many blocks of so many threads the device holds at once. A kernel whose blocks wait for those of other ranks
-    /// may have no more, and only its share where ranks are on one device.
+    /// may have no more, and ranks on one device share that number.
     pub fn max_blocks(&self, threads: u32) -> Result<u32> {
         let gpu = &self.module.0.gpu;
         let each = gpu.call(|driver| driver.max_active_blocks(self.raw, threads, 0))?;
@@ -75,8 +75,8 @@ impl Kernel {
 
     /// Puts the kernel into `stream`, with `grid` blocks of `block` threads.
     ///
-    /// The parameters are read before this returns. The kernel comes after what is in the stream; it is not ordered with
-    /// collectives of a group in other streams.
+    /// The parameters are read before this returns. The kernel follows what is in the stream; it is not ordered with
+    /// collectives in other streams.
     ///
     /// # Safety
     /// There is one value for each parameter of the kernel, of its type. What the kernel does with them is sound when it
@@ -111,7 +111,7 @@ impl Drop for Loaded {
     }
 }
 
-/// A module that nobody has any more, but of which something may run.
+/// A module that nobody uses any more, but whose kernels may still be running.
 struct Unload {
     gpu: Gpu,
     raw: sys::Module,

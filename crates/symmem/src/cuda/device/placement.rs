@@ -91,7 +91,7 @@ pub(in crate::cuda) fn most_on_one(places: &[Placed]) -> usize {
 /// The most ranks that may have kernels on one device at once, which must all fit on it: the same on all ranks.
 ///
 /// Where ranks of the group share a device, those that are not in it may be there, too, for all that is known.
-/// Who has a device alone leaves room for as much again: something else may wait for its kind there, such as another group's
+/// A rank that has a device to itself leaves half of it free: something else may wait for its kind there, such as another group's
 /// kernels, or NCCL's.
 pub(in crate::cuda) fn ranks_per_device(places: &[Placed]) -> usize {
     let here = most_on_one(places);

@@ -90,7 +90,7 @@ impl Heap {
 
     fn initialise(gpu: &Gpu, group: &Group) -> Result<Self> {
         let (rank, size) = (group.rank(), group.size());
-        // Whoever does not have it says so before the others wait for it inside NVSHMEM.
+        // A rank without it says so before the others wait for it inside NVSHMEM.
         let opened = sys::Nvshmem::open().map_err(|missing| Error::Unavailable {
             what: "NVSHMEM".into(),
             why: missing.to_string(),

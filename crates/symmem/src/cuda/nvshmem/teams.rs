@@ -69,7 +69,7 @@ impl Heap {
         Ok(())
     }
 
-    /// The shape of a group's team, for whoever makes it ahead.
+    /// The shape of a group's team, for a rank that creates it in advance.
     pub(crate) fn shape_of(&self, group: &Group) -> Result<Shape> {
         self.shape("make_team", group)
     }

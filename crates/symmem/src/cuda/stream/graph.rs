@@ -1,4 +1,4 @@
-//! Work that is noted once and done many times.
+//! Work that is captured once and launched many times.
 #![allow(unsafe_code)] // S4
 
 use std::cell::{Cell, RefCell};
@@ -53,7 +53,7 @@ impl Drop for Capturing {
     }
 }
 
-/// Captured work, ready to be launched. It does not keep the memory that the work touches: who launches it has to.
+/// Captured work, ready to be launched. It does not keep the memory that the work accesses alive: the caller must.
 #[derive(Debug)]
 pub struct Graph {
     exec: GraphExec,
@@ -63,7 +63,7 @@ pub struct Graph {
 }
 
 impl Stream {
-    /// Notes what `work` puts into this stream instead of doing it.
+    /// Captures what `work` puts into this stream instead of doing it.
     ///
     /// ```no_run
     /// # use symmem::{ReduceOp, World, cuda::Gpu};
@@ -73,7 +73,7 @@ impl Stream {
     /// # let mut x = gpu.alloc::<f32>(&world, 1024)?.rendezvous(&world)?;
     /// let graph = stream.capture(|| x.all_reduce(ReduceOp::Sum, &stream))?;
     /// for _ in 0..10 {
-    ///     // SAFETY: `x` lives, and nothing else uses it meanwhile.
+    ///     // SAFETY: `x` is alive, and nothing else uses it in the meantime.
     ///     unsafe { graph.launch(&stream)? };
     /// }
     /// stream.synchronize()?;
@@ -111,11 +111,11 @@ fn destroy(gpu: &crate::cuda::Gpu, graph: sys::Graph) {
 }
 
 impl Graph {
-    /// Does all of it once, in `stream`. Where a group has failed whose calls it repeats, or any other on the device, that is
-    /// the error, and nothing is launched.
+    /// Does all of it once, in `stream`. If a group whose calls it repeats has failed, or any other group on the device, this
+    /// returns its error and launches nothing.
     ///
     /// # Safety
-    /// Everything that the captured work touches is still there, and all ranks whose kernels it waits for launch theirs.
+    /// Everything that the captured work accesses still exists, and all ranks whose kernels it waits for launch theirs.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
         const OP: &str = "launch";
         for comm in self.groups.iter().filter_map(Weak::upgrade) {

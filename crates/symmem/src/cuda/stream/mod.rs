@@ -11,7 +11,7 @@ use crate::cuda::device::gpu::{Gpu, StreamId};
 use crate::cuda::stream::graph::is_capturing;
 use crate::error::{Error, Result};
 
-/// Work on a device that is done in order.
+/// A stream: work on a device that is done in order.
 #[derive(Debug)]
 pub struct Stream {
     gpu: Gpu,
@@ -19,7 +19,7 @@ pub struct Stream {
     ours: bool,
 }
 
-/// Where something is put: into a stream, or into the capture that notes what is put there.
+/// Where work is put: into a stream, or into the capture that records it.
 #[derive(Clone, Copy)]
 pub(crate) struct Target<'a> {
     pub(crate) stream: &'a Stream,
@@ -41,7 +41,7 @@ impl Gpu {
 }
 
 impl Stream {
-    /// A stream (`CUstream`) that somebody else has made, and that outlives this.
+    /// An existing stream (`CUstream`), which outlives this value.
     ///
     /// # Safety
     /// It belongs to the primary context of `gpu`, and lives for as long as this value does.
@@ -64,7 +64,7 @@ impl Stream {
         self.id
     }
 
-    /// Waits until everything in it is done. Where a group on the device has failed, that is the error: see
+    /// Waits until everything in it is done. Fails if a group on the device has failed: see
     /// [`Gpu::check_failures`].
     pub fn synchronize(&self) -> Result<()> {
         const OP: &str = "synchronize";
@@ -74,13 +74,13 @@ impl Stream {
         self.gpu.check_failures_in(OP)
     }
 
-    /// Whether everything in it is done; or the error of a group on the device, as [`Stream::synchronize`] gives it.
+    /// Whether everything in it is done. Fails as [`Stream::synchronize`] does.
     pub fn is_idle(&self) -> Result<bool> {
         let is_idle = self.gpu.call(|driver| driver.stream_query(self.raw()))?;
         self.gpu.check_failures_in("is_idle").map(|()| is_idle)
     }
 
-    /// Refuses to wait where work is only noted, before the driver does so by ending the capture.
+    /// Refuses to wait during a capture, before the driver does so by ending the capture.
     pub(crate) fn check_runs(&self, op: &'static str) -> Result<()> {
         if !is_capturing() && self.captured_by()?.is_none() {
             return Ok(());

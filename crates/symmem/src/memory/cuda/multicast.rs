@@ -103,7 +103,7 @@ fn bind(gpu: &Gpu, object: Physical, own: &Region, bytes: usize) -> Result<Regio
     let memory = gpu.driver().retain(own.address() as u64).map_err(failed)?;
     let memory = Physical { gpu: gpu.clone(), memory };
     let object = Arc::new(object);
-    // SAFETY: S4: our own memory, all of it; whoever stores to the address may store to the memory, which is symmetric.
+    // SAFETY: S4: our own memory, all of it; all that may store to the address may store to the memory, which is symmetric.
     unsafe { gpu.driver().multicast_bind(object.memory, 0, memory.memory, 0, bytes) }
         .map_err(failed)?;
     let bound = Bound { object: Arc::clone(&object), _memory: memory, bytes };
