@@ -59,7 +59,7 @@ impl<T: Element> Symmetric<T> {
         match algorithm {
             Algorithm::Auto => return self.all_gather(out, stream),
             Algorithm::CopyEngine => {}
-            other => return Err(self.no_such_way(NAME, "Auto or CopyEngine", other)),
+            other => return Err(self.unsupported(NAME, "Auto or CopyEngine", other)),
         }
         self.check_out(NAME, self.len() * self.group().size(), out.len)?;
         let call = self.digest(NAME, &[self.len(), algorithm as usize]);
@@ -94,7 +94,7 @@ impl<T: Element> Symmetric<T> {
             Algorithm::Multimem => self.multimem_all_gather(from, stream),
             Algorithm::Auto if all.is_some() => self.multimem_all_gather(from, stream),
             Algorithm::Auto | Algorithm::CopyEngine => self.copy_to_all(from, all, stream),
-            other => Err(self.no_such_way(NAME, "Auto, Multimem or CopyEngine", other)),
+            other => Err(self.unsupported(NAME, "Auto, Multimem or CopyEngine", other)),
         }
     }
 

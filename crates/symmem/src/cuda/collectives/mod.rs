@@ -5,6 +5,7 @@
 #![allow(unsafe_code)] // S1, S3: lengths are checked here, and kernels touch nothing else
 
 pub(in crate::cuda) mod algorithm;
+mod checks;
 pub(in crate::cuda) mod copies;
 pub(in crate::cuda) mod multimem;
 pub(in crate::cuda) mod rows;
@@ -21,8 +22,7 @@ use crate::cuda::stream::replays::{Launched, Replays};
 use crate::cuda::stream::{Stream, Target};
 use crate::cuda::symmetric::{Symmetric, ViewMut};
 use crate::dtype::{Element, Number, ReduceOp};
-use crate::error::{Error, Result};
-use crate::group::digest;
+use crate::error::Result;
 
 /// Threads of a block that moves little, or much.
 const THREADS: (u32, u32) = (256, 512);
@@ -87,12 +87,12 @@ impl<T: Number> Symmetric<T> {
             }
             Algorithm::Staged => {
                 let ways = "Auto, OneShot or TwoShot for elements of more than 8 bytes";
-                Err(self.no_such_way(NAME, ways, chosen))
+                Err(self.unsupported(NAME, ways, chosen))
             }
             Algorithm::Multimem => self.multimem_all_reduce(op, stream),
             Algorithm::CopyEngine => {
                 let ways = "Auto, Staged, OneShot, TwoShot or Multimem";
-                Err(self.no_such_way(NAME, ways, chosen))
+                Err(self.unsupported(NAME, ways, chosen))
             }
             Algorithm::OneShot => {
                 self.in_place("all_reduce_one_shot_in_place", chosen, op, bytes, stream)
@@ -322,10 +322,6 @@ impl<T: Number> Symmetric<T> {
             unsafe { self.run((file, kernel), bytes, context.target, list) }
         })
     }
-
-    pub(crate) fn check_operator(&self, name: &'static str, op: ReduceOp) -> Result<()> {
-        crate::collectives::loop_for::<T>(self.group(), name, op).map(drop)
-    }
 }
 
 impl<T: Element> Symmetric<T> {
@@ -492,36 +488,6 @@ impl<T: Element> Symmetric<T> {
     /// The most blocks of each rank, so that those of all ranks that share the device fit on it: they wait for each other.
     fn together(&self, kernel: BuiltIn) -> u32 {
         self.comm.blocks_together(kernel.fit)
-    }
-
-    pub(crate) fn digest(&self, name: &'static str, agreed: &[usize]) -> u32 {
-        digest(name, T::DTYPE, self.handle.digest(), self.len(), agreed)
-    }
-
-    pub(crate) fn block(&self, name: &'static str, len: usize) -> Result<usize> {
-        crate::collectives::block_len(self.group(), name, len)
-    }
-
-    pub(crate) fn check_out(&self, name: &'static str, expected: usize, got: usize) -> Result<()> {
-        crate::collectives::check_len(self.group(), name, "an output", expected, got)
-    }
-
-    /// Likewise on the root only: the others ignore their outputs, and would wait for the root.
-    pub(crate) fn check_roots_out(
-        &self,
-        name: &'static str,
-        expected: usize,
-        got: usize,
-    ) -> Result<()> {
-        self.check_out(name, expected, got).map_err(|e| self.refused(name, e))
-    }
-
-    /// Tells the other ranks of an error that they do not find by themselves.
-    pub(crate) fn refused(&self, name: &'static str, error: Error) -> Error {
-        if let Err(e) = self.refuse(name) {
-            tracing::warn!("the other ranks wait for {name} until their deadline: {e}");
-        }
-        error
     }
 }
 

@@ -63,7 +63,7 @@ impl<T: Element> Symmetric<T> {
         match algorithm {
             Algorithm::Multimem => Ok(true),
             Algorithm::Auto => Ok(self.may_multimem(op)),
-            other => Err(self.no_such_way(name, ways, other)),
+            other => Err(self.unsupported(name, ways, other)),
         }
     }
 
@@ -128,15 +128,5 @@ impl<T: Element> Symmetric<T> {
                 why: why.to_owned(),
             }
         })
-    }
-
-    /// The error of an algorithm that a collective does not have.
-    pub(in crate::cuda) fn no_such_way(
-        &self,
-        name: &'static str,
-        ways: &str,
-        got: Algorithm,
-    ) -> Error {
-        self.group().usage(name, format!("the algorithm {ways}"), format!("{got:?}"))
     }
 }
