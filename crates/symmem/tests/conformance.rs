@@ -3,6 +3,8 @@
 //! The checks that hold for every backend run for devices in `cuda.rs`, `nccl_memory.rs` and `nvshmem.rs`, and against fakes of
 //! the driver and of both libraries in `cuda_fake.rs`, `nccl_memory.rs` and `nvshmem_fake.rs`.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 use std::time::Duration;
 
 use symmem::{World, WorldBuilder};

@@ -23,6 +23,7 @@ use super::{Buffer, Handle, Memory, Paused, Phase, Symmetric};
 ///     x.local()[0] // a peer may be writing
 /// }
 /// ```
+#[must_use = "dropping it gives the memory up while peers may use it"]
 pub struct Open<T: Element>(Symmetric<T>);
 
 impl<T: Element> Phase for Open<T> {

@@ -110,7 +110,8 @@ impl Gpu {
         Ok(gpu)
     }
 
-    /// As [`Gpu::open`], through another driver, such as a fake one.
+    /// As [`Gpu::open`], through another driver: for tests with a fake one.
+    #[doc(hidden)]
     pub fn with_driver(driver: Arc<dyn Driver>, number: u32) -> Result<Self> {
         driver.init().map_err(failed)?;
         let count = driver.device_count().map_err(failed)?;
