@@ -14,7 +14,8 @@ mod processes;
 
 pub use nccl::{FakeNccl, Live};
 pub use processes::{
-    Ended, Job, Ranks, assert_nothing_is_held, die, die_after, latencies, mark, stop_until,
+    Ended, Job, Ranks, assert_nothing_is_held, die, die_after, gpu_ranks, latencies, mark,
+    stop_until,
 };
 pub use symmem_chaos::random::Random;
 

@@ -246,6 +246,12 @@ impl Drop for Scratch {
     }
 }
 
+/// How many ranks tests on a real GPU have, one number after the other: `SYMMEM_GPU_RANKS`, or else 1, 2 and 4.
+pub fn gpu_ranks() -> Vec<usize> {
+    let list = std::env::var("SYMMEM_GPU_RANKS").unwrap_or_else(|_| "1,2,4".to_owned());
+    list.split(',').map(|n| n.parse().unwrap()).collect()
+}
+
 fn killed(ended: &Ended) -> bool {
     ended.status.signal() == Some(9)
 }

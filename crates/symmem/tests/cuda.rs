@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use symmem::cuda::Algorithm;
 use symmem::cuda::{Gpu, Stream};
 use symmem::{Bool, Complex, Error, F8E4M3, F8E5M2, Group, Number, ReduceOp, World};
-use symmem_testing::{Ranks, die, test_name};
+use symmem_testing::{Ranks, die, gpu_ranks, test_name};
 
 mod cuda {
     mod copy_engine;
@@ -26,16 +26,9 @@ mod cuda {
     mod values;
 }
 
-fn ranks() -> Vec<usize> {
-    match std::env::var("SYMMEM_GPU_RANKS") {
-        Ok(list) => list.split(',').map(|n| n.parse().unwrap()).collect(),
-        Err(_) => vec![1, 2, 4],
-    }
-}
-
 /// Runs `body` in groups of each size, as processes.
 fn each(test: &'static str, body: impl Fn(&World, &Gpu, &Stream)) {
-    for n in ranks() {
+    for n in gpu_ranks() {
         Ranks::new(n).run(test, |world| {
             let gpu = Gpu::open(0).unwrap();
             let stream = gpu.stream().unwrap();

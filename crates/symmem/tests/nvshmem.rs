@@ -7,14 +7,7 @@
 use half::bf16;
 use symmem::cuda::{Gpu, SignalOp, Stream, Symmetric};
 use symmem::{Error, Number, ReduceOp, World};
-use symmem_testing::{Ranks, test_name};
-
-fn sizes() -> Vec<usize> {
-    match std::env::var("SYMMEM_GPU_RANKS") {
-        Ok(list) => list.split(',').map(|n| n.parse().unwrap()).collect(),
-        Err(_) => vec![1, 2, 4],
-    }
-}
+use symmem_testing::{Ranks, gpu_ranks, test_name};
 
 /// Why there is nothing to test here.
 fn missing() -> Option<String> {
@@ -24,7 +17,7 @@ fn missing() -> Option<String> {
 
 /// Runs `body` in worlds of each size, as processes, with memory of NVSHMEM's heap.
 fn each(test: &'static str, body: impl Fn(&World, &Gpu, &Stream)) {
-    for n in sizes() {
+    for n in gpu_ranks() {
         // In a rank of its own: the device is not for a process that starts others.
         let ranks = Ranks::new(n)
             .env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", 100 / n)

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use symmem::cuda::{Buffer, Gpu, Stream};
 use symmem::{Error, Pool, ReduceOp, Result, World};
 use symmem_sys::cuda::{self as sys, Compare, Driver, HostMemory};
-use symmem_testing::{Ranks, test_name};
+use symmem_testing::{Ranks, gpu_ranks, test_name};
 
-use crate::{each, ranks};
+use crate::each;
 
 const SEGMENT: usize = 8 << 20;
 
@@ -142,7 +142,7 @@ fn memory_is_refused_while_somebody_elses_stream_is_captured() {
 #[test]
 #[ignore = "needs a CUDA device: cargo xtask gpu"]
 fn who_is_strict_shares_no_device() {
-    for n in ranks() {
+    for n in gpu_ranks() {
         Ranks::new(n).env("SYMMEM_STRICT_DEVICES", "1").run(test_name!(), |world| {
             let gpu = Gpu::open(0).unwrap();
             let mapped = gpu.alloc::<f32>(&world, 10).unwrap().rendezvous(&world).map(drop);

@@ -79,7 +79,7 @@ fn groups_beside_each_other_have_room() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn groups_of_the_same_ranks_have_room_if_it_is_said() {
-    for n in super::super::ranks() {
+    for n in symmem_testing::gpu_ranks() {
         let ranks = Ranks::new(n).env("SYMMEM_RANKS_PER_DEVICE", 2 * n);
         ranks.run(test_name!(), |world| {
             let gpu = Gpu::open(0).unwrap();

@@ -3,7 +3,7 @@
 use symmem::cuda::{Gpu, Stream};
 use symmem::nccl::Nccl;
 use symmem::{Error, ReduceOp, World};
-use symmem_testing::{Ranks, test_name};
+use symmem_testing::{Ranks, gpu_ranks, test_name};
 
 /// NCCL takes ranks on one device only for ranks of different machines: then it goes over sockets, and windows reach nobody
 /// by addresses. Ours do.
@@ -37,8 +37,7 @@ pub(super) fn with_the_real_library(
     set: &[(&str, &str)],
     body: impl Fn(&World, &Gpu, &Stream),
 ) {
-    let sizes = std::env::var("SYMMEM_GPU_RANKS").unwrap_or_else(|_| "1,2,4".to_owned());
-    for n in sizes.split(',').map(|n| n.parse().unwrap()) {
+    for n in gpu_ranks() {
         let ranks = Ranks::new(n).env("NCCL_SOCKET_IFNAME", "lo");
         let ranks = set.iter().fold(ranks, |ranks, (name, value)| ranks.env(name, value));
         ranks.run(test, |world| {
