@@ -117,13 +117,13 @@ impl Memory {
     #[inline(always)]
     pub(super) fn read_parts(
         &self,
-        call: Call,
+        mut call: Call,
         is_source: bool,
         work: impl FnOnce(&[*const u8]),
     ) -> Result<()> {
         let mut places = PerRank::new();
         if self.is_small() {
-            let call = Call { way: Way::Staged, ..call };
+            call.way = Way::Staged;
             let (own, bytes) = (self.own(0).cast_const(), self.bytes());
             let input = if is_source { Input::one(own, bytes) } else { Input::none(bytes) };
             let mut running = self.begin_staged(&call)?;
