@@ -63,7 +63,16 @@ impl Site {
         command.env("HOME_DIR", self.dir.join("home")).envs(env.iter().cloned());
         command.env("RUST_BACKTRACE", "0").current_dir("/");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).uid(user).gid(user);
-        command.spawn().unwrap()
+        // While another test forks, its child may hold the copy of the program open for writing.
+        for _ in 0..100 {
+            match command.spawn() {
+                Err(e) if e.kind() == std::io::ErrorKind::ExecutableFileBusy => {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                started => return started.unwrap(),
+            }
+        }
+        panic!("the copy of the program stays open for writing");
     }
 }
 

@@ -27,11 +27,12 @@ const LONG: Duration = Duration::from_secs(10);
 #[test]
 fn a_share_that_was_overtaken_does_not_come_back_as_owned() {
     two(|world| {
-        let group = group(&world, if world.rank() == 0 { SHORT } else { LONG });
+        let group = group(&world, LONG);
         let x = world.alloc::<u64>(8).unwrap().rendezvous(&group).unwrap();
         let y = world.alloc::<u64>(8).unwrap().rendezvous(&group).unwrap();
         world.barrier().unwrap();
         let (x, y) = if world.rank() == 0 {
+            group.set_timeout(SHORT);
             let paused = x.share().err().unwrap().kept;
             world.barrier().unwrap();
             group.set_timeout(LONG);
@@ -59,11 +60,12 @@ fn a_share_that_was_overtaken_does_not_come_back_as_owned() {
 fn a_paused_share_has_a_way_on_after_any_other_call() {
     for completed in [false, true] {
         two(|world| {
-            let group = group(&world, if world.rank() == 0 { SHORT } else { LONG });
+            let group = group(&world, LONG);
             let mut x = world.alloc::<u64>(8).unwrap().rendezvous(&group).unwrap();
             x.local_mut().fill(world.rank() as u64 + 1);
             world.barrier().unwrap();
             let x = if world.rank() == 0 {
+                group.set_timeout(SHORT);
                 let paused = x.share().err().unwrap().kept;
                 world.barrier().unwrap();
                 world.barrier().unwrap();
