@@ -8,6 +8,7 @@
 //! - [`nccl`]: NVIDIA's collectives: communicators, windows and signals.
 //! - [`nvrtc`]: NVIDIA's compiler of kernels at run time.
 //! - [`nvshmem`]: NVIDIA's OpenSHMEM, the host library.
+//! - [`ucx`]: active messages of UCX, between hosts: a trait, the real engine, and a fake one for tests (feature `fake`).
 #![deny(unsafe_code)]
 
 mod library;
@@ -18,5 +19,6 @@ pub mod nccl;
 pub mod nvml;
 pub mod nvrtc;
 pub mod nvshmem;
+pub mod ucx;
 
 pub use library::{Found, Library, Loaded, Missing, load, load_file, look_in, probe};

