@@ -188,6 +188,15 @@ impl Body {
     pub(super) fn start(&self) -> *const u8 {
         self.start.as_ptr()
     }
+
+    /// A copy, for the fake engine.
+    #[cfg(feature = "fake")]
+    pub(super) fn to_vec(&self) -> Vec<u8> {
+        let mut copy = vec![0; self.bytes];
+        // SAFETY: so many bytes can be read, and the copy is nobody else's.
+        unsafe { copy.as_mut_ptr().copy_from_nonoverlapping(self.start(), self.bytes) };
+        copy
+    }
 }
 
 impl From<Vec<u8>> for Body {

@@ -124,11 +124,7 @@ impl Ucx {
     }
 
     /// A new engine, which tells `events` what happens.
-    pub fn start(
-        self: &Arc<Self>,
-        settings: &Settings,
-        events: Arc<dyn Events>,
-    ) -> Result<Worker> {
+    pub fn start(self: &Arc<Self>, settings: &Settings, events: Arc<dyn Events>) -> Result<Worker> {
         Worker::new(Arc::clone(self), settings, events)
     }
 

@@ -136,7 +136,10 @@ pub struct Fake {
 
 impl fmt::Debug for Fake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Fake").field("network", &self.network).field("number", &self.number).finish()
+        f.debug_struct("Fake")
+            .field("network", &self.network)
+            .field("number", &self.number)
+            .finish()
     }
 }
 
@@ -207,12 +210,9 @@ impl Engine for Fake {
             let text = format!("a header of {} bytes, {MAX_HEADER} is the most", header.len());
             return Err(Failure::refused("post", text));
         }
-        let mut spare = None;
-        let posted =
-            self.enter("post")?.post(self.number, to, header, Arc::new(body), token, &mut spare);
-        // Behind the lock: what owns a body may do anything when it goes.
-        drop(spare);
-        posted
+        let body = Arc::new(body);
+        // Its last owner drops it behind the lock, for then anything may happen.
+        self.enter("post")?.post(self.number, to, header, &body, token)
     }
 
     fn progress(&self) -> Result<usize> {

@@ -124,8 +124,7 @@ impl Shared {
         let receive = self.ucx.c.ucp_am_recv_data_nbx;
         // SAFETY: the descriptor is the one that the library has just handed over; the place has room for the body, and
         // stays until the callback, or the lines below, free it.
-        let asked =
-            unsafe { receive(self.handles.worker(), descriptor, start, bytes, &params) };
+        let asked = unsafe { receive(self.handles.worker(), descriptor, start, bytes, &params) };
         let status = match Asked::from(asked) {
             Asked::Pending => return types::IN_PROGRESS,
             Asked::Done => types::OK,
@@ -198,11 +197,7 @@ unsafe extern "C" fn arrived(
 }
 
 /// `ucp_send_nbx_callback_t` of a message.
-pub(super) unsafe extern "C" fn sent(
-    request: *mut c_void,
-    status: Status,
-    sending: *mut c_void,
-) {
+pub(super) unsafe extern "C" fn sent(request: *mut c_void, status: Status, sending: *mut c_void) {
     // SAFETY: it is what `Shared::post` has handed over, and a request calls back once.
     let sending = unsafe { Box::from_raw(sending.cast::<Sending>()) };
     // SAFETY: the library's callbacks end before what they share does.
@@ -235,11 +230,7 @@ unsafe extern "C" fn received(
 }
 
 /// `ucp_send_nbx_callback_t` of an endpoint that was closed.
-pub(super) unsafe extern "C" fn closed(
-    request: *mut c_void,
-    _status: Status,
-    shared: *mut c_void,
-) {
+pub(super) unsafe extern "C" fn closed(request: *mut c_void, _status: Status, shared: *mut c_void) {
     // SAFETY: it is what `Shared::close` has handed over.
     let shared = unsafe { &*shared.cast_const().cast::<Shared>() };
     // SAFETY: the request is over, and nobody else has it.

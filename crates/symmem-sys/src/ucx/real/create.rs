@@ -128,9 +128,8 @@ fn new_context(ucx: &Ucx, settings: &Settings) -> Result<usize> {
     let (major, minor) = (u32::from(OLDEST.major), u32::from(OLDEST.minor));
     let mut context = 0;
     // SAFETY: the library reads the fields of the mask, and the configuration that it has made, and writes the handle.
-    let status = unsafe {
-        (ucx.c.ucp_init_version)(major, minor, &params, config.raw, &mut context)
-    };
+    let status =
+        unsafe { (ucx.c.ucp_init_version)(major, minor, &params, config.raw, &mut context) };
     ucx.check("ucp_init_version", status)?;
     Ok(context)
 }

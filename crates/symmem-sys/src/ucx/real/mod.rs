@@ -61,11 +61,7 @@ impl fmt::Debug for Worker {
 
 impl Worker {
     /// A context, a worker, its handler of messages and its address.
-    pub(super) fn new(
-        ucx: Arc<Ucx>,
-        settings: &Settings,
-        events: Arc<dyn Events>,
-    ) -> Result<Self> {
+    pub(super) fn new(ucx: Arc<Ucx>, settings: &Settings, events: Arc<dyn Events>) -> Result<Self> {
         let handles = Handles::new(&ucx, settings)?;
         // What is made of them gives them back if something here fails.
         let made = handles.address(&ucx).and_then(|own| {
@@ -117,8 +113,7 @@ impl Shared {
         let send = self.ucx.c.ucp_am_send_nbx;
         // SAFETY: the endpoint is open, and nobody closes it in this turn; header and body stay where they are until the
         // request is over, since the callback, or the line below, is the first to free them.
-        let asked =
-            unsafe { send(endpoint, MESSAGES, header, header_bytes, body, bytes, &params) };
+        let asked = unsafe { send(endpoint, MESSAGES, header, header_bytes, body, bytes, &params) };
         let asked = Asked::from(asked);
         if asked == Asked::Pending {
             return Ok(Posted::Pending);
@@ -153,7 +148,11 @@ impl Shared {
             // That its connection has failed is no news: the endpoint is closed.
             Asked::Failed(status) => {
                 let failure = self.ucx.failure("ucp_ep_close_nbx", status);
-                if failure.is_disconnected() || failure.is_canceled() { Ok(()) } else { Err(failure) }
+                if failure.is_disconnected() || failure.is_canceled() {
+                    Ok(())
+                } else {
+                    Err(failure)
+                }
             }
             _ => Ok(()),
         }

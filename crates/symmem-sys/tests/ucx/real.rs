@@ -1,0 +1,179 @@
+//! The suite over UCX, and what needs two processes. Where there is no UCX, the tests say so and do nothing.
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use symmem_sys::ucx::{Posted, Settings, Ucx, load};
+
+use super::peer::{Peer, settings};
+use super::recorder::{LONG, Side, pattern};
+use super::suite;
+
+fn ucx() -> Option<Arc<Ucx>> {
+    static SAID: OnceLock<Option<Arc<Ucx>>> = OnceLock::new();
+    let said = SAID.get_or_init(|| match load() {
+        Ok(ucx) => {
+            println!("UCX {} in {:?}", ucx.version(), ucx.path());
+            Some(ucx)
+        }
+        Err(missing) => {
+            println!("skipped: {missing}");
+            None
+        }
+    });
+    said.clone()
+}
+
+fn over_loopback(check: fn(super::recorder::Start<'_>)) {
+    let Some(ucx) = ucx() else { return };
+    check(&|events| Arc::new(ucx.start(&settings(), events).unwrap()));
+}
+
+macro_rules! suite {
+    ($($check:ident)*) => {$(
+        #[test]
+        fn $check() {
+            over_loopback(suite::$check);
+        }
+    )*};
+}
+
+suite! {
+    bodies_of_all_sizes_arrive_intact
+    messages_go_both_ways_at_once
+    several_threads_use_one_engine
+    closing_ends_what_is_pending
+    a_message_that_is_refused_is_a_failure_of_its_sender
+    what_is_no_address_is_refused
+    calls_that_make_no_sense_are_refused
+    the_descriptor_wakes_a_sleeper
+    bodies_go_straight_to_their_places
+    a_body_belongs_to_the_engine_until_it_is_sent
+    events_cannot_call_and_may_panic
+    an_engine_ends_once_and_with_all_that_is_pending
+}
+
+fn side(ucx: &Arc<Ucx>) -> Side {
+    Side::new(&|events| Arc::new(ucx.start(&settings(), events).unwrap()))
+}
+
+#[test]
+fn two_processes_exchange_messages() {
+    let Some(ucx) = ucx() else { return };
+    let side = side(&ucx);
+    let peer = Peer::start(side.engine.address());
+    let to = side.engine.connect(&peer.address).unwrap();
+    for (number, bytes) in (0..).zip(suite::SIZES) {
+        side.post(to, b"there and back", pattern(number, bytes), number).unwrap();
+        side.until("it is back", |log| log.messages.len() == 1);
+        let (header, body) = side.events.log().messages.pop().unwrap();
+        assert_eq!(header, b"there and back");
+        assert!(body == pattern(number, bytes), "{bytes} bytes");
+    }
+    const ROUNDS: u32 = 2000;
+    let mut best = Duration::MAX;
+    for _ in 0..5 {
+        let begun = Instant::now();
+        for round in 0..ROUNDS {
+            side.post(to, &round.to_le_bytes(), vec![0; 8], 0).unwrap();
+            while side.events.log().messages.pop().is_none() {
+                side.engine.progress().unwrap();
+                assert!(begun.elapsed() < LONG);
+            }
+        }
+        best = best.min(begun.elapsed() / ROUNDS);
+    }
+    println!("UCX {}: a round trip of 8 bytes takes {best:?}", ucx.version());
+}
+
+#[test]
+fn a_peer_that_is_killed_ends_what_is_pending() {
+    let Some(ucx) = ucx() else { return };
+    let side = side(&ucx);
+    for size in [64, 60_000, 1 << 20, 8 << 20] {
+        let mut peer = Peer::start(side.engine.address());
+        let to = side.engine.connect(&peer.address).unwrap();
+        side.post(to, b"first", vec![], 0).unwrap();
+        side.until("the peer is there", |log| !log.messages.is_empty());
+        let mut pending = 0;
+        let begun = Instant::now();
+        let failure = loop {
+            match side.post(to, b"stream", vec![1; size], 1) {
+                Ok(Posted::Pending) => pending += 1,
+                Ok(Posted::Sent) => {}
+                Err(failure) => break failure,
+            }
+            if begun.elapsed() > Duration::from_millis(30) {
+                peer.kill();
+            }
+            // No more memory than that.
+            while side.engine.pending() > 16 {
+                side.engine.progress().unwrap();
+            }
+            side.engine.progress().unwrap();
+            assert!(begun.elapsed() < LONG, "nobody has noticed");
+        };
+        assert!(failure.is_disconnected(), "{failure}");
+        let noticed = begun.elapsed();
+        side.until("all has ended", |log| log.sent.len() == pending);
+        let mut log = side.events.log();
+        assert_eq!(log.failed.pop().unwrap().0, to);
+        let failures = log.sent.iter().filter(|(_, result)| result.is_err()).count();
+        println!("{size} bytes: noticed after {noticed:?}, {failures} of {pending} failed");
+        log.messages.clear();
+        log.sent.clear();
+        drop(log);
+        side.until("nothing is pending", |_| side.engine.pending() == 0);
+    }
+}
+
+#[test]
+fn a_peer_that_was_never_there_is_found_out() {
+    let Some(ucx) = ucx() else { return };
+    let side = side(&ucx);
+    let mut peer = Peer::start(side.engine.address());
+    peer.kill();
+    let address = peer.address.clone();
+    drop(peer);
+    // Depending on the version it is this call or a later event that says so.
+    let Ok(to) = side.engine.connect(&address) else { return };
+    if let Ok(Posted::Pending) = side.post(to, b"anybody?", vec![1; 100], 1) {
+        side.until("it has ended", |log| log.sent.len() == 1);
+        assert!(side.events.log().sent.pop().unwrap().1.is_err());
+    }
+    side.until("the endpoint has failed", |log| log.failed.len() == 1);
+}
+
+#[test]
+fn loading_it_changes_nothing_in_this_process() {
+    let signals = || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        u64::from_str_radix(caught.trim(), 16).unwrap()
+    };
+    let code = || {
+        // SAFETY: the program itself.
+        let this = libloading::os::unix::Library::this();
+        ["mmap", "munmap", "brk", "madvise"].map(|name| {
+            // SAFETY: it is only looked at.
+            let function = unsafe { this.get::<*const [u8; 16]>(name.as_bytes()) }.unwrap();
+            // SAFETY: code can be read, and functions of so few bytes have others behind them.
+            unsafe { std::ptr::read(*function) }
+        })
+    };
+    // This test may be the first that loads it, or not; a peer is always.
+    let before = (signals(), code());
+    let Some(ucx) = ucx() else { return };
+    let side = Side::new(&|events| {
+        let settings = Settings { devices: Some("lo".to_owned()), ..Settings::default() };
+        Arc::new(ucx.start(&settings, events).unwrap())
+    });
+    let to = side.engine.connect(side.engine.address()).unwrap();
+    side.post(to, b"", vec![1; 8 << 20], 0).unwrap();
+    side.until("it is there", |log| log.messages.len() == 1);
+    let after = (signals(), code());
+    assert_eq!(before.1, after.1, "code of the C library was changed");
+    // SIGHUP, SIGILL, SIGBUS, SIGFPE; Rust itself catches SIGSEGV and SIGBUS.
+    let new = after.0 & !before.0;
+    assert_eq!(new, 0, "signals {new:#x} are caught now");
+}
