@@ -6,16 +6,17 @@ use std::sync::Arc;
 use symmem_sys::ucx::fake::{Fake, Network, Script};
 use symmem_sys::ucx::{Endpoint, Engine, Events, Posted};
 
-use super::recorder::{Log, Recorder, Side, drive, pattern};
+use super::recorder::{Log, Recorder, Side, Start, drive, pattern};
 use super::suite;
 
-fn over_all_scripts(check: fn(super::recorder::Start<'_>)) {
+fn over_all_scripts(check: fn(Start<'_>)) {
     let calm = Script::default();
     let wild = Script { delay: 9, reorder: true, pending: 400, ..calm };
     for (seed, script) in [(1, calm), (2, wild), (3, wild), (4, Script { inline: 100, ..wild })] {
         let network = Network::new(seed);
         network.set(script);
-        check(&|events| Arc::new(network.start(events).unwrap()));
+        let make = |events| Arc::new(network.start(events).unwrap()) as Arc<dyn Engine>;
+        check(Start { make: &make, rendezvous: true });
     }
 }
 

@@ -83,12 +83,23 @@ pub struct Side {
 }
 
 /// Makes engines that can reach each other.
-pub type Start<'a> = &'a (dyn Fn(Arc<dyn Events>) -> Arc<dyn Engine> + Sync);
+#[derive(Clone, Copy)]
+pub struct Start<'a> {
+    pub make: &'a (dyn Fn(Arc<dyn Events>) -> Arc<dyn Engine> + Sync),
+    /// Whether large bodies stay with their senders until somebody receives them.
+    pub rendezvous: bool,
+}
+
+impl Start<'_> {
+    pub fn engine(self, events: Arc<dyn Events>) -> Arc<dyn Engine> {
+        (self.make)(events)
+    }
+}
 
 impl Side {
     pub fn new(start: Start<'_>) -> Self {
         let events = Arc::new(Recorder::default());
-        Self { engine: start(events.clone()), events }
+        Self { engine: start.engine(events.clone()), events }
     }
 
     pub fn post(&self, to: Endpoint, header: &[u8], body: Vec<u8>, token: u64) -> Result<Posted> {
@@ -141,7 +152,9 @@ impl Pair {
         self.b.post(self.b_to_a, b"warm", vec![], 0).unwrap();
         drive("a is warm", &[&self.a, &self.b], |log| log.messages.len() == 1);
         drive("b is warm", &[&self.b, &self.a], |log| log.messages.len() == 1);
-        for side in [&self.a, &self.b] {
+        let sides = [&self.a, &self.b];
+        drive("nothing is pending", &sides, |_| sides.iter().all(|s| s.engine.pending() == 0));
+        for side in sides {
             side.events.log().messages.clear();
             side.events.log().sent.clear();
         }

@@ -33,7 +33,7 @@ pub fn bodies_of_all_sizes_arrive_intact(start: Start<'_>) {
     let sent = std::mem::take(&mut pair.a.events.log().sent);
     assert!(sent.iter().all(|(token, result)| pending.remove(token) && result.is_ok()), "{sent:?}");
     assert_eq!(pair.a.engine.pending() + pair.b.engine.pending(), 0);
-    assert!(pair.b.events.log().rendezvous > 0, "8 MiB came with the message");
+    assert_eq!(pair.b.events.log().rendezvous > 0, start.rendezvous, "how 8 MiB came");
     // A message may also have nothing at all.
     pair.a.post(pair.a_to_b, b"", vec![], 0).unwrap();
     drive("nothing is there", &[&pair.b, &pair.a], |log| log.messages.len() == 1);
@@ -128,9 +128,11 @@ pub fn a_message_that_is_refused_is_a_failure_of_its_sender(start: Start<'_>) {
     let pair = Pair::new(start);
     pair.b.events.log().refuse = true;
     pair.a.post(pair.a_to_b, b"unwanted", vec![1; 4 << 20], 3).unwrap();
-    drive("the sender knows", &[&pair.a, &pair.b], |log| log.sent.len() == 1);
-    let failure = pair.a.events.log().sent.pop().unwrap().1.unwrap_err();
-    assert_eq!(failure.status, Some(Failure::REJECTED), "{failure}");
+    drive("the sender is through", &[&pair.a, &pair.b], |log| log.sent.len() == 1);
+    let result = pair.a.events.log().sent.pop().unwrap().1;
+    // Where the body travels with its message, the sender is never told.
+    let status = start.rendezvous.then_some(Failure::REJECTED);
+    assert_eq!(result.err().and_then(|failure| failure.status), status);
     // The endpoint is as good as before.
     pair.b.events.log().refuse = false;
     pair.a.post(pair.a_to_b, b"wanted", vec![1; 4 << 20], 4).unwrap();
@@ -179,35 +181,35 @@ pub fn the_descriptor_wakes_a_sleeper(start: Start<'_>) {
     let pair = Pair::new(start);
     pair.warm();
     let sleep = |side: &Side| {
-        let begun = Instant::now();
-        while !side.engine.arm().unwrap() {
-            side.engine.progress().unwrap();
-            assert!(begun.elapsed() < LONG, "there is always something to progress");
-        }
         let mut descriptors = [PollFd::from_borrowed_fd(side.engine.descriptor(), PollFlags::IN)];
         let longest = Timespec { tv_sec: 20, tv_nsec: 0 };
         assert_eq!(poll(&mut descriptors, Some(&longest)).unwrap(), 1, "nobody has woken it");
-        begun.elapsed()
     };
+    let begun = Instant::now();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(100));
             pair.a.post(pair.a_to_b, b"wake up", vec![], 0).unwrap();
         });
         // What is not ours may wake it as well.
-        let begun = Instant::now();
         while pair.b.events.log().messages.is_empty() {
-            sleep(&pair.b);
-            while pair.b.engine.progress().unwrap() > 0 {}
+            if pair.b.engine.arm().unwrap() {
+                sleep(&pair.b);
+            }
+            pair.b.engine.progress().unwrap();
             assert!(begun.elapsed() < LONG);
         }
     });
+    while !pair.b.engine.arm().unwrap() {
+        pair.b.engine.progress().unwrap();
+        assert!(begun.elapsed() < LONG, "there is always something to progress");
+    }
     std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(50));
             pair.b.engine.wake().unwrap();
         });
-        assert!(sleep(&pair.b) < Duration::from_secs(15));
+        sleep(&pair.b);
     });
 }
 
@@ -244,7 +246,7 @@ impl Events for Into {
 pub fn bodies_go_straight_to_their_places(start: Start<'_>) {
     let region = Arc::new(Region { memory: (0..4 << 20).map(|_| 0.into()).collect() });
     let into = Arc::new(Into(region.clone(), Mutex::default()));
-    let (a, b) = (Side::new(start), start(into.clone()));
+    let (a, b) = (Side::new(start), start.engine(into.clone()));
     let to = a.engine.connect(b.address()).unwrap();
     let ends = |count: usize| {
         let begun = Instant::now();
@@ -315,7 +317,7 @@ impl Events for Meddler {
 
 pub fn events_cannot_call_and_may_panic(start: Start<'_>) {
     let meddler = Arc::new(Meddler::default());
-    let (a, b) = (Side::new(start), start(meddler.clone()));
+    let (a, b) = (Side::new(start), start.engine(meddler.clone()));
     let to = a.engine.connect(b.address()).unwrap();
     let back = b.connect(a.engine.address()).unwrap();
     assert!(meddler.engine.set((b.clone(), back)).is_ok());

@@ -110,7 +110,7 @@ impl Network {
 
     /// The engine's process dies: it hears nothing more, and its peers that their connections have failed.
     pub fn kill(&self, engine: &Fake) {
-        self.lock().kill(engine.number);
+        self.lock().kill(engine.number, "the process is dead");
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -267,9 +267,7 @@ impl Engine for Fake {
             self.work()?;
         }
         let left = self.pending();
-        let mut state = self.network.lock();
-        state.kill(self.number);
-        state.end(self.number, "the engine is shut down");
+        self.network.lock().kill(self.number, "the engine is shut down");
         if left == 0 {
             return Ok(());
         }
@@ -280,8 +278,6 @@ impl Engine for Fake {
 
 impl Drop for Fake {
     fn drop(&mut self) {
-        let mut state = self.network.lock();
-        state.kill(self.number);
-        state.end(self.number, "the engine is shut down");
+        self.network.lock().kill(self.number, "the engine is shut down");
     }
 }

@@ -233,11 +233,8 @@ impl State {
     }
 
     /// The process is no more, and all that it has is forgotten.
-    pub(super) fn kill(&mut self, process: usize) {
-        if self.processes[process].ended.is_some() {
-            return;
-        }
-        self.end(process, "the process is dead");
+    pub(super) fn kill(&mut self, process: usize, why: &'static str) {
+        self.end(process, why);
         let own = &mut self.processes[process];
         own.sending.clear();
         own.receiving.clear();

@@ -9,10 +9,7 @@ use crate::ucx::engine::{MAX_HEADER, Settings};
 use crate::ucx::types::{
     self, ContextParams, WorkerAttributes, WorkerParams, context_field, feature, worker_field,
 };
-use crate::ucx::{Failure, OLDEST, Result, Ucx};
-
-/// Everything but what needs shared memory, which we have ourselves, or devices, whose memory goes other ways.
-const TRANSPORTS: &str = "^sm,cuda,rocm";
+use crate::ucx::{Failure, OLDEST, Result, Ucx, Version};
 
 /// `UCS_ERR_NO_ELEM`
 const NO_SUCH_SETTING: i8 = -12;
@@ -107,15 +104,12 @@ impl Handles {
 /// `ucp_init_version`
 fn new_context(ucx: &Ucx, settings: &Settings) -> Result<usize> {
     let config = Config::read(ucx)?;
-    config.set("TLS", settings.transports.as_deref().unwrap_or(TRANSPORTS))?;
+    let transports = settings.transports.clone().unwrap_or_else(|| usual_transports(ucx));
+    config.set("TLS", &transports)?;
     if let Some(devices) = &settings.devices {
         config.set("NET_DEVICES", devices)?;
     }
-    // Its cache of registered memory would patch this process's `mmap`. 1.12 has none at this level.
-    match config.set("RCACHE_ENABLE", "n") {
-        Err(failure) if failure.status != Some(NO_SUCH_SETTING) => return Err(failure),
-        _ => {}
-    }
+    config.avoid_hooks()?;
     let params = ContextParams {
         field_mask: context_field::FEATURES
             | context_field::MT_WORKERS_SHARED
@@ -134,6 +128,28 @@ fn new_context(ucx: &Ucx, settings: &Settings) -> Result<usize> {
     Ok(context)
 }
 
+/// Everything but what needs shared memory, which we have ourselves, or devices, whose memory goes other ways.
+fn usual_transports(ucx: &Ucx) -> String {
+    let mut transports = "^sm".to_owned();
+    // Their modules lie beside the library. A transport that is named and not there is a warning on standard error.
+    let modules = ucx.path().and_then(|file| std::fs::read_dir(file.parent()?.join("ucx")).ok());
+    let modules: Vec<_> = modules.into_iter().flatten().flatten().map(|m| m.file_name()).collect();
+    for device in ["cuda", "rocm", "ze"] {
+        let module = format!("libuct_{device}");
+        if modules.iter().any(|name| name.to_string_lossy().starts_with(&module)) {
+            transports.push(',');
+            transports.push_str(device);
+        }
+    }
+    transports
+}
+
+/// Whether this version crashes when a rendezvous ends with a failure and there is no cache of registered memory: it asks the
+/// cache to forget the body.
+fn needs_cache(version: Version) -> bool {
+    (Version::new(1, 15, 0)..Version::new(1, 22, 0)).contains(&version)
+}
+
 /// `ucp_config_t`: what the environment says, and what we set.
 struct Config<'a> {
     ucx: &'a Ucx,
@@ -147,6 +163,21 @@ impl<'a> Config<'a> {
         let status = unsafe { (ucx.c.ucp_config_read)(ptr::null(), ptr::null(), &mut raw) };
         ucx.check("ucp_config_read", status)?;
         Ok(Self { ucx, raw })
+    }
+
+    /// Keeps the library from changing the code of `mmap` and its like, which it does to learn what becomes of memory that it
+    /// has registered in its cache.
+    fn avoid_hooks(&self) -> Result<()> {
+        match self.set("RCACHE_ENABLE", "n") {
+            // 1.12 has no such cache at this level.
+            Err(failure) if failure.status == Some(NO_SUCH_SETTING) => {}
+            other => other?,
+        }
+        if needs_cache(self.ucx.version()) {
+            // Then all bodies travel with their messages.
+            self.set("RNDV_THRESH", "inf")?;
+        }
+        Ok(())
     }
 
     /// Sets a value, unless the user has set it in the environment.
@@ -171,5 +202,22 @@ impl Drop for Config<'_> {
     fn drop(&mut self) {
         // SAFETY: it is released once and not used again.
         unsafe { (self.ucx.c.ucp_config_release)(self.raw) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_that_need_the_cache_are_known() {
+        let needing = [(15, 0), (16, 0), (18, 1), (20, 1), (21, 0)];
+        assert!(
+            needing.iter().all(|(minor, release)| needs_cache(Version::new(1, *minor, *release)))
+        );
+        let others = [(12, 0), (13, 1), (14, 1), (22, 0), (23, 0)];
+        assert!(
+            !others.iter().any(|(minor, release)| needs_cache(Version::new(1, *minor, *release)))
+        );
     }
 }
