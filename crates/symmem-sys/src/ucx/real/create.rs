@@ -110,6 +110,9 @@ fn new_context(ucx: &Ucx, settings: &Settings) -> Result<usize> {
         config.set("NET_DEVICES", devices)?;
     }
     config.avoid_hooks()?;
+    if must_copy(ucx.version()) {
+        config.set("ZCOPY_THRESH", "inf")?;
+    }
     let params = ContextParams {
         field_mask: context_field::FEATURES
             | context_field::MT_WORKERS_SHARED
@@ -148,6 +151,11 @@ fn usual_transports(ucx: &Ucx) -> String {
 /// cache to forget the body.
 fn needs_cache(version: Version) -> bool {
     (Version::new(1, 15, 0)..Version::new(1, 22, 0)).contains(&version)
+}
+
+/// Whether this version fails an assertion, and ends the process, when a peer dies while a body is sent from where it lies.
+fn must_copy(version: Version) -> bool {
+    version < Version::new(1, 16, 0)
 }
 
 /// `ucp_config_t`: what the environment says, and what we set.
@@ -210,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_that_need_the_cache_are_known() {
+    fn versions_with_faults_are_known() {
         let needing = [(15, 0), (16, 0), (18, 1), (20, 1), (21, 0)];
         assert!(
             needing.iter().all(|(minor, release)| needs_cache(Version::new(1, *minor, *release)))
