@@ -137,7 +137,6 @@ pub struct Missing {
 pub struct Loaded {
     handle: unix::Library,
     soname: String,
-    by_others: bool,
 }
 
 impl fmt::Debug for Loaded {
@@ -166,7 +165,7 @@ pub fn load(library: Library) -> Result<Loaded, Missing> {
     let packaged = packaged.iter().map(|file| file.to_string_lossy().into_owned());
     let sonames = library.sonames().iter().map(|&soname| soname.to_owned());
     for name in packaged.chain(sonames) {
-        match open(&name) {
+        match open(library, &name) {
             Ok(loaded) => return Ok(loaded),
             Err(why) => reasons.push(why),
         }
@@ -187,7 +186,7 @@ pub fn load_file(library: Library, file: &Path) -> Result<Loaded, Missing> {
     // Without a slash the dynamic linker would look elsewhere.
     let file =
         std::path::absolute(file).map_err(|e| missing(format!("{}: {e}", file.display())))?;
-    open(&file.to_string_lossy()).map_err(missing)
+    open(library, &file.to_string_lossy()).map_err(missing)
 }
 
 /// Such libraries start threads and register exit handlers: unloading them is where they crash.
@@ -200,15 +199,24 @@ fn already_open(soname: &str) -> Option<Loaded> {
     let flags = unix::RTLD_NOW | RTLD_NODELETE | RTLD_NOLOAD;
     // SAFETY: nothing is loaded, and so no initialiser runs.
     let opened = unsafe { unix::Library::open(Some(soname), flags) };
-    opened.ok().map(|handle| Loaded { handle, soname: soname.to_owned(), by_others: true })
+    opened.ok().map(|handle| Loaded { handle, soname: soname.to_owned() })
 }
 
 /// Opens a name or a path, or says why not.
-fn open(soname: &str) -> Result<Loaded, String> {
+fn open(library: Library, soname: &str) -> Result<Loaded, String> {
+    if let Some(loaded) = already_open(soname) {
+        return Ok(loaded);
+    }
     // SAFETY: loading runs the library's initialisers; these are vendors' libraries, made to be loaded.
     let opened = unsafe { unix::Library::open(Some(soname), unix::RTLD_NOW | RTLD_NODELETE) };
     match opened {
-        Ok(handle) => Ok(Loaded { handle, soname: soname.to_owned(), by_others: false }),
+        Ok(handle) => {
+            let loaded = Loaded { handle, soname: soname.to_owned() };
+            if library == Library::Ucx {
+                loaded.catch_no_signals();
+            }
+            Ok(loaded)
+        }
         Err(error) => Err(explain(&error)),
     }
 }
@@ -227,16 +235,10 @@ impl Loaded {
         mapped_file(&self.soname)
     }
 
-    /// Whether it was loaded before anybody asked here.
-    pub(crate) fn is_by_others(&self) -> bool {
-        self.by_others
-    }
-
     /// The program itself, which has none of the functions that are looked for.
     #[cfg(test)]
     pub(crate) fn without_functions() -> Self {
-        let soname = "this program".to_owned();
-        Self { handle: unix::Library::this(), soname, by_others: true }
+        Self { handle: unix::Library::this(), soname: "this program".to_owned() }
     }
 
     /// The function of this name, if the library has it.
@@ -283,6 +285,16 @@ impl Loaded {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: it only writes the two numbers.
         (unsafe { f(&mut major, &mut minor) } == 0).then(|| format!("{major}.{minor}"))
+    }
+
+    /// Undoes what UCX does when it is loaded: until 1.20 it catches SIGSEGV and its like, and SIGHUP always. Those who
+    /// load it themselves may want that, so it is done only where it was loaded here.
+    fn catch_no_signals(&self) {
+        type F = unsafe extern "C" fn();
+        // SAFETY: `void ucs_debug_disable_signals()`.
+        let Some(f) = (unsafe { self.function::<F>("ucs_debug_disable_signals") }) else { return };
+        // SAFETY: it restores the handlers that were there before, if it has replaced any.
+        unsafe { f() };
     }
 
     fn ucx_version(&self) -> Option<String> {

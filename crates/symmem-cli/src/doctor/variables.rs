@@ -6,7 +6,7 @@ use super::{Row, row};
 const SECRET: &str = "SYMMEM_SECRET";
 
 /// Names and meanings.
-const VARIABLES: [(&str, &str); 22] = [
+const VARIABLES: [(&str, &str); 23] = [
     ("SYMMEM_TIMEOUT", "seconds after which a wait gives up; 0 for ever; default 300"),
     (
         "SYMMEM_DEVICE_TIMEOUT",
@@ -36,6 +36,7 @@ const VARIABLES: [(&str, &str); 22] = [
         "the file of NCCL; default the one in use, that of a Python package, or what the linker finds",
     ),
     ("SYMMEM_NVSHMEM", "the file of NVSHMEM; likewise"),
+    ("SYMMEM_UCX", "the file of UCX, libucp.so.0; likewise"),
     ("RANK", "this process's rank in the world; set by symmem run and torchrun"),
     ("WORLD_SIZE", "how many ranks there are; without it this process is alone"),
     ("LOCAL_RANK", "this process's rank on its host"),

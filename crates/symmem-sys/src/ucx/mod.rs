@@ -104,12 +104,6 @@ impl Ucx {
             [major, minor, release].map(|number| u8::try_from(number).unwrap_or(u8::MAX));
         let version = Version { major, minor, release };
         recent_enough(version).map_err(missing)?;
-        if !library.is_by_others() {
-            // Until 1.20 it catches SIGSEGV and its like as soon as it is loaded, and SIGHUP always. Those who have loaded it
-            // themselves may want that.
-            // SAFETY: it gives back the handlers that were there before, of which there may be none.
-            unsafe { (c.ucs_debug_disable_signals)() };
-        }
         Ok(Self { c, version, library })
     }
 

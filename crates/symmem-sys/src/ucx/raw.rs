@@ -33,7 +33,7 @@ macro_rules! functions {
 }
 
 functions! {
-    /// The library's functions, from `ucp.h`, and four of `libucs` below it.
+    /// The library's functions, from `ucp.h`, and one of `libucs` below it.
     struct Functions;
     ucp_get_version(major: *mut c_uint, minor: *mut c_uint, release: *mut c_uint);
     ucp_config_read(prefix: *const c_char, file: *const c_char, config: *mut usize) -> Status;
@@ -63,7 +63,6 @@ functions! {
         params: *const RequestParams) -> isize;
     ucp_request_free(request: *mut c_void);
     ucs_status_string(status: Status) -> *const c_char;
-    ucs_debug_disable_signals();
 }
 
 /// What `ucs_status_ptr_t` says of an operation that was asked for.

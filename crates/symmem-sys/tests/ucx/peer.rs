@@ -1,7 +1,7 @@
 //! The other process of a test: this program again, which sends every message back.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -21,6 +21,8 @@ pub struct Peer {
     child: Child,
     /// Closed, it ends the process.
     input: Option<ChildStdin>,
+    /// Open as long as the process may write to it.
+    _output: BufReader<ChildStdout>,
     pub address: Vec<u8>,
 }
 
@@ -36,11 +38,12 @@ impl Peer {
             .unwrap();
         let mut input = child.stdin.take().unwrap();
         writeln!(input, "{}", to_hex(ours)).unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut lines = lines.map_while(std::result::Result::ok);
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let lines = output.by_ref().lines().map_while(std::result::Result::ok);
         // The harness says its own things before it on the same line.
-        let address = lines.find_map(|line| Some(from_hex(line.split_once("address ")?.1)));
-        Self { child, input: Some(input), address: address.unwrap() }
+        let find = |line: String| Some(from_hex(line.split_once("address ")?.1));
+        let address = { lines }.find_map(find).unwrap();
+        Self { child, input: Some(input), _output: output, address }
     }
 
     pub fn kill(&mut self) {

@@ -1,12 +1,13 @@
 //! The suite over UCX, and what needs two processes. Where there is no UCX, the tests say so and do nothing.
 
+use std::process::Command;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use symmem_sys::ucx::{Engine, Events, Posted, Settings, Ucx, load};
 
 use super::peer::{Peer, settings};
-use super::recorder::{LONG, Side, Start, pattern};
+use super::recorder::{LONG, Side, Start, drive, pattern};
 use super::suite;
 
 fn ucx() -> Option<Arc<Ucx>> {
@@ -17,6 +18,7 @@ fn ucx() -> Option<Arc<Ucx>> {
             Some(ucx)
         }
         Err(missing) => {
+            assert!(std::env::var_os("SYMMEM_UCX").is_none(), "{missing}");
             println!("skipped: {missing}");
             None
         }
@@ -159,35 +161,50 @@ fn a_peer_that_was_never_there_is_found_out() {
     side.until("the endpoint has failed", |log| log.failed.len() == 1);
 }
 
+const LOADING: &str = "SYMMEM_TEST_UCX_LOADING";
+
+/// With the one variable that keeps it from patching the C library.
 #[test]
-fn loading_it_changes_nothing_in_this_process() {
-    let signals = || {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap();
-        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
-        u64::from_str_radix(caught.trim(), 16).unwrap()
-    };
-    let code = || {
-        // SAFETY: the program itself.
-        let this = libloading::os::unix::Library::this();
-        ["mmap", "munmap", "brk", "madvise"].map(|name| {
-            // SAFETY: it is only looked at.
-            let function = unsafe { this.get::<*const [u8; 16]>(name.as_bytes()) }.unwrap();
-            // SAFETY: code can be read, and functions of so few bytes have others behind them.
-            unsafe { std::ptr::read(*function) }
-        })
-    };
-    // This test may be the first that loads it, or not; a peer is always.
-    let before = (signals(), code());
+fn loading_it_changes_nothing_in_a_process() {
+    let mut again = Command::new(std::env::current_exe().unwrap());
+    again.args(["real::a_process_that_loads_it", "--exact", "--nocapture"]);
+    let output = again.env(LOADING, "1").env("UCX_MEM_EVENTS", "n").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+}
+
+#[test]
+fn a_process_that_loads_it() {
+    if std::env::var_os(LOADING).is_none() {
+        return;
+    }
+    let before = (caught_signals(), code());
     let Some(ucx) = ucx() else { return };
     let side = Side::new(start(&ucx, &|events| {
         Arc::new(ucx.start(&Settings::default(), events).unwrap())
     }));
-    let to = side.engine.connect(side.engine.address()).unwrap();
+    let other = self::side(&ucx);
+    let to = side.engine.connect(other.engine.address()).unwrap();
     side.post(to, b"", vec![1; 8 << 20], 0).unwrap();
-    side.until("it is there", |log| log.messages.len() == 1);
-    let after = (signals(), code());
+    drive("it is there", &[&other, &side], |log| log.messages.len() == 1);
+    let after = (caught_signals(), code());
     assert_eq!(before.1, after.1, "code of the C library was changed");
-    // SIGHUP, SIGILL, SIGBUS, SIGFPE; Rust itself catches SIGSEGV and SIGBUS.
-    let new = after.0 & !before.0;
-    assert_eq!(new, 0, "signals {new:#x} are caught now");
+    assert_eq!(after.0 & !before.0, 0, "signals {:#x} are caught now", after.0);
+}
+
+fn caught_signals() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+    u64::from_str_radix(caught.trim(), 16).unwrap()
+}
+
+/// How functions begin that manage memory.
+fn code() -> [[u8; 16]; 4] {
+    let this = libloading::os::unix::Library::this();
+    ["mmap", "munmap", "brk", "madvise"].map(|name| {
+        // SAFETY: it is only looked at.
+        let function = unsafe { this.get::<*const [u8; 16]>(name.as_bytes()) }.unwrap();
+        // SAFETY: code can be read, and functions of so few bytes have others behind them.
+        unsafe { std::ptr::read(*function) }
+    })
 }

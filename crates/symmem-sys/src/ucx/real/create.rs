@@ -109,7 +109,7 @@ fn new_context(ucx: &Ucx, settings: &Settings) -> Result<usize> {
     if let Some(devices) = &settings.devices {
         config.set("NET_DEVICES", devices)?;
     }
-    config.avoid_hooks()?;
+    config.cache_nothing()?;
     if must_copy(ucx.version()) {
         config.set("ZCOPY_THRESH", "inf")?;
     }
@@ -173,9 +173,9 @@ impl<'a> Config<'a> {
         Ok(Self { ucx, raw })
     }
 
-    /// Keeps the library from changing the code of `mmap` and its like, which it does to learn what becomes of memory that it
-    /// has registered in its cache.
-    fn avoid_hooks(&self) -> Result<()> {
+    /// Does without the cache of registered memory: with it, every `munmap` of the process runs code of the library. (That
+    /// the library patches `munmap` when it is loaded, only `UCX_MEM_EVENTS=n` in the environment prevents.)
+    fn cache_nothing(&self) -> Result<()> {
         match self.set("RCACHE_ENABLE", "n") {
             // 1.12 has no such cache at this level.
             Err(failure) if failure.status == Some(NO_SUCH_SETTING) => {}
