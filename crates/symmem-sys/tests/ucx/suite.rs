@@ -226,8 +226,7 @@ impl Events for Into {
         let start = self.0.memory.as_ptr().cast_mut().cast::<u8>();
         let room = (self.0.memory.len() - offset).min(1 << 20);
         assert!(data.len() <= 2 << 20);
-        // SAFETY: the offset lies within the region.
-        let start = unsafe { NonNull::new_unchecked(start.add(offset)) };
+        let start = NonNull::new(start.wrapping_add(offset)).unwrap();
         // SAFETY: the region stays, and everybody uses atomics there.
         let place = unsafe { Place::in_memory(start, room, self.0.clone()) };
         Answer::Receive { place, token: 0 }

@@ -131,14 +131,14 @@ impl Shared {
             Asked::Failed(status) => status,
         };
         // SAFETY: the library is through with it and does not call back.
-        self.is_received(unsafe { Box::from_raw(receiving) }, status);
+        self.is_received(*unsafe { Box::from_raw(receiving) }, status);
         types::IN_PROGRESS
     }
 
-    fn is_received(&self, receiving: Box<Receiving>, status: Status) {
+    fn is_received(&self, receiving: Receiving, status: Status) {
         self.pending.fetch_sub(1, Ordering::Relaxed);
         let result = self.result("ucp_am_recv_data_nbx", status);
-        let Receiving { token, place, .. } = *receiving;
+        let Receiving { token, place, .. } = receiving;
         self.turns.tell(|| self.events.received(token, place, result));
     }
 }
@@ -226,7 +226,7 @@ unsafe extern "C" fn received(
     let shared = unsafe { &*receiving.shared };
     // SAFETY: the request is over, and nobody else has it.
     unsafe { (shared.ucx.c.ucp_request_free)(request) };
-    shared.is_received(receiving, status);
+    shared.is_received(*receiving, status);
 }
 
 /// `ucp_send_nbx_callback_t` of an endpoint that was closed.

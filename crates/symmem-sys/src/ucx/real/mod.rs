@@ -97,7 +97,13 @@ impl Worker {
 impl Shared {
     /// `ucp_am_send_nbx`
     fn post(&self, turn: &Turn<'_>, to: Endpoint, sending: Box<Sending>) -> Result<Posted> {
-        let endpoint = self.endpoints.raw(to)?;
+        let endpoint = match self.endpoints.raw(to) {
+            Ok(endpoint) => endpoint,
+            Err(failure) => {
+                turn.drop_later(sending);
+                return Err(failure);
+            }
+        };
         let sending = Box::into_raw(sending);
         // SAFETY: nobody else has it yet.
         let message = unsafe { &*sending };
