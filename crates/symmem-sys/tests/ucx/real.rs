@@ -4,10 +4,11 @@ use std::process::Command;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use symmem_sys::ucx::fake::Network;
 use symmem_sys::ucx::{Engine, Events, Posted, Settings, Ucx, load};
 
 use super::peer::{Peer, settings};
-use super::recorder::{LONG, Side, Start, drive, pattern};
+use super::recorder::{LONG, Recorder, Side, Start, drive, pattern};
 use super::suite;
 
 fn ucx() -> Option<Arc<Ucx>> {
@@ -159,6 +160,19 @@ fn a_peer_that_was_never_there_is_found_out() {
         assert!(side.events.log().sent.pop().unwrap().1.is_err());
     }
     side.until("the endpoint has failed", |log| log.failed.len() == 1);
+}
+
+#[test]
+fn a_peer_with_another_version_is_refused_by_name() {
+    let Some(ucx) = ucx() else { return };
+    // The fake engine says that it is the oldest version.
+    let other = Network::new(1).start(Arc::new(Recorder::default())).unwrap();
+    if ucx.version().understands(other.version()) {
+        return;
+    }
+    let failure = side(&ucx).engine.connect(other.address()).unwrap_err();
+    let expected = format!("the peer has UCX 1.12, this process has {}", ucx.version());
+    assert!(failure.to_string().contains(&expected), "{failure}");
 }
 
 const LOADING: &str = "SYMMEM_TEST_UCX_LOADING";
