@@ -16,6 +16,10 @@ const VARIABLES: [(&str, &str); 23] = [
         "SYMMEM_SOCKET_DIR",
         "where ranks on one host connect; default a private directory in the temporary one",
     ),
+    (
+        "SYMMEM_HOST",
+        "what tells this host from others, where boot ids do not; ranks with equal ones are on one host",
+    ),
     (SECRET, "a secret of the job, 16 bytes or more, that seals what ranks write to the store"),
     ("SYMMEM_SECRET_FILE", "the file of mode 0600 with that secret"),
     ("SYMMEM_SIGNAL_PAD_SIZE", "bytes of the signal pad of an allocation"),

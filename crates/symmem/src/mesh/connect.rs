@@ -11,6 +11,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use super::endpoint::{self, Endpoint};
+use super::host;
 use super::records::{Address, Ended, Published, Records, Verdict};
 use super::socket::{self, Packet, Received};
 use super::{Gone, Mesh};
@@ -40,12 +41,13 @@ pub(crate) struct Bootstrap {
 pub(crate) fn connect(bootstrap: &Bootstrap) -> Result<Mesh> {
     let deadline = bootstrap.deadline.start();
     let records = Records::open(bootstrap, deadline)?;
-    let host = host_id();
-    let opened = Endpoint::open(bootstrap.socket_dir.as_deref());
-    let address = |e: &Endpoint| Address { host: host.clone(), path: e.path().to_owned() };
+    let host = host::identity();
+    let opened = host.and_then(|host| Ok((host, Endpoint::open(bootstrap.socket_dir.as_deref())?)));
+    let address =
+        |(host, e): &(String, Endpoint)| Address { host: host.clone(), path: e.path().to_owned() };
     let published: Published = opened.as_ref().map(address).map_err(Error::to_string);
     records.publish(&published)?;
-    let endpoint = opened?;
+    let (host, endpoint) = opened?;
     let (token, addresses) = match records.gather() {
         Ok(gathered) => gathered,
         Err(Ended::Error(error)) => return Err(error),
@@ -156,7 +158,8 @@ impl Joining {
         let how = match e {
             Errno::CONNREFUSED => "its socket is closed".to_owned(),
             Errno::NOENT => {
-                let hint = "in another container? let SYMMEM_SOCKET_DIR name a shared directory";
+                let hint = "in another container? let SYMMEM_SOCKET_DIR name a shared directory; on another host with the \
+                            same boot id? give each host a SYMMEM_HOST of its own";
                 format!("no socket at {at} ({hint})")
             }
             Errno::PERM | Errno::LOOP | Errno::NOTDIR => {
@@ -273,9 +276,4 @@ impl Joining {
 /// Whether a call failed for want of something of this process or machine, and not because of the other end.
 fn is_our_own(e: Errno) -> bool {
     matches!(e, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)
-}
-
-/// Tells machines apart: host names repeat, boot ids do not. A connection still has to succeed.
-fn host_id() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }

@@ -6,6 +6,7 @@
 
 mod connect;
 pub(crate) mod endpoint;
+mod host;
 mod inbox;
 mod records;
 mod socket;
