@@ -88,16 +88,29 @@ impl Plan {
         }
     }
 
+    /// The first member, by its rank in the group, that is on another host. Such a group has no pads: what needs them fails.
+    fn far_member(&self, context: &Context) -> Option<usize> {
+        self.members.iter().position(|&member| !context.mesh.is_local(member))
+    }
+
+    /// What every member is told who calls what needs the pads of a group that spans hosts.
+    fn check_one_host(&self, context: &Context) -> Result<()> {
+        let Some(rank) = self.far_member(context) else { return Ok(()) };
+        let host = self.members.get(rank).map(|&member| context.mesh.hosts().name(member));
+        Err(Error::Unavailable {
+            what: format!("shared memory of group {:?}", self.label),
+            why: format!(
+                "rank {rank} is on another host ({}); host_group() gives a group of the ranks of this host, in which \
+                 everything works",
+                host.unwrap_or_default()
+            ),
+        })
+    }
+
     /// This rank's number in the group, if the group can be.
     fn check(&self, context: &Context) -> Result<usize> {
         let world_rank = context.mesh.rank();
         check_pad_size(self.op, Some(world_rank), self.pad_size, self.members.len())?;
-        if let Some(&far) = self.members.iter().find(|&&m| !context.mesh.is_local(m)) {
-            return Err(Error::Unavailable {
-                what: format!("a group with rank {far}"),
-                why: "it is on another machine, which host memory does not reach".into(),
-            });
-        }
         self.members.iter().position(|&m| m == world_rank).ok_or_else(|| Error::Usage {
             op: self.op,
             rank: Some(world_rank),
@@ -109,8 +122,8 @@ impl Plan {
 
 /// A group whose members have not all been heard of.
 pub(super) struct Forming {
-    pad: Arc<dyn Allocation>,
-    own: Proposal,
+    /// This rank's pad, and what it proposes; nothing where the group spans hosts.
+    own: Option<(Arc<dyn Allocation>, Proposal)>,
     /// All proposals, once they are here: whoever asks again gets the same verdict.
     proposals: Option<Vec<Proposal>>,
     /// A member was lost, or told all that it cannot take part: the group will never be.
@@ -153,14 +166,16 @@ impl Group {
         let rank = plan.check(context)?;
         let scope = Scope::Forming { name: plan.scope.clone(), members: plan.members.clone() };
         let subject = context.mesh.inbox().begin(scope);
-        let made = plan.make_pad(context, rank).or_else(|e| {
+        let is_far = plan.far_member(context).is_some();
+        let make = || if is_far { Ok(None) } else { plan.make_pad(context, rank).map(Some) };
+        let made = make().or_else(|e| {
             // The others would wait for this rank in vain.
             let told =
                 plan.conversation(context, rank, &subject, plan.limit).abort(Phase::Proposal, e);
             context.mesh.inbox().close(&subject);
             told
         });
-        let (pad, own) = made?;
+        let own = made?;
         let inner = Arc::new(Inner {
             health: Arc::new(Health::new(&plan.members, rank, subject, &context.world)),
             context: Arc::clone(context),
@@ -168,7 +183,6 @@ impl Group {
             limit: Setting::new(plan.limit.remaining().map_or(0, nanos)),
             plan: Arc::new(plan),
             forming: Mutex::new(Forming {
-                pad: Arc::clone(&pad),
                 own: own.clone(),
                 proposals: None,
                 over: false,
@@ -183,7 +197,9 @@ impl Group {
         });
         let observer: Weak<Health> = Arc::downgrade(&inner.health);
         context.mesh.watch(observer);
-        inner.conversation(inner.plan.limit).send_proposals(&own, || pad.export().map(Some))?;
+        if let Some((pad, own)) = own {
+            inner.conversation(inner.plan.limit).send_proposals(&own, || pad.export().map(Some))?;
+        }
         Ok(Self(inner))
     }
 
@@ -244,6 +260,8 @@ impl Inner {
         if self.health.formed.get().is_some() {
             return Ok(()); // another thread was faster
         }
+        self.plan.check_one_host(&self.context)?;
+        let (pad, own) = forming.own.clone().ok_or_else(no_descriptor)?;
         let conversation = self.conversation(deadline);
         if let Some((rank, theirs)) = forming.elsewhere.clone() {
             let ours = format!("{:?}", self.plan.members);
@@ -258,7 +276,7 @@ impl Inner {
         if let Some((rank, how)) = self.health.missed(|_| true).filter(|_| forming.over) {
             return Err(Error::PeerLost { rank, during: self.plan.op, how });
         }
-        let collected = conversation.collect_proposals(forming.own.clone()).inspect_err(|e| {
+        let collected = conversation.collect_proposals(own).inspect_err(|e| {
             forming.over = matches!(e, Error::PeerLost { .. } | Error::PeerFailed { .. });
             match e {
                 Error::PeerFailed { rank, reason, .. } => {
@@ -274,7 +292,7 @@ impl Inner {
         let proposals = forming.proposals.insert(proposals);
         conversation.agree(&self.plan.terms(), proposals)?;
         let id = proposals.first().and_then(|proposal| proposal.data.clone().try_into().ok());
-        let pads = self.map_pads(&forming.pad, memories).inspect_err(|e| {
+        let pads = self.map_pads(&pad, memories).inspect_err(|e| {
             // For us and for all others this group is broken.
             let how = format!("it could not map the group's pads: {e}");
             self.health.note(self.health.rank, Departure { left: false, how: how.clone() });
@@ -327,10 +345,12 @@ impl Inner {
         })
     }
 
-    /// Whether the members' verdict on the group is known to all: it stands, they disagree, or one is missing.
+    /// Whether the members' verdict on the group is known to all: it stands, they disagree, one is missing, or they are on
+    /// several hosts.
     pub(super) fn is_settled(&self) -> bool {
         let forming = self.forming.lock().unwrap_or_else(PoisonError::into_inner);
-        forming.proposals.is_some() || forming.over || forming.elsewhere.is_some()
+        let is_known = forming.proposals.is_some() || forming.over || forming.elsewhere.is_some();
+        is_known || forming.own.is_none()
     }
 
     /// Tells all members that this rank cannot take part.

@@ -7,6 +7,7 @@ mod conversation;
 mod environment;
 mod form;
 mod health;
+mod hosts;
 mod loss;
 mod numbering;
 mod resync;

@@ -103,6 +103,20 @@ impl World {
     }
 }
 
+impl Group {
+    /// Waits until all ranks of the job have joined; tells them if this one gives up.
+    fn join_by(&self, deadline: Deadline) -> Result<()> {
+        self.ready_by(deadline).inspect_err(|e| {
+            // Who waits for the same rank, and a little longer, shall blame that one and not us.
+            let blamed = match e {
+                Error::Timeout { waiting_for, .. } => waiting_for.first().copied(),
+                _ => None,
+            };
+            self.context().mesh.leave(&e.to_string(), blamed);
+        })
+    }
+}
+
 /// Sets how a rank joins a world: see [`World::builder`]. What is not set comes from the environment.
 ///
 /// ```
@@ -281,7 +295,7 @@ impl WorldBuilder {
         }
         // A library's world may be of some ranks of a job only, as those of torch's groups are.
         let of_job = std::env::var("LOCAL_WORLD_SIZE").ok().and_then(|ranks| ranks.parse().ok());
-        let ranks_here = mesh.size().max(of_job.unwrap_or(0));
+        let ranks_here = mesh.ranks_here().max(of_job.unwrap_or(0));
         let devices = DeviceRules { strict, ranks, ranks_here };
         let context = Context::new(mesh, store, backend, pad_size, devices, server)?;
         let context = Arc::new(context);
@@ -297,15 +311,10 @@ impl WorldBuilder {
             root: None,
         };
         let group = Group::begin(&context, plan)?;
-        let ready = group.ready_by(deadline).inspect_err(|e| {
-            // Who waits for the same rank, and a little longer, shall blame that one and not us.
-            let blamed = match e {
-                Error::Timeout { waiting_for, .. } => waiting_for.first().copied(),
-                _ => None,
-            };
-            context.mesh.leave(&e.to_string(), blamed);
-        });
-        ready.map(|()| World { group, local_rank })
+        if group.is_on_one_host() {
+            group.join_by(deadline)?;
+        }
+        Ok(World { group, local_rank })
     }
 
     fn find_backend(&self, mesh: &Mesh) -> Result<Arc<dyn Backend>> {

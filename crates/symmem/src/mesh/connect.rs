@@ -1,8 +1,10 @@
 //! Connecting the mesh: every rank listens, publishes where in the store, connects to the ranks below
 //! it and accepts those above. Each end proves the job's token and its user. No step waits without a deadline.
+//! With ranks of other hosts it does the same over TCP, in `far.rs`; where there are none, nobody listens there.
 //!
 //! What is found in the store is not trusted: an address leads to a socket in a private directory of this user, or nowhere.
 
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -11,10 +13,12 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use super::endpoint::{self, Endpoint};
-use super::host;
-use super::records::{Address, Ended, Published, Records, Verdict};
+use super::far::Far;
+use super::handshake::Terms;
+use super::host::{self, Hosts};
+use super::records::{Address, Ended, Listening, Published, Records, Verdict};
 use super::socket::{self, Packet, Received};
-use super::{Gone, Mesh};
+use super::{Gone, Mesh, address};
 use crate::error::{Error, Result};
 use crate::store::SharedStore;
 use crate::sync::Deadline;
@@ -37,7 +41,7 @@ pub(crate) struct Bootstrap {
     pub(crate) deadline: Deadline,
 }
 
-/// Connects this rank with all others of its machine. Collective over the world.
+/// Connects this rank with all others. Collective over the world.
 pub(crate) fn connect(bootstrap: &Bootstrap) -> Result<Mesh> {
     let deadline = bootstrap.deadline.start();
     let records = Records::open(bootstrap, deadline)?;
@@ -47,32 +51,38 @@ pub(crate) fn connect(bootstrap: &Bootstrap) -> Result<Mesh> {
         |(host, e): &(String, Endpoint)| Address { host: host.clone(), path: e.path().to_owned() };
     let published: Published = opened.as_ref().map(address).map_err(Error::to_string);
     records.publish(&published)?;
-    let (host, endpoint) = opened?;
-    let (token, addresses) = match records.gather() {
-        Ok(gathered) => gathered,
-        Err(Ended::Error(error)) => return Err(error),
-        // Before our socket is closed, for which nobody shall blame us.
-        Err(Ended::Verdict(verdict)) => {
-            return Err(records.settle(verdict).error(bootstrap.rank, deadline));
-        }
+    let (_, endpoint) = opened?;
+    // Before our socket is closed, for which nobody shall blame us.
+    let ended = |ended| match ended {
+        Ended::Error(error) => error,
+        Ended::Verdict(verdict) => records.settle(verdict).error(bootstrap.rank, deadline),
     };
-    let local = |a: &Address| a.host == host;
-    let paths: Vec<_> = addresses.into_iter().map(|a| local(&a).then_some(a.path)).collect();
-    let is_local = |peer: &usize| paths.get(*peer).is_some_and(Option::is_some);
+    let (token, addresses) = records.gather().map_err(ended)?;
+    let hosts = Hosts::new(addresses.iter().map(|address| address.host.as_str()));
+    let far = match hosts.count() {
+        1 => None,
+        _ => Some(listen_to_hosts(bootstrap, &records, &hosts, token).map_err(ended)?),
+    };
+    let local = |rank: usize| hosts.are_together(bootstrap.rank, rank);
+    let path = |(rank, address): (usize, Address)| local(rank).then_some(address.path);
     let mut joining = Joining {
         rank: bootstrap.rank,
         token,
         endpoint,
-        ungreeted: (0..bootstrap.rank).filter(is_local).collect(),
-        paths,
+        ungreeted: (0..bootstrap.rank).filter(|&rank| local(rank)).collect(),
+        paths: addresses.into_iter().enumerate().map(path).collect(),
         connected: (0..bootstrap.size).map(|_| None).collect(),
         greeted: Vec::new(),
         strangers: Vec::new(),
         next_probe: Instant::now() + PROBE,
         probe_from: 0,
+        far,
     };
     match joining.run(deadline) {
-        Ok(()) => Mesh::sockets(bootstrap.rank, joining.connected),
+        Ok(()) => {
+            let streams = joining.far.map(Far::into_connected).unwrap_or_default();
+            Mesh::connected(bootstrap.rank, joining.connected, streams, hosts)
+        }
         Err(verdict) => {
             // Tells everyone why, before our closed connections do; takes the first verdict as ours.
             let verdict = records.settle(verdict);
@@ -80,6 +90,34 @@ pub(crate) fn connect(bootstrap: &Bootstrap) -> Result<Mesh> {
             Err(verdict.error(bootstrap.rank, deadline))
         }
     }
+}
+
+/// Listens for ranks of other hosts, and finds out where they do.
+fn listen_to_hosts(
+    bootstrap: &Bootstrap,
+    records: &Records,
+    hosts: &Hosts,
+    token: u128,
+) -> Result<Far, Ended> {
+    let rank = bootstrap.rank;
+    let opened = address::listen(rank, &bootstrap.store);
+    let listening: Listening =
+        opened.as_ref().map(|(_, address)| *address).map_err(Error::to_string);
+    records.publish_listening(&listening)?;
+    let (listener, _) = opened?;
+    let all = records.gather_listening()?;
+    if let Some((misplaced, at)) = address::misplaced(&all).and_then(|r| Some((r, all.get(r)?))) {
+        return Err(Ended::Error(Error::Unavailable {
+            what: format!("a connection between hosts to rank {misplaced}"),
+            why: format!(
+                "it listens at {at}, where other hosts do not reach it; set {} there",
+                address::NAMES
+            ),
+        }));
+    }
+    let far = |(peer, at): (usize, SocketAddr)| (!hosts.are_together(rank, peer)).then_some(at);
+    let addresses = all.into_iter().enumerate().map(far).collect();
+    Ok(Far::new(Terms { rank, token }, listener, addresses))
 }
 
 struct Joining {
@@ -97,13 +135,18 @@ struct Joining {
     strangers: Vec<OwnedFd>,
     next_probe: Instant,
     probe_from: usize,
+    /// The ranks of other hosts, where there are any.
+    far: Option<Far>,
 }
 
 impl Joining {
     fn run(&mut self, deadline: Deadline) -> Result<(), Verdict> {
         loop {
             self.greet(deadline)?;
-            let missing = self.missing();
+            if let Some(far) = &mut self.far {
+                far.advance(deadline)?;
+            }
+            let missing = self.all_missing();
             if missing.is_empty() {
                 return Ok(());
             }
@@ -119,6 +162,14 @@ impl Joining {
         }
     }
 
+    fn all_missing(&self) -> Vec<usize> {
+        let far = self.far.iter().flat_map(Far::missing);
+        let mut all: Vec<usize> = self.missing().into_iter().chain(far).collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// Those of this host.
     fn missing(&self) -> Vec<usize> {
         let here = |peer| self.connected.get(peer).is_some_and(Option::is_some);
         (0..self.paths.len())
@@ -177,6 +228,7 @@ impl Joining {
         fds.extend(waiting.map(|fd| PollFd::new(fd, PollFlags::IN)));
         let nap = deadline.nap(self.next_probe.saturating_duration_since(Instant::now()));
         let nap = if self.ungreeted.is_empty() { nap } else { nap.min(RETRY) };
+        let nap = self.far.as_ref().map_or(nap, |far| nap.min(far.wait_for(&mut fds)));
         let _ = poll(&mut fds, Some(&socket::timespec(nap)));
     }
 
@@ -197,7 +249,7 @@ impl Joining {
         for socket in std::mem::take(&mut self.strangers) {
             match socket::receive(&socket) {
                 Received::Nothing => self.strangers.push(socket),
-                Received::End => {} // a probe
+                Received::End | Received::Silence => {} // a probe
                 Received::Packet(Packet::Hello { token, rank }, _)
                     if token == self.token
                         && self.missing().contains(&rank)
@@ -228,7 +280,9 @@ impl Joining {
                 Received::Packet(Packet::Bye(Gone { how, because_of, .. }), _) => {
                     return Err(self.lost(because_of.unwrap_or(peer), &how));
                 }
-                Received::End => return Err(self.lost(peer, "its connection closed")),
+                Received::End | Received::Silence => {
+                    return Err(self.lost(peer, "its connection closed"));
+                }
                 Received::Packet(..) | Received::Garbage(_) => {
                     return Err(self.lost(peer, "it does not know the job's token"));
                 }
@@ -259,7 +313,7 @@ impl Joining {
     }
 
     fn lost(&self, peer: usize, how: &str) -> Verdict {
-        Verdict { by: self.rank, blamed: vec![peer], how: how.to_owned(), timed_out: false }
+        Verdict::lost(self.rank, peer, how)
     }
 
     /// Those who have all their connections, by their own account, know of no verdict.
@@ -270,10 +324,13 @@ impl Joining {
         let greeted = self.greeted.iter().map(|(_, socket)| socket);
         let peers = self.connected.iter().flatten().chain(greeted);
         peers.for_each(|socket| socket::say_goodbye(socket, &gone));
+        if let Some(far) = &self.far {
+            far.say_goodbye(&gone);
+        }
     }
 }
 
 /// Whether a call failed for want of something of this process or machine, and not because of the other end.
-fn is_our_own(e: Errno) -> bool {
+pub(super) fn is_our_own(e: Errno) -> bool {
     matches!(e, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)
 }

@@ -1,15 +1,21 @@
-//! The mesh: one connection between every two ranks on a machine, open as long as the world.
+//! The mesh: one connection between every two ranks, open as long as the world.
 //!
 //! It carries messages (what the ranks of a group tell each other in a rendezvous, and memory), and it is
-//! the liveness line: a closed connection is a dead peer. Between processes a connection is a Unix
-//! socket; between threads of one process, the peer's inbox itself.
+//! the liveness line: a closed connection is a dead peer. Between processes of one host a connection is a Unix
+//! socket; between hosts, a TCP stream, which carries no memory; between threads of one process, the peer's inbox itself.
 
+mod address;
 mod connect;
 pub(crate) mod endpoint;
+mod far;
+mod frames;
+mod handshake;
 mod host;
 mod inbox;
+mod interfaces;
 mod records;
 mod socket;
+mod stream;
 mod watcher;
 
 use std::os::fd::OwnedFd;
@@ -23,8 +29,10 @@ pub(crate) use inbox::{Gone, Inbox, Message, Shortfall};
 use crate::error::{Error, Result};
 use crate::memory::Exported;
 use crate::sync::Deadline;
+use host::Hosts;
 use socket::Packet;
-use watcher::{Peers, Watcher};
+use stream::Stream;
+use watcher::{Line, Peers, Watcher};
 
 /// Who speaks: a group that is being formed, known by its name and members, or one that stands.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -60,9 +68,11 @@ pub(crate) trait PeerObserver: Send + Sync {
 }
 
 enum Link {
-    /// This rank itself, or one on another machine.
+    /// This rank itself.
     None,
     Socket(Arc<OwnedFd>),
+    /// To another host.
+    Stream(Arc<Stream>),
     Thread(Arc<Inbox>),
 }
 
@@ -70,6 +80,7 @@ enum Link {
 pub(crate) struct Mesh {
     rank: usize,
     links: Vec<Link>,
+    hosts: Hosts,
     inbox: Arc<Inbox>,
     watcher: Mutex<Option<Watcher>>,
     /// The process whose connections they are; a fork of it has copies.
@@ -96,24 +107,37 @@ impl Mesh {
         (0..n).map(mesh).collect()
     }
 
-    /// Over sockets, one per local peer (`None` for this rank and for ranks on other machines).
-    fn sockets(rank: usize, sockets: Vec<Option<OwnedFd>>) -> Result<Self> {
+    /// Over sockets, one per peer of this host, and streams, one per peer of another.
+    fn connected(
+        rank: usize,
+        sockets: Vec<Option<OwnedFd>>,
+        streams: Vec<Option<Stream>>,
+        hosts: Hosts,
+    ) -> Result<Self> {
         let inbox = Arc::new(Inbox::new(rank));
-        let links: Vec<Link> = sockets
-            .into_iter()
-            .map(|s| s.map_or(Link::None, |fd| Link::Socket(Arc::new(fd))))
-            .collect();
+        let streams = streams.into_iter().chain(std::iter::repeat_with(|| None));
+        let link = |(socket, stream): (Option<OwnedFd>, Option<Stream>)| match (socket, stream) {
+            (Some(socket), _) => Link::Socket(Arc::new(socket)),
+            (None, Some(stream)) => Link::Stream(Arc::new(stream)),
+            (None, None) => Link::None,
+        };
+        let links: Vec<Link> = sockets.into_iter().zip(streams).map(link).collect();
         let watched = links.iter().enumerate().filter_map(|(peer, link)| match link {
-            Link::Socket(fd) => Some((peer, Arc::clone(fd))),
+            Link::Socket(fd) => Some((peer, Line::Socket(Arc::clone(fd)))),
+            Link::Stream(stream) => {
+                Some((peer, Line::Stream(Arc::clone(stream), hosts.name(peer).to_owned())))
+            }
             Link::None | Link::Thread(_) => None,
         });
         let watcher = Watcher::start(Arc::clone(&inbox), watched.collect())?;
-        Ok(Self::new(rank, links, inbox, Some(watcher)))
+        Ok(Self { hosts, ..Self::new(rank, links, inbox, Some(watcher)) })
     }
 
+    /// Of one host.
     fn new(rank: usize, links: Vec<Link>, inbox: Arc<Inbox>, watcher: Option<Watcher>) -> Self {
         let (watcher, process) = (Mutex::new(watcher), std::process::id());
-        Self { rank, links, inbox, watcher, process }
+        let hosts = Hosts::one(links.len());
+        Self { rank, links, hosts, inbox, watcher, process }
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -128,14 +152,23 @@ impl Mesh {
         &self.inbox
     }
 
-    /// Whether `rank` is on this machine.
+    pub(crate) fn hosts(&self) -> &Hosts {
+        &self.hosts
+    }
+
+    /// Whether `rank` is on this host.
     pub(crate) fn is_local(&self, rank: usize) -> bool {
-        rank == self.rank || self.links.get(rank).is_some_and(|l| !matches!(l, Link::None))
+        self.hosts.are_together(self.rank, rank)
+    }
+
+    /// How many ranks of the world are on this host.
+    pub(crate) fn ranks_here(&self) -> usize {
+        self.hosts.ranks_beside(self.rank)
     }
 
     /// Whether all ranks are threads of this process.
     pub(crate) fn in_one_process(&self) -> bool {
-        !self.links.iter().any(|l| matches!(l, Link::Socket(_)))
+        !self.links.iter().any(|l| matches!(l, Link::Socket(_) | Link::Stream(_)))
     }
 
     /// Has `observer` told of every loss from now on, and of those already known.
@@ -153,16 +186,26 @@ impl Mesh {
         memory: Option<Exported>,
         deadline: Deadline,
     ) -> Result<()> {
+        let packet = |memory: &Option<Exported>| {
+            let (subject, body) = (subject.clone(), body.to_vec());
+            let fabric = match memory {
+                Some(Exported::Bytes(handle)) => Some(handle.to_vec()),
+                _ => None,
+            };
+            Packet::Message { subject, phase, body, fabric }
+        };
         match self.links.get(to) {
-            Some(Link::Socket(fd)) => {
-                let (subject, body) = (subject.clone(), body.to_vec());
-                let fabric = match &memory {
-                    Some(Exported::Bytes(handle)) => Some(handle.to_vec()),
-                    _ => None,
-                };
-                let packet = Packet::Message { subject, phase, body, fabric };
-                socket::send(fd, &packet, memory, deadline)
+            Some(Link::Socket(fd)) => socket::send(fd, &packet(&memory), memory, deadline),
+            Some(Link::Stream(_)) if matches!(memory, Some(Exported::Descriptor(_))) => {
+                Err(Error::Unavailable {
+                    what: format!("memory of rank {} on rank {to}", self.rank),
+                    why: format!(
+                        "that rank is on another host ({}), to which no descriptor can be sent",
+                        self.hosts.name(to)
+                    ),
+                })
             }
+            Some(Link::Stream(stream)) => stream.send(&packet(&memory), deadline),
             Some(Link::Thread(inbox)) => {
                 inbox.deliver(
                     self.rank,
@@ -174,7 +217,7 @@ impl Mesh {
             }
             Some(Link::None) | None => Err(Error::Unavailable {
                 what: format!("a connection to rank {to}"),
-                why: "it is not on this machine".into(),
+                why: "there is none".into(),
             }),
         }
     }
@@ -225,9 +268,14 @@ impl Mesh {
         for link in &self.links {
             match link {
                 Link::Socket(fd) => socket::say_goodbye(fd, &gone),
+                Link::Stream(stream) => stream.say_goodbye(&gone),
                 Link::Thread(inbox) => inbox.mark_gone(self.rank, gone.clone()),
                 Link::None => {}
             }
         }
+        stream::linger(self.links.iter().filter_map(|link| match link {
+            Link::Stream(stream) => Some(&**stream),
+            _ => None,
+        }));
     }
 }

@@ -1,6 +1,7 @@
 //! What the ranks of a world tell each other through the store while they connect: where each can be reached, what the token
 //! is made from, and why they gave up. With a secret of the job, nobody else can write any of it.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,9 @@ pub(super) struct Address {
 /// Or why it cannot be reached.
 pub(super) type Published = Result<Address, String>;
 
+/// Where a rank listens for ranks of other hosts, or why it does not.
+pub(super) type Listening = Result<SocketAddr, String>;
+
 /// Why the job could not be connected; the first verdict, found in the store, is everyone's.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Verdict {
@@ -38,6 +42,11 @@ pub(super) struct Verdict {
 }
 
 impl Verdict {
+    /// Of rank `by`: `peer` is gone.
+    pub(super) fn lost(by: usize, peer: usize, how: &str) -> Self {
+        Self { by, blamed: vec![peer], how: how.to_owned(), timed_out: false }
+    }
+
     /// What this rank, `rank`, is told.
     pub(super) fn error(self, rank: usize, deadline: Deadline) -> Error {
         let Self { by, mut blamed, how, timed_out } = self;
@@ -76,13 +85,24 @@ impl From<Error> for Ended {
 }
 
 /// What has not been found in the store, by its place among the keys.
-struct Awaited {
+struct Awaited<'a> {
     keys: Vec<usize>,
+    /// The rank whose task it is to write each.
+    owners: &'a [usize],
     /// When the store said so.
     seen: Option<Instant>,
 }
 
-impl Awaited {
+impl Awaited<'_> {
+    /// The ranks whose task it is to write what has not been found.
+    fn missed(&self) -> Vec<usize> {
+        let mut owners: Vec<usize> =
+            self.keys.iter().filter_map(|&at| self.owners.get(at).copied()).collect();
+        owners.sort_unstable();
+        owners.dedup();
+        owners
+    }
+
     fn is_recent(&self) -> bool {
         self.seen.is_some_and(|seen| seen.elapsed() < 10 * SLICE) && !self.keys.is_empty()
     }
@@ -164,19 +184,55 @@ impl Records {
         self.set(&address_name(self.rank), published)
     }
 
+    /// Says where this rank listens for ranks of other hosts.
+    pub(super) fn publish_listening(&self, listening: &Listening) -> Result<()> {
+        self.set(&listening_name(self.rank), listening)
+    }
+
     /// The token, and every rank's address in rank order; at the deadline, says who did not publish one.
     pub(super) fn gather(&self) -> Result<(u128, Vec<Address>), Ended> {
-        let keys: Vec<String> = (0..self.size).map(|r| self.key(&address_name(r))).collect();
-        let token = self.key("token");
-        let all: Vec<&str> = keys.iter().chain([&token]).map(String::as_str).collect();
-        let mut awaited = Awaited { keys: (0..=self.size).collect(), seen: None };
-        let values = loop {
+        let mut keys: Vec<String> = (0..self.size).map(|r| self.key(&address_name(r))).collect();
+        keys.push(self.key("token"));
+        // The token, behind the addresses, is rank 0's task.
+        let owners: Vec<usize> = (0..self.size).chain([0]).collect();
+        let mut values = self.collect(&keys, &owners)?;
+        let drawn = keys.last().zip(values.pop()).map(|(key, value)| self.unseal(key, value));
+        let drawn = drawn.transpose()?.unwrap_or_default();
+        Ok((self.seal.token(drawn), self.read_all(&keys, values)?))
+    }
+
+    /// Where every rank listens for ranks of other hosts.
+    pub(super) fn gather_listening(&self) -> Result<Vec<SocketAddr>, Ended> {
+        let keys: Vec<String> = (0..self.size).map(|r| self.key(&listening_name(r))).collect();
+        let owners: Vec<usize> = (0..self.size).collect();
+        let values = self.collect(&keys, &owners)?;
+        self.read_all(&keys, values)
+    }
+
+    /// What every rank published under its key, unless one has published why it cannot.
+    fn read_all<T: for<'a> Deserialize<'a>>(
+        &self,
+        keys: &[String],
+        values: Vec<Vec<u8>>,
+    ) -> Result<Vec<T>, Ended> {
+        let read = |(rank, (key, value)): (usize, (&String, Vec<u8>))| {
+            let published: Result<T, String> = self.unseal(key, value)?;
+            published.map_err(|reason| Error::PeerFailed { op: OP, rank, reason })
+        };
+        Ok(keys.iter().zip(values).enumerate().map(read).collect::<Result<_>>()?)
+    }
+
+    /// The values of these keys, each of which is one rank's task to write.
+    fn collect(&self, keys: &[String], owners: &[usize]) -> Result<Vec<Vec<u8>>, Ended> {
+        let all: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let mut awaited = Awaited { keys: (0..keys.len()).collect(), owners, seen: None };
+        loop {
             let slice = self.deadline.nap(SLICE);
             match self.store.multi_get(&all, Deadline::after(slice)) {
-                Ok(values) => break values,
+                Ok(values) => return Ok(values),
                 Err(Error::Timeout { .. }) => self.look_around(&all, &mut awaited)?,
                 Err(Error::Interrupted { .. }) => {
-                    return Err(waited_for(self.owners(&awaited), self.deadline).into());
+                    return Err(waited_for(awaited.missed(), self.deadline).into());
                 }
                 // A store that answered a moment ago is not why the others have not come.
                 Err(Error::Unavailable { .. }) if awaited.is_recent() => {
@@ -184,20 +240,11 @@ impl Records {
                 }
                 Err(other) => return Err(other.into()),
             }
-        };
-        let mut found = all.iter().zip(values);
-        let drawn = found.next_back().map(|(key, value)| self.unseal(key, value));
-        let drawn = drawn.transpose()?.unwrap_or_default();
-        let reachable = |(rank, (key, value)): (usize, (&&str, Vec<u8>))| {
-            let published: Published = self.unseal(key, value)?;
-            published.map_err(|reason| Error::PeerFailed { op: OP, rank, reason })
-        };
-        let addresses = found.enumerate().map(reachable).collect::<Result<_>>()?;
-        Ok((self.seal.token(drawn), addresses))
+        }
     }
 
     /// Goes on if there is time, and nobody has given up.
-    fn look_around(&self, keys: &[&str], awaited: &mut Awaited) -> Result<(), Ended> {
+    fn look_around(&self, keys: &[&str], awaited: &mut Awaited<'_>) -> Result<(), Ended> {
         if let Some(verdict) = self.verdict()? {
             return Err(Ended::Verdict(verdict));
         }
@@ -218,20 +265,10 @@ impl Records {
     }
 
     /// The verdict at the deadline.
-    fn missed(&self, awaited: &Awaited) -> Ended {
-        let blamed = self.owners(awaited);
+    fn missed(&self, awaited: &Awaited<'_>) -> Ended {
+        let blamed = awaited.missed();
         let how = format!("no answer after {:.1?}", self.deadline.elapsed());
         Ended::Verdict(Verdict { by: self.rank, blamed, how, timed_out: true })
-    }
-
-    /// The ranks whose task it is to write what has not been found.
-    fn owners(&self, awaited: &Awaited) -> Vec<usize> {
-        // The token, behind the addresses, is rank 0's task.
-        let owner = |at: &usize| if *at < self.size { *at } else { 0 };
-        let mut owners: Vec<usize> = awaited.keys.iter().map(owner).collect();
-        owners.sort_unstable();
-        owners.dedup();
-        owners
     }
 
     fn verdict(&self) -> Result<Option<Verdict>> {
@@ -260,6 +297,10 @@ impl Records {
 
 fn address_name(rank: usize) -> String {
     format!("address/{rank}")
+}
+
+fn listening_name(rank: usize) -> String {
+    format!("listening/{rank}")
 }
 
 /// What tells the jobs of a user apart, known to all ranks and not to be changed by others: the port of the store.

@@ -21,9 +21,9 @@ use crate::private;
 use crate::sync::Deadline;
 
 /// The largest packet. Sockets keep packet boundaries, so one read is one packet.
-const PACKET: usize = 16 << 10;
+pub(super) const PACKET: usize = 16 << 10;
 /// How long a leaving rank waits for a peer to take its goodbye.
-const GOODBYE: Duration = Duration::from_millis(20);
+pub(super) const GOODBYE: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Packet {
@@ -40,11 +40,13 @@ pub(super) enum Packet {
     },
     /// Last, from a rank that can still say so.
     Bye(Gone),
+    /// Between hosts: how much the sender of this has taken in so far.
+    Taken(u64),
 }
 
 impl Packet {
     /// The memory that came as bytes.
-    fn fabric(&self) -> Option<Exported> {
+    pub(super) fn fabric(&self) -> Option<Exported> {
         match self {
             Self::Message { fabric: Some(handle), .. } => {
                 handle.as_slice().try_into().ok().map(Exported::Bytes)
@@ -60,8 +62,24 @@ pub(super) enum Received {
     Nothing,
     /// The other end is closed.
     End,
+    /// The other end's host does not answer any more.
+    Silence,
     /// Not a packet of ours.
     Garbage(String),
+}
+
+/// The bytes of a packet.
+pub(super) fn encode(packet: &Packet) -> Result<Vec<u8>> {
+    let bytes = postcard::to_stdvec(packet).unwrap_or_default();
+    if !bytes.is_empty() && bytes.len() <= PACKET {
+        return Ok(bytes);
+    }
+    Err(Error::Usage {
+        op: "send",
+        rank: None,
+        expected: format!("a message of at most {PACKET} bytes"),
+        got: format!("{} bytes", bytes.len()),
+    })
 }
 
 /// Sends one packet whole, waiting for room until the deadline.
@@ -71,15 +89,7 @@ pub(super) fn send(
     memory: Option<Exported>,
     deadline: Deadline,
 ) -> Result<()> {
-    let bytes = postcard::to_stdvec(packet).unwrap_or_default();
-    if bytes.is_empty() || bytes.len() > PACKET {
-        return Err(Error::Usage {
-            op: "send",
-            rank: None,
-            expected: format!("a message of at most {PACKET} bytes"),
-            got: format!("{} bytes", bytes.len()),
-        });
-    }
+    let bytes = encode(packet)?;
     let descriptor = match &memory {
         Some(Exported::Descriptor(fd)) => Some(fd.as_fd()),
         // Cannot travel: the message goes without, and whoever needs the memory says so.

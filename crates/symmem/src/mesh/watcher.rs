@@ -1,6 +1,6 @@
 //! The one thread of a mesh over sockets: takes in messages and notices deaths.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -8,6 +8,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::inbox::{Gone, Inbox, Message};
 use super::socket::{self, Packet, Received};
+use super::stream::Stream;
 use crate::error::{Error, Result};
 
 pub(super) struct Watcher {
@@ -25,28 +26,79 @@ pub(super) struct Peers {
 
 struct Peer {
     rank: usize,
-    socket: Arc<OwnedFd>,
+    line: Line,
     process: Option<OwnedFd>,
     /// Held from a packet's way out of the socket until it is in the inbox, so that packets stay in order.
     reading: Mutex<()>,
 }
 
+/// What connects a peer.
+pub(super) enum Line {
+    Socket(Arc<OwnedFd>),
+    /// To the host of this name.
+    Stream(Arc<Stream>, String),
+}
+
+impl Line {
+    fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Socket(socket) => socket.as_fd(),
+            Self::Stream(stream, _) => stream.as_fd(),
+        }
+    }
+
+    fn is_stream(&self) -> bool {
+        matches!(self, Self::Stream(..))
+    }
+
+    fn receive(&self) -> Received {
+        match self {
+            Self::Socket(socket) => socket::receive(socket),
+            Self::Stream(stream, _) => stream.receive(),
+        }
+    }
+
+    fn end(&self) {
+        match self {
+            Self::Socket(socket) => socket::end(socket),
+            Self::Stream(stream, _) => stream.end(),
+        }
+    }
+
+    fn process(&self) -> Option<OwnedFd> {
+        match self {
+            Self::Socket(socket) => socket::peer_process(socket),
+            Self::Stream(..) => None,
+        }
+    }
+
+    /// How a peer went whose kernel answers no more.
+    fn silence(&self) -> String {
+        match self {
+            Self::Socket(_) => "its connection failed".to_owned(),
+            Self::Stream(_, host) => format!("its host {host} is unreachable"),
+        }
+    }
+}
+
 impl Watcher {
-    pub(super) fn start(inbox: Arc<Inbox>, sockets: Vec<(usize, Arc<OwnedFd>)>) -> Result<Self> {
+    pub(super) fn start(inbox: Arc<Inbox>, lines: Vec<(usize, Line)>) -> Result<Self> {
         let (ended, stop) = std::io::pipe().map_err(Error::system("pipe"))?;
-        let peer = |(rank, socket): (usize, Arc<OwnedFd>)| Peer {
+        let peer = |(rank, line): (usize, Line)| Peer {
             rank,
-            process: socket::peer_process(&socket),
-            socket,
+            process: line.process(),
+            line,
             reading: Mutex::new(()),
         };
-        let peers = Arc::new(Peers { inbox, peers: sockets.into_iter().map(peer).collect() });
+        let peers = Arc::new(Peers { inbox, peers: lines.into_iter().map(peer).collect() });
         let watched = Arc::clone(&peers);
         let thread = std::thread::Builder::new()
             .name("symmem-watcher".into())
             .stack_size(256 << 10)
             .spawn(move || {
                 let mut here: Vec<&Peer> = watched.peers.iter().collect();
+                // What came behind a peer's first words has left the kernel, which does not tell of it again.
+                here.retain(|peer| !peer.line.is_stream() || serve(&watched.inbox, peer, false));
                 while !ended_or_served(&watched.inbox, &ended, &mut here) {}
             })
             .map_err(Error::system("starting the watcher thread"))?;
@@ -84,10 +136,11 @@ impl Drop for Watcher {
 fn ended_or_served(inbox: &Inbox, ended: &std::io::PipeReader, peers: &mut Vec<&Peer>) -> bool {
     let mut fds = vec![PollFd::new(ended, PollFlags::IN)];
     for peer in peers.iter() {
-        fds.push(PollFd::new(&*peer.socket, PollFlags::IN));
-        // A missing one is watched in place by the socket again, to keep two entries a peer.
-        let process: &OwnedFd = peer.process.as_ref().unwrap_or(&peer.socket);
-        fds.push(PollFd::new(process, PollFlags::IN));
+        let line = peer.line.fd();
+        fds.push(PollFd::from_borrowed_fd(line, PollFlags::IN));
+        // A missing one is watched in place by the connection again, to keep two entries a peer.
+        let process = peer.process.as_ref().map_or(line, AsFd::as_fd);
+        fds.push(PollFd::from_borrowed_fd(process, PollFlags::IN));
     }
     if poll(&mut fds, None).is_err() {
         return false; // interrupted, or short of memory: look again
@@ -116,7 +169,7 @@ fn serve(inbox: &Inbox, peer: &Peer, ended: bool) -> bool {
     let gone = closed.or_else(|| ended.then(|| Gone::lost("its process ended")));
     let Some(gone) = gone else { return true };
     // If it lives after all, or a child of its holds the connection, they learn that it is over.
-    socket::end(&peer.socket);
+    peer.line.end();
     inbox.mark_gone(peer.rank, gone);
     false
 }
@@ -124,7 +177,7 @@ fn serve(inbox: &Inbox, peer: &Peer, ended: bool) -> bool {
 /// Takes in all that has arrived; tells how the connection ended, if it did.
 fn take_in(inbox: &Inbox, peer: &Peer) -> Option<Gone> {
     loop {
-        match socket::receive(&peer.socket) {
+        match peer.line.receive() {
             Received::Packet(Packet::Message { subject, phase, body, .. }, memory) => {
                 inbox.deliver(peer.rank, subject, phase, Message::new(body, memory));
             }
@@ -134,6 +187,7 @@ fn take_in(inbox: &Inbox, peer: &Peer) -> Option<Gone> {
             }
             Received::Garbage(what) => return Some(Gone::lost(format!("it sent garbage, {what}"))),
             Received::End => return Some(Gone::lost("its connection closed")),
+            Received::Silence => return Some(Gone::lost(peer.line.silence())),
             Received::Nothing => return None,
         }
     }
@@ -146,6 +200,7 @@ mod tests {
     use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
 
     use super::*;
+    use crate::mesh::host::Hosts;
     use crate::mesh::{Mesh, Phase, Scope};
     use crate::sync::Deadline;
 
@@ -155,7 +210,8 @@ mod tests {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         let inbox: Arc<Inbox> = Arc::default();
-        let _watcher = Watcher::start(Arc::clone(&inbox), vec![(5, Arc::new(ours))]).unwrap();
+        let _watcher =
+            Watcher::start(Arc::clone(&inbox), vec![(5, Line::Socket(Arc::new(ours)))]).unwrap();
         send(&theirs, bytes, SendFlags::NOSIGNAL).unwrap();
         let begin = Instant::now();
         let gone = loop {
@@ -175,7 +231,8 @@ mod tests {
         let pair = || socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         let (to_one, one) = pair();
         let (to_two, two) = pair();
-        let mesh = Mesh::sockets(0, vec![None, Some(to_one), Some(to_two)]).unwrap();
+        let sockets = vec![None, Some(to_one), Some(to_two)];
+        let mesh = Mesh::connected(0, sockets, vec![], Hosts::one(3)).unwrap();
         let peers = Arc::clone(mesh.watcher.lock().unwrap().as_ref().unwrap().peers());
         let _busy = peers.peers[0].reading.lock().unwrap();
         let subject = mesh.inbox().begin(Scope::Group(7));

@@ -3,6 +3,7 @@
 //! After an error it is out of step with the server and must be dropped.
 
 use std::io::{ErrorKind, Read, Write};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -65,6 +66,11 @@ impl Connection {
             Peer::Nobody => Err(connection.end()),
             Peer::User(_) | Peer::Remote => Ok(connection),
         }
+    }
+
+    /// This end's address, over TCP.
+    pub(super) fn local_address(&self) -> Option<IpAddr> {
+        self.stream.local_address()
     }
 
     /// Whether the server has not ended the connection since it was last used.

@@ -76,6 +76,12 @@ pub trait Store: Send + Sync {
         None
     }
 
+    /// The address of this host by which the store is reached over TCP: ranks of other hosts reach this one there, unless they
+    /// are told otherwise.
+    fn local_address(&self) -> Option<std::net::IpAddr> {
+        None
+    }
+
     /// What errors call it, and who hosts it if that is known.
     fn describe(&self) -> String {
         "the store".to_owned()

@@ -83,6 +83,10 @@ impl Store for PrefixStore {
         Some(std::sync::Arc::new(Self { prefix: self.prefix.clone(), store }))
     }
 
+    fn local_address(&self) -> Option<std::net::IpAddr> {
+        self.store.local_address()
+    }
+
     fn describe(&self) -> String {
         self.store.describe()
     }

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -141,6 +141,14 @@ impl Stream {
             Self::Unix(_) => return self.client(&None),
         };
         self.client(&Some(Sockets::at(port)))
+    }
+
+    /// This end's address, over TCP. One that stands for IPv4 is that.
+    pub(super) fn local_address(&self) -> Option<IpAddr> {
+        match self {
+            Self::Tcp(stream) => Some(stream.local_addr().ok()?.ip().to_canonical()),
+            Self::Unix(_) => None,
+        }
     }
 
     /// Closes it so that nothing of it stays behind, not even with the system.

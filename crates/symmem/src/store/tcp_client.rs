@@ -4,6 +4,7 @@
 //! takes an idle connection or opens one, and puts it back when the answer is complete. Because a call may
 //! go another way than the one before it, `set` and its like return only once the server has carried them out.
 
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -37,6 +38,8 @@ struct Server {
     /// What errors call it.
     name: String,
     peer: Address,
+    /// This end's address, over TCP.
+    local: Option<IpAddr>,
     idle: Mutex<Vec<Connection>>,
 }
 
@@ -53,8 +56,9 @@ impl TcpStore {
         loop {
             let why = match reach(addr, &with, deadline) {
                 Ok((peer, connection)) => {
-                    let (address, idle) = (addr.to_owned(), Mutex::new(vec![connection]));
-                    let server = Arc::new(Server { address, name: with, peer, idle });
+                    let (address, local) = (addr.to_owned(), connection.local_address());
+                    let idle = Mutex::new(vec![connection]);
+                    let server = Arc::new(Server { address, name: with, peer, local, idle });
                     return Ok(Self { server, limit: CALL_LIMIT, last: Deadline::NEVER });
                 }
                 Err(error) if may_pass(&error) => error.to_string(),
@@ -277,6 +281,10 @@ impl Store for TcpStore {
     fn until(&self, deadline: Deadline) -> Option<SharedStore> {
         let (_, last) = self.deadlines(deadline);
         Some(Arc::new(Self { server: Arc::clone(&self.server), limit: self.limit, last }))
+    }
+
+    fn local_address(&self) -> Option<IpAddr> {
+        self.server.local
     }
 
     fn describe(&self) -> String {

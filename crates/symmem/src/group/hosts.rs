@@ -1,0 +1,65 @@
+//! The members of a group by host.
+
+use super::Group;
+use crate::error::Result;
+
+impl Group {
+    /// The ranks of the group by host: the hosts in the order of their first ranks in the world, the ranks of each in
+    /// ascending order. A rank reaches the memory of those on its own host.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| {
+    /// assert_eq!(world.hosts(), [[0, 1]]); // threads of one process are on one host
+    /// # })?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
+    pub fn hosts(&self) -> Vec<Vec<usize>> {
+        let hosts = self.context().mesh.hosts();
+        let mut members: Vec<(Option<usize>, usize)> = self
+            .world_ranks()
+            .iter()
+            .enumerate()
+            .map(|(rank, &member)| (hosts.number(member), rank))
+            .collect();
+        members.sort_unstable();
+        let of_one =
+            |ranks: &[(Option<usize>, usize)]| ranks.iter().map(|(_, rank)| *rank).collect();
+        members.chunk_by(|(a, _), (b, _)| a == b).map(of_one).collect()
+    }
+
+    /// Whether `rank` of this group is on this rank's host; false if there is no such rank.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| {
+    /// assert!(world.is_local(1) && !world.is_local(2));
+    /// # })?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
+    pub fn is_local(&self, rank: usize) -> bool {
+        let mesh = &self.context().mesh;
+        self.world_ranks().get(rank).is_some_and(|&member| mesh.is_local(member))
+    }
+
+    /// A new group of this group's ranks on this rank's host, as [`Group::subgroup`] makes it: called by all ranks of the
+    /// host. Everything works in it, also where this group spans several hosts.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let here = world.host_group()?;
+    /// let mut sum = [1.0_f32];
+    /// here.all_reduce(&mut sum, symmem::ReduceOp::Sum)?;
+    /// assert_eq!(sum, [here.size() as f32]);
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
+    pub fn host_group(&self) -> Result<Group> {
+        let here: Vec<usize> = (0..self.size()).filter(|&rank| self.is_local(rank)).collect();
+        self.subgroup(&here)
+    }
+
+    /// Whether all members share memory.
+    pub(super) fn is_on_one_host(&self) -> bool {
+        (0..self.size()).all(|rank| self.is_local(rank))
+    }
+}

@@ -1,0 +1,233 @@
+//! Connecting with ranks of other hosts, over TCP, by the rules of `connect.rs`: this rank calls those below it and is called
+//! by those above. Who calls may be anybody, so connections that have not shown whose they are, are few and short-lived.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
+
+use super::connect::is_our_own;
+use super::handshake::{Caller, Progress, Stranger, Terms, connected};
+use super::records::Verdict;
+use super::stream::{self, Stream};
+use super::{Gone, address};
+use crate::sync::Deadline;
+
+/// How often a rank that does not call is asked whether it still lives.
+const PROBE: Duration = Duration::from_millis(200);
+/// How many are asked at a time.
+const PROBED_AT_ONCE: usize = 16;
+/// How soon a rank that ended a connection without a word is called again.
+const RETRY: Duration = Duration::from_millis(20);
+/// How many connections may be there that have not shown whose they are, and how long each has for it. With more, the oldest
+/// go: a rank speaks at once, and calls again.
+const STRANGERS: usize = 64;
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How many connections are taken between two looks at what they say.
+const ACCEPTED_AT_ONCE: usize = 32;
+
+pub(super) struct Far {
+    terms: Terms,
+    listener: OwnedFd,
+    /// Where the ranks of other hosts listen; nothing for those of this host.
+    addresses: Vec<Option<SocketAddr>>,
+    connected: Vec<Option<Stream>>,
+    /// Ranks below us that are to be called, and not before when.
+    uncalled: Vec<(usize, Instant)>,
+    callers: Vec<Caller>,
+    strangers: VecDeque<Stranger>,
+    /// Ranks that are asked whether they live.
+    probes: Vec<(usize, OwnedFd)>,
+    next_probe: Instant,
+    probe_from: usize,
+}
+
+impl Far {
+    pub(super) fn new(terms: Terms, listener: OwnedFd, addresses: Vec<Option<SocketAddr>>) -> Self {
+        let now = Instant::now();
+        let below = 0..terms.rank;
+        let is_far = |rank: &usize| addresses.get(*rank).is_some_and(Option::is_some);
+        Self {
+            listener,
+            connected: addresses.iter().map(|_| None).collect(),
+            uncalled: below.filter(is_far).map(|rank| (rank, now)).collect(),
+            addresses,
+            terms,
+            callers: Vec::new(),
+            strangers: VecDeque::new(),
+            probes: Vec::new(),
+            next_probe: now + PROBE,
+            probe_from: 0,
+        }
+    }
+
+    pub(super) fn missing(&self) -> impl Iterator<Item = usize> {
+        let ranks = self.addresses.iter().zip(&self.connected).enumerate();
+        ranks.filter(|(_, (address, here))| address.is_some() && here.is_none()).map(|(r, _)| r)
+    }
+
+    pub(super) fn into_connected(self) -> Vec<Option<Stream>> {
+        self.connected
+    }
+
+    /// Does all that can be done without waiting.
+    pub(super) fn advance(&mut self, deadline: Deadline) -> Result<(), Verdict> {
+        self.call()?;
+        self.accept()?;
+        self.hear_strangers(deadline);
+        self.hear_called(deadline)?;
+        self.probe()
+    }
+
+    /// What to wait for, and for how long at most.
+    pub(super) fn wait_for<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) -> Duration {
+        fds.push(PollFd::new(&self.listener, PollFlags::IN));
+        fds.extend(self.callers.iter().map(|caller| {
+            let (fd, flags) = caller.interest();
+            PollFd::from_borrowed_fd(fd, flags)
+        }));
+        fds.extend(self.strangers.iter().map(|s| PollFd::new(&s.stream, PollFlags::IN)));
+        fds.extend(self.probes.iter().map(|(_, socket)| PollFd::new(socket, PollFlags::OUT)));
+        let moments = self.uncalled.iter().map(|(_, then)| *then).chain([self.next_probe]);
+        let next = moments.min().unwrap_or(self.next_probe);
+        next.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
+    }
+
+    fn call(&mut self) -> Result<(), Verdict> {
+        let now = Instant::now();
+        for (peer, then) in std::mem::take(&mut self.uncalled) {
+            if then > now {
+                self.uncalled.push((peer, then));
+                continue;
+            }
+            let Some(Some(address)) = self.addresses.get(peer) else { continue };
+            match begin(*address).and_then(Stream::new) {
+                Ok(stream) => self.callers.push(Caller::new(peer, stream)),
+                Err(e) => return Err(self.unreachable(peer, e)),
+            }
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self) -> Result<(), Verdict> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        for _ in 0..ACCEPTED_AT_ONCE {
+            match net::accept_with(&self.listener, flags).and_then(Stream::new) {
+                Ok(stream) => self.strangers.push_back(Stranger::new(stream)),
+                Err(e) if is_our_own(e) => {
+                    return Err(self.lost(self.terms.rank, &format!("accept: {e}")));
+                }
+                Err(_) => return Ok(()), // nobody, or nobody any more
+            }
+        }
+        Ok(())
+    }
+
+    fn hear_strangers(&mut self, deadline: Deadline) {
+        for mut stranger in std::mem::take(&mut self.strangers) {
+            let is_awaited = |rank: usize| {
+                rank > self.terms.rank && self.missing().any(|missing| missing == rank)
+            };
+            match stranger.advance(&self.terms, is_awaited, deadline) {
+                Progress::Waiting if stranger.since.elapsed() < PATIENCE => {
+                    self.strangers.push_back(stranger);
+                }
+                Progress::Done(rank) => self.connected[rank] = Some(stranger.stream),
+                Progress::Refused(_) => {
+                    tracing::warn!("refused a connection that does not belong to this job");
+                }
+                _ => {}
+            }
+        }
+        while self.strangers.len() > STRANGERS {
+            self.strangers.pop_front();
+        }
+    }
+
+    fn hear_called(&mut self, deadline: Deadline) -> Result<(), Verdict> {
+        for mut caller in std::mem::take(&mut self.callers) {
+            let peer = caller.peer;
+            match caller.advance(&self.terms, deadline) {
+                Progress::Waiting => self.callers.push(caller),
+                Progress::Done(rank) => self.connected[rank] = Some(caller.stream),
+                Progress::Ended => self.uncalled.push((peer, Instant::now() + RETRY)),
+                Progress::Failed(e) => return Err(self.unreachable(peer, e)),
+                Progress::Refused(how) => return Err(self.lost(peer, &how)),
+                Progress::Bye(Gone { how, because_of, .. }) => {
+                    return Err(self.lost(because_of.unwrap_or(peer), &how));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks ranks that shall call us whether they still listen.
+    fn probe(&mut self) -> Result<(), Verdict> {
+        for (peer, socket) in std::mem::take(&mut self.probes) {
+            match connected(&socket) {
+                None => self.probes.push((peer, socket)),
+                Some(Ok(())) => {}
+                Some(Err(e)) => return Err(self.unreachable(peer, e)),
+            }
+        }
+        if Instant::now() < self.next_probe {
+            return Ok(());
+        }
+        self.next_probe = Instant::now() + PROBE;
+        let asked = |rank: usize| self.probes.iter().any(|(peer, _)| *peer == rank);
+        let above = |rank: &usize| *rank > self.terms.rank && !asked(*rank);
+        let waited: Vec<usize> = self.missing().filter(above).collect();
+        let start = self.probe_from.checked_rem(waited.len()).unwrap_or(0);
+        self.probe_from = start + PROBED_AT_ONCE;
+        for &peer in waited.iter().cycle().skip(start).take(waited.len().min(PROBED_AT_ONCE)) {
+            let Some(Some(address)) = self.addresses.get(peer) else { continue };
+            match begin(*address) {
+                Ok(socket) => self.probes.push((peer, socket)),
+                // To ask is not worth giving up for.
+                Err(e) if is_our_own(e) => {}
+                Err(e) => return Err(self.unreachable(peer, e)),
+            }
+        }
+        Ok(())
+    }
+
+    /// What follows from not reaching `peer`.
+    fn unreachable(&self, peer: usize, e: Errno) -> Verdict {
+        if is_our_own(e) {
+            return self.lost(self.terms.rank, &format!("socket: {e}"));
+        }
+        let address = self.addresses.get(peer).copied().flatten();
+        let at = address.map(|address| address.to_string()).unwrap_or_default();
+        let how = match e {
+            Errno::CONNREFUSED => format!("nobody listens at {at}"),
+            e => format!("connecting to {at}: {e}; {} there chooses the address", address::NAMES),
+        };
+        self.lost(peer, &how)
+    }
+
+    fn lost(&self, peer: usize, how: &str) -> Verdict {
+        Verdict::lost(self.terms.rank, peer, how)
+    }
+
+    /// Tells those who are connected that this rank gives up.
+    pub(super) fn say_goodbye(&self, gone: &Gone) {
+        self.connected.iter().flatten().for_each(|stream| stream.say_goodbye(gone));
+        stream::linger(self.connected.iter().flatten());
+    }
+}
+
+/// Begins to connect.
+fn begin(address: SocketAddr) -> Result<OwnedFd, Errno> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = net::socket_with(family, SocketType::STREAM, flags, None)?;
+    stream::prepare(&socket)?;
+    match net::connect(&socket, &address) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+        Err(e) => Err(e),
+    }
+}

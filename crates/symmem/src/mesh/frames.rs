@@ -1,0 +1,118 @@
+//! Frames: pieces of a byte stream, each behind its length.
+//!
+//! The bytes may come from anybody. A length is believed only up to a bound, and memory is taken for bytes that have come,
+//! never for those that a length announces.
+
+/// The bytes of a length.
+const HEADER: usize = size_of::<u16>();
+
+/// What has come of a stream, and how long its frames may be.
+pub(super) struct Frames {
+    bytes: Vec<u8>,
+    longest: usize,
+}
+
+impl Frames {
+    pub(super) const fn new(longest: usize) -> Self {
+        Self { bytes: Vec::new(), longest }
+    }
+
+    /// From here on, frames may be this long.
+    pub(super) fn allow(&mut self, longest: usize) {
+        self.longest = longest;
+    }
+
+    /// How many bytes fit before the next look for a frame.
+    pub(super) fn room(&self) -> usize {
+        (HEADER + self.longest).saturating_sub(self.bytes.len())
+    }
+
+    /// Takes in bytes that have come.
+    pub(super) fn feed(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The next frame, if it has come whole; an error if it can be none of ours.
+    pub(super) fn next(&mut self) -> Option<Result<Vec<u8>, String>> {
+        let header = self.bytes.first_chunk::<HEADER>()?;
+        let len = usize::from(u16::from_le_bytes(*header));
+        if len == 0 || len > self.longest {
+            return Some(Err(format!("a frame of {len} bytes")));
+        }
+        let frame = self.bytes.get(HEADER..HEADER + len)?.to_vec();
+        self.bytes.drain(..HEADER + len);
+        Some(Ok(frame))
+    }
+}
+
+/// Appends `frame` with its length to `bytes`; false, and nothing is appended, if no length can say it.
+pub(super) fn append(bytes: &mut Vec<u8>, frame: &[u8]) -> bool {
+    let Some(len) = u16::try_from(frame.len()).ok().filter(|&len| len > 0) else { return false };
+    bytes.extend_from_slice(&len.to_le_bytes());
+    bytes.extend_from_slice(frame);
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONGEST: usize = 300;
+
+    /// All frames of `bytes`, fed in pieces of `piece`.
+    fn cut(bytes: &[u8], piece: usize) -> Result<Vec<Vec<u8>>, String> {
+        let (mut frames, mut all) = (Frames::new(LONGEST), Vec::new());
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(piece.min(frames.room()).min(rest.len()));
+            assert!(!now.is_empty(), "no room, and no frame");
+            frames.feed(now);
+            rest = later;
+            while let Some(frame) = frames.next() {
+                all.push(frame?);
+            }
+            assert!(frames.bytes.len() < HEADER + LONGEST);
+        }
+        Ok(all)
+    }
+
+    #[test]
+    fn frames_come_out_as_they_went_in_however_they_are_cut() {
+        let sent: Vec<Vec<u8>> =
+            [1, 2, 255, 256, LONGEST].map(|len| (0..len).map(|i| i as u8).collect()).to_vec();
+        let mut bytes = Vec::new();
+        assert!(sent.iter().all(|frame| append(&mut bytes, frame)));
+        for piece in [1, 2, 3, 7, 299, 302, 1000] {
+            assert_eq!(cut(&bytes, piece).unwrap(), sent, "{piece}");
+        }
+    }
+
+    #[test]
+    fn lengths_out_of_bounds_are_refused_before_anything_is_kept_for_them() {
+        for len in [0, LONGEST as u16 + 1, u16::MAX] {
+            let mut frames = Frames::new(LONGEST);
+            frames.feed(&len.to_le_bytes());
+            let e = frames.next().unwrap().unwrap_err();
+            assert!(e.contains(&format!("{len} bytes")), "{e}");
+            assert!(frames.bytes.capacity() < 64);
+        }
+    }
+
+    #[test]
+    fn nothing_is_appended_that_no_length_can_say() {
+        let mut bytes = vec![7];
+        assert!(!append(&mut bytes, &[]) && !append(&mut bytes, &vec![0; 1 << 16]));
+        assert_eq!(bytes, [7]);
+    }
+
+    #[test]
+    fn a_bound_may_be_raised_between_two_frames() {
+        let (mut frames, mut bytes) = (Frames::new(4), Vec::new());
+        assert!(append(&mut bytes, &[1; 4]) && append(&mut bytes, &[2; 90]));
+        frames.feed(&bytes);
+        assert_eq!(frames.next().unwrap().unwrap(), [1; 4]);
+        frames.allow(90);
+        assert_eq!(frames.next().unwrap().unwrap(), [2; 90]);
+        assert!(frames.next().is_none());
+    }
+}

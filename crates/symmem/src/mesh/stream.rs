@@ -1,0 +1,462 @@
+//! Packets over TCP: between ranks of different hosts.
+//!
+//! | what | how |
+//! |---|---|
+//! | a packet | one frame, sealed with the connection's keys where the job has a secret |
+//! | a full connection | the receiver says how much it has taken in. Without that, a stopped process whose buffer is full could not be told from a host that is gone |
+//! | a host that is gone | its kernel answers no more: [`GONE`] |
+//! | the last word | is waited for, so that closing the connection does not overtake it: [`linger`] |
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{self, RecvFlags, SendFlags, Shutdown, sockopt};
+
+use super::Gone;
+use super::frames::{self, Frames};
+use super::socket::{self, PACKET, Packet, Received};
+use crate::error::Result;
+use crate::sync::Deadline;
+
+/// A kernel that has not answered for so long is gone. Kernels answer for stopped processes too.
+const GONE: Duration = Duration::from_secs(5);
+/// A connection on which nothing comes is asked after `IDLE`, and again after `AGAIN` each time.
+const IDLE: Duration = Duration::from_secs(2);
+const AGAIN: Duration = Duration::from_secs(1);
+const ASKED: u32 = 3;
+/// What a connection is given of the kernel's memory, each way: several times `WINDOW`.
+const BUFFER: usize = 512 << 10;
+/// How much may be under way that the other process has not taken in, and what a message counts for besides its bytes.
+const WINDOW: u64 = 64 << 10;
+const OVERHEAD: u64 = 1 << 10;
+/// What a seal adds to a packet.
+const SEAL: usize = 16;
+/// The longest frame before the other end has shown who it is, and after it.
+pub(super) const SHORT: usize = 256;
+const LONG: usize = PACKET + SEAL;
+/// How long a rank that leaves waits for its peers to take its goodbye, all together.
+const LINGER: Duration = Duration::from_millis(200);
+
+/// What must be set before a socket listens or connects.
+pub(super) fn prepare(socket: &OwnedFd) -> Result<(), Errno> {
+    sockopt::set_socket_recv_buffer_size(socket, BUFFER)?;
+    sockopt::set_socket_send_buffer_size(socket, BUFFER)
+}
+
+/// One connection to a rank of another host, in use by several threads.
+pub(super) struct Stream {
+    socket: OwnedFd,
+    inbound: Mutex<Inbound>,
+    outbound: Mutex<Outbound>,
+    /// The peer has taken something in, or never will.
+    room: Condvar,
+}
+
+struct Inbound {
+    frames: Frames,
+    /// How much has been taken in, and how much of that the peer was told.
+    taken: u64,
+    told: u64,
+}
+
+#[derive(Default)]
+struct Outbound {
+    /// The end of what was sent last, for which the kernel had no room.
+    rest: Vec<u8>,
+    /// How much was sent, and how much of that the peer has taken in.
+    sent: u64,
+    taken: u64,
+    is_over: bool,
+}
+
+impl Outbound {
+    fn has_room(&self, cost: u64) -> bool {
+        let under_way = self.sent.saturating_sub(self.taken);
+        self.rest.is_empty() && (under_way == 0 || under_way.saturating_add(cost) <= WINDOW)
+    }
+}
+
+/// What a packet of so many bytes counts for.
+fn cost(packet: &Packet, len: usize) -> u64 {
+    match packet {
+        Packet::Message { .. } => len as u64 + OVERHEAD,
+        _ => 0,
+    }
+}
+
+impl Stream {
+    /// A connection whose other end may be anybody.
+    pub(super) fn new(socket: OwnedFd) -> Result<Self, Errno> {
+        sockopt::set_tcp_nodelay(&socket, true)?;
+        sockopt::set_socket_keepalive(&socket, true)?;
+        sockopt::set_tcp_keepidle(&socket, IDLE)?;
+        sockopt::set_tcp_keepintvl(&socket, AGAIN)?;
+        sockopt::set_tcp_keepcnt(&socket, ASKED)?;
+        sockopt::set_tcp_user_timeout(&socket, GONE.as_millis() as u32)?;
+        let inbound = Inbound { frames: Frames::new(SHORT), taken: 0, told: 0 };
+        let (inbound, outbound) = (Mutex::new(inbound), Mutex::default());
+        Ok(Self { socket, inbound, outbound, room: Condvar::new() })
+    }
+
+    /// The other end has shown that it is a rank of this job: it may send whole messages.
+    pub(super) fn trust(&self) {
+        self.inbound().frames.allow(LONG);
+    }
+
+    // Nothing is done under these locks that could leave them half changed.
+    fn inbound(&self) -> MutexGuard<'_, Inbound> {
+        self.inbound.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn outbound(&self) -> MutexGuard<'_, Outbound> {
+        self.outbound.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends one packet whole, waiting for room until the deadline.
+    pub(super) fn send(&self, packet: &Packet, deadline: Deadline) -> Result<()> {
+        let bytes = socket::encode(packet)?;
+        let cost = cost(packet, bytes.len());
+        let deadline = deadline.start();
+        let mut out = self.outbound();
+        loop {
+            self.flush(&mut out);
+            if out.is_over {
+                return Ok(()); // the watcher tells of the loss; here it only means that nobody reads this any more
+            }
+            if out.has_room(cost) || cost == 0 && out.rest.is_empty() {
+                out.sent += cost;
+                self.put(&mut out, &bytes);
+                return Ok(());
+            }
+            if let Some(why) = deadline.expiry() {
+                return Err(why.error("send", vec![], deadline.elapsed()));
+            }
+            out = self.await_room(out, deadline.nap(Duration::from_millis(50)));
+        }
+    }
+
+    fn await_room<'a>(
+        &'a self,
+        out: MutexGuard<'a, Outbound>,
+        nap: Duration,
+    ) -> MutexGuard<'a, Outbound> {
+        if out.rest.is_empty() {
+            return self.room.wait_timeout(out, nap).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        drop(out);
+        let nap = socket::timespec(nap);
+        let _ = poll(&mut [PollFd::new(&self.socket, PollFlags::OUT)], Some(&nap));
+        self.outbound()
+    }
+
+    /// Sends a frame that is not sealed: what shows who one is. False if the connection does not take it.
+    pub(super) fn send_open(&self, frame: &[u8]) -> bool {
+        let mut out = self.outbound();
+        frames::append(&mut out.rest, frame);
+        self.flush(&mut out);
+        out.rest.is_empty() && !out.is_over
+    }
+
+    fn put(&self, out: &mut Outbound, packet: &[u8]) {
+        frames::append(&mut out.rest, packet);
+        self.flush(out);
+    }
+
+    /// Hands over as much as the kernel takes; never waits.
+    fn flush(&self, out: &mut Outbound) {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        while !out.rest.is_empty() && !out.is_over {
+            match net::send(&self.socket, &out.rest, flags) {
+                Ok(len) => drop(out.rest.drain(..len)),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN | Errno::NOBUFS) => return,
+                Err(_) => out.is_over = true,
+            }
+        }
+    }
+
+    /// Takes one frame that is not sealed, if there is one; never waits.
+    pub(super) fn receive_open(&self) -> Result<Option<Vec<u8>>, Received> {
+        self.next_frame(&mut self.inbound())
+    }
+
+    /// Takes one packet if there is one; never waits.
+    pub(super) fn receive(&self) -> Received {
+        let mut inbound = self.inbound();
+        loop {
+            let frame = match self.next_frame(&mut inbound) {
+                Ok(Some(frame)) => frame,
+                Ok(None) => return Received::Nothing,
+                Err(ended) => return ended,
+            };
+            match postcard::from_bytes::<Packet>(&frame) {
+                Ok(Packet::Taken(total)) if self.note_taken(total) => {}
+                Ok(Packet::Taken(total)) => {
+                    return Received::Garbage(format!("{total} bytes said to be taken in"));
+                }
+                Ok(packet) => {
+                    inbound.taken += cost(&packet, frame.len());
+                    self.tell_taken(&mut inbound);
+                    let memory = packet.fabric();
+                    return Received::Packet(packet, memory);
+                }
+                Err(e) => return Received::Garbage(format!("{} bytes: {e}", frame.len())),
+            }
+        }
+    }
+
+    fn next_frame(&self, inbound: &mut Inbound) -> Result<Option<Vec<u8>>, Received> {
+        let mut bytes = [0; LONG];
+        loop {
+            match inbound.frames.next() {
+                Some(frame) => return frame.map(Some).map_err(Received::Garbage),
+                None => {
+                    let room = inbound.frames.room().min(bytes.len());
+                    let room = bytes.get_mut(..room).unwrap_or_default();
+                    match net::recv(&self.socket, &mut *room, RecvFlags::DONTWAIT) {
+                        Ok((0, _)) => return Err(Received::End),
+                        Ok((len, _)) => inbound.frames.feed(bytes.get(..len).unwrap_or_default()),
+                        Err(Errno::AGAIN) => return Ok(None),
+                        Err(Errno::INTR) => {}
+                        Err(Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH) => {
+                            return Err(Received::Silence);
+                        }
+                        Err(_) => return Err(Received::End),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether the peer can have taken in so much.
+    fn note_taken(&self, total: u64) -> bool {
+        let mut out = self.outbound();
+        let makes_sense = (out.taken..=out.sent).contains(&total);
+        if makes_sense {
+            out.taken = total;
+            self.flush(&mut out);
+            self.room.notify_all();
+        }
+        makes_sense
+    }
+
+    /// Tells the peer now and then how much was taken in. There is always room for that: it is little, and the peer has not
+    /// sent more than its window since it was told last.
+    fn tell_taken(&self, inbound: &mut Inbound) {
+        if inbound.taken - inbound.told < WINDOW / 4 {
+            return;
+        }
+        inbound.told = inbound.taken;
+        if let Ok(bytes) = socket::encode(&Packet::Taken(inbound.taken)) {
+            self.put(&mut self.outbound(), &bytes);
+        }
+    }
+
+    /// Tells the peer that we go. One that does not take it learns as much from the closed connection.
+    pub(super) fn say_goodbye(&self, gone: &Gone) {
+        let _ = self.send(&Packet::Bye(gone.clone()), Deadline::after(socket::GOODBYE));
+    }
+
+    /// Ends the connection at both ends, whoever else holds it.
+    pub(super) fn end(&self) {
+        let _ = net::shutdown(&self.socket, Shutdown::Both);
+        self.outbound().is_over = true;
+        self.room.notify_all();
+    }
+
+    /// Takes in and forgets what has come; whether the other end has closed.
+    fn is_drained(&self) -> bool {
+        let mut bytes = [0; LONG];
+        loop {
+            match net::recv(&self.socket, &mut bytes, RecvFlags::DONTWAIT) {
+                Ok((0, _)) => return true,
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(e) => return e != Errno::AGAIN,
+            }
+        }
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Waits until the peers have closed their ends, or a moment: a connection that is closed with something unread is reset, and
+/// a reset could overtake what was said last.
+pub(super) fn linger<'a>(streams: impl Iterator<Item = &'a Stream>) {
+    let mut open: Vec<&Stream> = streams.collect();
+    for stream in &open {
+        let _ = net::shutdown(&stream.socket, Shutdown::Write);
+    }
+    let until = Deadline::after(LINGER);
+    loop {
+        open.retain(|stream| !stream.is_drained());
+        if open.is_empty() || until.expired() {
+            return;
+        }
+        let mut fds: Vec<_> = open.iter().map(|s| PollFd::new(*s, PollFlags::IN)).collect();
+        let _ = poll(&mut fds, Some(&socket::timespec(until.nap(LINGER))));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::error::Error;
+    use crate::mesh::{Phase, Scope, Subject};
+
+    /// Two ends of a connection that trust each other.
+    fn pair() -> (Stream, Stream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let two = listener.accept().unwrap().0;
+        let ends = [one, two].map(|end| {
+            let stream = Stream::new(end.into()).unwrap();
+            stream.trust();
+            stream
+        });
+        ends.into()
+    }
+
+    fn message(number: u64, len: usize) -> Packet {
+        let subject = Subject { scope: Scope::Group(7), number };
+        Packet::Message { subject, phase: Phase::Proposal, body: vec![5; len], fabric: None }
+    }
+
+    fn soon() -> Deadline {
+        Deadline::after(Duration::from_millis(50))
+    }
+
+    /// What has come, waiting for it if nothing has.
+    fn next(stream: &Stream) -> Received {
+        loop {
+            match stream.receive() {
+                Received::Nothing => {
+                    let fd = PollFd::new(stream, PollFlags::IN);
+                    assert_ne!(poll(&mut [fd], Some(&socket::timespec(10 * GONE))), Ok(0));
+                }
+                other => return other,
+            }
+        }
+    }
+
+    #[test]
+    fn the_largest_message_comes_whole_and_a_larger_one_is_refused() {
+        let (one, two) = pair();
+        let most = PACKET - 32;
+        one.send(&message(1, most), soon()).unwrap();
+        let came = next(&two);
+        assert!(
+            matches!(came, Received::Packet(Packet::Message { body, .. }, _) if body.len() == most)
+        );
+        assert!(matches!(one.send(&message(2, PACKET), soon()), Err(Error::Usage { .. })));
+    }
+
+    /// However long a peer is stopped, the kernel has room for all that is sent to it: it never sees a full connection, which
+    /// it would give up as a dead one.
+    #[test]
+    fn a_peer_that_takes_nothing_in_is_sent_no_more_than_its_window() {
+        let (one, two) = pair();
+        for len in [0, 100, 3000, PACKET - 100] {
+            let mut sent = 0;
+            let e = loop {
+                match one.send(&message(sent, len), soon()) {
+                    Ok(()) => sent += 1,
+                    Err(e) => break e,
+                }
+            };
+            assert!(matches!(e, Error::Timeout { .. }), "{e}");
+            assert!(sent > 0 && sent * (len as u64 + OVERHEAD) <= WINDOW, "{sent} of {len}");
+            assert!(one.outbound().rest.is_empty(), "the kernel has no room");
+            for number in 0..sent {
+                let came = next(&two);
+                assert!(matches!(came, Received::Packet(Packet::Message { subject, .. }, _)
+                    if subject.number == number));
+            }
+            assert!(matches!(two.receive(), Received::Nothing));
+            // Both count the same again, up to what is not worth telling.
+            assert!(matches!(one.receive(), Received::Nothing));
+            let mut out = one.outbound();
+            assert!(out.sent - out.taken < WINDOW / 4);
+            out.taken = out.sent;
+            let mut inbound = two.inbound();
+            (inbound.told, out.taken) = (inbound.taken, inbound.taken);
+        }
+    }
+
+    #[test]
+    fn a_sender_goes_on_when_its_peer_takes_something_in() {
+        let (one, two) = pair();
+        std::thread::scope(|scope| {
+            let sender = scope.spawn(|| {
+                for number in 0..1000 {
+                    one.send(&message(number, 500), Deadline::NEVER).unwrap();
+                }
+            });
+            // Takes note of what the peer has taken in.
+            let watcher = scope.spawn(|| while !matches!(one.receive(), Received::End) {});
+            for number in 0..1000 {
+                assert!(matches!(next(&two), Received::Packet(Packet::Message { subject, .. }, _)
+                    if subject.number == number));
+            }
+            sender.join().unwrap();
+            two.end();
+            watcher.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_peer_that_says_to_have_taken_in_what_was_never_sent_is_no_peer() {
+        let (one, two) = pair();
+        two.send(&Packet::Taken(1), soon()).unwrap();
+        assert!(matches!(next(&one), Received::Garbage(what) if what.contains("taken in")));
+    }
+
+    #[test]
+    fn a_goodbye_is_heard_from_one_who_did_not_read_everything() {
+        let (one, two) = pair();
+        one.send(&message(1, 1000), soon()).unwrap();
+        two.say_goodbye(&Gone { left: true, how: "so long".into(), because_of: None });
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                linger(std::iter::once(&two));
+                drop(two.socket.try_clone());
+            });
+            let heard = next(&one);
+            assert!(
+                matches!(heard, Received::Packet(Packet::Bye(gone), _) if gone.how == "so long")
+            );
+            one.end();
+        });
+    }
+
+    #[test]
+    fn leaving_waits_only_a_moment_for_a_peer_that_does_not_close() {
+        let (one, _two) = pair();
+        let begin = std::time::Instant::now();
+        linger(std::iter::once(&one));
+        assert!(begin.elapsed() >= LINGER && begin.elapsed() < 10 * LINGER);
+    }
+
+    #[test]
+    fn a_stranger_may_say_little_at_a_time() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let stream = Stream::new(listener.accept().unwrap().0.into()).unwrap();
+        std::io::Write::write_all(&mut other, &(SHORT as u16 + 1).to_le_bytes()).unwrap();
+        let refused = loop {
+            match stream.receive_open() {
+                Ok(None) => std::thread::yield_now(),
+                other => break other,
+            }
+        };
+        assert!(matches!(refused, Err(Received::Garbage(what)) if what.contains("257")));
+    }
+}

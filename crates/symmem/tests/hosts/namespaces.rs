@@ -1,0 +1,111 @@
+//! Two network namespaces with a cable between them, which is unplugged. Needs root and `ip`; skipped otherwise.
+
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use symmem::Deadline;
+use symmem::store::{Store, TcpStore};
+use symmem_testing::{Job, Random, Ranks, test_name};
+
+use super::{join, lost_in, meet, ms, rank, set, works};
+
+/// The namespaces, for as long as the test lasts.
+struct Cable {
+    name: String,
+}
+
+impl Cable {
+    fn new() -> Result<Self, String> {
+        let cable = Self { name: format!("symmem-{:06x}", Random::unseeded().next() & 0xff_ffff) };
+        let tag = &cable.name[7..];
+        for end in ["0", "1"] {
+            ip(&["netns", "add", &cable.end(end)])?;
+        }
+        let names = ["0", "1"].map(|end| format!("sy{tag}{end}"));
+        ip(&["link", "add", &names[0], "type", "veth", "peer", "name", &names[1]])?;
+        for (end, name) in ["0", "1"].into_iter().zip(&names) {
+            let inside = cable.end(end);
+            ip(&["link", "set", name, "netns", &inside])?;
+            ip(&["-n", &inside, "link", "set", name, "name", "cable"])?;
+            let address = format!("10.213.77.{}/24", 1 + end.parse::<u8>().unwrap());
+            ip(&["-n", &inside, "addr", "add", &address, "dev", "cable"])?;
+            ip(&["-n", &inside, "link", "set", "cable", "up"])?;
+            ip(&["-n", &inside, "link", "set", "lo", "up"])?;
+        }
+        Ok(cable)
+    }
+
+    fn end(&self, end: &str) -> String {
+        format!("{}-{end}", self.name)
+    }
+
+    fn plug(&self, state: &str) {
+        ip(&["-n", &self.end("1"), "link", "set", "cable", state]).unwrap();
+    }
+}
+
+impl Drop for Cable {
+    fn drop(&mut self) {
+        for end in ["0", "1"] {
+            let _ = ip(&["netns", "del", &self.end(end)]);
+        }
+    }
+}
+
+fn ip(words: &[&str]) -> Result<(), String> {
+    let ran = Command::new("ip").args(words).stdin(Stdio::null()).output();
+    let output = ran.map_err(|e| format!("ip: {e}"))?;
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    if output.status.success() { Ok(()) } else { Err(format!("ip {}: {said}", words.join(" "))) }
+}
+
+/// A short break is none; a long one makes every rank of the other host lost, whose host is named.
+#[test]
+fn an_unplugged_host_is_lost_within_six_seconds_and_a_stumble_is_not() {
+    let is_rank = std::env::var("SYMMEM_TEST").is_ok();
+    let cable = if is_rank { Err("made by the test".to_owned()) } else { Cable::new() };
+    if let (false, Err(why)) = (is_rank, &cable) {
+        return println!("skipped: {why}");
+    }
+    let name = cable.as_ref().map_or(String::new(), |cable| cable.name.clone());
+    let enter = format!("exec ip netns exec {name}-$((RANK / 2)) \"$@\"");
+    let unplug = |job: &mut Job| {
+        let Ok(cable) = &cable else { return };
+        let limit = Deadline::after(ms(30_000));
+        let store = TcpStore::connect(&job.store, limit).unwrap();
+        store.wait(&["test/joined/all"], limit).unwrap();
+        cable.plug("down");
+        std::thread::sleep(ms(2500));
+        cable.plug("up");
+        std::thread::sleep(ms(4000));
+        store.set("test/stumbled", b"1").unwrap();
+        store.wait(&["test/ready/all"], limit).unwrap();
+        cable.plug("down");
+        store.set("test/unplugged", b"1").unwrap();
+    };
+    let ranks = Ranks::new(4).store_in_dir().env("SYMMEM_IFACE", "cable");
+    ranks.under(&["sh", "-c", &enter, "sh"]).meanwhile(unplug).start(test_name!(), || {
+        set("SYMMEM_PORTS", "40000-40003");
+        let world = join(2).unwrap();
+        assert_eq!(world.hosts(), [[0, 1], [2, 3]]);
+        let here = world.host_group().unwrap();
+        works(&here);
+        meet(&world, "joined");
+        let limit = Deadline::after(ms(30_000));
+        world.store().wait(&["test/stumbled"], limit).unwrap();
+        world.check().unwrap();
+        meet(&world, "ready");
+        world.store().wait(&["test/unplugged"], limit).unwrap();
+        let begin = Instant::now();
+        let (lost, how) = lost_in(&world);
+        let took = begin.elapsed();
+        println!("rank {lost} after {took:?}: {how}");
+        let (others, host) = if rank() < 2 { ([2, 3], "b") } else { ([0, 1], "a") };
+        assert!(others.contains(&lost), "{lost}");
+        assert!(how.contains(&format!("its host {host} is unreachable")), "{how}");
+        assert!(took < ms(6000), "{took:?}");
+        works(&here);
+        println!("@done");
+    });
+    drop(cable);
+}
