@@ -47,8 +47,12 @@ pub(crate) fn connect(bootstrap: &Bootstrap) -> Result<Mesh> {
     let records = Records::open(bootstrap, deadline)?;
     let host = host::identity();
     let opened = host.and_then(|host| Ok((host, Endpoint::open(bootstrap.socket_dir.as_deref())?)));
-    let address =
-        |(host, e): &(String, Endpoint)| Address { host: host.clone(), path: e.path().to_owned() };
+    let has_secret = records.has_secret();
+    let address = |(host, e): &(String, Endpoint)| Address {
+        host: host.clone(),
+        path: e.path().to_owned(),
+        has_secret,
+    };
     let published: Published = opened.as_ref().map(address).map_err(Error::to_string);
     records.publish(&published)?;
     let (_, endpoint) = opened?;
@@ -117,7 +121,14 @@ fn listen_to_hosts(
     }
     let far = |(peer, at): (usize, SocketAddr)| (!hosts.are_together(rank, peer)).then_some(at);
     let addresses = all.into_iter().enumerate().map(far).collect();
-    Ok(Far::new(Terms { rank, token }, listener, addresses))
+    let key = records.key_between_hosts();
+    if key.is_none() && rank == 0 {
+        tracing::warn!(
+            "connections between hosts are not encrypted, and only the job's token, which the store tells everybody, keeps \
+             strangers out of them; let SYMMEM_SECRET_FILE name a secret"
+        );
+    }
+    Ok(Far::new(Terms { rank, token, key }, listener, addresses))
 }
 
 struct Joining {

@@ -137,9 +137,7 @@ impl Far {
                     self.strangers.push_back(stranger);
                 }
                 Progress::Done(rank) => self.connected[rank] = Some(stranger.stream),
-                Progress::Refused(_) => {
-                    tracing::warn!("refused a connection that does not belong to this job");
-                }
+                Progress::Refused(why) => tracing::warn!("refused a connection: {why}"),
                 _ => {}
             }
         }

@@ -2,12 +2,16 @@
 //!
 //! ```text
 //!  caller (the higher rank)                      called
-//!  opening: mark, own rank, rank that is meant  ─────►
+//!  opening: mark, own rank, rank that is meant,
+//!           proof of the secret if there is one  ─────►
+//!                                               ◄───── its proof, if there is a secret
+//!                     from here on, packets are sealed if there is a secret
 //!  Hello: token, own rank                       ─────►
 //!                                               ◄───── Welcome: token, own rank
 //! ```
 //!
-//! Whoever calls may be anybody. Until a valid Hello it gets nothing, its frames are short, and it changes nothing.
+//! Whoever calls may be anybody. Until a valid Hello it gets nothing, its frames are short, and it changes nothing. A Hello
+//! that is sealed shows that its sender knows the secret now, and not only what another connection said.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
@@ -17,19 +21,30 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 
 use super::Gone;
+use super::secret::{Bond, Proof};
 use super::socket::{Packet, Received};
 use super::stream::Stream;
 use crate::sync::Deadline;
 
 /// What an opening begins with: no other program says it by chance.
 const MARK: [u8; 8] = *b"symmem 1";
-const OPENING: usize = MARK.len() + 2 * size_of::<u32>();
 
 /// What this rank shows, and expects.
 pub(super) struct Terms {
     pub(super) rank: usize,
     pub(super) token: u128,
+    /// With which ranks prove that they know the job's secret, if there is one.
+    pub(super) key: Option<[u8; 32]>,
 }
+
+impl Terms {
+    fn bond(&self, from: usize, to: usize) -> Option<Bond<'_>> {
+        self.key.as_ref().map(|key| Bond { key, token: self.token, from, to })
+    }
+}
+
+const NO_PROOF: &str =
+    "it did not prove that it knows the secret of SYMMEM_SECRET or SYMMEM_SECRET_FILE";
 
 /// How far a connection has come.
 pub(super) enum Progress {
@@ -45,17 +60,17 @@ pub(super) enum Progress {
     Bye(Gone),
 }
 
-fn opening(from: usize, to: usize) -> Vec<u8> {
+fn opening(from: usize, to: usize, proof: &[u8]) -> Vec<u8> {
     let numbers = [from, to].map(|rank| (rank as u32).to_le_bytes());
-    [&MARK[..], &numbers.concat()].concat()
+    [&MARK[..], &numbers.concat(), proof].concat()
 }
 
-/// Who calls whom, by an opening.
-fn read_opening(frame: &[u8]) -> Option<(usize, usize)> {
-    let rest = frame.strip_prefix(&MARK).filter(|_| frame.len() == OPENING)?;
-    let (from, to) = rest.split_first_chunk::<4>()?;
+/// Who calls whom, by an opening, and the proof behind it.
+fn read_opening(frame: &[u8]) -> Option<(usize, usize, &[u8])> {
+    let (from, rest) = frame.strip_prefix(&MARK)?.split_first_chunk::<4>()?;
+    let (to, proof) = rest.split_first_chunk::<4>()?;
     let number = |bytes: &[u8; 4]| u32::from_le_bytes(*bytes) as usize;
-    Some((number(from), number(to.first_chunk()?)))
+    Some((number(from), number(to), proof))
 }
 
 /// A connection that this rank makes to one below it.
@@ -63,11 +78,13 @@ pub(super) struct Caller {
     pub(super) peer: usize,
     pub(super) stream: Stream,
     stands: bool,
+    /// What the peer has to answer before anything else.
+    proof: Option<Proof>,
 }
 
 impl Caller {
     pub(super) fn new(peer: usize, stream: Stream) -> Self {
-        Self { peer, stream, stands: false }
+        Self { peer, stream, stands: false, proof: None }
     }
 
     /// What to wait for.
@@ -82,10 +99,24 @@ impl Caller {
                 Some(Err(e)) => return Progress::Failed(e),
                 Some(Ok(())) => self.stands = true,
             }
-            let hello = Packet::Hello { token: terms.token, rank: terms.rank };
-            let opened = self.stream.send_open(&opening(terms.rank, self.peer));
-            if !opened || self.stream.send(&hello, deadline).is_err() {
+            if !self.open(terms, deadline) {
                 return Progress::Ended;
+            }
+        }
+        if self.proof.is_some() {
+            match self.stream.receive_open() {
+                Ok(None) => return Progress::Waiting,
+                Ok(Some(answer)) => {
+                    let keys = self.proof.take().and_then(|proof| proof.finish(&answer));
+                    let Some(keys) = keys else { return Progress::Refused(NO_PROOF.to_owned()) };
+                    self.stream.seal_with(keys);
+                    if !self.greet(terms, deadline) {
+                        return Progress::Ended;
+                    }
+                }
+                Err(Received::End) => return Progress::Ended,
+                Err(Received::Silence) => return Progress::Failed(Errno::TIMEDOUT),
+                Err(_) => return Progress::Refused(NO_PROOF.to_owned()),
             }
         }
         match self.stream.receive() {
@@ -104,6 +135,24 @@ impl Caller {
                 Progress::Refused("it does not know the job's token".to_owned())
             }
         }
+    }
+}
+
+impl Caller {
+    /// Says who calls whom; with a secret the rest follows when that is proved. False if the connection has ended.
+    fn open(&mut self, terms: &Terms, deadline: Deadline) -> bool {
+        let Some(bond) = terms.bond(terms.rank, self.peer) else {
+            return self.stream.send_open(&opening(terms.rank, self.peer, &[]))
+                && self.greet(terms, deadline);
+        };
+        let Some((proof, message)) = bond.call() else { return false };
+        self.proof = Some(proof);
+        self.stream.send_open(&opening(terms.rank, self.peer, &message))
+    }
+
+    fn greet(&self, terms: &Terms, deadline: Deadline) -> bool {
+        let hello = Packet::Hello { token: terms.token, rank: terms.rank };
+        self.stream.send(&hello, deadline).is_ok()
     }
 }
 
@@ -139,7 +188,10 @@ impl Stranger {
             match self.stream.receive_open() {
                 Ok(None) => return Progress::Waiting,
                 Ok(Some(frame)) => match read_opening(&frame) {
-                    Some((from, to)) if to == terms.rank && is_awaited(from) => {
+                    Some((from, to, proof)) if to == terms.rank && is_awaited(from) => {
+                        if !self.answer(terms.bond(from, to), proof) {
+                            return Progress::Refused(format!("as rank {from}, {NO_PROOF}"));
+                        }
                         self.rank = Some(from);
                     }
                     _ => return refused(),
@@ -166,18 +218,74 @@ impl Stranger {
     }
 }
 
+impl Stranger {
+    /// Answers a caller's proof by our own; false if it is none.
+    fn answer(&self, bond: Option<Bond<'_>>, proof: &[u8]) -> bool {
+        let Some(bond) = bond else { return proof.is_empty() };
+        let Some((keys, message)) = bond.answer(proof) else { return false };
+        let sent = self.stream.send_open(&message);
+        self.stream.seal_with(keys);
+        sent
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn an_opening_says_who_calls_whom_and_nothing_else_does() {
-        let said = opening(70_000, 3);
-        assert_eq!(read_opening(&said), Some((70_000, 3)));
-        for len in 0..said.len() {
+        let said = opening(70_000, 3, b"proof");
+        assert_eq!(read_opening(&said), Some((70_000, 3, &b"proof"[..])));
+        for len in 0..16 {
             assert_eq!(read_opening(&said[..len]), None);
         }
-        assert_eq!(read_opening(&[&said[..], &[0]].concat()), None);
         assert_eq!(read_opening(&[b"symmem 2", &said[8..]].concat()), None);
+    }
+
+    /// What two ranks come to that call each other, rank 1 and rank 0, with these keys.
+    fn met(caller: Option<[u8; 32]>, called: Option<[u8; 32]>) -> (Progress, Progress) {
+        let terms = |rank, key| Terms { rank, token: 9, key };
+        let (caller_terms, called_terms) = (terms(1, caller), terms(0, called));
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut caller = Caller::new(0, Stream::new(one.into()).unwrap());
+        let two = listener.accept().unwrap().0;
+        let mut called = Some(Stranger::new(Stream::new(two.into()).unwrap()));
+        let mut told = Progress::Waiting;
+        let until = Deadline::after(std::time::Duration::from_secs(10));
+        loop {
+            let progress = caller.advance(&caller_terms, until);
+            if let Some(stranger) = &mut called {
+                told = stranger.advance(&called_terms, |rank| rank == 1, until);
+                if !matches!(told, Progress::Waiting | Progress::Done(_)) {
+                    called = None; // refused, and so closed
+                }
+            }
+            if !matches!(progress, Progress::Waiting) || until.expired() {
+                return (progress, told);
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn ranks_meet_with_the_same_secret_or_none() {
+        for key in [None, Some([7; 32])] {
+            assert!(matches!(met(key, key), (Progress::Done(0), _)));
+        }
+    }
+
+    #[test]
+    fn ranks_with_other_secrets_get_nothing_from_each_other() {
+        let keys = [None, Some([7; 32]), Some([8; 32])];
+        for (caller, called) in keys.iter().flat_map(|a| keys.map(|b| (*a, b))) {
+            if caller != called {
+                let (caller, called) = met(caller, called);
+                assert!(matches!(caller, Progress::Ended | Progress::Refused(_)));
+                let Progress::Refused(why) = called else { panic!("not refused") };
+                assert!(why.contains("SYMMEM_SECRET_FILE") && why.contains("rank 1"), "{why}");
+            }
+        }
     }
 }

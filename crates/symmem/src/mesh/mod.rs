@@ -14,6 +14,7 @@ mod host;
 mod inbox;
 mod interfaces;
 mod records;
+mod secret;
 mod socket;
 mod stream;
 mod watcher;

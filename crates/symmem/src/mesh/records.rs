@@ -22,6 +22,8 @@ const VERDICT: &str = "verdict";
 pub(super) struct Address {
     pub(super) host: String,
     pub(super) path: PathBuf,
+    /// Whether the rank was given a secret of the job.
+    pub(super) has_secret: bool,
 }
 
 /// Or why it cannot be reached.
@@ -166,6 +168,21 @@ impl Records {
         self.store.set(&key, &self.seal.close(&key, &encode(value)))
     }
 
+    /// Of what `rank` writes.
+    fn unseal_of<T: for<'a> Deserialize<'a>>(
+        &self,
+        rank: usize,
+        key: &str,
+        sealed: Vec<u8>,
+    ) -> Result<T> {
+        self.unseal(key, sealed).map_err(|e| match e {
+            Error::Protocol { with, expected, got } => {
+                Error::Protocol { with: format!("rank {rank}, by {with}"), expected, got }
+            }
+            other => other,
+        })
+    }
+
     fn unseal<T: for<'a> Deserialize<'a>>(&self, key: &str, sealed: Vec<u8>) -> Result<T> {
         let with = self.store.describe();
         let value = self.seal.open(key, sealed, &with)?;
@@ -196,9 +213,29 @@ impl Records {
         // The token, behind the addresses, is rank 0's task.
         let owners: Vec<usize> = (0..self.size).chain([0]).collect();
         let mut values = self.collect(&keys, &owners)?;
-        let drawn = keys.last().zip(values.pop()).map(|(key, value)| self.unseal(key, value));
+        let drawn = keys.last().zip(values.pop()).map(|(key, value)| self.unseal_of(0, key, value));
         let drawn = drawn.transpose()?.unwrap_or_default();
-        Ok((self.seal.token(drawn), self.read_all(&keys, values)?))
+        let addresses: Vec<Address> = self.read_all(&keys, values)?;
+        // Those that have one find that the others' values are not sealed.
+        match addresses.iter().position(|address| address.has_secret && !self.has_secret()) {
+            None => Ok((self.seal.token(drawn), addresses)),
+            Some(rank) => Err(Ended::Error(Error::Protocol {
+                with: format!("rank {rank}"),
+                expected:
+                    "a secret on every rank or on none, in SYMMEM_SECRET or SYMMEM_SECRET_FILE"
+                        .into(),
+                got: "one there and none here".into(),
+            })),
+        }
+    }
+
+    pub(super) fn has_secret(&self) -> bool {
+        self.seal.has_secret()
+    }
+
+    /// With which ranks of several hosts prove that they know the job's secret.
+    pub(super) fn key_between_hosts(&self) -> Option<[u8; 32]> {
+        self.seal.derive("symmem 2026 connections between hosts of a job")
     }
 
     /// Where every rank listens for ranks of other hosts.
@@ -216,7 +253,7 @@ impl Records {
         values: Vec<Vec<u8>>,
     ) -> Result<Vec<T>, Ended> {
         let read = |(rank, (key, value)): (usize, (&String, Vec<u8>))| {
-            let published: Result<T, String> = self.unseal(key, value)?;
+            let published: Result<T, String> = self.unseal_of(rank, key, value)?;
             published.map_err(|reason| Error::PeerFailed { op: OP, rank, reason })
         };
         Ok(keys.iter().zip(values).enumerate().map(read).collect::<Result<_>>()?)

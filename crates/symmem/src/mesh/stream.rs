@@ -8,7 +8,7 @@
 //! | the last word | is waited for, so that closing the connection does not overtake it: [`linger`] |
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -17,6 +17,7 @@ use rustix::net::{self, RecvFlags, SendFlags, Shutdown, sockopt};
 
 use super::Gone;
 use super::frames::{self, Frames};
+use super::secret::Keys;
 use super::socket::{self, PACKET, Packet, Received};
 use crate::error::Result;
 use crate::sync::Deadline;
@@ -33,7 +34,7 @@ const BUFFER: usize = 512 << 10;
 const WINDOW: u64 = 64 << 10;
 const OVERHEAD: u64 = 1 << 10;
 /// What a seal adds to a packet.
-const SEAL: usize = 16;
+pub(super) const SEAL: usize = 16;
 /// The longest frame before the other end has shown who it is, and after it.
 pub(super) const SHORT: usize = 256;
 const LONG: usize = PACKET + SEAL;
@@ -49,6 +50,8 @@ pub(super) fn prepare(socket: &OwnedFd) -> Result<(), Errno> {
 /// One connection to a rank of another host, in use by several threads.
 pub(super) struct Stream {
     socket: OwnedFd,
+    /// What seals the packets, once the ends have proved that they know the job's secret.
+    keys: OnceLock<Keys>,
     inbound: Mutex<Inbound>,
     outbound: Mutex<Outbound>,
     /// The peer has taken something in, or never will.
@@ -57,6 +60,8 @@ pub(super) struct Stream {
 
 struct Inbound {
     frames: Frames,
+    /// How many packets were opened.
+    opened: u64,
     /// How much has been taken in, and how much of that the peer was told.
     taken: u64,
     told: u64,
@@ -66,6 +71,8 @@ struct Inbound {
 struct Outbound {
     /// The end of what was sent last, for which the kernel had no room.
     rest: Vec<u8>,
+    /// How many packets were sealed.
+    sealed: u64,
     /// How much was sent, and how much of that the peer has taken in.
     sent: u64,
     taken: u64,
@@ -96,14 +103,20 @@ impl Stream {
         sockopt::set_tcp_keepintvl(&socket, AGAIN)?;
         sockopt::set_tcp_keepcnt(&socket, ASKED)?;
         sockopt::set_tcp_user_timeout(&socket, GONE.as_millis() as u32)?;
-        let inbound = Inbound { frames: Frames::new(SHORT), taken: 0, told: 0 };
+        let inbound = Inbound { frames: Frames::new(SHORT), opened: 0, taken: 0, told: 0 };
         let (inbound, outbound) = (Mutex::new(inbound), Mutex::default());
-        Ok(Self { socket, inbound, outbound, room: Condvar::new() })
+        let keys = OnceLock::new();
+        Ok(Self { socket, keys, inbound, outbound, room: Condvar::new() })
     }
 
     /// The other end has shown that it is a rank of this job: it may send whole messages.
     pub(super) fn trust(&self) {
         self.inbound().frames.allow(LONG);
+    }
+
+    /// From here on, packets are sealed.
+    pub(super) fn seal_with(&self, keys: Keys) {
+        let _ = self.keys.set(keys); // once
     }
 
     // Nothing is done under these locks that could leave them half changed.
@@ -161,8 +174,25 @@ impl Stream {
     }
 
     fn put(&self, out: &mut Outbound, packet: &[u8]) {
-        frames::append(&mut out.rest, packet);
+        let fits = match self.keys.get() {
+            None => frames::append(&mut out.rest, packet),
+            Some(keys) => {
+                let sealed = keys.seal(out.sealed, packet);
+                out.sealed += 1;
+                sealed.is_some_and(|sealed| frames::append(&mut out.rest, &sealed))
+            }
+        };
+        // Never on its way: a packet is shorter than a frame may be, and nobody sends so many that their numbers end.
+        out.is_over |= !fits;
         self.flush(out);
+    }
+
+    /// The packet in a frame, if the other end sealed it.
+    fn open(&self, inbound: &mut Inbound, frame: Vec<u8>) -> Option<Vec<u8>> {
+        let Some(keys) = self.keys.get() else { return Some(frame) };
+        let packet = keys.open(inbound.opened, &frame);
+        inbound.opened += 1;
+        packet
     }
 
     /// Hands over as much as the kernel takes; never waits.
@@ -191,6 +221,9 @@ impl Stream {
                 Ok(Some(frame)) => frame,
                 Ok(None) => return Received::Nothing,
                 Err(ended) => return ended,
+            };
+            let Some(frame) = self.open(&mut inbound, frame) else {
+                return Received::Garbage("not sealed by it".to_owned());
             };
             match postcard::from_bytes::<Packet>(&frame) {
                 Ok(Packet::Taken(total)) if self.note_taken(total) => {}

@@ -79,10 +79,17 @@ impl Seal {
             Some(tag) if self.tag(key, &sealed) == tag => Ok(sealed),
             _ => Err(Error::Protocol {
                 with: with.to_owned(),
-                expected: format!("a value of {key:?} with the seal of this job"),
+                expected: format!(
+                    "a value of {key:?} with the seal of this job ({SECRET}, {SECRET_FILE})"
+                ),
                 got: "one without: somebody else wrote it, or ranks have different secrets".into(),
             }),
         }
+    }
+
+    /// A key of the job's secret for something else; none without a secret.
+    pub(crate) fn derive(&self, purpose: &str) -> Option<[u8; 32]> {
+        self.has_secret.then(|| blake3::derive_key(purpose, &self.key))
     }
 
     /// The token of ranks that have found `drawn` in the store: with a secret, one that nobody else can make.
@@ -154,6 +161,17 @@ mod tests {
         assert_eq!(seal.token(7), Seal::new(&[], "job").token(7));
         assert_ne!(seal.token(7), Seal::new(&[], "other").token(7));
         assert_ne!(seal.token(7), Seal::new(b"0123456789abcdef", "job").token(7));
+    }
+
+    #[test]
+    fn keys_for_other_things_differ_by_secret_job_and_purpose() {
+        let key = |secret: &[u8], job, purpose| Seal::new(secret, job).derive(purpose).unwrap();
+        let one = key(b"0123456789abcdef", "job", "this");
+        assert_eq!(one, key(b"0123456789abcdef", "job", "this"));
+        assert_ne!(one, key(b"0123456789abcdeg", "job", "this"));
+        assert_ne!(one, key(b"0123456789abcdef", "other", "this"));
+        assert_ne!(one, key(b"0123456789abcdef", "job", "that"));
+        assert_eq!(Seal::new(&[], "job").derive("this"), None);
     }
 
     #[test]

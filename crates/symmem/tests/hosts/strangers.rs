@@ -2,7 +2,6 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use symmem::store::{Store, TcpStore};
@@ -10,15 +9,15 @@ use symmem_testing::{Job, Ranks, test_name};
 
 use super::{join, meet, ms, rank, works};
 
-/// The ports at which processes of this machine listen on the loopback address, but for the store's.
-fn listening(store: u16) -> Vec<u16> {
+/// Those of these ports at which a process of this machine listens.
+fn listening(ports: std::ops::Range<u16>) -> Vec<u16> {
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
     let port = |line: &str| {
         let mut fields = line.split_whitespace().skip(1);
-        let (address, port) = fields.next()?.split_once(':')?;
+        let port = fields.next()?.split_once(':')?.1;
         let is_listening = fields.nth(1)? == "0A";
         let port = u16::from_str_radix(port, 16).ok()?;
-        (is_listening && address == "0100007F" && port != store).then_some(port)
+        (is_listening && ports.contains(&port)).then_some(port)
     };
     table.lines().filter_map(port).collect()
 }
@@ -46,50 +45,104 @@ fn attack(port: u16, number: usize) -> Option<TcpStream> {
     Some(stream)
 }
 
-/// While rank 3 is late, strangers call rank 0, many more than it keeps.
+/// Stops rank 3 while the others listen for it, and calls them, many more times than they keep connections. How often it could.
+fn disturb(job: &mut Job, ports: std::ops::Range<u16>) -> usize {
+    let watch = TcpStore::connect(&job.store, symmem::Deadline::after(ms(5000))).unwrap();
+    let signal = |signal| {
+        let pid = rustix::process::Pid::from_raw(job.pids[3] as i32).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    };
+    let begin = Instant::now();
+    while !watch.check(&["symmem/world//1/address/3"]).unwrap() {
+        assert!(begin.elapsed() < Duration::from_secs(20));
+    }
+    signal(rustix::process::Signal::STOP);
+    let begin = Instant::now();
+    let (mut held, mut made, mut goes_on) = (Vec::new(), 0, false);
+    while begin.elapsed() < Duration::from_secs(4) && !watch.check(&["test/joined/all"]).unwrap() {
+        for port in listening(ports.clone()) {
+            for _ in 0..8 {
+                held.extend(attack(port, made));
+                made += 1;
+            }
+        }
+        if held.len() > 600 {
+            held.drain(..300);
+        }
+        if !goes_on && begin.elapsed() > ms(1500) {
+            signal(rustix::process::Signal::CONT);
+            goes_on = true;
+        }
+        std::thread::sleep(ms(1));
+    }
+    for stream in &mut held {
+        stream.set_nonblocking(true).unwrap();
+        let got = stream.read(&mut [0; 64]);
+        assert!(!matches!(got, Ok(1..)), "a stranger was told something");
+    }
+    if !goes_on {
+        signal(rustix::process::Signal::CONT);
+    }
+    made
+}
+
 #[test]
 fn strangers_that_call_delay_nobody_and_get_nothing() {
-    static STOP: AtomicBool = AtomicBool::new(false);
-    let disturb = |job: &mut Job| {
-        let store: u16 = job.store.rsplit_once(':').unwrap().1.parse().unwrap();
-        let begin = Instant::now();
-        let (mut held, mut made) = (Vec::new(), 0);
-        let watch = TcpStore::connect(&job.store, symmem::Deadline::after(ms(5000))).unwrap();
-        while begin.elapsed() < Duration::from_secs(6)
-            && !watch.check(&["test/joined/all"]).unwrap()
-        {
-            for port in listening(store) {
-                for _ in 0..8 {
-                    held.extend(attack(port, made));
-                    made += 1;
-                }
+    let first = 21_000 + (std::process::id() % 300) as u16 * 8;
+    let ports = format!("{first}-{}", first + 7);
+    for _ in 0..10 {
+        let mut made = 0;
+        let meanwhile = |job: &mut Job| made = disturb(job, first..first + 8);
+        let ranks = Ranks::new(4).env("SYMMEM_TIMEOUT", 30).env("SYMMEM_PORTS", &ports);
+        ranks.meanwhile(meanwhile).start(test_name!(), || {
+            if rank() == 3 {
+                std::thread::sleep(ms(500));
             }
-            if held.len() > 600 {
-                held.drain(..300);
-            }
-            std::thread::sleep(ms(1));
-        }
+            let begin = Instant::now();
+            let world = join(2).unwrap();
+            println!("joined after {:?}", begin.elapsed());
+            assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+            meet(&world, "joined");
+            works(&world.host_group().unwrap());
+            world.check().unwrap();
+            meet(&world, "end");
+        });
         println!("{made} attempts");
-        assert!(made > 100, "{made}");
-        for stream in &mut held {
-            // Whatever it said, nobody has answered.
-            stream.set_nonblocking(true).unwrap();
-            let got = stream.read(&mut [0; 64]);
-            assert!(!matches!(got, Ok(1..)), "a stranger was told something");
+        if made > 100 {
+            return;
         }
-        STOP.store(true, Ordering::Relaxed);
-    };
-    Ranks::new(4).env("SYMMEM_TIMEOUT", 30).meanwhile(disturb).start(test_name!(), || {
-        if rank() == 3 {
-            std::thread::sleep(ms(1500));
+        // Rank 3 was too fast to be stopped.
+    }
+    panic!("nobody could be disturbed");
+}
+
+const SECRET: &str = "correct horse battery staple";
+
+#[test]
+fn ranks_with_a_secret_join_over_hosts() {
+    Ranks::new(4).env("SYMMEM_SECRET", SECRET).start(test_name!(), || {
+        for round in 0..3 {
+            let world = join(1 + round).unwrap();
+            works(&world.host_group().unwrap());
+            world.check().unwrap();
+            meet(&world, &format!("end {round}"));
         }
-        let begin = Instant::now();
-        let world = join(2).unwrap();
-        println!("joined after {:?}", begin.elapsed());
-        assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
-        meet(&world, "joined");
-        works(&world.host_group().unwrap());
-        world.check().unwrap();
-        meet(&world, "end");
     });
+}
+
+/// Rank 2, alone on its host, has another secret, or none.
+#[test]
+fn a_wrong_secret_is_refused_on_both_sides_by_rank_and_variable() {
+    for other in ["another secret of another job", ""] {
+        Ranks::new(3).env("OTHER", other).env("SYMMEM_TIMEOUT", 20).start(test_name!(), || {
+            let secret = if rank() == 2 { std::env::var("OTHER").unwrap() } else { SECRET.into() };
+            super::set("SYMMEM_SECRET", &secret);
+            let begin = Instant::now();
+            let e = join(2).unwrap_err().to_string();
+            println!("{e}");
+            assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+            assert!(e.contains("SYMMEM_SECRET") && e.contains("SYMMEM_SECRET_FILE"), "{e}");
+            assert!(e.contains(if rank() == 2 { "rank 0" } else { "rank 2" }), "{e}");
+        });
+    }
 }
