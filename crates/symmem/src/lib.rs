@@ -48,6 +48,8 @@ pub mod internals {
     pub use crate::collectives::plan;
     pub use crate::group::{set_signal_pad_size, signal_pad_size};
     pub use crate::machine::{Costs, InUse, Measured, Origin, costs_path, measure};
+    #[cfg(fuzzing)]
+    pub use crate::mesh::fuzzing::frames as fuzz_frames;
 }
 
 /// What the models in `tests/loom.rs` explore.

@@ -73,6 +73,15 @@ fn read_opening(frame: &[u8]) -> Option<(usize, usize, &[u8])> {
     Some((number(from), number(to), proof))
 }
 
+#[cfg(fuzzing)]
+pub(super) fn fuzz_opening(frame: &[u8]) {
+    if let Some((from, to, proof)) = read_opening(frame) {
+        assert_eq!(opening(from, to, proof), frame);
+        let bond = Bond { key: &[7; 32], token: 5, from, to };
+        assert!(bond.answer(proof).is_none(), "a proof without the secret");
+    }
+}
+
 /// A connection that this rank makes to one below it.
 pub(super) struct Caller {
     pub(super) peer: usize,

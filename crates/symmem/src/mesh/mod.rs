@@ -9,6 +9,8 @@ mod connect;
 pub(crate) mod endpoint;
 mod far;
 mod frames;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod handshake;
 mod host;
 mod inbox;
