@@ -6,7 +6,7 @@ use super::{Row, row};
 const SECRET: &str = "SYMMEM_SECRET";
 
 /// Names and meanings.
-const VARIABLES: [(&str, &str); 23] = [
+const VARIABLES: [(&str, &str); 26] = [
     ("SYMMEM_TIMEOUT", "seconds after which a wait gives up; 0 for ever; default 300"),
     (
         "SYMMEM_DEVICE_TIMEOUT",
@@ -20,7 +20,16 @@ const VARIABLES: [(&str, &str); 23] = [
         "SYMMEM_HOST",
         "what tells this host from others, where boot ids do not; ranks with equal ones are on one host",
     ),
-    (SECRET, "a secret of the job, 16 bytes or more, that seals what ranks write to the store"),
+    (
+        "SYMMEM_ADDR",
+        "the IP address at which ranks of other hosts reach this one; default the one by which it reaches the store",
+    ),
+    ("SYMMEM_IFACE", "the network interface with that address"),
+    ("SYMMEM_PORTS", "the ports for ranks of other hosts, as in 40000-40099; default any"),
+    (
+        SECRET,
+        "a secret of the job, 16 bytes or more, that seals what ranks write to the store and say between hosts",
+    ),
     ("SYMMEM_SECRET_FILE", "the file of mode 0600 with that secret"),
     ("SYMMEM_SIGNAL_PAD_SIZE", "bytes of the signal pad of an allocation"),
     ("SYMMEM_BACKEND", "process or host; default host between processes, process between threads"),
