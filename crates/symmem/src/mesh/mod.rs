@@ -266,12 +266,15 @@ impl Mesh {
             return std::mem::forget(watcher);
         }
         drop(watcher);
-        let because_of = self.inbox.first_lost(|_| true).or(blamed);
+        // Between hosts a lost connection need not be a lost rank: whoever is told of it might still reach that one.
+        let because_of = self.inbox.first_lost(|rank| self.is_local(rank)).or(blamed);
         let gone = Gone { left: !std::thread::panicking(), how: how.to_owned(), because_of };
         for link in &self.links {
             match link {
                 Link::Socket(fd) => socket::say_goodbye(fd, &gone),
-                Link::Stream(stream) => stream.say_goodbye(&gone),
+                Link::Stream(stream) => {
+                    stream.say_goodbye(&Gone { because_of: None, ..gone.clone() });
+                }
                 Link::Thread(inbox) => inbox.mark_gone(self.rank, gone.clone()),
                 Link::None => {}
             }

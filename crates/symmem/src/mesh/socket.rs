@@ -45,6 +45,14 @@ pub(super) enum Packet {
 }
 
 impl Packet {
+    /// Whether these are the bytes of a packet of those before all others, or a goodbye: none with a list in it.
+    pub(super) fn is_short(bytes: &[u8]) -> bool {
+        const HELLO: u8 = 0;
+        const WELCOME: u8 = 1;
+        const BYE: u8 = 3;
+        matches!(bytes.first(), Some(&(HELLO | WELCOME | BYE)))
+    }
+
     /// The memory that came as bytes.
     pub(super) fn fabric(&self) -> Option<Exported> {
         match self {
@@ -193,4 +201,22 @@ pub(super) fn peer_process(socket: &OwnedFd) -> Option<OwnedFd> {
     };
     // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
     (answer == 0 && pidfd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(pidfd) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::Scope;
+
+    #[test]
+    fn packets_without_lists_are_told_by_their_first_byte() {
+        let is_short = |packet: &Packet| Packet::is_short(&encode(packet).unwrap());
+        assert!(is_short(&Packet::Hello { token: 1, rank: 2 }));
+        assert!(is_short(&Packet::Welcome { token: 1, rank: 2 }));
+        assert!(is_short(&Packet::Bye(Gone::lost("so long"))));
+        let subject = Subject { scope: Scope::Group(7), number: 1 };
+        let (phase, body, fabric) = (Phase::Proposal, vec![5], None);
+        assert!(!is_short(&Packet::Message { subject, phase, body, fabric }));
+        assert!(!is_short(&Packet::Taken(1)) && !Packet::is_short(&[]));
+    }
 }

@@ -60,6 +60,8 @@ pub(super) struct Stream {
 
 struct Inbound {
     frames: Frames,
+    /// Whether the other end has shown that it is a rank of this job.
+    is_trusted: bool,
     /// How many packets were opened.
     opened: u64,
     /// How much has been taken in, and how much of that the peer was told.
@@ -103,7 +105,8 @@ impl Stream {
         sockopt::set_tcp_keepintvl(&socket, AGAIN)?;
         sockopt::set_tcp_keepcnt(&socket, ASKED)?;
         sockopt::set_tcp_user_timeout(&socket, GONE.as_millis() as u32)?;
-        let inbound = Inbound { frames: Frames::new(SHORT), opened: 0, taken: 0, told: 0 };
+        let frames = Frames::new(SHORT);
+        let inbound = Inbound { frames, is_trusted: false, opened: 0, taken: 0, told: 0 };
         let (inbound, outbound) = (Mutex::new(inbound), Mutex::default());
         let keys = OnceLock::new();
         Ok(Self { socket, keys, inbound, outbound, room: Condvar::new() })
@@ -111,7 +114,9 @@ impl Stream {
 
     /// The other end has shown that it is a rank of this job: it may send whole messages.
     pub(super) fn trust(&self) {
-        self.inbound().frames.allow(LONG);
+        let mut inbound = self.inbound();
+        inbound.frames.allow(LONG);
+        inbound.is_trusted = true;
     }
 
     /// From here on, packets are sealed.
@@ -225,6 +230,10 @@ impl Stream {
             let Some(frame) = self.open(&mut inbound, frame) else {
                 return Received::Garbage("not sealed by it".to_owned());
             };
+            // The others have lists, for whose announced lengths memory is taken when they are read.
+            if !inbound.is_trusted && !Packet::is_short(&frame) {
+                return Received::Garbage("no greeting".to_owned());
+            }
             match postcard::from_bytes::<Packet>(&frame) {
                 Ok(Packet::Taken(total)) if self.note_taken(total) => {}
                 Ok(Packet::Taken(total)) => {
@@ -491,5 +500,15 @@ mod tests {
             }
         };
         assert!(matches!(refused, Err(Received::Garbage(what)) if what.contains("257")));
+    }
+
+    #[test]
+    fn a_stranger_that_sends_a_message_is_refused_unread() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let stranger = Stream::new(other.into()).unwrap();
+        let stream = Stream::new(listener.accept().unwrap().0.into()).unwrap();
+        stranger.send(&message(1, 10), soon()).unwrap();
+        assert!(matches!(next(&stream), Received::Garbage(what) if what == "no greeting"));
     }
 }

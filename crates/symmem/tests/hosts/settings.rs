@@ -68,3 +68,25 @@ fn ports_are_taken_from_the_range_and_its_end_is_told() {
         let _ = join(1).unwrap();
     });
 }
+
+/// As in two containers: one boot id, and no directory in common.
+#[test]
+fn ranks_of_one_identity_that_cannot_meet_are_told_of_the_variables() {
+    let alone =
+        ["unshare", "-Urm", "sh", "-c", "mount -t tmpfs none \"$TMPDIR\" && exec \"$@\"", "sh"];
+    let mut trial = std::process::Command::new(alone[0]);
+    let trial = trial.args(&alone[1..]).arg("true").env("TMPDIR", "/tmp").output();
+    if !trial.as_ref().is_ok_and(|output| output.status.success()) {
+        return println!("skipped: {trial:?}");
+    }
+    Ranks::new(2).under(&alone).env("SYMMEM_TIMEOUT", 10).start(test_name!(), || {
+        let begin = std::time::Instant::now();
+        let e = symmem::World::from_env().unwrap_err().to_string();
+        assert!(begin.elapsed().as_secs() < 8, "{:?}", begin.elapsed());
+        println!("{e}");
+        assert!(e.contains("SYMMEM_HOST") && e.contains("SYMMEM_SOCKET_DIR"), "{e}");
+        set("SYMMEM_HOST", &format!("host-{}", rank()));
+        let world = symmem::World::from_env().unwrap();
+        assert_eq!(world.hosts(), [[0], [1]]);
+    });
+}
