@@ -162,6 +162,9 @@ impl Joining {
                 return Ok(());
             }
             if deadline.expired() {
+                if let Some(far) = &self.far {
+                    far.explain();
+                }
                 let how = format!("no answer after {:.1?}", deadline.elapsed());
                 return Err(Verdict { by: self.rank, blamed: missing, how, timed_out: true });
             }

@@ -195,7 +195,8 @@ impl Far {
 
     /// What follows from not reaching `peer`.
     fn unreachable(&self, peer: usize, e: Errno) -> Verdict {
-        if is_our_own(e) {
+        // No port of our own is left, or no address of that family.
+        if is_our_own(e) || e == Errno::ADDRNOTAVAIL {
             return self.lost(self.terms.rank, &format!("socket: {e}"));
         }
         let address = self.addresses.get(peer).copied().flatten();
@@ -209,6 +210,18 @@ impl Far {
 
     fn lost(&self, peer: usize, how: &str) -> Verdict {
         Verdict::lost(self.terms.rank, peer, how)
+    }
+
+    /// Says at the deadline where each missing rank was looked for.
+    pub(super) fn explain(&self) {
+        for rank in self.missing() {
+            let Some(Some(address)) = self.addresses.get(rank) else { continue };
+            tracing::warn!(
+                "no connection with rank {rank} of another host, which listens at {address}; a firewall may need SYMMEM_PORTS, \
+                 another address {} there",
+                address::NAMES
+            );
+        }
     }
 
     /// Tells those who are connected that this rank gives up.

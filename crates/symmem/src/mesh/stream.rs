@@ -511,4 +511,24 @@ mod tests {
         stranger.send(&message(1, 10), soon()).unwrap();
         assert!(matches!(next(&stream), Received::Garbage(what) if what == "no greeting"));
     }
+
+    /// Its kernel answers for it, and its window is never closed.
+    #[test]
+    fn a_peer_that_takes_nothing_in_for_longer_than_a_host_may_be_silent_is_there() {
+        let (one, two) = pair();
+        let mut sent = 0;
+        while one.send(&message(sent, 200), soon()).is_ok() {
+            sent += 1;
+        }
+        std::thread::sleep(GONE + Duration::from_secs(2));
+        assert!(matches!(one.receive(), Received::Nothing));
+        for number in 0..sent {
+            let came = next(&two);
+            assert!(matches!(came, Received::Packet(Packet::Message { subject, .. }, _)
+                if subject.number == number));
+        }
+        one.send(&message(sent, 200), soon()).unwrap_err();
+        assert!(matches!(one.receive(), Received::Nothing));
+        one.send(&message(sent, 200), soon()).unwrap();
+    }
 }

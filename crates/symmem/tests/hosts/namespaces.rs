@@ -59,16 +59,45 @@ fn ip(words: &[&str]) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(format!("ip {}: {said}", words.join(" "))) }
 }
 
+/// In a rank the namespaces exist already; where they cannot be made, the test is skipped.
+fn cable() -> Option<Result<Cable, String>> {
+    if std::env::var("SYMMEM_TEST").is_ok() {
+        return Some(Err("made by the test".to_owned()));
+    }
+    let cable = Cable::new();
+    if let Err(why) = &cable {
+        println!("skipped: {why}");
+        return None;
+    }
+    Some(cable)
+}
+
+/// Starts a rank in the namespace of its host.
+fn enter(cable: &Result<Cable, String>) -> String {
+    let name = cable.as_ref().map_or("", |cable| &cable.name);
+    format!("exec ip netns exec {name}-$((RANK / 2)) \"$@\"")
+}
+
+/// Nothing is set but the store's address: every rank listens at the address by which it reaches that.
+#[test]
+fn hosts_meet_at_the_addresses_by_which_they_reach_the_store() {
+    let Some(cable) = cable() else { return };
+    let ranks = Ranks::new(4).rank_0_hosts_the_store().env("MASTER_ADDR", "10.213.77.1");
+    let ranks = ranks.env("SYMMEM_SECRET", "correct horse battery staple");
+    ranks.under(&["sh", "-c", &enter(&cable), "sh"]).start(test_name!(), || {
+        let world = join(2).unwrap();
+        assert_eq!(world.hosts(), [[0, 1], [2, 3]]);
+        works(&world.host_group().unwrap());
+        meet(&world, "end");
+        std::thread::sleep(ms(if rank() == 0 { 300 } else { 0 })); // the store is there until all have met
+    });
+    drop(cable);
+}
+
 /// A short break is none; a long one makes every rank of the other host lost, whose host is named.
 #[test]
 fn an_unplugged_host_is_lost_within_six_seconds_and_a_stumble_is_not() {
-    let is_rank = std::env::var("SYMMEM_TEST").is_ok();
-    let cable = if is_rank { Err("made by the test".to_owned()) } else { Cable::new() };
-    if let (false, Err(why)) = (is_rank, &cable) {
-        return println!("skipped: {why}");
-    }
-    let name = cable.as_ref().map_or(String::new(), |cable| cable.name.clone());
-    let enter = format!("exec ip netns exec {name}-$((RANK / 2)) \"$@\"");
+    let Some(cable) = cable() else { return };
     let unplug = |job: &mut Job| {
         let Ok(cable) = &cable else { return };
         let limit = Deadline::after(ms(30_000));
@@ -84,7 +113,7 @@ fn an_unplugged_host_is_lost_within_six_seconds_and_a_stumble_is_not() {
         store.set("test/unplugged", b"1").unwrap();
     };
     let ranks = Ranks::new(4).store_in_dir().env("SYMMEM_IFACE", "cable");
-    ranks.under(&["sh", "-c", &enter, "sh"]).meanwhile(unplug).start(test_name!(), || {
+    ranks.under(&["sh", "-c", &enter(&cable), "sh"]).meanwhile(unplug).start(test_name!(), || {
         set("SYMMEM_PORTS", "40000-40003");
         let world = join(2).unwrap();
         assert_eq!(world.hosts(), [[0, 1], [2, 3]]);
@@ -105,7 +134,6 @@ fn an_unplugged_host_is_lost_within_six_seconds_and_a_stumble_is_not() {
         assert!(how.contains(&format!("its host {host} is unreachable")), "{how}");
         assert!(took < ms(6000), "{took:?}");
         works(&here);
-        println!("@done");
     });
     drop(cable);
 }
