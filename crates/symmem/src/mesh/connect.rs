@@ -65,7 +65,16 @@ pub(crate) fn connect(bootstrap: &Bootstrap) -> Result<Mesh> {
     let hosts = Hosts::new(addresses.iter().map(|address| address.host.as_str()));
     let far = match hosts.count() {
         1 => None,
-        _ => Some(listen_to_hosts(bootstrap, &records, &hosts, token).map_err(ended)?),
+        _ => {
+            let is_gone = |rank: usize| {
+                let address =
+                    addresses.get(rank).filter(|_| hosts.are_together(bootstrap.rank, rank))?;
+                let refused = matches!(endpoint::connect(&address.path), Err(Errno::CONNREFUSED));
+                refused.then(|| Verdict::lost(bootstrap.rank, rank, "its socket is closed"))
+            };
+            let far = listen_to_hosts(bootstrap, &records, &hosts, token, &is_gone);
+            Some(far.map_err(ended)?)
+        }
     };
     let local = |rank: usize| hosts.are_together(bootstrap.rank, rank);
     let path = |(rank, address): (usize, Address)| local(rank).then_some(address.path);
@@ -96,12 +105,13 @@ pub(crate) fn connect(bootstrap: &Bootstrap) -> Result<Mesh> {
     }
 }
 
-/// Listens for ranks of other hosts, and finds out where they do.
+/// Listens for ranks of other hosts, and finds out where they do. `is_gone` tells of ranks of this host.
 fn listen_to_hosts(
     bootstrap: &Bootstrap,
     records: &Records,
     hosts: &Hosts,
     token: u128,
+    is_gone: &dyn Fn(usize) -> Option<Verdict>,
 ) -> Result<Far, Ended> {
     let rank = bootstrap.rank;
     let opened = address::listen(rank, &bootstrap.store);
@@ -109,7 +119,7 @@ fn listen_to_hosts(
         opened.as_ref().map(|(_, address)| *address).map_err(Error::to_string);
     records.publish_listening(&listening)?;
     let (listener, _) = opened?;
-    let all = records.gather_listening()?;
+    let all = records.gather_listening(is_gone)?;
     if let Some((misplaced, at)) = address::misplaced(&all).and_then(|r| Some((r, all.get(r)?))) {
         return Err(Ended::Error(Error::Unavailable {
             what: format!("a connection between hosts to rank {misplaced}"),

@@ -212,7 +212,7 @@ impl Records {
         keys.push(self.key("token"));
         // The token, behind the addresses, is rank 0's task.
         let owners: Vec<usize> = (0..self.size).chain([0]).collect();
-        let mut values = self.collect(&keys, &owners)?;
+        let mut values = self.collect(&keys, &owners, &|_| None)?;
         let drawn = keys.last().zip(values.pop()).map(|(key, value)| self.unseal_of(0, key, value));
         let drawn = drawn.transpose()?.unwrap_or_default();
         let addresses: Vec<Address> = self.read_all(&keys, values)?;
@@ -238,11 +238,14 @@ impl Records {
         self.seal.derive("symmem 2026 connections between hosts of a job")
     }
 
-    /// Where every rank listens for ranks of other hosts.
-    pub(super) fn gather_listening(&self) -> Result<Vec<SocketAddr>, Ended> {
+    /// Where every rank listens for ranks of other hosts. `is_gone` is asked now and then of those that have not said so.
+    pub(super) fn gather_listening(
+        &self,
+        is_gone: &dyn Fn(usize) -> Option<Verdict>,
+    ) -> Result<Vec<SocketAddr>, Ended> {
         let keys: Vec<String> = (0..self.size).map(|r| self.key(&listening_name(r))).collect();
         let owners: Vec<usize> = (0..self.size).collect();
-        let values = self.collect(&keys, &owners)?;
+        let values = self.collect(&keys, &owners, is_gone)?;
         self.read_all(&keys, values)
     }
 
@@ -260,14 +263,24 @@ impl Records {
     }
 
     /// The values of these keys, each of which is one rank's task to write.
-    fn collect(&self, keys: &[String], owners: &[usize]) -> Result<Vec<Vec<u8>>, Ended> {
+    fn collect(
+        &self,
+        keys: &[String],
+        owners: &[usize],
+        is_gone: &dyn Fn(usize) -> Option<Verdict>,
+    ) -> Result<Vec<Vec<u8>>, Ended> {
         let all: Vec<&str> = keys.iter().map(String::as_str).collect();
         let mut awaited = Awaited { keys: (0..keys.len()).collect(), owners, seen: None };
         loop {
             let slice = self.deadline.nap(SLICE);
             match self.store.multi_get(&all, Deadline::after(slice)) {
                 Ok(values) => return Ok(values),
-                Err(Error::Timeout { .. }) => self.look_around(&all, &mut awaited)?,
+                Err(Error::Timeout { .. }) => {
+                    self.look_around(&all, &mut awaited)?;
+                    if let Some(verdict) = awaited.missed().into_iter().find_map(is_gone) {
+                        return Err(Ended::Verdict(verdict));
+                    }
+                }
                 Err(Error::Interrupted { .. }) => {
                     return Err(waited_for(awaited.missed(), self.deadline).into());
                 }
