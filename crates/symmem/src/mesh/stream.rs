@@ -484,7 +484,7 @@ mod tests {
         let (one, _two) = pair();
         let begin = std::time::Instant::now();
         linger(std::iter::once(&one));
-        assert!(begin.elapsed() >= LINGER && begin.elapsed() < 10 * LINGER);
+        assert!(begin.elapsed() >= LINGER); // not sooner, and not for ever
     }
 
     #[test]
