@@ -100,6 +100,6 @@ fn a_rank_that_stops_before_it_connects_is_named_at_the_deadline() {
             Err(Error::Timeout { waiting_for, .. }) => assert_eq!(waiting_for, [2]),
             other => panic!("{other:?}"),
         }
-        assert!(begin.elapsed() < ms(5000), "{:?}", begin.elapsed());
+        assert!(begin.elapsed() < ms(15_000), "{:?}", begin.elapsed());
     });
 }

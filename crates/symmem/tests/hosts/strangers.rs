@@ -101,7 +101,7 @@ fn strangers_that_call_delay_nobody_and_get_nothing() {
             let begin = Instant::now();
             let world = join(2).unwrap();
             println!("joined after {:?}", begin.elapsed());
-            assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+            assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
             meet(&world, "joined");
             works(&world.host_group().unwrap());
             world.check().unwrap();
@@ -140,7 +140,7 @@ fn a_wrong_secret_is_refused_on_both_sides_by_rank_and_variable() {
             let begin = Instant::now();
             let e = join(2).unwrap_err().to_string();
             println!("{e}");
-            assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+            assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
             assert!(e.contains("SYMMEM_SECRET") && e.contains("SYMMEM_SECRET_FILE"), "{e}");
             assert!(e.contains(if rank() == 2 { "rank 0" } else { "rank 2" }), "{e}");
         });
