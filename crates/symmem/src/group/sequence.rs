@@ -29,7 +29,7 @@ use super::waiting::Waiting;
 use crate::error::{Error, Result};
 use crate::machine::DefaultFloats;
 use crate::signal::{BARRIER, ChannelGuard, IN_FULL, Layout, Stop, Tiny};
-use crate::sync::Deadline;
+use crate::sync::{Deadline, pause, pause_for_flag};
 
 /// A call of the sequence that is under way. Other threads of this rank wait until it is dropped.
 ///
@@ -272,7 +272,7 @@ impl Running<'_, '_> {
         let hints = self.made.formed.signals.hints();
         let epoch = self.made.arrive(&self.guard, tiny);
         self.floats.enter(); // takes no time while the flags are under way
-        if !self.guard.all_agree_soon(self.made.word, epoch, hints) {
+        if !self.guard.all_agree_soon(self.made.word, epoch, |_| pause(hints)) {
             self.floats.leave();
             self.made.deadline = self.made.await_agreement(&self.guard, epoch)?;
             self.floats.enter();
@@ -319,7 +319,7 @@ impl<'a> Made<'a, '_> {
     #[inline(always)]
     fn exchange(&mut self, guard: &ChannelGuard<'_, RegionPads>) -> Result<()> {
         let epoch = self.arrive(guard, None);
-        if !guard.all_agree_soon(self.word, epoch, 1) {
+        if !guard.all_agree_soon(self.word, epoch, pause_for_flag) {
             self.deadline = self.await_agreement(guard, epoch)?;
         }
         self.all_agreed();

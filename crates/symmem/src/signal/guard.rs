@@ -1,7 +1,7 @@
 //! A barrier with data, by the one thread of a rank that holds a channel.
 
 use super::{Channel, DONE, IN_FULL, LEFT_EARLY, Layout, Pads, Signals, Stop, Tiny, UNFINISHED};
-use crate::sync::{Deadline, Ended, Ordering, Word, before_ringing, current_core, pause};
+use crate::sync::{Deadline, Ended, Ordering, Word, before_ringing, current_core, pause_for_flag};
 
 /// The right to use a channel, until dropped.
 pub struct ChannelGuard<'a, P: Pads> {
@@ -66,7 +66,7 @@ impl<P: Pads> ChannelGuard<'_, P> {
     ) -> Result<u32, Stop> {
         self.await_late(deadline, &mut lost)?;
         let epoch = self.arrive(call, tiny);
-        if !self.all_agree_soon(call, epoch, 1) {
+        if !self.all_agree_soon(call, epoch, pause_for_flag) {
             self.await_agreement(epoch, deadline, &mut lost)?;
         }
         Ok(epoch)
@@ -145,9 +145,9 @@ impl<P: Pads> ChannelGuard<'_, P> {
     }
 
     /// Whether all reach `epoch` within a short while, with the same `call`; then the barrier is done. Otherwise
-    /// [`ChannelGuard::await_agreement`] says what comes of it. Passes so many spin-loop hints between two looks.
+    /// [`ChannelGuard::await_agreement`] says what comes of it. `pause` passes the time before each look but the first.
     #[inline(always)] // what comes after the last flag is what the peers wait for next
-    pub(crate) fn all_agree_soon(&self, call: u32, epoch: u32, hints: u32) -> bool {
+    pub(crate) fn all_agree_soon(&self, call: u32, epoch: u32, pause: impl Fn(u32)) -> bool {
         let (signals, channel) = (self.signals, self.channel);
         if call == IN_FULL {
             return false; // more to compare than the words beside the flags
@@ -155,7 +155,7 @@ impl<P: Pads> ChannelGuard<'_, P> {
         let (mut rank, mut difference) = (0, 0);
         for look in 0..signals.patience.soon {
             if look > 0 {
-                pause(hints);
+                pause(look);
             }
             while rank == signals.rank || signals.has_reached(channel, rank, epoch) {
                 if rank != signals.rank {

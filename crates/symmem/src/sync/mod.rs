@@ -9,7 +9,7 @@ mod word;
 pub use atomic::Ordering;
 #[cfg(loom)]
 pub use bell::LATE_STORES;
-pub(crate) use bell::{Bell, Ended, Patience, before_ringing, current_core, pause};
+pub(crate) use bell::{Bell, Ended, Patience, before_ringing, current_core, pause, pause_for_flag};
 pub use deadline::{Deadline, Expiry};
 pub(crate) use deadline::{lock_by, poll_by};
 pub use word::Word;
