@@ -292,14 +292,17 @@ impl Joining {
         }
     }
 
+    /// Where it fails, all that were greeted are kept: they count on our goodbye.
     fn hear_greeted(&mut self) -> Result<(), Verdict> {
-        for (peer, socket) in std::mem::take(&mut self.greeted) {
-            match socket::receive(&socket) {
-                Received::Nothing => self.greeted.push((peer, socket)),
+        let mut next = 0;
+        while let Some((peer, socket)) = self.greeted.get(next) {
+            let peer = *peer;
+            match socket::receive(socket) {
+                Received::Nothing => next += 1,
                 Received::Packet(Packet::Welcome { token, rank }, _)
                     if token == self.token && rank == peer =>
                 {
-                    self.connected[peer] = Some(socket);
+                    self.connected[peer] = Some(self.greeted.swap_remove(next).1);
                 }
                 Received::Packet(Packet::Bye(Gone { how, because_of, .. }), _) => {
                     return Err(self.lost(because_of.unwrap_or(peer), &how));
@@ -357,4 +360,41 @@ impl Joining {
 /// Whether a call failed for want of something of this process or machine, and not because of the other end.
 pub(super) fn is_our_own(e: Errno) -> bool {
     matches!(e, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    #[test]
+    fn all_who_were_greeted_are_told_why_a_rank_gives_up() {
+        let flags = SocketFlags::CLOEXEC;
+        let pair = || socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let pairs: Vec<_> = (0..3).map(|_| pair()).collect();
+        let (ours, mut theirs): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+        drop(theirs.remove(1)); // rank 1 has died
+        let mut joining = Joining {
+            rank: 3,
+            token: 7,
+            endpoint: Endpoint::open(None).unwrap(),
+            paths: vec![],
+            connected: vec![],
+            ungreeted: vec![],
+            greeted: ours.into_iter().enumerate().collect(),
+            strangers: vec![],
+            next_probe: Instant::now(),
+            probe_from: 0,
+            far: None,
+        };
+        let verdict = joining.hear_greeted().unwrap_err();
+        assert_eq!(verdict.blamed, [1]);
+        joining.say_goodbye(&verdict);
+        for socket in &theirs {
+            let told = socket::receive(socket);
+            let because = |gone: &Gone| gone.because_of == Some(1);
+            assert!(matches!(told, Received::Packet(Packet::Bye(gone), _) if because(&gone)));
+        }
+    }
 }

@@ -146,13 +146,20 @@ impl Far {
         }
     }
 
+    /// Where it fails, all that were called are kept: those that know us count on our goodbye.
     fn hear_called(&mut self, deadline: Deadline) -> Result<(), Verdict> {
-        for mut caller in std::mem::take(&mut self.callers) {
+        let mut next = 0;
+        while let Some(caller) = self.callers.get_mut(next) {
             let peer = caller.peer;
             match caller.advance(&self.terms, deadline) {
-                Progress::Waiting => self.callers.push(caller),
-                Progress::Done(rank) => self.connected[rank] = Some(caller.stream),
-                Progress::Ended => self.uncalled.push((peer, Instant::now() + RETRY)),
+                Progress::Waiting => next += 1,
+                Progress::Done(rank) => {
+                    self.connected[rank] = Some(self.callers.swap_remove(next).stream);
+                }
+                Progress::Ended => {
+                    self.callers.swap_remove(next);
+                    self.uncalled.push((peer, Instant::now() + RETRY));
+                }
                 Progress::Failed(e) => return Err(self.unreachable(peer, e)),
                 Progress::Refused(how) => return Err(self.lost(peer, &how)),
                 Progress::Bye(Gone { how, because_of, .. }) => {
@@ -224,10 +231,12 @@ impl Far {
         }
     }
 
-    /// Tells those who are connected that this rank gives up.
+    /// Tells those who know this rank that it gives up: to whom it has said hello, that may already count on it.
     pub(super) fn say_goodbye(&self, gone: &Gone) {
-        self.connected.iter().flatten().for_each(|stream| stream.say_goodbye(gone));
-        stream::linger(self.connected.iter().flatten());
+        let greeted = self.callers.iter().filter(|caller| caller.has_greeted());
+        let told = || self.connected.iter().flatten().chain(greeted.clone().map(|c| &c.stream));
+        told().for_each(|stream| stream.say_goodbye(gone));
+        stream::linger(told());
     }
 }
 

@@ -87,13 +87,14 @@ pub(super) struct Caller {
     pub(super) peer: usize,
     pub(super) stream: Stream,
     stands: bool,
+    has_greeted: bool,
     /// What the peer has to answer before anything else.
     proof: Option<Proof>,
 }
 
 impl Caller {
     pub(super) fn new(peer: usize, stream: Stream) -> Self {
-        Self { peer, stream, stands: false, proof: None }
+        Self { peer, stream, stands: false, has_greeted: false, proof: None }
     }
 
     /// What to wait for.
@@ -159,9 +160,15 @@ impl Caller {
         self.stream.send_open(&opening(terms.rank, self.peer, &message))
     }
 
-    fn greet(&self, terms: &Terms, deadline: Deadline) -> bool {
+    fn greet(&mut self, terms: &Terms, deadline: Deadline) -> bool {
         let hello = Packet::Hello { token: terms.token, rank: terms.rank };
-        self.stream.send(&hello, deadline).is_ok()
+        self.has_greeted = self.stream.send(&hello, deadline).is_ok();
+        self.has_greeted
+    }
+
+    /// Whether the peer may count this rank among those it is connected with.
+    pub(super) fn has_greeted(&self) -> bool {
+        self.has_greeted
     }
 }
 
