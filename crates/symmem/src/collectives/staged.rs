@@ -121,18 +121,24 @@ impl Memory {
         is_source: bool,
         work: impl FnOnce(&[*const u8]),
     ) -> Result<()> {
-        let mut places = PerRank::new();
-        if self.is_small() {
-            call.way = Way::Staged;
-            let (own, bytes) = (self.own(0).cast_const(), self.bytes());
-            let input = if is_source { Input::one(own, bytes) } else { Input::none(bytes) };
-            let mut running = self.begin_staged(&call)?;
-            // SAFETY: our own part.
-            let staging = unsafe { exchange(&mut running, &input) }?;
-            work(sources(&mut places, self.group(), &staging, bytes, 0, own));
-            return Ok(());
+        if !self.is_small() {
+            return self.read_in_place(&call, work);
         }
-        let session = self.enter(&call)?;
+        call.way = Way::Staged;
+        let (own, bytes) = (self.own(0).cast_const(), self.bytes());
+        let input = if is_source { Input::one(own, bytes) } else { Input::none(bytes) };
+        let mut running = self.begin_staged(&call)?;
+        let mut places = PerRank::new();
+        // SAFETY: our own part.
+        let staging = unsafe { exchange(&mut running, &input) }?;
+        work(sources(&mut places, self.group(), &staging, bytes, 0, own));
+        Ok(())
+    }
+
+    #[inline(never)] // or the way of a small message would have to save its registers
+    fn read_in_place(&self, call: &Call, work: impl FnOnce(&[*const u8])) -> Result<()> {
+        let session = self.enter(call)?;
+        let mut places = PerRank::new();
         let mut floats = DefaultFloats::default();
         floats.enter();
         work(places.fill(self.group().size(), |rank| self.part(rank, 0).cast_const()));
