@@ -27,6 +27,18 @@ fn processes(test: &'static str, ranks: usize, check: impl Fn(World)) {
     Ranks::new(ranks).run(test, check);
 }
 
+/// On two hosts: the first half of the ranks on one of them, so that each has ranks on its own and on the other.
+fn two_hosts(test: &'static str, ranks: usize, check: impl Fn(World)) {
+    Ranks::new(ranks).start(test, || {
+        let rank: usize = std::env::var("RANK").unwrap().parse().unwrap();
+        // SAFETY: this process has no other thread that reads the environment.
+        unsafe {
+            std::env::set_var("SYMMEM_HOST", if rank < ranks.div_ceil(2) { "a" } else { "b" })
+        };
+        check(World::from_env().unwrap());
+    });
+}
+
 mod every_backend {
     mod threads {
         symmem_testing::everywhere!(host: crate::threads, "process");
@@ -39,6 +51,10 @@ mod every_backend {
     mod processes {
         symmem_testing::everywhere!(host: crate::processes, "host");
     }
+
+    mod two_hosts {
+        symmem_testing::everywhere!(host: crate::two_hosts, "host");
+    }
 }
 
 macro_rules! conforms {
@@ -46,6 +62,15 @@ macro_rules! conforms {
         conforms! { @ threads $($name($ranks);)* }
         conforms! { @ threads_over_host_memory $($name($ranks);)* }
         conforms! { @ processes $($name($ranks);)* }
+        conforms! { @ two_hosts $($name($ranks);)* }
+    };
+    (on one host: $($name:ident($ranks:expr);)*) => {
+        mod one_host {
+            use super::*;
+            conforms! { @ threads $($name($ranks);)* }
+            conforms! { @ threads_over_host_memory $($name($ranks);)* }
+            conforms! { @ processes $($name($ranks);)* }
+        }
     };
     (@ $how:ident $($name:ident($ranks:expr);)*) => {
         mod $how {
@@ -68,7 +93,6 @@ conforms! {
     different_calls_are_told_to_every_rank(2);
     an_abandoned_share_does_not_block_the_group(3);
     the_allocations_pad_belongs_to_the_user(3);
-    the_pads_layout_is_pytorchs(3);
     groups_may_overlap_and_come_in_any_order(4);
     groups_do_not_share_signals(3);
     group_names_can_be_used_again(3);
@@ -76,12 +100,8 @@ conforms! {
     pad_sizes_are_checked_and_agreed(3);
     a_split_groups_by_color_and_orders_by_key(5);
     a_failed_rendezvous_gives_the_buffer_back(2);
-    views_beyond_a_part_are_refused(2);
     an_id_gets_new_memory_while_a_peer_may_read(2);
     a_pools_buffers_are_symmetric(3);
-    all_parts_come_as_a_list(3);
-    memory_lives_as_long_as_anyone_reads_it(3);
-    a_handle_keeps_the_memory(2);
     senseless_groups_are_refused(2);
     whatever_is_not_zero_is_true(3);
     structs_of_the_users_can_be_moved(3);
@@ -104,4 +124,14 @@ conforms! {
     giving_up_leaves_a_copy_of_every_element(3);
     experts_get_their_rows_and_give_them_back(3);
     rows_that_do_not_fit_are_refused_by_every_rank(3);
+}
+
+conforms! {
+    on one host:
+    signals_order_plain_stores(3);
+    views_beyond_a_part_are_refused(2);
+    all_parts_come_as_a_list(3);
+    memory_lives_as_long_as_anyone_reads_it(3);
+    a_handle_keeps_the_memory(2);
+    the_pads_layout_is_pytorchs(3);
 }

@@ -188,14 +188,14 @@ fn threads_asleep_at_one_bell_are_all_woken() {
             Box::new(move || {
                 zero.put(1);
                 assert_eq!(
-                    zero.signals.put(zero.signals.slot_on(1, 1), 1, NEVER, || false),
+                    zero.signals.put(&zero.signals.slot_on(1, 1), 1, NEVER, || false),
                     Ok(())
                 );
             }),
             Box::new(move || one.wait(0)),
             Box::new(move || {
                 assert_eq!(
-                    also_one.signals.take(also_one.signals.slot_of(0, 1), 0, NEVER, || false),
+                    also_one.signals.take(&also_one.signals.slot_of(0, 1), 0, NEVER, || false),
                     Ok(())
                 )
             }),
@@ -278,7 +278,7 @@ fn poison_wakes_a_sender_before_a_full_slot() {
         } else {
             rank.put(1);
             let ended =
-                signals.put(signals.slot_on(1, 0), 1, NEVER, || signals.poisoned().is_some());
+                signals.put(&signals.slot_on(1, 0), 1, NEVER, || signals.poisoned().is_some());
             assert_eq!(ended, Err(Stop::Lost));
         }
     });
@@ -296,7 +296,7 @@ fn what_came_before_the_poison_counts() {
                 signals.poison(0);
             } else {
                 let ended =
-                    signals.take(signals.slot_of(0, 0), 0, NEVER, || signals.poisoned().is_some());
+                    signals.take(&signals.slot_of(0, 0), 0, NEVER, || signals.poisoned().is_some());
                 assert_eq!(ended, Ok(()));
                 assert_eq!(rank.data.read(0), 7);
             }
@@ -420,7 +420,7 @@ fn a_signal_given_up_by_the_receiver_is_not_lost() {
             rank.data.write(0, 7);
             rank.put(1);
         } else {
-            if rank.signals.take(rank.signals.slot_of(0, 0), 0, passed, || false).is_err() {
+            if rank.signals.take(&rank.signals.slot_of(0, 0), 0, passed, || false).is_err() {
                 rank.wait(0);
             }
             assert_eq!(rank.data.read(0), 7);

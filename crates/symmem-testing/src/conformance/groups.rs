@@ -2,7 +2,7 @@
 
 use symmem::{Error, World};
 
-use super::{SHORT, SOON};
+use super::{SHORT, SOON, part_of};
 
 /// Strict subsets, overlapping groups, different orders on different ranks, and one allocation in several groups.
 pub fn groups_may_overlap_and_come_in_any_order(world: World) {
@@ -24,7 +24,7 @@ pub fn groups_may_overlap_and_come_in_any_order(world: World) {
         assert_eq!(x.group().name(), group.name());
         let shared = x.share().unwrap();
         for (r, &w) in group.world_ranks().iter().enumerate() {
-            assert_eq!(shared.peer(r).unwrap()[0], w as u64);
+            assert_eq!(part_of(&shared, r)[0], w as u64);
         }
         x = shared.release().unwrap();
     }
@@ -141,7 +141,7 @@ pub fn a_split_groups_by_color_and_orders_by_key(world: World) {
         let mut x = group.alloc::<usize>(3).unwrap().rendezvous(&group).unwrap();
         x.local_mut().fill(own);
         let shared = x.share().unwrap();
-        let read = |rank| shared.peer(rank).unwrap()[2];
+        let read = |rank| part_of(&shared, rank)[2];
         assert!((0..group.size()).all(|rank| read(rank) == members[rank]));
         let inner = group.split(Some(u64::MAX), 0).unwrap().unwrap(); // equal keys keep the order
         assert_eq!(inner.world_ranks(), members);

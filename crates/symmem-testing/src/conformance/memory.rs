@@ -2,7 +2,7 @@
 
 use symmem::{Pool, World};
 
-use super::{SOON, next, previous};
+use super::{SOON, next, part_of, previous};
 
 /// A rendezvous that fails gives the buffer back.
 pub fn a_failed_rendezvous_gives_the_buffer_back(world: World) {
@@ -39,7 +39,8 @@ pub fn an_id_gets_new_memory_while_a_peer_may_read(world: World) {
     let mut x = world.alloc_persistent::<u32>(7, 100).unwrap();
     x.local_mut()[99] = 42;
     let shared = x.rendezvous(&world).unwrap().share().unwrap();
-    assert_eq!(shared.peer(next(&world)).unwrap()[99], 42);
+    assert_eq!(part_of(&shared, next(&world))[99], 42);
+    world.barrier().unwrap(); // all have read
     drop(shared);
     let x = world.alloc_persistent::<u32>(7, 100).unwrap();
     assert_eq!(x.local()[99], 0);
@@ -57,7 +58,7 @@ pub fn a_pools_buffers_are_symmetric(world: World) {
     let x = x.rendezvous(&world).unwrap();
     let shared = x.share().unwrap();
     for rank in 0..world.size() {
-        assert!(shared.peer(rank).unwrap().iter().all(|v| *v == rank as u64));
+        assert!(part_of(&shared, rank).iter().all(|v| *v == rank as u64));
     }
     let x = shared.release().unwrap();
     x.handle().signal_pad().put(next(&world), 0, SOON).unwrap();
@@ -96,7 +97,7 @@ pub fn all_parts_come_as_a_list(world: World) {
         let x = x.rendezvous(&world).unwrap();
         let addresses = x.handle().buffer_ptrs();
         let shared = x.share().unwrap();
-        let parts = shared.peers();
+        let parts = shared.peers().unwrap();
         assert_eq!(parts.len(), world.size());
         for (rank, part) in parts.iter().enumerate() {
             assert_eq!(*part, vec![rank as f32; len]);

@@ -33,3 +33,10 @@ fn next(world: &World) -> usize {
 fn previous(world: &World) -> usize {
     (world.rank() + world.size() - 1) % world.size()
 }
+
+/// Rank `rank`'s part, wherever that rank is.
+fn part_of<T: symmem::Element + Default>(shared: &symmem::Shared<T>, rank: usize) -> Vec<T> {
+    let mut part = vec![T::default(); shared.len()];
+    shared.get(rank, 0, &mut part).unwrap();
+    part
+}

@@ -2,7 +2,7 @@
 
 use symmem::{Atomic, Error, Number, Symmetric, World};
 
-use super::{SHORT, SOON, next, previous};
+use super::{SHORT, SOON, next, part_of, previous};
 
 fn zeros<T: Number>(world: &World, len: usize) -> Symmetric<T> {
     world.alloc::<T>(len).unwrap().rendezvous(world).unwrap()
@@ -137,7 +137,11 @@ pub fn closing_different_memory_is_told_to_every_rank(world: World) {
 
 /// A rank that leaves the phase alone has all elements of its part, of any size and number, and can bring them again.
 pub fn giving_up_leaves_a_copy_of_every_element(world: World) {
-    fn check<T: Number + PartialEq>(world: &World, len: usize, value: impl Fn(usize) -> T) {
+    fn check<T: Number + PartialEq + Default>(
+        world: &World,
+        len: usize,
+        value: impl Fn(usize) -> T,
+    ) {
         let all: Vec<T> = (0..len).map(|i| value(i * 7 + world.rank())).collect();
         let mut x = world.alloc::<T>(len).unwrap().rendezvous(world).unwrap();
         x.local_mut().copy_from_slice(&all);
@@ -146,7 +150,7 @@ pub fn giving_up_leaves_a_copy_of_every_element(world: World) {
         let shared = own.rendezvous(world).unwrap().share().unwrap();
         assert_eq!(shared.local(), all);
         let theirs: Vec<T> = (0..len).map(|i| value(i * 7)).collect();
-        assert_eq!(shared.peer(0).unwrap(), theirs);
+        assert_eq!(part_of(&shared, 0), theirs);
         shared.release().unwrap();
     }
     for len in [0, 1, 63, 10_001] {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use symmem::{Error, World};
 
-use super::SOON;
+use super::{SOON, part_of};
 
 /// Everyone reads what everyone wrote, phase after phase.
 pub fn phases_show_every_rank_what_every_rank_wrote(world: World) {
@@ -15,7 +15,7 @@ pub fn phases_show_every_rank_what_every_rank_wrote(world: World) {
         x.local_mut().iter_mut().enumerate().for_each(|(i, v)| *v = value(own, i));
         let shared = x.share().unwrap();
         for rank in 0..world.size() {
-            let part = shared.peer(rank).unwrap();
+            let part = part_of(&shared, rank);
             assert!(
                 part.iter().enumerate().all(|(i, v)| *v == value(rank, i)),
                 "round {round} of {rank}"

@@ -6,6 +6,23 @@ use super::{SHORT, SOON, next, previous};
 
 /// A signal carries all that was written before it.
 pub fn signals_order_data(world: World) {
+    let x = world.alloc::<u64>(512).unwrap().rendezvous(&world).unwrap().open().unwrap();
+    let (to, from) = (next(&world), previous(&world));
+    for round in 1..200_u64 {
+        x.put(to, 0, &[round; 512]).unwrap();
+        world.put_signal(to, 3, SOON).unwrap();
+        world.wait_signal(from, 3, SOON).unwrap();
+        let mut own = [0; 512];
+        x.get(world.rank(), 0, &mut own).unwrap();
+        assert_eq!(own, [round; 512]);
+        world.put_signal(from, 4, SOON).unwrap();
+        world.wait_signal(to, 4, SOON).unwrap();
+    }
+    x.close().unwrap();
+}
+
+/// As [`signals_order_data`], with the plain stores of a caller who keeps to the protocol.
+pub fn signals_order_plain_stores(world: World) {
     let x = world.alloc::<u64>(512).unwrap().rendezvous(&world).unwrap();
     let to = x.peer_ptr(next(&world)).unwrap();
     for round in 1..200_u64 {
@@ -92,7 +109,7 @@ pub fn the_allocations_pad_belongs_to_the_user(world: World) {
         pad.put(next(&world), last, SOON).unwrap();
         let layout = world.size() * last + previous(&world);
         pad.wait(previous(&world), last, SOON).unwrap();
-        assert!(layout < pad.words(0).unwrap().len());
+        assert!(layout < pad.words(world.rank()).unwrap().len());
     }
     world.barrier().unwrap();
     assert!(pad.words(world.rank()).unwrap().iter().all(|w| w.load(Relaxed) == 0), "zero at rest");

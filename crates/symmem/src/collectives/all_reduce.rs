@@ -4,7 +4,7 @@
 use super::host::copy::Stores;
 use super::host::reduce::Reduce;
 use super::staged::{Input, exchange, pieces, sources};
-use super::{PerRank, check_len, copy_bytes, loop_for, plan, share};
+use super::{PerRank, check_len, copy_bytes, loop_for, plan, share, slices};
 use crate::dtype::{Number, ReduceOp};
 use crate::error::Result;
 use crate::group::{Call, Op, Staging, Way};
@@ -109,9 +109,11 @@ fn all_reduce(
     (op, reduce): (ReduceOp, Reduce),
     algorithm: Algorithm,
 ) -> Result<()> {
-    let way = choose(memory, algorithm)?;
+    let spans = memory.group().spans_hosts();
+    let way = if spans { Way::Staged } else { choose(memory, algorithm)? };
     let call = Call { operator: Some(op), ..memory.call(const { Op::of(NAME) }, way) };
     match way {
+        Way::Staged if spans => slices::all_reduce_part(memory, &call, reduce),
         Way::Staged => staged(memory, &call, reduce),
         Way::OneShot => one_shot(memory, &call, reduce),
         _ => two_shot(memory, &call, reduce),

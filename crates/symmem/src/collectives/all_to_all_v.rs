@@ -310,13 +310,13 @@ impl<T: Element> Symmetric<T> {
 
 /// All ranks' parts into `to`, which has room for them.
 fn gather_parts(memory: &Memory, call: &Call, to: *mut u8) -> Result<()> {
-    let session = memory.enter(call)?;
-    for rank in memory.ranks_from_own() {
-        let to = to.wrapping_add(rank * memory.bytes());
-        // SAFETY: nobody writes the part; there is room for each.
-        unsafe { copy_bytes(memory.part(rank, 0).cast_const(), to, memory.bytes()) };
-    }
-    session.leave()
+    memory.read_parts(*call, true, |parts| {
+        for rank in memory.ranks_from_own() {
+            let to = to.wrapping_add(rank * memory.bytes());
+            // SAFETY: nobody writes the part; there is room for each.
+            unsafe { copy_bytes(parts[rank], to, memory.bytes()) };
+        }
+    })
 }
 
 /// Pieces of rows of `row` elements, which lie within all parts, into `out`, in which they lie as well.
@@ -328,14 +328,14 @@ fn fetch_rows(
     out: *mut u8,
 ) -> Result<()> {
     let bytes = row * memory.size();
-    let session = memory.enter(call)?;
-    for piece in pieces.iter().filter(|piece| piece.rows != 0) {
-        let from = memory.part(piece.source, piece.from * row).cast_const();
-        let to = out.wrapping_add(piece.to * bytes);
-        // SAFETY: both lie within the part, which nobody writes, and within `out`: `check_pieces` saw to it.
-        unsafe { copy_bytes(from, to, piece.rows * bytes) };
-    }
-    session.leave()
+    memory.read_parts(*call, true, |parts| {
+        for piece in pieces.iter().filter(|piece| piece.rows != 0) {
+            let from = parts[piece.source].wrapping_add(piece.from * bytes);
+            let to = out.wrapping_add(piece.to * bytes);
+            // SAFETY: both lie within the part, which nobody writes, and within `out`: `check_pieces` saw to it.
+            unsafe { copy_bytes(from, to, piece.rows * bytes) };
+        }
+    })
 }
 
 #[cfg(test)]

@@ -26,6 +26,7 @@ use crate::dtype::{DType, Number, ReduceOp};
 use crate::error::Result;
 use crate::group::{Call, Group, Op, Running, Way};
 use crate::machine::DefaultFloats;
+use crate::memory::block::Access;
 use crate::symmetric::Memory;
 use host::copy::copy;
 use host::reduce::{Reduce, reduce_loop};
@@ -71,12 +72,12 @@ impl Memory {
         group.reach_out(call);
         record(group, call, "direct");
         let mut running = group.begin_call(call, group.deadline())?;
-        block.set_open(true);
+        block.set_access(Access::Write);
         match running.barrier().and_then(|()| running.check_not_given_up()) {
             Ok(()) => Ok(Session { memory: self, running, is_over: false }),
             Err(error) => {
                 if running.is_void(&error) {
-                    block.set_open(false);
+                    block.set_access(Access::Nothing);
                 } else {
                     self.suspend();
                 }
@@ -117,7 +118,7 @@ impl Session<'_, '_> {
     #[inline(always)] // as above
     fn leave(mut self) -> Result<()> {
         self.running.barrier()?;
-        self.memory.handle().block().set_open(false);
+        self.memory.handle().block().set_access(Access::Nothing);
         self.is_over = true;
         Ok(())
     }

@@ -5,10 +5,11 @@
 use std::ops::Range;
 
 use super::host::copy::copy;
-use super::{LINE, PerRank, plan, record};
+use super::{LINE, PerRank, plan, record, share};
 use crate::error::Result;
 use crate::group::{Call, Group, Running, STAGE, Staging, Way};
 use crate::machine::DefaultFloats;
+use crate::memory::region::Region;
 use crate::symmetric::Memory;
 
 /// What a rank stages: the same piece of every block of its data, one after the other. By address, because the result may
@@ -24,17 +25,49 @@ pub(super) struct Input {
     pub(super) without: Option<usize>,
     /// The most bytes that any rank stages: the same on all, for it decides where they are staged.
     pub(super) most: usize,
+    /// Which of it the others read.
+    pub(super) read: Read,
+}
+
+/// Which of the bytes that a rank stages another one reads.
+#[derive(Clone, Copy)]
+pub(super) enum Read {
+    All,
+    /// The piece of its own block.
+    Block,
+    /// Its share of so many elements of a size.
+    Share {
+        len: usize,
+        size: usize,
+    },
 }
 
 impl Input {
     /// One piece, of so many bytes.
     pub(super) fn one(from: *const u8, bytes: usize) -> Self {
-        Self { from, block: bytes, blocks: 1, piece: bytes, without: None, most: bytes }
+        let (without, read) = (None, Read::All);
+        Self { from, block: bytes, blocks: 1, piece: bytes, without, most: bytes, read }
     }
 
     /// Nothing, where others stage so many bytes.
     pub(super) fn none(bytes: usize) -> Self {
         Self { without: Some(0), ..Self::one(std::ptr::null(), bytes) }
+    }
+
+    /// The bytes of what is staged that `rank` of `ranks` reads.
+    fn read_by(&self, rank: usize, ranks: usize) -> Range<usize> {
+        let staged = match (self.blocks, self.without) {
+            (1, Some(_)) => 0,
+            _ => self.blocks * self.piece,
+        };
+        match self.read {
+            Read::All => 0..staged,
+            Read::Block => rank * self.piece..(rank + 1) * self.piece,
+            Read::Share { len, size } => {
+                let share = share(len, size, rank, ranks);
+                share.start * size..share.end * size
+            }
+        }
     }
 
     /// # Safety
@@ -69,6 +102,10 @@ pub(super) unsafe fn exchange<'r>(
     if input.most > Staging::TINY {
         // SAFETY: as the caller promises; a buffer of our own that nobody reads.
         unsafe { input.write(running.staging().own()) };
+        if running.spans_hosts() {
+            let ranks = running.size();
+            running.staging().send_far(|rank| input.read_by(rank, ranks));
+        }
         return running.exchange(None);
     }
     let mut tiny = [0_u64; Staging::TINY / size_of::<u64>()];
@@ -122,7 +159,7 @@ impl Memory {
         work: impl FnOnce(&[*const u8]),
     ) -> Result<()> {
         if !self.is_small() {
-            return self.read_in_place(&call, work);
+            return self.read_large(call, is_source, work);
         }
         call.way = Way::Staged;
         let (own, bytes) = (self.own(0).cast_const(), self.bytes());
@@ -136,14 +173,57 @@ impl Memory {
     }
 
     #[inline(never)] // or the way of a small message would have to save its registers
-    fn read_in_place(&self, call: &Call, work: impl FnOnce(&[*const u8])) -> Result<()> {
-        let session = self.enter(call)?;
+    fn read_large(
+        &self,
+        call: Call,
+        is_source: bool,
+        work: impl FnOnce(&[*const u8]),
+    ) -> Result<()> {
+        if self.group().spans_hosts() {
+            return self.read_copies(call, is_source, work);
+        }
+        let session = self.enter(&call)?;
         let mut places = PerRank::new();
         let mut floats = DefaultFloats::default();
         floats.enter();
         work(places.fill(self.group().size(), |rank| self.part(rank, 0).cast_const()));
         drop(floats);
         session.leave()
+    }
+
+    /// Where no rank reaches all parts: each gets a copy of every part, piece by piece.
+    fn read_copies(
+        &self,
+        mut call: Call,
+        is_source: bool,
+        work: impl FnOnce(&[*const u8]),
+    ) -> Result<()> {
+        call.way = Way::Staged;
+        let (group, size) = (self.group(), self.size());
+        let (rank, bytes) = (group.rank(), self.bytes());
+        let room = bytes.next_multiple_of(LINE);
+        let copies = Region::anonymous(room.saturating_mul(group.size()).max(1))?;
+        let copies = |source: usize, at| copies.at::<u8>(source * room + at, bytes - at);
+        let mut running = self.begin_staged(&call)?;
+        for piece in pieces(self.len(), size, 1) {
+            let (own, at, len) = (self.own(piece.start), piece.start * size, piece.len() * size);
+            let input = if is_source { Input::one(own, len) } else { Input::none(len) };
+            // SAFETY: a piece of our own part.
+            let staging = unsafe { exchange(&mut running, &input) }?;
+            for source in (0..group.size()).filter(|&source| source != rank) {
+                let to = copies(source, at)?.as_ptr();
+                // SAFETY: the rank has staged its piece, if anybody reads it; there is room for it in the copy.
+                unsafe { copy(staging.of(source, len), to, len, plan::staging(len)) };
+            }
+        }
+        let mut places = PerRank::new();
+        let first: Vec<_> =
+            (0..group.size()).map(|source| copies(source, 0)).collect::<Result<_>>()?;
+        work(places.fill(group.size(), |source| match source == rank {
+            true => self.own(0).cast_const(),
+            false => first[source].as_ptr().cast_const(),
+        }));
+        Ok(())
     }
 }
 

@@ -85,7 +85,16 @@ impl Conversation<'_> {
         own: &Proposal,
         memory: impl Fn() -> Result<Option<Exported>>,
     ) -> Result<()> {
-        let memories: Result<Vec<_>> = self.peers().map(|_| memory()).collect();
+        // A descriptor does not reach another host.
+        let for_peer = |peer: usize| match memory()? {
+            Some(Exported::Descriptor(_) | Exported::Mapping(_))
+                if !self.context.mesh.is_local(peer) =>
+            {
+                Ok(None)
+            }
+            memory => Ok(memory),
+        };
+        let memories: Result<Vec<_>> = self.peers().map(for_peer).collect();
         let memories = memories.or_else(|e| self.abort(Phase::Proposal, e))?;
         self.send_all(Phase::Proposal, &Body::Proposal(own.clone()), memories.into_iter())
     }
@@ -286,7 +295,7 @@ impl Conversation<'_> {
         }
     }
 
-    fn garbled(&self, rank: usize) -> Error {
+    pub(super) fn garbled(&self, rank: usize) -> Error {
         Error::Protocol {
             with: format!("rank {rank}"),
             expected: format!("its part of {}", self.op),

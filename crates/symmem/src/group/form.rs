@@ -8,13 +8,16 @@ use super::conversation::{Conversation, Proposal};
 use super::health::{Departure, Health};
 use super::numbering::Sequence;
 use super::staging::{RegionPads, STAGE, staging_offset};
+use super::wire::Wire;
 use super::{Group, Inner, check_pad_size, no_descriptor};
+use serde::{Deserialize, Serialize};
+
 use crate::dtype::Order;
 use crate::error::{Error, Result};
 use crate::machine::{self, Costs, Rates};
 use crate::memory::region::{Region, Words};
 use crate::memory::{Allocation, Exported};
-use crate::mesh::{Gone, Phase, Scope, Subject};
+use crate::mesh::{Gone, Listener, Phase, Scope, Subject};
 use crate::signal::{Layout, Signals};
 use crate::sync::atomic::AtomicU32;
 use crate::sync::{Deadline, Expiry, Ordering, Patience, Setting, SharedWord, lock_by};
@@ -59,14 +62,16 @@ impl Plan {
 
     fn make_pad(&self, context: &Context, rank: usize) -> Result<(Arc<dyn Allocation>, Proposal)> {
         let pad = context.pad_backend.allocate(self.pad_bytes())?;
-        if rank == 0 {
-            // Nobody else has the pad yet, and sending it orders these stores before all who get it.
-            let rates = Costs::here().among(self.members.len(), machine::cores()).words();
-            let words = pad.region().words(4 * Layout::RATES, rates.len())?;
-            words.iter().zip(rates).for_each(|(word, rate)| word.store(rate, Ordering::Relaxed));
-        }
-        let id = crate::mesh::endpoint::random()?.to_le_bytes().to_vec();
-        Ok((pad, Proposal::new(&self.terms(), id)))
+        let rates = match rank {
+            0 => Costs::here().among(self.members.len(), machine::cores()).words().to_vec(),
+            _ => Vec::new(),
+        };
+        // Nobody else has the pad yet, and sending it orders these stores before all who get it.
+        let words = pad.region().words(4 * Layout::RATES, rates.len())?;
+        words.iter().zip(&rates).for_each(|(word, rate)| word.store(*rate, Ordering::Relaxed));
+        let id = crate::mesh::endpoint::random()?;
+        let data = postcard::to_stdvec(&Card { id, rates }).unwrap_or_default();
+        Ok((pad, Proposal::new(&self.terms(), data)))
     }
 
     /// The conversation in which the group is formed.
@@ -88,25 +93,6 @@ impl Plan {
         }
     }
 
-    /// The first member, by its rank in the group, that is on another host. Such a group has no pads: what needs them fails.
-    fn far_member(&self, context: &Context) -> Option<usize> {
-        self.members.iter().position(|&member| !context.mesh.is_local(member))
-    }
-
-    /// What every member is told who calls what needs the pads of a group that spans hosts.
-    fn check_one_host(&self, context: &Context) -> Result<()> {
-        let Some(rank) = self.far_member(context) else { return Ok(()) };
-        let host = self.members.get(rank).map(|&member| context.mesh.hosts().name(member));
-        Err(Error::Unavailable {
-            what: format!("shared memory of group {:?}", self.label),
-            why: format!(
-                "rank {rank} is on another host ({}); host_group() gives a group of the ranks of this host, in which \
-                 everything works",
-                host.unwrap_or_default()
-            ),
-        })
-    }
-
     /// This rank's number in the group, if the group can be.
     fn check(&self, context: &Context) -> Result<usize> {
         let world_rank = context.mesh.rank();
@@ -120,10 +106,19 @@ impl Plan {
     }
 }
 
+/// What a member brings besides its pad.
+#[derive(Serialize, Deserialize)]
+struct Card {
+    /// Of the group, if the member is its rank 0.
+    id: u128,
+    /// What all plan with, by rank 0.
+    rates: Vec<u32>,
+}
+
 /// A group whose members have not all been heard of.
 pub(super) struct Forming {
-    /// This rank's pad, and what it proposes; nothing where the group spans hosts.
-    own: Option<(Arc<dyn Allocation>, Proposal)>,
+    /// This rank's pad, and what it proposes.
+    own: (Arc<dyn Allocation>, Proposal),
     /// All proposals, once they are here: whoever asks again gets the same verdict.
     proposals: Option<Vec<Proposal>>,
     /// A member was lost, or told all that it cannot take part: the group will never be.
@@ -166,16 +161,14 @@ impl Group {
         let rank = plan.check(context)?;
         let scope = Scope::Forming { name: plan.scope.clone(), members: plan.members.clone() };
         let subject = context.mesh.inbox().begin(scope);
-        let is_far = plan.far_member(context).is_some();
-        let make = || if is_far { Ok(None) } else { plan.make_pad(context, rank).map(Some) };
-        let made = make().or_else(|e| {
+        let made = plan.make_pad(context, rank).or_else(|e| {
             // The others would wait for this rank in vain.
             let told =
                 plan.conversation(context, rank, &subject, plan.limit).abort(Phase::Proposal, e);
             context.mesh.inbox().close(&subject);
             told
         });
-        let own = made?;
+        let (pad, own) = made?;
         let inner = Arc::new(Inner {
             health: Arc::new(Health::new(&plan.members, rank, subject, &context.world)),
             context: Arc::clone(context),
@@ -183,7 +176,7 @@ impl Group {
             limit: Setting::new(plan.limit.remaining().map_or(0, nanos)),
             plan: Arc::new(plan),
             forming: Mutex::new(Forming {
-                own: own.clone(),
+                own: (Arc::clone(&pad), own.clone()),
                 proposals: None,
                 over: false,
                 elsewhere: None,
@@ -197,9 +190,7 @@ impl Group {
         });
         let observer: Weak<Health> = Arc::downgrade(&inner.health);
         context.mesh.watch(observer);
-        if let Some((pad, own)) = own {
-            inner.conversation(inner.plan.limit).send_proposals(&own, || pad.export().map(Some))?;
-        }
+        inner.conversation(inner.plan.limit).send_proposals(&own, || pad.export().map(Some))?;
         Ok(Self(inner))
     }
 
@@ -260,8 +251,7 @@ impl Inner {
         if self.health.formed.get().is_some() {
             return Ok(()); // another thread was faster
         }
-        self.plan.check_one_host(&self.context)?;
-        let (pad, own) = forming.own.clone().ok_or_else(no_descriptor)?;
+        let (pad, own) = forming.own.clone();
         let conversation = self.conversation(deadline);
         if let Some((rank, theirs)) = forming.elsewhere.clone() {
             let ours = format!("{:?}", self.plan.members);
@@ -291,24 +281,27 @@ impl Inner {
         let (proposals, memories) = collected?;
         let proposals = forming.proposals.insert(proposals);
         conversation.agree(&self.plan.terms(), proposals)?;
-        let id = proposals.first().and_then(|proposal| proposal.data.clone().try_into().ok());
-        let pads = self.map_pads(&pad, memories).inspect_err(|e| {
+        let card = |proposal: &Proposal| postcard::from_bytes::<Card>(&proposal.data).ok();
+        let card = proposals.first().and_then(card).ok_or_else(|| conversation.garbled(0))?;
+        let pads = self.map_pads(&pad, memories, &card).inspect_err(|e| {
             // For us and for all others this group is broken.
             let how = format!("it could not map the group's pads: {e}");
             self.health.note(self.health.rank, Departure { left: false, how: how.clone() });
             self.tell_all(&how);
         })?;
-        let patience = Patience::among(
-            self.plan.members.len(),
-            machine::cores(),
-            machine::hints_between_looks(),
-        );
+        let near = self.plan.members.iter().filter(|&&member| self.context.mesh.is_local(member));
+        let patience =
+            Patience::among(near.count(), machine::cores(), machine::hints_between_looks());
         let rates = pads.rates();
         let signals = Signals::new(pads, self.health.rank, self.plan.layout(), patience);
-        let id = id.map_or(0, u128::from_le_bytes);
+        let id = card.id;
         let (sequence, generations) = (Sequence::default(), AtomicU32::new(0));
         let formed = Arc::new(Formed { id, signals, sequence, rates, generations });
         let formed = self.health.formed.get_or_init(|| formed);
+        if formed.signals.spans() {
+            let listener: Arc<dyn Listener> = formed.clone();
+            self.context.mesh.inbox().listen(id, &listener);
+        }
         if let Some(call) = self.not_made.lock().unwrap_or_else(PoisonError::into_inner).take() {
             formed.put_off(&call);
         }
@@ -325,32 +318,41 @@ impl Inner {
         &self,
         own: &Arc<dyn Allocation>,
         memories: Vec<Option<Exported>>,
+        card: &Card,
     ) -> Result<RegionPads> {
         let bytes = self.plan.pad_bytes();
+        let mesh = &self.context.mesh;
+        let is_far = |rank: usize| self.plan.members.get(rank).is_some_and(|&m| !mesh.is_local(m));
         let map = |(rank, memory): (usize, Option<Exported>)| match memory {
             Some(memory) => self.context.pad_backend.import(memory, bytes),
             None if rank == self.health.rank => own.region().part(0, bytes),
+            None if is_far(rank) => Region::anonymous(bytes),
             None => Err(no_descriptor()),
         };
         let whole: Vec<Region> =
             memories.into_iter().enumerate().map(map).collect::<Result<_>>()?;
         let words = self.plan.layout().words() * 4;
         let staging = staging_offset(self.plan.layout());
+        if is_far(0) {
+            let words =
+                whole.first().map(|mirror| mirror.words(4 * Layout::RATES, card.rates.len()));
+            let words = words.transpose()?.unwrap_or_default();
+            words.iter().zip(&card.rates).for_each(|(w, rate)| w.store(*rate, Ordering::Relaxed));
+        }
         Ok(RegionPads {
             words: whole
                 .iter()
                 .map(|r| r.part(0, words).and_then(Words::new))
                 .collect::<Result<_>>()?,
             stages: whole.iter().map(|r| r.part(staging, 2 * STAGE)).collect::<Result<_>>()?,
+            wire: Wire::to(mesh, &self.plan.members, card.id),
         })
     }
 
-    /// Whether the members' verdict on the group is known to all: it stands, they disagree, one is missing, or they are on
-    /// several hosts.
+    /// Whether the members' verdict on the group is known to all: it stands, they disagree, or one is missing.
     pub(super) fn is_settled(&self) -> bool {
         let forming = self.forming.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_known = forming.proposals.is_some() || forming.over || forming.elsewhere.is_some();
-        is_known || forming.own.is_none()
+        forming.proposals.is_some() || forming.over || forming.elsewhere.is_some()
     }
 
     /// Tells all members that this rank cannot take part.

@@ -1,7 +1,7 @@
 //! The members of a group by host.
 
 use super::Group;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 impl Group {
     /// The ranks of the group by host: the hosts in the order of their first ranks in the world, the ranks of each in
@@ -58,8 +58,23 @@ impl Group {
         self.subgroup(&here)
     }
 
-    /// Whether all members share memory.
-    pub(super) fn is_on_one_host(&self) -> bool {
-        (0..self.size()).all(|rank| self.is_local(rank))
+    /// Whether some members are on other hosts; of a group that is formed.
+    pub(crate) fn spans_hosts(&self) -> bool {
+        self.0.health.formed.get().is_some_and(|formed| formed.signals.spans())
+    }
+
+    /// The error for a pointer to the memory of a rank on another host.
+    pub(crate) fn out_of_reach(&self, rank: usize) -> Error {
+        let member = self.world_ranks().get(rank).copied().unwrap_or_default();
+        if self.is_local(rank) {
+            return super::no_descriptor();
+        }
+        Error::Unavailable {
+            what: format!("a pointer to the memory of rank {rank}"),
+            why: format!(
+                "it is on another host ({}); get and put reach it, and so do signals and collectives",
+                self.context().mesh.hosts().name(member)
+            ),
+        }
     }
 }

@@ -17,6 +17,7 @@ mod signals;
 mod staging;
 mod subgroup;
 mod waiting;
+mod wire;
 mod world;
 
 use std::any::{Any, TypeId};
@@ -36,6 +37,7 @@ pub(crate) use resync::Resync;
 pub(crate) use sequence::Running;
 pub(crate) use signals::Act;
 pub(crate) use staging::{STAGE, Staging};
+pub(crate) use wire::{Ask, Place};
 pub(crate) use world::{DEFAULT_TIMEOUT, setting};
 
 use crate::error::{Error, Result};

@@ -264,6 +264,16 @@ impl Running<'_, '_> {
         self.made.staging(self.guard.next_epoch())
     }
 
+    /// Whether some ranks are on other hosts.
+    #[inline]
+    pub(crate) fn spans_hosts(&self) -> bool {
+        self.made.formed.signals.spans()
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.made.group.size()
+    }
+
     /// A barrier with data: what this rank wrote to the next staging buffers, and `tiny`, is seen by all ranks after it. The
     /// staging buffers of all ranks, which stay as they are until the next exchange. From here on the call computes in the
     /// default floating-point environment. A long wait is in the caller's, for it may run the caller's code.
@@ -295,11 +305,13 @@ impl Running<'_, '_> {
             _ if !self.made.has_arrived(&self.guard) => true,
             _ if word & CONTINUED != 0 => false,
             Error::Mismatch { .. } => true,
+            // What ranks of other hosts have seen is not known here.
+            Error::PeerLost { .. } if formed.signals.spans() => false,
             // The dead come no more: without it nobody goes on.
             Error::PeerLost { rank, .. } => !formed.signals.has_arrived(*rank),
             _ => {
                 formed.give_up(call);
-                formed.signals.is_void()
+                !formed.signals.spans() && formed.signals.is_void()
             }
         }
     }

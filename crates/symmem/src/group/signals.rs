@@ -4,8 +4,8 @@ use super::Group;
 use super::form::Formed;
 use super::waiting::Waiting;
 use crate::error::Result;
-use crate::signal::Stop;
-use crate::sync::{Deadline, Ordering, SharedWord, before_ringing};
+use crate::signal::{Slot, Stop};
+use crate::sync::{Deadline, Ordering, SharedWord};
 
 /// What is done with a word, for errors.
 #[derive(Clone, Copy)]
@@ -42,7 +42,7 @@ impl Group {
         let (act, deadline) = (Act { op: "put_signal", peer: to, channel }, deadline.into());
         let formed = self.begin_act(act, deadline)?;
         let slot = formed.signals.slot_on(to, channel);
-        self.finish_put(formed, slot, act, deadline)
+        self.finish_put(formed, &slot, act, deadline)
     }
 
     /// Waits for a signal from rank `from` and consumes it. Everything that `from` wrote before it is visible then.
@@ -56,7 +56,7 @@ impl Group {
         let (act, deadline) = (Act { op: "wait_signal", peer: from, channel }, deadline.into());
         let formed = self.begin_act(act, deadline)?;
         let slot = formed.signals.slot_of(from, channel);
-        self.finish_take(formed, slot, act, deadline)
+        self.finish_take(formed, &slot, act, deadline)
     }
 
     #[inline]
@@ -71,14 +71,24 @@ impl Group {
 
     /// As `put_signal`, in a word of the caller's choice that the peer takes by [`Group::take_in`].
     #[inline]
-    pub(crate) fn put_in(&self, slot: &SharedWord, act: Act, deadline: Deadline) -> Result<()> {
+    pub(crate) fn put_in(
+        &self,
+        slot: &Slot<'_, SharedWord>,
+        act: Act,
+        deadline: Deadline,
+    ) -> Result<()> {
         self.check_whole(act.op)?;
         self.finish_put(self.formed_by(deadline)?, slot, act, deadline)
     }
 
     /// As `wait_signal`, on a word of our own.
     #[inline]
-    pub(crate) fn take_in(&self, slot: &SharedWord, act: Act, deadline: Deadline) -> Result<()> {
+    pub(crate) fn take_in(
+        &self,
+        slot: &Slot<'_, SharedWord>,
+        act: Act,
+        deadline: Deadline,
+    ) -> Result<()> {
         self.check_whole(act.op)?;
         self.finish_take(self.formed_by(deadline)?, slot, act, deadline)
     }
@@ -87,7 +97,7 @@ impl Group {
     fn finish_put(
         &self,
         formed: &Formed,
-        slot: &SharedWord,
+        slot: &Slot<'_, SharedWord>,
         act: Act,
         deadline: Deadline,
     ) -> Result<()> {
@@ -102,7 +112,7 @@ impl Group {
     fn finish_take(
         &self,
         formed: &Formed,
-        slot: &SharedWord,
+        slot: &Slot<'_, SharedWord>,
         act: Act,
         deadline: Deadline,
     ) -> Result<()> {
@@ -114,29 +124,35 @@ impl Group {
     }
 
     /// Sets a word that the peer awaits by [`Group::await_in`], whatever it was: release.
-    pub(crate) fn set_in(&self, slot: &SharedWord, to: usize, value: u32) -> Result<()> {
+    pub(crate) fn set_in(&self, slot: &Slot<'_, SharedWord>, to: usize, value: u32) -> Result<()> {
         self.check_whole("set")?;
-        let signals = &self.formed()?.signals;
-        // Release: pairs with the acquire in `await_in`.
-        slot.store(value, Ordering::Release);
-        before_ringing();
-        signals.bell(to).ring_if_asleep();
+        self.formed()?.signals.set(slot, to, value); // pairs with the acquire in `await_in`
         Ok(())
     }
 
     /// Waits until a word of our own is `value`, and leaves it so: acquire.
     pub(crate) fn await_in(
         &self,
-        slot: &SharedWord,
+        slot: &Slot<'_, SharedWord>,
         value: u32,
         act: Act,
         deadline: Deadline,
     ) -> Result<()> {
         self.check_whole(act.op)?;
         // Acquire: pairs with the release in `set_in`.
-        let reached = || slot.load(Ordering::Acquire) == value;
+        let reached = || slot.word.load(Ordering::Acquire) == value;
+        self.await_act(act, deadline, reached)
+    }
+
+    /// Waits until `ready`, which the peer of `act` alone can bring about.
+    pub(super) fn await_act(
+        &self,
+        act: Act,
+        deadline: Deadline,
+        ready: impl Fn() -> bool,
+    ) -> Result<()> {
         let signals = &self.formed_by(deadline)?.signals;
-        self.slow_act(act, |lost| signals.wait_for(act.peer, deadline, reached, lost))
+        self.slow_act(act, |lost| signals.wait_for(act.peer, deadline, ready, lost))
     }
 
     /// What may wait for the peer of `act`, which alone can end it.

@@ -5,8 +5,11 @@
 //! see `ChannelGuard::exchange`.
 #![allow(unsafe_code)] // S2 (nobody reads before the flag), S3
 
+use std::ops::Range;
+
+use super::wire::Wire;
 use crate::memory::region::{Region, Words};
-use crate::signal::{Layout, Pads, Tiny};
+use crate::signal::{Layout, News, Pads, Tiny};
 use crate::sync::SharedWord;
 
 /// Bytes of a staging buffer, for each of two epochs in guard.
@@ -17,11 +20,13 @@ pub(super) const fn staging_offset(layout: Layout) -> usize {
     (layout.words() * 4).next_multiple_of(4096)
 }
 
-/// The group's pads in mapped memory.
+/// The group's pads in mapped memory; for ranks of other hosts, mirrors of theirs.
 pub(super) struct RegionPads {
     pub(super) words: Vec<Words>,
     /// Twice [`STAGE`] bytes each.
     pub(super) stages: Vec<Region>,
+    /// The way to ranks of other hosts, if there are any.
+    pub(super) wire: Option<Wire>,
 }
 
 impl Pads for RegionPads {
@@ -39,6 +44,16 @@ impl Pads for RegionPads {
             // Word by word, as the caller has written them: wider loads would wait until those stores are through.
             // SAFETY: S3: as many words, aligned; S2: the owner does not read them before our flag.
             unsafe { to.wrapping_add(at).write_volatile(*value) };
+        }
+    }
+
+    fn is_far(&self, owner: usize) -> bool {
+        self.wire.as_ref().is_some_and(|wire| wire.is_far(owner))
+    }
+
+    fn tell(&self, to: usize, news: &News) {
+        if let Some(wire) = &self.wire {
+            wire.tell(to, news);
         }
     }
 }
@@ -65,6 +80,18 @@ impl Staging<'_> {
     #[inline]
     pub(crate) fn own(&self) -> *mut u8 {
         self.stage(self.rank)
+    }
+
+    /// Brings what this rank has staged to ranks of other hosts, each the bytes that it reads, before it arrives there.
+    pub(crate) fn send_far(&self, read_by: impl Fn(usize) -> Range<usize>) {
+        let Some(wire) = &self.pads.wire else { return };
+        for rank in wire.far_ranks() {
+            let Range { start, end } = read_by(rank);
+            // SAFETY: S3: a buffer has STAGE bytes; S2: it is our own, and peers only read it.
+            let all = unsafe { std::slice::from_raw_parts(self.own().cast_const(), STAGE) };
+            let bytes = all.get(start..end).unwrap_or_default();
+            wire.stage(rank, self.epoch, start, bytes);
+        }
     }
 
     /// What came with the flag of rank `source`; null for a rank that is not in the group.

@@ -311,9 +311,7 @@ impl WorldBuilder {
             root: None,
         };
         let group = Group::begin(&context, plan)?;
-        if group.is_on_one_host() {
-            group.join_by(deadline)?;
-        }
+        group.join_by(deadline)?;
         Ok(World { group, local_rank })
     }
 

@@ -14,6 +14,7 @@ use super::{Allocation, Attachments, Backend, Device, Exported};
 use crate::error::{Error, Result};
 use crate::memory::region::{Region, WeakRegion};
 use crate::sync::atomic::{AtomicBool, AtomicU32};
+use crate::sync::shared::AtomicU8;
 use crate::sync::{Ordering, SharedWord};
 
 /// Alignment of each part, and so of every buffer that a pool hands out.
@@ -94,8 +95,8 @@ pub(crate) struct Block {
     shape: Shape,
     /// By group: rendezvous is collective once.
     mappings: Mutex<HashMap<u128, Arc<Mapping>>>,
-    /// Peers may touch the data: set before a phase begins in which they do, cleared when all have left it.
-    open: AtomicBool,
+    /// What peers may do with the data: see [`Access`].
+    access: AtomicU8,
     /// Peers may have mapped it, at some time.
     was_mapped: AtomicBool,
     /// Where the memory goes when nobody uses it any more; `None`: back to the system.
@@ -103,6 +104,20 @@ pub(crate) struct Block {
     /// The value by which a language binding knows the allocation.
     owner: Mutex<Option<Owner>>,
 }
+
+/// What peers may do with a block's data. It is set before a phase begins in which they do that, and ends when all have left it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Neither read nor write.
+    Nothing = 0,
+    /// Read it.
+    Read = 1,
+    /// Read and write it.
+    Write = 2,
+}
+
+/// Beside it: somebody has the addresses, and accesses them by a protocol of their own.
+const RAW: u8 = 4;
 
 /// A value of a language binding, which owns the allocation.
 pub(crate) type Owner = Weak<dyn Any + Send + Sync>;
@@ -125,9 +140,9 @@ impl Block {
         let region = segment.allocation.region().part(offset, total)?;
         // What a former user of the memory left in the pad.
         segment.backend.clear(&region, shape.pad_at(), shape.pad)?;
-        let (open, was_mapped) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (access, was_mapped) = (AtomicU8::new(0), AtomicBool::new(false));
         let (mappings, owner) = (Mutex::default(), Mutex::default());
-        Ok(Self { segment, offset, region, shape, mappings, open, was_mapped, home, owner })
+        Ok(Self { segment, offset, region, shape, mappings, access, was_mapped, home, owner })
     }
 
     pub(crate) fn segment(&self) -> &Segment {
@@ -186,13 +201,25 @@ impl Block {
         self.mappings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn set_open(&self, open: bool) {
-        self.open.store(open, Ordering::Relaxed);
+    pub(crate) fn set_access(&self, access: Access) {
+        let raw = self.access.load(Ordering::Relaxed) & RAW;
+        self.access.store(access as u8 | raw, Ordering::Relaxed);
+    }
+
+    /// From here on, addresses of the data are known.
+    pub(crate) fn set_raw(&self) {
+        self.access.fetch_or(RAW, Ordering::Relaxed);
     }
 
     /// Whether peers may still touch the data, for all this rank knows.
     pub(crate) fn is_open(&self) -> bool {
-        self.open.load(Ordering::Relaxed)
+        self.access.load(Ordering::Relaxed) & !RAW != 0
+    }
+
+    /// Whether a peer may do `access` now.
+    pub(crate) fn allows(&self, access: Access) -> bool {
+        let now = self.access.load(Ordering::Relaxed);
+        now & RAW != 0 || now >= access as u8
     }
 }
 
@@ -231,6 +258,8 @@ pub(crate) struct Mapping {
     barriers: Mutex<HashMap<usize, Arc<Progress>>>,
     /// By rank in the group; our own block at our own place.
     blocks: Vec<Region>,
+    /// Of the pads of ranks on other hosts: where this rank's signals to them have a place, and none for another.
+    mirrors: Vec<Option<Region>>,
     places: Vec<SegmentRange>,
     shape: Shape,
     group: Weak<dyn Send + Sync>,
@@ -246,7 +275,15 @@ impl Mapping {
     ) -> Self {
         let (suspended, attached, barriers) =
             (AtomicU32::new(0), Attachments::default(), Mutex::default());
-        Self { number, suspended, attached, barriers, blocks, places, shape, group }
+        let mirrors = Vec::new();
+        Self { number, suspended, attached, barriers, blocks, mirrors, places, shape, group }
+    }
+
+    /// With mirrors of the pads of `far` ranks.
+    pub(crate) fn with_mirrors(mut self, is_far: impl Fn(usize) -> bool) -> Result<Self> {
+        let mirror = |rank| is_far(rank).then(|| Region::anonymous(self.shape.pad)).transpose();
+        self.mirrors = (0..self.blocks.len()).map(mirror).collect::<Result<_>>()?;
+        Ok(self)
     }
 
     /// How far the barrier over the pads on a channel has come.
@@ -293,8 +330,11 @@ impl Mapping {
         self.blocks.get(rank)?.part(self.shape.pad_at(), self.shape.pad).ok()
     }
 
-    /// The pad words of rank `rank`.
+    /// The pad words of rank `rank`, or of their mirror.
     pub(crate) fn pad(&self, rank: usize) -> Option<&[SharedWord]> {
+        if let Some(Some(mirror)) = self.mirrors.get(rank) {
+            return mirror.words(0, self.shape.pad / 4).ok();
+        }
         self.blocks.get(rank)?.words(self.shape.pad_at(), self.shape.pad / 4).ok()
     }
 }

@@ -18,6 +18,7 @@ mod process;
 pub(crate) mod region;
 mod registry;
 mod table;
+pub(crate) mod units;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -1,11 +1,12 @@
 //! Messages that have arrived and peers that have gone: what a rank knows of the others.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::wire::{Listener, Listeners};
 use super::{PeerObserver, Phase, Scope, Subject};
 use crate::memory::Exported;
 use crate::sync::{Deadline, Expiry};
@@ -88,12 +89,31 @@ struct State {
 #[derive(Default)]
 pub(crate) struct Inbox {
     state: Mutex<State>,
+    listeners: Mutex<Listeners>,
     changed: Condvar,
 }
 
 impl Inbox {
     pub(crate) fn new(own: usize) -> Self {
-        Self { state: Mutex::new(State { own, ..State::default() }), changed: Condvar::new() }
+        Self { state: Mutex::new(State { own, ..State::default() }), ..Self::default() }
+    }
+
+    /// Tells a group what rank `from` of another host has for it. An error says why that rank is none of this job.
+    pub(super) fn tell(&self, from: usize, group: u128, bytes: &[u8]) -> Result<(), String> {
+        let found = self.listeners().find(from, group, bytes)?;
+        found.map_or(Ok(()), |listener| listener.told(from, bytes))
+    }
+
+    /// From here on, `listener` is told what ranks of other hosts have for the group.
+    pub(crate) fn listen(&self, group: u128, listener: &Arc<dyn Listener>) {
+        let mut listeners = self.listeners(); // until all that came before has been told
+        for (from, why) in listeners.listen(group, listener) {
+            self.mark_gone(from, Gone::lost(format!("it sent garbage, {why}")));
+        }
+    }
+
+    fn listeners(&self) -> MutexGuard<'_, Listeners> {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -196,6 +216,9 @@ impl Inbox {
             && let Some(oldest) = state.closed.pop_front()
         {
             state.begun.remove(&oldest);
+            if let Scope::Group(group) = oldest {
+                self.listeners().forget(group);
+            }
         }
     }
 

@@ -20,6 +20,7 @@ mod secret;
 mod socket;
 mod stream;
 mod watcher;
+mod wire;
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -28,6 +29,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use connect::{Bootstrap, connect};
 pub(crate) use inbox::{Gone, Inbox, Message, Shortfall};
+pub(crate) use wire::{FarLine, Listener, MOST};
 
 use crate::error::{Error, Result};
 use crate::memory::Exported;
@@ -162,6 +164,14 @@ impl Mesh {
     /// Whether `rank` is on this host.
     pub(crate) fn is_local(&self, rank: usize) -> bool {
         self.hosts.are_together(self.rank, rank)
+    }
+
+    /// The way to a rank of another host.
+    pub(crate) fn far_line(&self, rank: usize) -> Option<FarLine> {
+        match self.links.get(rank) {
+            Some(Link::Stream(stream)) => Some(FarLine(Arc::clone(stream))),
+            _ => None,
+        }
     }
 
     /// How many ranks of the world are on this host.

@@ -42,6 +42,8 @@ pub(super) enum Packet {
     Bye(Gone),
     /// Between hosts: how much the sender of this has taken in so far.
     Taken(u64),
+    /// Between hosts: what a rank would otherwise do in the memory of the one who gets this, in which group.
+    Wire { group: u128, bytes: Vec<u8> },
 }
 
 impl Packet {

@@ -91,7 +91,7 @@ impl Outbound {
 /// What a packet of so many bytes counts for.
 fn cost(packet: &Packet, len: usize) -> u64 {
     match packet {
-        Packet::Message { .. } => len as u64 + OVERHEAD,
+        Packet::Message { .. } | Packet::Wire { .. } => len as u64 + OVERHEAD,
         _ => 0,
     }
 }
@@ -154,6 +154,16 @@ impl Stream {
             }
             out = self.await_room(out, deadline.nap(Duration::from_millis(50)));
         }
+    }
+
+    /// Sends one packet whole, without waiting: what there is no room for goes when there is. Callers post no more than their
+    /// protocol has under way.
+    pub(super) fn post(&self, packet: &Packet) -> Result<()> {
+        let bytes = socket::encode(packet)?;
+        let mut out = self.outbound();
+        out.sent += cost(packet, bytes.len());
+        self.put(&mut out, &bytes);
+        Ok(())
     }
 
     fn await_room<'a>(

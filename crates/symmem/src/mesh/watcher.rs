@@ -181,6 +181,11 @@ fn take_in(inbox: &Inbox, peer: &Peer) -> Option<Gone> {
             Received::Packet(Packet::Message { subject, phase, body, .. }, memory) => {
                 inbox.deliver(peer.rank, subject, phase, Message::new(body, memory));
             }
+            Received::Packet(Packet::Wire { group, bytes }, _) if peer.line.is_stream() => {
+                if let Err(why) = inbox.tell(peer.rank, group, &bytes) {
+                    return Some(Gone::lost(format!("it sent garbage, {why}")));
+                }
+            }
             Received::Packet(Packet::Bye(gone), _) => return Some(gone),
             Received::Packet(other, _) => {
                 return Some(Gone::lost(format!("it sent {other:?} out of turn")));

@@ -3,11 +3,14 @@
 
 use std::sync::PoisonError;
 
-use super::{Layout, Pads, Signals, Stop};
+use super::{Layout, News, Nonsense, Pads, Signals, Stop};
 use crate::sync::{Deadline, Ended, Ordering, Word, atomic, before_ringing};
 
 /// Low bits of the `out` word: the rank that gave up, and one. Above them, the generation.
 const RANK_BITS: u32 = 16;
+
+/// How many channels one message tells of.
+const CHANNELS_AT_ONCE: usize = 1000;
 
 impl<P: Pads> Signals<P> {
     /// The rank whose loss was noted in our pad, by us or by a peer.
@@ -20,11 +23,12 @@ impl<P: Pads> Signals<P> {
 
     /// Notes the loss of a rank in every pad and wakes everyone; the first loss noted stays, and is the same in all pads.
     pub fn poison(&self, lost: usize) {
-        // Rank 0's pad decides; the memory is there whether or not rank 0 is.
-        let first = self.pads.word(0, Layout::POISON);
+        // The arbiter's pad decides; the memory is there whether or not the arbiter is.
+        let first = self.pads.word(self.arbiter, Layout::POISON);
         first.replace(0, lost as u32 + 1, Ordering::AcqRel);
         let lost = first.load(Ordering::Acquire);
-        let all = || 0..self.layout.ranks;
+        // Ranks of other hosts find out for themselves.
+        let all = || self.near_ranks();
         // All are told before one is woken: it might leave because of this, and be missed by one not told yet.
         for rank in all() {
             self.pads.word(rank, Layout::POISON).replace(0, lost, Ordering::Release);
@@ -34,7 +38,8 @@ impl<P: Pads> Signals<P> {
 
     /// Notes that a rank was lost, after all that were noted before: the same order for all who ask.
     pub fn note_loss(&self, rank: usize) {
-        let entries = (0..self.layout.ranks).map(|i| self.pads.word(0, self.layout.loss(i)));
+        let entries =
+            (0..self.layout.ranks).map(|i| self.pads.word(self.arbiter, self.layout.loss(i)));
         for entry in entries {
             entry.replace(0, rank as u32 + 1, Ordering::AcqRel);
             if entry.load(Ordering::Acquire) == rank as u32 + 1 {
@@ -45,8 +50,8 @@ impl<P: Pads> Signals<P> {
 
     /// The ranks that were lost, in the order in which that was noted.
     pub fn losses(&self) -> impl Iterator<Item = usize> {
-        let entry = |i| self.pads.word(0, self.layout.loss(i)).load(Ordering::Acquire) as usize;
-        (0..self.layout.ranks).map_while(move |i| entry(i).checked_sub(1))
+        let entry = |i| self.pads.word(self.arbiter, self.layout.loss(i)).load(Ordering::Acquire);
+        (0..self.layout.ranks).map_while(move |i| (entry(i) as usize).checked_sub(1))
     }
 
     /// The rank that gave up a call, if calls no longer pair up.
@@ -89,7 +94,7 @@ impl<P: Pads> Signals<P> {
 
     /// As `out_of_step`, by the word that decides: it may not have come to our pad yet.
     pub fn decided_out_of_step(&self) -> Option<usize> {
-        let out = self.pads.word(0, Layout::OUT).load(Ordering::Acquire);
+        let out = self.pads.word(self.arbiter, Layout::OUT).load(Ordering::Acquire);
         if out == 0 { None } else { self.who_gave_up(out) }
     }
 
@@ -97,24 +102,62 @@ impl<P: Pads> Signals<P> {
     /// ranks. The caller holds the channel of the sequence, or all are about to resynchronise.
     pub fn give_up(&self) {
         let ours = self.generation_bits() << RANK_BITS | (self.rank as u32 + 1);
-        // Rank 0's pad decides, as in `poison`. A word of an earlier generation is as good as none.
-        let first = self.set_out(0, ours);
+        // The arbiter's pad decides, as in `poison`. A word of an earlier generation is as good as none.
+        let first = self.set_out(self.arbiter, ours);
         self.spread(first);
+        if self.spans {
+            let left = |(channel, count): (usize, &super::Channel)| {
+                let epoch = count.epoch.load(Ordering::Relaxed);
+                let is_left = count.state.load(Ordering::Relaxed) == super::DONE;
+                (channel, if is_left { epoch } else { epoch.wrapping_sub(1) })
+            };
+            let left = self.channels.iter().enumerate().map(left).filter(|(_, epoch)| *epoch != 0);
+            let left: Vec<_> = left.collect();
+            // Its own sequence of calls, the last channel, must be known with the first message that counts.
+            for left in left.rchunks(CHANNELS_AT_ONCE) {
+                self.tell_far(&News::Out { out: first, left: left.to_vec() });
+            }
+        }
+    }
+
+    /// Takes in that a rank gave up a call, as one on another host has told.
+    ///
+    /// That may come here before the last flag of a barrier that the rank has left: such a barrier is waited for.
+    pub(super) fn hear_out(&self, out: u32, left: &[(usize, u32)]) -> Result<(), Nonsense> {
+        let who = (out & ((1 << RANK_BITS) - 1)) as usize;
+        if !(1..=self.layout.ranks).contains(&who) {
+            return Err(Nonsense);
+        }
+        for (channel, epoch) in left {
+            let passed = &self.channels.get(*channel).ok_or(Nonsense)?.passed;
+            if epoch.wrapping_sub(passed.load(Ordering::Relaxed)) as i32 > 0 {
+                passed.store(*epoch, Ordering::Relaxed); // the word below publishes it
+            }
+        }
+        let first = self.set_out(self.arbiter, out);
+        self.spread(first);
+        Ok(())
     }
 
     /// Passes on that another rank gave up a call, which may have been stopped before it had told all.
     pub fn pass_on_out(&self) {
-        let first = self.pads.word(0, Layout::OUT).load(Ordering::Acquire);
+        let first = self.pads.word(self.arbiter, Layout::OUT).load(Ordering::Acquire);
         if first != 0 && self.who_gave_up(first).is_some() {
             self.spread(first);
         }
     }
 
+    /// Whether a rank that gave up a call had left this barrier before, so that all have reached it.
+    pub(super) fn was_passed(&self, channel: usize, epoch: u32) -> bool {
+        let passed = self.channels[channel].passed.load(Ordering::Relaxed);
+        self.spans && passed.wrapping_sub(epoch) as i32 >= 0
+    }
+
     fn spread(&self, first: u32) {
-        for rank in 1..self.layout.ranks {
+        for rank in self.near_ranks().filter(|&rank| rank != self.arbiter) {
             self.set_out(rank, first);
         }
-        (0..self.layout.ranks).for_each(|rank| self.bell(rank).ring());
+        self.near_ranks().for_each(|rank| self.bell(rank).ring());
     }
 
     /// Sets the word of one pad, unless it says already who gave up a call of this generation; what it says then.
@@ -180,6 +223,9 @@ impl<P: Pads> Signals<P> {
             }
             before_ringing();
             self.peers().for_each(|peer| self.bell(peer).ring_if_asleep());
+            if self.spans {
+                self.tell_far(&News::InRound(round));
+            }
         }
         let is_in_round = |rank: usize| self.is_in_round(rank, round);
         let all_here = || (0..self.layout.ranks).all(is_in_round);
@@ -237,7 +283,7 @@ impl<P: Pads> Signals<P> {
     /// A single compare-and-swap decides. The memory outlives whoever dies on the way, so nobody waits for anybody.
     pub fn decide(&self, generation: usize, taking_part: impl Fn(usize) -> bool) -> Vec<usize> {
         let _turn = self.deciding.lock().unwrap_or_else(PoisonError::into_inner);
-        let decision = self.pads.word(0, self.layout.decision(generation));
+        let decision = self.pads.word(self.arbiter, self.layout.decision(generation));
         // Once decided, a proposal may be the winning one and must stay as it is.
         let open = decision.load(Ordering::Acquire) == 0;
         for i in (0..self.layout.bitmap()).filter(|_| open) {

@@ -1,6 +1,8 @@
 //! A barrier with data, by the one thread of a rank that holds a channel.
 
-use super::{Channel, DONE, IN_FULL, LEFT_EARLY, Layout, Pads, Signals, Stop, Tiny, UNFINISHED};
+use super::{
+    Channel, DONE, IN_FULL, LEFT_EARLY, Layout, News, Pads, Signals, Stop, Tiny, UNFINISHED,
+};
 use crate::sync::{Deadline, Ended, Ordering, Word, before_ringing, current_core, pause_for_flag};
 
 /// The right to use a channel, until dropped.
@@ -103,7 +105,7 @@ impl<P: Pads> ChannelGuard<'_, P> {
     /// Publishes our arrival, or finds that we have arrived already in an earlier call that gave up. The barrier's number.
     #[inline(always)] // as all of a small message's way
     pub(crate) fn arrive(&self, call: u32, tiny: Option<&Tiny>) -> u32 {
-        let (signals, channel, count) = (self.signals, self.channel, self.count);
+        let (signals, count) = (self.signals, self.count);
         let epoch = count.epoch.load(Ordering::Relaxed);
         if count.state.load(Ordering::Relaxed) == UNFINISHED {
             return epoch;
@@ -112,12 +114,26 @@ impl<P: Pads> ChannelGuard<'_, P> {
         count.epoch.store(epoch, Ordering::Relaxed);
         count.call.store(call, Ordering::Relaxed);
         count.state.store(UNFINISHED, Ordering::Relaxed);
-        // By value: whatever the stores below touch, these need not be read again.
-        let (rank, layout) = (signals.rank, signals.layout);
-        if signals.patience.oversubscribed {
-            self.tell_core();
+        if signals.tells_more {
+            self.publish_more(call, tiny, epoch);
+        } else {
+            self.publish(signals.peers(), call, tiny, epoch);
         }
-        for peer in signals.peers() {
+        epoch
+    }
+
+    #[inline(always)]
+    fn publish(
+        &self,
+        peers: impl Iterator<Item = usize> + Clone,
+        call: u32,
+        tiny: Option<&Tiny>,
+        epoch: u32,
+    ) {
+        // By value: whatever the stores below touch, these need not be read again.
+        let (signals, channel) = (self.signals, self.channel);
+        let (rank, layout) = (signals.rank, signals.layout);
+        for peer in peers.clone() {
             if let Some(tiny) = tiny {
                 signals.pads.write_tiny(peer, layout.payload(rank, epoch), tiny);
             }
@@ -128,19 +144,25 @@ impl<P: Pads> ChannelGuard<'_, P> {
             slot.store(epoch, Ordering::Release);
         }
         before_ringing();
-        for peer in signals.peers() {
+        for peer in peers {
             signals.bell(peer).ring_if_asleep();
         }
-        epoch
     }
 
-    /// Tells all ranks on which core we are, where ranks outnumber the cores.
-    fn tell_core(&self) {
-        let (signals, core) = (self.signals, current_core());
+    /// Where ranks outnumber the cores, tells on which core we are; and ranks on other hosts that we have arrived.
+    #[inline(never)]
+    fn publish_more(&self, call: u32, tiny: Option<&Tiny>, epoch: u32) {
+        let (signals, channel) = (self.signals, self.channel);
+        let core = current_core();
         self.count.core.store(core, Ordering::Relaxed);
-        for peer in signals.peers() {
-            let word = signals.pads.word(peer, signals.layout.core(self.channel, signals.rank));
+        let peers = || signals.peers().filter(|&peer| !signals.pads.is_far(peer));
+        for peer in peers() {
+            let word = signals.pads.word(peer, signals.layout.core(channel, signals.rank));
             word.store(core, Ordering::Relaxed);
+        }
+        self.publish(peers(), call, tiny, epoch);
+        if signals.spans {
+            signals.tell_far(&News::Arrived { channel, epoch, call, tiny: tiny.copied() });
         }
     }
 

@@ -7,7 +7,7 @@
 //! | `out`                  | any rank   | 0: in step; else the generation of calls that broke, and n+1: rank n gave up a call of it |
 //! | `coming`               | rank r     | the epoch of the calls' channel that r reaches as soon as its earlier calls are over; 0: none |
 //! | `farewell`             | rank r     | 0: here; else how r is leaving the world, written before any peer is told |
-//! | `loss(i)`              | any rank, in rank 0's pad | n+1: rank n was the i-th to be lost; never reset |
+//! | `loss(i)`              | any rank, in the arbiter's pad | n+1: rank n was the i-th to be lost; never reset |
 //! | `description(e & 1)`   | rank r     | what r calls at epoch e, in full, where its peers do not know it by a number yet; rewritten as `call` is |
 //! | `given_up`             | rank r     | what r called when it gave up, in full |
 //! | `note(i)`              | rank r     | what a thread of r waits for, as text, for those who wait for r |
@@ -18,8 +18,10 @@
 //! | `payload(c, s, e & 1)` | rank s     | what s carries along to epoch e, in the line of its flag; rewritten as `call` is |
 //! | `resync(s)`            | rank s     | number of rounds of resynchronisation that s has reached; only grows |
 //! | `signal(c, s)`         | s: 0 → 1 (release), r: 1 → 0 (acquire) | zero at rest |
-//! | `decision(g)`          | first of all, in rank 0's pad | 0: open; n+1: rank n's proposal for generation g won |
+//! | `decision(g)`          | first of all, in the arbiter's pad | 0: open; n+1: rank n's proposal for generation g won |
 //! | `proposal(g, i)`       | rank r     | bit b of word i: rank 32·i+b takes part in generation g |
+//!
+//! The arbiter is rank 0, or the first rank of this host where a group spans several: there each host decides for itself.
 
 use crate::machine::Rates;
 
@@ -80,7 +82,14 @@ impl Layout {
         Self::NOTES + thread * Self::NOTE
     }
 
-    /// Who was the `i`-th to be lost; in rank 0's pad.
+    /// Whether words from the first to before the second are among those that a rank writes in its own pad for others to read.
+    pub(super) fn is_said((first, end): (usize, usize)) -> bool {
+        [(Self::COMING, Self::FAREWELL + 1), (Self::DESCRIPTIONS, Self::DECISIONS)]
+            .iter()
+            .any(|(from, to)| (*from..*to).contains(&first) && end <= *to)
+    }
+
+    /// Who was the `i`-th to be lost; in the arbiter's pad.
     pub(super) const fn loss(&self, i: usize) -> usize {
         self.proposal(self.generations(), 0) + i
     }

@@ -10,6 +10,7 @@
 mod agreement;
 mod guard;
 mod layout;
+mod news;
 mod slots;
 
 use std::cell::Cell;
@@ -19,6 +20,8 @@ use crate::sync::atomic::{AtomicBool, AtomicU32};
 use crate::sync::{Bell, Deadline, Ended, Expiry, Mutex, Ordering, Patience, Word, poll_by};
 pub use guard::ChannelGuard;
 pub use layout::Layout;
+pub use news::{News, Nonsense, SlotAct};
+pub use slots::{GROUP, Slot};
 
 /// The pads of all ranks of a group, as one of them sees them.
 pub trait Pads: Send + Sync {
@@ -35,6 +38,14 @@ pub trait Pads: Send + Sync {
             self.word(owner, index + 2 * i + 1).store(high, Ordering::Relaxed);
         }
     }
+
+    /// Whether rank `owner` is on another host, and its pad here a mirror: see [`News`].
+    fn is_far(&self, _owner: usize) -> bool {
+        false
+    }
+
+    /// Tells rank `to`, on another host. Waits for nothing; what a lost rank is told is lost.
+    fn tell(&self, _to: usize, _news: &News) {}
 }
 
 /// What travels in the line of a flag.
@@ -92,6 +103,8 @@ struct Channel {
     core: AtomicU32,
     /// What is left to do of the last barrier that we have reached: see below.
     state: AtomicU32,
+    /// Where a group spans hosts: the last barrier that a rank had left which then gave up a call.
+    passed: AtomicU32,
     /// One thread at a time.
     busy: AtomicBool,
 }
@@ -102,6 +115,12 @@ pub struct Signals<P> {
     rank: usize,
     layout: Layout,
     patience: Patience,
+    /// Some ranks are on other hosts.
+    spans: bool,
+    /// Others are told more of an arrival than a flag: on which core it was, or by news.
+    tells_more: bool,
+    /// The rank whose pad decides what the ranks of this host decide together: the first of them.
+    arbiter: usize,
     /// The users', and behind them the sequence of calls.
     channels: Vec<Channel>,
     /// How often the group was resynchronised.
@@ -119,13 +138,19 @@ impl<P: Pads> Signals<P> {
             call: AtomicU32::new(0),
             core: AtomicU32::new(0),
             state: AtomicU32::new(DONE),
+            passed: AtomicU32::new(0),
             busy: AtomicBool::new(false),
         };
+        let near = (0..layout.ranks).filter(|&rank| !pads.is_far(rank));
+        let (arbiter, spans) = (near.clone().min().unwrap_or(rank), near.count() < layout.ranks);
         Self {
             pads,
             rank,
             layout,
             patience,
+            spans,
+            tells_more: spans || patience.oversubscribed,
+            arbiter,
             channels: std::iter::repeat_with(channel).take(layout.channels + 1).collect(),
             generation: AtomicU32::new(0),
             rounds: AtomicU32::new(0),
@@ -159,6 +184,18 @@ impl<P: Pads> Signals<P> {
         (&self.pads, self.layout)
     }
 
+    /// This rank's number.
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Whether `epoch` is what rank `from` reaches next in the sequence of calls, and no peer's staging for it is in use here.
+    pub(crate) fn is_next_of(&self, from: usize, epoch: u32) -> bool {
+        let reached = self.pads.word(self.rank, self.layout.epoch(self.sequence(), from));
+        let ahead = epoch.wrapping_sub(self.epoch()) as i32;
+        epoch.wrapping_sub(reached.load(Ordering::Relaxed)) as i32 > 0 && ahead <= 1
+    }
+
     /// How many spin-loop hints go between two looks at a flag that data comes with.
     #[inline]
     pub(crate) fn hints(&self) -> u32 {
@@ -170,7 +207,7 @@ impl<P: Pads> Signals<P> {
         self.layout.channels
     }
 
-    fn peers(&self) -> impl Iterator<Item = usize> + use<P> {
+    fn peers(&self) -> impl Iterator<Item = usize> + Clone + use<P> {
         let own = self.rank;
         (0..self.layout.ranks).filter(move |&r| r != own)
     }
@@ -247,6 +284,7 @@ impl<P: Pads> Signals<P> {
             stop = match self.differing(channel, epoch, arrived) {
                 Some(rank) => Some(Stop::Differs { rank }),
                 None if lost(&arrived) => Some(Stop::Lost),
+                None if self.was_passed(channel, epoch) => None,
                 None => self.out_of_step().map(|rank| Stop::OutOfStep { rank }),
             };
             stop.is_some()
@@ -277,7 +315,7 @@ impl<P: Pads> Signals<P> {
     #[cold]
     pub(crate) fn announce_next(&self, is_coming: bool) {
         let next = if is_coming { self.epoch().wrapping_add(1) } else { 0 };
-        self.pads.word(self.rank, Layout::COMING).store(next, Ordering::Relaxed); // a hint
+        self.store_words(Layout::COMING, &[next]); // a hint
     }
 
     /// Whether a rank that has not reached `epoch` has announced it.
@@ -368,6 +406,9 @@ impl<P: Pads> Signals<P> {
     pub(crate) fn store_words(&self, first: usize, words: &[u32]) {
         for (i, word) in words.iter().enumerate() {
             self.pads.word(self.rank, first + i).store(*word, Ordering::Relaxed);
+        }
+        if self.spans {
+            self.tell_far(&News::Says { first, words: words.to_vec() });
         }
     }
 

@@ -1,52 +1,70 @@
 //! Signals: one rank sets a word, and the rank that waits for it clears it.
 
-use super::{Pads, Signals, Stop};
+use super::{Pads, Signals, SlotAct, Stop};
 use crate::sync::{Deadline, Ended, Ordering, Word, before_ringing, pause};
+
+/// A word by which one rank signals to another, and where peers on other hosts find it.
+#[derive(Debug)]
+pub struct Slot<'a, W> {
+    /// The word, in the pad of the one who is signalled, or in the mirror of that pad.
+    pub word: &'a W,
+    /// The pad: [`GROUP`], or the number of the rendezvous whose memory it belongs to.
+    pub pad: u64,
+    /// The channel.
+    pub channel: usize,
+}
+
+/// The group's own pad. No rendezvous has the number.
+pub const GROUP: u64 = 0;
 
 impl<P: Pads> Signals<P> {
     /// Our slot for signals on rank `to`.
     #[inline]
-    pub fn slot_on(&self, to: usize, channel: usize) -> &P::Word {
-        self.pads.word(to, self.layout.signal(channel, self.rank))
+    pub fn slot_on(&self, to: usize, channel: usize) -> Slot<'_, P::Word> {
+        let word = self.pads.word(to, self.layout.signal(channel, self.rank));
+        Slot { word, pad: GROUP, channel }
     }
 
     /// The slot of our own for signals of rank `from`.
     #[inline]
-    pub fn slot_of(&self, from: usize, channel: usize) -> &P::Word {
-        self.pads.word(self.rank, self.layout.signal(channel, from))
+    pub fn slot_of(&self, from: usize, channel: usize) -> Slot<'_, P::Word> {
+        let word = self.pads.word(self.rank, self.layout.signal(channel, from));
+        Slot { word, pad: GROUP, channel }
     }
 
     /// Puts a signal into a slot that rank `to` takes it from: 0 → 1, release. Not while the last one is unconsumed.
     #[inline]
-    pub fn put_now(&self, slot: &P::Word, to: usize) -> bool {
+    pub fn put_now(&self, slot: &Slot<'_, P::Word>, to: usize) -> bool {
         // While data stores are on their way, the line can be as well: an exchange would wait for them first.
-        slot.fetch_to_write();
+        slot.word.fetch_to_write();
         // Release: pairs with the acquire in `take_now`. Without looking first: it brings the line over for writing at once.
-        if !slot.replace(0, 1, Ordering::SeqCst) {
+        if !slot.word.replace(0, 1, Ordering::SeqCst) {
             return false;
         }
         before_ringing();
         self.bell(to).ring_if_asleep();
+        self.tell_slot(slot, to, SlotAct::Put);
         true
     }
 
     /// Takes the signal from a slot of our own into which rank `from` puts it: 1 → 0, acquire. Not if there is none.
     #[inline]
-    pub fn take_now(&self, slot: &P::Word, from: usize) -> bool {
+    pub fn take_now(&self, slot: &Slot<'_, P::Word>, from: usize) -> bool {
         // The line comes over for writing in one go instead of first for reading.
-        slot.fetch_to_write();
+        slot.word.fetch_to_write();
         // Acquire: pairs with the release in `put_now`.
-        if slot.load(Ordering::Relaxed) != 1 || !slot.replace(1, 0, Ordering::SeqCst) {
+        if slot.word.load(Ordering::Relaxed) != 1 || !slot.word.replace(1, 0, Ordering::SeqCst) {
             return false;
         }
         before_ringing(); // a putter may sleep until the slot is free
         self.bell(from).ring_if_asleep();
+        self.tell_slot(slot, from, SlotAct::Taken);
         true
     }
 
     /// As [`Signals::take_now`], if the signal comes within a short while.
     #[inline]
-    pub fn take_soon(&self, slot: &P::Word, from: usize) -> bool {
+    pub fn take_soon(&self, slot: &Slot<'_, P::Word>, from: usize) -> bool {
         for look in 0..self.patience.soon {
             if look > 0 {
                 pause(self.patience.hints);
@@ -61,7 +79,7 @@ impl<P: Pads> Signals<P> {
     /// Puts a signal into a slot; waits while the last one is unconsumed.
     pub fn put(
         &self,
-        slot: &P::Word,
+        slot: &Slot<'_, P::Word>,
         to: usize,
         deadline: Deadline,
         lost: impl FnMut() -> bool,
@@ -70,14 +88,14 @@ impl<P: Pads> Signals<P> {
             return Ok(());
         }
         // Later attempts look first, and leave the line with its owner.
-        let put = || slot.load(Ordering::Relaxed) == 0 && self.put_now(slot, to);
+        let put = || slot.word.load(Ordering::Relaxed) == 0 && self.put_now(slot, to);
         self.wait_for(to, deadline, put, lost)
     }
 
     /// Takes the signal from a slot; waits until there is one.
     pub fn take(
         &self,
-        slot: &P::Word,
+        slot: &Slot<'_, P::Word>,
         from: usize,
         deadline: Deadline,
         lost: impl FnMut() -> bool,

@@ -3,58 +3,28 @@
 #![allow(unsafe_code)] // S2 (atomics of the same size for all), S3: callers hand over ranges that they may touch
 
 use crate::dtype::{Element, Number};
+use crate::memory::units::{load_units, store_units, unit};
 use crate::sync::Ordering;
-use crate::sync::shared::{AtomicI32, AtomicI64, AtomicU8, AtomicU16, AtomicU32, AtomicU64};
+use crate::sync::shared::{AtomicI32, AtomicI64, AtomicU32, AtomicU64};
 
-/// Bytes of the atomics that elements of `size` bytes are touched by: elements lie at multiples of their size.
-const fn unit(size: usize) -> usize {
-    let largest = 1 << size.trailing_zeros();
-    if largest > 8 { 8 } else { largest }
+/// Stores all of `data`, from `to` on.
+///
+/// # Safety
+/// There are as many elements, at a multiple of their size, and while this runs they are touched by these functions only.
+pub(crate) unsafe fn store<T: Element>(data: &[T], to: *mut T) {
+    let (unit, bytes) = (unit(size_of::<T>()), size_of_val(data));
+    // SAFETY: as the caller promises; none of the elements' bits are undefined.
+    unsafe { store_units(unit, data.as_ptr().cast(), to.cast(), bytes) };
 }
 
-macro_rules! by_unit {
-    ($($unit:literal => $atomic:ty, $bits:ty;)*) => {
-        /// Stores all of `data`, from `to` on.
-        ///
-        /// # Safety
-        /// There are as many elements, at a multiple of their size, and while this runs they are touched by these functions only.
-        pub(crate) unsafe fn store<T: Element>(data: &[T], to: *mut T) {
-            match unit(size_of::<T>()) {
-                $($unit => for i in 0..size_of_val(data) / $unit {
-                    // SAFETY: within `data`, none of whose bits are undefined.
-                    let bits = unsafe { data.as_ptr().cast::<$bits>().add(i).read_unaligned() };
-                    // SAFETY: as the caller promises.
-                    let word = unsafe { <$atomic>::from_ptr(to.cast::<$bits>().wrapping_add(i)) };
-                    word.store(bits, Ordering::Relaxed);
-                },)*
-                _ => {} // there are no others
-            }
-        }
-
-        /// Loads all of `out`, from `from` on.
-        ///
-        /// # Safety
-        /// As for `store`.
-        pub(crate) unsafe fn load<T: Element>(from: *mut T, out: &mut [T]) {
-            match unit(size_of::<T>()) {
-                $($unit => for i in 0..size_of_val(out) / $unit {
-                    // SAFETY: as the caller promises.
-                    let word = unsafe { <$atomic>::from_ptr(from.cast::<$bits>().wrapping_add(i)) };
-                    let bits = word.load(Ordering::Relaxed);
-                    // SAFETY: within `out`, of which every pattern of bits is a value.
-                    unsafe { out.as_mut_ptr().cast::<$bits>().add(i).write_unaligned(bits) };
-                },)*
-                _ => {}
-            }
-        }
-    };
-}
-
-by_unit! {
-    1 => AtomicU8, u8;
-    2 => AtomicU16, u16;
-    4 => AtomicU32, u32;
-    8 => AtomicU64, u64;
+/// Loads all of `out`, from `from` on.
+///
+/// # Safety
+/// As for `store`.
+pub(crate) unsafe fn load<T: Element>(from: *mut T, out: &mut [T]) {
+    let (unit, bytes) = (unit(size_of::<T>()), size_of_val(out));
+    // SAFETY: as the caller promises; every pattern of bits is a value of an element.
+    unsafe { load_units(unit, from.cast(), out.as_mut_ptr().cast(), bytes) };
 }
 
 /// Integers that can be changed and read in one step, in a peer's memory too: `u32`, `i32`, `u64`, `i64`.
@@ -72,6 +42,14 @@ pub trait Atomic: Number + private::Sealed {
     /// As for `fetch_add`.
     #[doc(hidden)]
     unsafe fn compare_swap(element: *mut Self, expected: Self, new: Self) -> Self;
+
+    /// Its bits, the highest of which are zero where it has fewer.
+    #[doc(hidden)]
+    fn bits(self) -> u64;
+
+    /// The value of such bits.
+    #[doc(hidden)]
+    fn of_bits(bits: u64) -> Self;
 }
 
 mod private {
@@ -95,6 +73,16 @@ macro_rules! atomics {
                     element.compare_exchange(expected, new, Ordering::AcqRel, Ordering::Acquire);
                 swapped.unwrap_or_else(|found| found)
             }
+
+            fn bits(self) -> u64 {
+                let mut bits = [0; 8];
+                bits[..size_of::<Self>()].copy_from_slice(&self.to_le_bytes());
+                u64::from_le_bytes(bits)
+            }
+
+            fn of_bits(bits: u64) -> Self {
+                bits as Self
+            }
         }
     )*};
 }
@@ -104,14 +92,4 @@ atomics! {
     i32 => AtomicI32;
     u64 => AtomicU64;
     i64 => AtomicI64;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn elements_of_every_size_have_their_atomics() {
-        assert_eq!([1, 2, 3, 4, 6, 8, 12, 16, 24].map(unit), [1, 2, 1, 4, 2, 8, 4, 8, 8]);
-    }
 }

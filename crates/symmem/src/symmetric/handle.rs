@@ -34,8 +34,11 @@ impl Handle {
         let known = block.mapping(group.id()?).filter(usable);
         let mapping = match known {
             Some(known) => known,
-            None => Arc::new(map_all(block, group, offer)?),
+            None => map_all(block, group, offer)?,
         };
+        if matches!(offer.ownership, Ownership::Address) {
+            block.set_raw();
+        }
         block.remember(group.id()?, &mapping);
         group.context().table.insert(block);
         let (group, block) = (group.clone(), Arc::clone(block));
@@ -162,6 +165,7 @@ impl Handle {
         let data = self.data(OP, rank)?;
         let at = offset.saturating_mul(size_of::<T>());
         data.at(at, len).map_err(|e| match e {
+            Error::Unavailable { .. } => self.group.out_of_reach(rank),
             Error::Usage { .. } => self.group.usage(
                 OP,
                 format!("aligned elements within the {} bytes of rank {rank}", data.bytes()),
@@ -251,7 +255,7 @@ struct Contribution {
 }
 
 /// Exchanges what the ranks brought and maps it: all of them agree and succeed, or none does.
-fn map_all(block: &Arc<Block>, group: &Group, offer: &Offer) -> Result<Mapping> {
+fn map_all(block: &Arc<Block>, group: &Group, offer: &Offer) -> Result<Arc<Mapping>> {
     group.check_free(OP, &*block.segment().backend)?;
     let read_in = match offer.ownership {
         Ownership::Read(group, number) => Some((group, number)),
@@ -286,7 +290,10 @@ fn map_all(block: &Arc<Block>, group: &Group, offer: &Offer) -> Result<Mapping> 
             let expected = format!("the counterpart of the memory that rank {rank} brings");
             return Err(group.usage(OP, expected, "another one while holding that".into()));
         }
-        let exported = || memory.ok_or_else(no_descriptor);
+        if memory.is_none() && !group.is_local(rank) && backend.device() == Device::Host {
+            return Ok((Region::elsewhere(block.shape().total().unwrap_or(0)), range));
+        }
+        let exported = || memory.ok_or_else(|| group.out_of_reach(rank));
         let region = imports.block(backend.as_ref(), range, exported, block.shape())?;
         Ok((region, range))
     };
@@ -305,7 +312,12 @@ fn map_all(block: &Arc<Block>, group: &Group, offer: &Offer) -> Result<Mapping> 
                 let blocks: Result<Vec<_>> = ranks.map(|(r, (b, m))| import(r, b, m)).collect();
                 let (blocks, places) = blocks?.into_iter().unzip();
                 let number = conversation.subject.number;
-                Ok(Mapping::new(number, blocks, places, block.shape(), group.downgrade()))
+                let mapping =
+                    Mapping::new(number, blocks, places, block.shape(), group.downgrade());
+                let mapping = mapping.with_mirrors(|rank| !group.is_local(rank))?;
+                let mapping = Arc::new(mapping);
+                group.serve(block, &mapping); // before any peer knows that we are here
+                Ok(mapping)
             },
         )
     })

@@ -3,19 +3,22 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::{Handle, Offer, Ownership};
+use super::{Atomic, Handle, Offer, Ownership};
 use crate::dtype::{DType, Element};
 use crate::error::Result;
-use crate::group::Group;
+use crate::group::{Ask, Group, Place};
+use crate::memory::Reach;
+use crate::memory::block::Access;
 use crate::memory::region::Region;
+use crate::memory::units::unit;
 use crate::sync::Ordering;
 use crate::sync::shared::AtomicU64;
 
 /// One allocation of all ranks, and how many elements of which type it holds.
 pub struct Memory {
     pub(super) handle: Handle,
-    /// By rank, each to `len` elements.
-    parts: Vec<NonNull<u8>>,
+    /// By rank, each to `len` elements; nothing for ranks of other hosts.
+    parts: Vec<Option<NonNull<u8>>>,
     pub(super) len: usize,
     pub(super) dtype: DType,
     /// Bytes of an element.
@@ -42,7 +45,10 @@ impl Memory {
         dtype: DType,
         first: impl Fn(Region) -> Result<NonNull<u8>>,
     ) -> Result<Self> {
-        let first = |data: Region| data.check_host().and_then(|()| first(data));
+        let first = |data: Region| match data.reach() {
+            Reach::Wire => Ok(None),
+            Reach::Host | Reach::Device => data.check_host().and_then(|()| first(data)).map(Some),
+        };
         let ranks = 0..handle.size();
         let parts: Result<Vec<_>> =
             ranks.map(|r| handle.data("rendezvous", r).and_then(first)).collect();
@@ -90,11 +96,18 @@ impl Memory {
         self.len * self.size
     }
 
-    /// Rank `rank`'s part from element `at` on; null for a rank that is not in the group.
+    /// Rank `rank`'s part from element `at` on, of a rank on this host.
     #[inline]
     pub(crate) fn part(&self, rank: usize, at: usize) -> *mut u8 {
-        let part = self.parts.get(rank).map_or(std::ptr::null_mut(), |part| part.as_ptr());
-        part.wrapping_add(at * self.size)
+        self.part_of(rank)
+            .map_or(std::ptr::null_mut(), NonNull::as_ptr)
+            .wrapping_add(at * self.size)
+    }
+
+    /// Nothing for a rank that is on another host, or not in the group.
+    #[inline]
+    pub(super) fn part_of(&self, rank: usize) -> Option<NonNull<u8>> {
+        self.parts.get(rank).copied().flatten()
     }
 
     /// Our own part from element `at` on.
@@ -125,14 +138,60 @@ impl Memory {
     /// Our part, and how many of its elements may be touched now: none while peers may be at work on it.
     #[inline]
     pub(super) fn local<T: Element>(&self) -> (*mut T, usize) {
-        let own = self.parts.get(self.handle.rank()).copied().unwrap_or(NonNull::dangling());
+        let own = self.part_of(self.handle.rank()).unwrap_or(NonNull::dangling());
         (own.as_ptr().cast(), if self.is_suspended() { 0 } else { self.len })
     }
 
     /// Rank `rank`'s part.
     pub(super) fn peer<T: Element>(&self, rank: usize) -> Result<NonNull<T>> {
         self.group().check_rank("peer", rank)?;
-        Ok(self.parts.get(rank).map_or(NonNull::dangling(), |part| part.cast()))
+        let part = self.part_of(rank).map(NonNull::cast);
+        part.ok_or_else(|| self.group().out_of_reach(rank))
+    }
+
+    /// Element `at` of the part of a rank on another host.
+    fn far_place(&self, rank: usize, at: usize) -> Place {
+        let at = self.handle.offset() + at * self.size;
+        Place { rank, memory: self.handle.number(), at, unit: unit(self.size) }
+    }
+
+    /// Relaxed: writes elements there, from element `at` on, in a phase in which all do by atomics.
+    pub(super) fn put_far<T: Element>(
+        &self,
+        op: &'static str,
+        rank: usize,
+        at: usize,
+        data: &[T],
+    ) -> Result<()> {
+        let bytes = data.as_ptr().cast::<u8>();
+        // SAFETY: none of the elements' bits are undefined.
+        let bytes = unsafe { std::slice::from_raw_parts(bytes, size_of_val(data)) };
+        self.group().put_far(op, self.far_place(rank, at), bytes)
+    }
+
+    /// Relaxed: reads elements from there.
+    pub(super) fn get_far<T: Element>(
+        &self,
+        op: &'static str,
+        rank: usize,
+        at: usize,
+        out: &mut [T],
+    ) -> Result<()> {
+        let bytes = out.as_mut_ptr().cast::<u8>();
+        // SAFETY: every pattern of bits is a value of an element.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(bytes, size_of_val(out)) };
+        self.group().get_far(op, self.far_place(rank, at), bytes)
+    }
+
+    /// Changes element `at` there; what it was before.
+    pub(super) fn change_far<T: Atomic>(
+        &self,
+        op: &'static str,
+        rank: usize,
+        at: usize,
+        ask: Ask,
+    ) -> Result<T> {
+        self.group().change_far(op, self.far_place(rank, at), ask).map(T::of_bits)
     }
 
     /// The same memory in another group.
@@ -163,13 +222,17 @@ impl Memory {
         let offer = Offer { offset, ownership, ..Offer::new(T::DTYPE) };
         let handle = Handle::offer(block, group, &offer)?;
         // Everyone of the new group has given up its right to read this memory before any of them got past that.
-        block.set_open(false);
+        block.set_access(Access::Nothing);
         Self::new::<T>(handle, self.len)
     }
 }
 
 /// A phase of memory: [`Symmetric`](super::Symmetric), [`Shared`](super::Shared) or [`Open`](super::Open).
 pub trait Phase {
+    /// What peers may do in it.
+    #[doc(hidden)]
+    const PEERS: Access;
+
     #[doc(hidden)]
     fn memory(&self) -> &Memory;
 }

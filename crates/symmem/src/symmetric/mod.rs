@@ -35,6 +35,7 @@ use crate::dtype::Element;
 use crate::error::{Failed, Result};
 use crate::group::{Group, check_pad_size};
 use crate::memory::Backend;
+use crate::memory::block::Access;
 use crate::memory::block::{Block, Segment, Shape};
 use handle::keeping;
 pub(crate) use handle::{Offer, Ownership};
@@ -179,6 +180,8 @@ impl<T: Element> Buffer<T> {
 pub struct Symmetric<T: Element>(Memory, PhantomData<T>);
 
 impl<T: Element> Phase for Symmetric<T> {
+    const PEERS: Access = Access::Nothing;
+
     fn memory(&self) -> &Memory {
         &self.0
     }
@@ -278,6 +281,8 @@ impl<T: Element> Symmetric<T> {
 pub struct Shared<T: Element>(Memory, PhantomData<T>);
 
 impl<T: Element> Phase for Shared<T> {
+    const PEERS: Access = Access::Read;
+
     fn memory(&self) -> &Memory {
         &self.0
     }
@@ -327,25 +332,45 @@ impl<T: Element> Shared<T> {
         Ok(unsafe { std::slice::from_raw_parts(first.as_ptr(), self.0.len) })
     }
 
-    /// All ranks' parts, by rank, including this rank's.
+    /// Reads rank `rank`'s part into `out`, from its element `at` on, wherever that rank is.
+    ///
+    /// ```
+    /// # symmem::World::threads(2, |world| -> symmem::Result<()> {
+    /// let mut x = world.alloc::<usize>(2)?.rendezvous(&world)?;
+    /// x.local_mut().fill(world.rank());
+    /// let shared = x.share()?;
+    /// let mut out = [9];
+    /// shared.get(1, 1, &mut out)?;
+    /// assert_eq!(out, [1]);
+    /// shared.release()?;
+    /// # Ok(())
+    /// # })?.into_iter().collect::<symmem::Result<()>>()?;
+    /// # Ok::<(), symmem::Error>(())
+    /// ```
+    pub fn get(&self, rank: usize, at: usize, out: &mut [T]) -> Result<()> {
+        check_elements(self.group(), "get", (rank, self.len()), at, out.len())?;
+        if !self.group().is_local(rank) {
+            return self.0.get_far("get", rank, at, out);
+        }
+        out.copy_from_slice(self.peer(rank)?.get(at..at + out.len()).unwrap_or_default());
+        Ok(())
+    }
+
+    /// All ranks' parts, by rank, including this rank's. Fails where some ranks are on other hosts.
     ///
     /// ```
     /// # symmem::World::threads(3, |world| -> symmem::Result<()> {
     /// let mut x = world.alloc::<usize>(1)?.rendezvous(&world)?;
     /// x.local_mut()[0] = world.rank();
     /// let shared = x.share()?;
-    /// assert_eq!(shared.peers().concat(), [0, 1, 2]);
+    /// assert_eq!(shared.peers()?.concat(), [0, 1, 2]);
     /// shared.release()?;
     /// # Ok(())
     /// # })?.into_iter().collect::<symmem::Result<()>>()?;
     /// # Ok::<(), symmem::Error>(())
     /// ```
-    pub fn peers(&self) -> Vec<&[T]> {
-        let part = |rank: usize| {
-            // SAFETY: as in `local`.
-            unsafe { std::slice::from_raw_parts(self.0.part(rank, 0).cast(), self.0.len) }
-        };
-        (0..self.group().size()).map(part).collect()
+    pub fn peers(&self) -> Result<Vec<&[T]>> {
+        (0..self.group().size()).map(|rank| self.peer(rank)).collect()
     }
 
     /// `len` elements of any type in rank `rank`'s part, `offset` of them from its start.

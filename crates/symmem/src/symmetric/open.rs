@@ -5,7 +5,8 @@
 
 use crate::dtype::Element;
 use crate::error::{Failed, Result};
-use crate::group::Group;
+use crate::group::{Ask, Group};
+use crate::memory::block::Access;
 use crate::sync::shared::AtomicU32;
 use crate::sync::{Deadline, Ordering};
 
@@ -27,6 +28,8 @@ use super::{Buffer, Handle, Memory, Paused, Phase, Symmetric};
 pub struct Open<T: Element>(Symmetric<T>);
 
 impl<T: Element> Phase for Open<T> {
+    const PEERS: Access = Access::Write;
+
     fn memory(&self) -> &Memory {
         self.0.memory()
     }
@@ -55,6 +58,7 @@ impl<T: Element> Symmetric<T> {
     /// As long as the value lives, all ranks access these elements only through such values, except where the
     /// caller's own signals and barriers order the access with all puts and gets.
     pub unsafe fn assume_open(self) -> Open<T> {
+        self.handle().block().set_raw();
         Open(self)
     }
 }
@@ -110,7 +114,9 @@ impl<T: Element> Open<T> {
     /// Relaxed: writes `data` to rank `rank`'s part, from its element `at` on. A later signal or barrier of this rank
     /// makes it visible to the ranks that wait for that.
     pub fn put(&self, rank: usize, at: usize, data: &[T]) -> Result<()> {
-        let to = self.place("put", rank, at, data.len())?;
+        let Some(to) = self.place("put", rank, at, data.len())? else {
+            return self.0.memory().put_far("put", rank, at, data);
+        };
         // SAFETY: within the part; in this phase everyone touches it by atomics of the elements' size only.
         unsafe { store(data, to) };
         Ok(())
@@ -133,7 +139,9 @@ impl<T: Element> Open<T> {
     /// # Ok::<(), symmem::Error>(())
     /// ```
     pub fn get(&self, rank: usize, at: usize, out: &mut [T]) -> Result<()> {
-        let from = self.place("get", rank, at, out.len())?;
+        let Some(from) = self.place("get", rank, at, out.len())? else {
+            return self.0.memory().get_far("get", rank, at, out);
+        };
         // SAFETY: as in `put`.
         unsafe { load(from, out) };
         Ok(())
@@ -239,10 +247,16 @@ impl<T: Element> Open<T> {
         Paused::new(self.0, "close").rendezvous(group)
     }
 
-    /// `len` elements of rank `rank`'s part.
-    fn place(&self, op: &'static str, rank: usize, at: usize, len: usize) -> Result<*mut T> {
+    /// `len` elements of rank `rank`'s part; nothing if that is on another host.
+    fn place(
+        &self,
+        op: &'static str,
+        rank: usize,
+        at: usize,
+        len: usize,
+    ) -> Result<Option<*mut T>> {
         check_elements(self.group(), op, (rank, self.len()), at, len)?;
-        Ok(self.0.peer_ptr(rank)?.wrapping_add(at))
+        Ok(self.0.memory().part_of(rank).map(|part| part.as_ptr().cast::<T>().wrapping_add(at)))
     }
 }
 
@@ -261,7 +275,10 @@ impl<T: Atomic> Open<T> {
     /// # Ok::<(), symmem::Error>(())
     /// ```
     pub fn fetch_add(&self, rank: usize, at: usize, value: T) -> Result<T> {
-        let element = self.place("fetch_add", rank, at, 1)?;
+        const OP: &str = "fetch_add";
+        let Some(element) = self.place(OP, rank, at, 1)? else {
+            return self.0.memory().change_far(OP, rank, at, Ask::Add(value.bits()));
+        };
         // SAFETY: S1 by the memory that `self` holds, S3 by `place`; in this phase it is touched by atomics only.
         Ok(unsafe { T::fetch_add(element, value) })
     }
@@ -282,7 +299,11 @@ impl<T: Atomic> Open<T> {
     /// # Ok::<(), symmem::Error>(())
     /// ```
     pub fn compare_swap(&self, rank: usize, at: usize, expected: T, new: T) -> Result<T> {
-        let element = self.place("compare_swap", rank, at, 1)?;
+        const OP: &str = "compare_swap";
+        let Some(element) = self.place(OP, rank, at, 1)? else {
+            let ask = Ask::Swap { expected: expected.bits(), new: new.bits() };
+            return self.0.memory().change_far(OP, rank, at, ask);
+        };
         // SAFETY: as in `fetch_add`.
         Ok(unsafe { T::compare_swap(element, expected, new) })
     }
@@ -291,31 +312,41 @@ impl<T: Atomic> Open<T> {
 impl Open<u32> {
     /// Relaxed: sets `count` words of rank `rank`'s part, from word `offset` on, to `value`.
     pub fn memset32(&self, rank: usize, offset: usize, value: u32, count: usize) -> Result<()> {
-        for at in fill_range(self.group(), self.len(), offset, count)? {
-            self.word("memset32", rank, at)?.store(value, Ordering::Relaxed);
-        }
-        Ok(())
+        let words = fill_range(self.group(), self.len(), offset, count)?;
+        self.put(rank, words.start, &vec![value; words.len()])
     }
 
     /// Release: sets word `offset` of rank `rank`'s part to `value`. A rank that reads it with [`Open::read_value32`] sees
     /// everything that this rank wrote before.
     pub fn write_value32(&self, rank: usize, offset: usize, value: u32) -> Result<()> {
+        const OP: &str = "write_value32";
         check_word_exists(self.group(), self.len(), offset)?;
-        // Release: pairs with the acquire in `read_value32`.
-        self.word("write_value32", rank, offset)?.store(value, Ordering::Release);
+        match self.word(OP, rank, offset)? {
+            // Release: pairs with the acquire in `read_value32`.
+            Some(word) => word.store(value, Ordering::Release),
+            None => self.0.memory().put_far(OP, rank, offset, &[value])?,
+        }
         Ok(())
     }
 
     /// Acquire: word `at` of rank `rank`'s part.
     pub fn read_value32(&self, rank: usize, at: usize) -> Result<u32> {
-        // Acquire: pairs with the release in `write_value32`.
-        Ok(self.word("read_value32", rank, at)?.load(Ordering::Acquire))
+        const OP: &str = "read_value32";
+        match self.word(OP, rank, at)? {
+            // Acquire: pairs with the release in `write_value32`.
+            Some(word) => Ok(word.load(Ordering::Acquire)),
+            None => {
+                let mut word = [0];
+                self.0.memory().get_far(OP, rank, at, &mut word)?;
+                Ok(word[0])
+            }
+        }
     }
 
-    fn word(&self, op: &'static str, rank: usize, at: usize) -> Result<&AtomicU32> {
+    fn word(&self, op: &'static str, rank: usize, at: usize) -> Result<Option<&AtomicU32>> {
         let word = self.place(op, rank, at, 1)?;
         // SAFETY: S1 by the memory that `self` holds, S3 by `place`; in this phase it is touched by atomics only.
-        Ok(unsafe { AtomicU32::from_ptr(word) })
+        Ok(word.map(|word| unsafe { AtomicU32::from_ptr(word) }))
     }
 }
 

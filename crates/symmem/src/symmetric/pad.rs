@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::group::{Act, Group, no_descriptor};
 use crate::memory::block::Mapping;
+use crate::signal::Slot;
 use crate::sync::{Deadline, Expiry, SharedWord, lock_by};
 
 /// The pads of all ranks for one allocation. Zero at first; the library itself touches them only in these methods.
@@ -29,9 +30,15 @@ impl<'a> SignalPad<'a> {
         self.bytes / (4 * self.group.size())
     }
 
-    /// The words of rank `rank`'s pad.
+    /// The words of rank `rank`'s pad, if it is on this host.
     pub fn words(&self, rank: usize) -> Result<&'a [SharedWord]> {
-        self.group.check_rank("signal_pad", rank)?;
+        let words = self.pad("signal_pad", rank)?;
+        if self.group.is_local(rank) { Ok(words) } else { Err(self.group.out_of_reach(rank)) }
+    }
+
+    /// The words of rank `rank`'s pad, or of their mirror.
+    fn pad(&self, op: &'static str, rank: usize) -> Result<&'a [SharedWord]> {
+        self.group.check_rank(op, rank)?;
         self.mapping.pad(rank).ok_or_else(no_descriptor)
     }
 
@@ -55,7 +62,7 @@ impl<'a> SignalPad<'a> {
     pub fn put(&self, to: usize, channel: usize, deadline: impl Into<Deadline>) -> Result<()> {
         let act = Act { op: "signal_pad.put", peer: to, channel };
         let slot = self.slot(act.op, to, channel, self.group.rank())?;
-        self.group.put_in(slot, act, deadline.into())
+        self.group.put_in(&slot, act, deadline.into())
     }
 
     /// Acquire: waits until rank `from` has set its word of `channel` in our pad, and clears it.
@@ -63,7 +70,7 @@ impl<'a> SignalPad<'a> {
         let act = Act { op: "signal_pad.wait", peer: from, channel };
         self.group.check_rank(act.op, from)?;
         let slot = self.slot(act.op, self.group.rank(), channel, from)?;
-        self.group.take_in(slot, act, deadline.into())
+        self.group.take_in(&slot, act, deadline.into())
     }
 
     /// Waits for all ranks, over the words of `channel`: each rank signals to every peer and waits for their signals. Everything
@@ -94,7 +101,7 @@ impl<'a> SignalPad<'a> {
     /// used for values or for [`SignalPad::put`], not for both at once.
     pub fn set(&self, to: usize, channel: usize, value: u32) -> Result<()> {
         let slot = self.slot("signal_pad.set", to, channel, self.group.rank())?;
-        self.group.set_in(slot, to, value)
+        self.group.set_in(&slot, to, value)
     }
 
     /// Acquire: waits until rank `from` has set its word of `channel` in our pad to `value`, and leaves it so.
@@ -108,7 +115,7 @@ impl<'a> SignalPad<'a> {
         let act = Act { op: "signal_pad.wait_value", peer: from, channel };
         self.group.check_rank(act.op, from)?;
         let slot = self.slot(act.op, self.group.rank(), channel, from)?;
-        self.group.await_in(slot, value, act, deadline.into())
+        self.group.await_in(&slot, value, act, deadline.into())
     }
 
     fn slot(
@@ -117,13 +124,15 @@ impl<'a> SignalPad<'a> {
         owner: usize,
         channel: usize,
         source: usize,
-    ) -> Result<&'a SharedWord> {
-        let words = self.words(owner)?;
+    ) -> Result<Slot<'a, SharedWord>> {
+        let words = self.pad(op, owner)?;
         let index = channel.checked_mul(self.group.size()).and_then(|i| i.checked_add(source));
-        index.filter(|_| channel < self.channels()).and_then(|i| words.get(i)).ok_or_else(|| {
+        let word = index.filter(|_| channel < self.channels()).and_then(|i| words.get(i));
+        let word = word.ok_or_else(|| {
             let expected = format!("a channel in [0, {})", self.channels());
             self.group.usage(op, expected, channel.to_string())
-        })
+        })?;
+        Ok(Slot { word, pad: self.mapping.number, channel })
     }
 }
 

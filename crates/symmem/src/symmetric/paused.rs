@@ -5,6 +5,7 @@ use super::{Memory, Phase, Shared, Symmetric};
 use crate::dtype::Element;
 use crate::error::{Error, Failed, Result};
 use crate::group::{Call, Group, Op, Ticket};
+use crate::memory::block::Access;
 
 /// Memory whose change to phase `P` was not completed. Nobody may access it until it is.
 ///
@@ -32,11 +33,13 @@ impl<P: Phase> Paused<P> {
 
     /// To a phase in which peers touch our part.
     pub(super) fn advance(mut self) -> Result<P, Failed<Self>> {
-        self.phase.memory().handle.block().set_open(true);
+        self.phase.memory().handle.block().set_access(P::PEERS);
         match reach(self.phase.memory(), self.op, &mut self.ticket) {
             Ok(()) => Ok(self.phase),
             Err(error) => {
-                self.phase.memory().handle.block().set_open(self.ticket.is_some());
+                if self.ticket.is_none() {
+                    self.phase.memory().handle.block().set_access(Access::Nothing);
+                }
                 Err(Failed { error, kept: self })
             }
         }
@@ -47,7 +50,7 @@ impl<P: Phase> Paused<P> {
         if !self.is_void() {
             return Err(self);
         }
-        self.phase.memory().handle.block().set_open(false);
+        self.phase.memory().handle.block().set_access(Access::Nothing);
         Ok(self.phase)
     }
 
@@ -108,7 +111,7 @@ impl<T: Element> Paused<Symmetric<T>> {
     pub fn resume(mut self) -> Result<Symmetric<T>, Failed<Self>> {
         let reached = reach(&self.phase.0, self.op, &mut self.ticket);
         if reached.is_ok() {
-            self.phase.0.handle.block().set_open(false);
+            self.phase.0.handle.block().set_access(Access::Nothing);
         }
         keeping(reached, self).map(|((), paused)| paused.phase)
     }

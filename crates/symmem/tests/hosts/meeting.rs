@@ -18,6 +18,7 @@ fn two_hosts_of_two_ranks_join_and_work_within_each_host() {
         assert_eq!(here.world_ranks(), if first { [0, 1] } else { [2, 3] });
         assert_eq!(here.hosts(), [[0, 1]]);
         works(&here);
+        works(&world);
         world.check().unwrap();
         meet(&world, "end");
         drop(here);
@@ -43,36 +44,29 @@ fn ranks_are_on_hosts_in_any_order() {
     });
 }
 
+/// What needs addresses says so, and what to call instead.
 #[test]
-fn a_group_over_hosts_says_at_once_what_works_instead() {
+fn pointers_to_another_host_are_refused_by_name() {
     Ranks::new(4).start(test_name!(), || {
         let world = join(2).unwrap();
+        let (far, host) = if rank() < 2 { (2, "b") } else { (0, "a") };
         let told = |e: Error| {
             let text = e.to_string();
             assert_eq!(e.kind(), ErrorKind::Unavailable, "{text}");
-            let far = if rank() < 2 {
-                "rank 2 is on another host (b)"
-            } else {
-                "rank 0 is on another host (a)"
-            };
-            assert!(text.contains(far) && text.contains("host_group()"), "{text}");
+            assert!(text.contains(&format!("the memory of rank {far}")), "{text}");
+            assert!(text.contains(&format!("({host}); get and put reach it")), "{text}");
         };
-        let begin = std::time::Instant::now();
-        for group in [world.clone().subgroup(&[0, 1, 2, 3]).unwrap(), (*world).clone()] {
-            told(group.barrier().unwrap_err());
-            told(group.ready().unwrap_err());
-            told(group.all_reduce(&mut [1.0_f32], symmem::ReduceOp::Sum).unwrap_err());
-            told(group.put_signal(0, 0, ms(9000)).unwrap_err());
-            told(group.wait_signal(0, 0, ms(9000)).unwrap_err());
-            told(group.alloc::<u8>(8).unwrap().rendezvous(&group).unwrap_err().error);
-            told(group.split(Some(1), 0).unwrap_err());
-            told(group.shrink().unwrap_err());
-            told(group.resync().unwrap_err());
-            group.check().unwrap();
-        }
-        assert!(begin.elapsed() < ms(8500), "it waited"); // far below the limits
-        works(&world.host_group().unwrap());
-        meet(&world, "end");
+        let x = world.alloc::<u64>(8).unwrap().rendezvous(&world).unwrap();
+        assert!(x.handle().buffer_ptrs()[rank()] != 0 && x.handle().buffer_ptrs()[far] == 0);
+        told(x.peer_ptr(far).unwrap_err());
+        told(x.handle().view::<u64>(far, 0, 1).unwrap_err());
+        told(x.handle().signal_pad().words(far).unwrap_err());
+        let shared = x.share().unwrap();
+        told(shared.peer(far).unwrap_err());
+        told(shared.peers().unwrap_err());
+        told(shared.view::<u8>(far, 0, 1).unwrap_err());
+        assert_eq!(shared.peer(rank() ^ 1).unwrap(), [0; 8]); // the other rank of this host
+        shared.release().unwrap();
     });
 }
 

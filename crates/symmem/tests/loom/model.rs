@@ -161,11 +161,14 @@ impl Rank {
     }
 
     pub fn put(&self, to: usize) {
-        assert_eq!(self.signals.put(self.signals.slot_on(to, 0), to, NEVER, || false), Ok(()));
+        assert_eq!(self.signals.put(&self.signals.slot_on(to, 0), to, NEVER, || false), Ok(()));
     }
 
     pub fn wait(&self, from: usize) {
-        assert_eq!(self.signals.take(self.signals.slot_of(from, 0), from, NEVER, || false), Ok(()));
+        assert_eq!(
+            self.signals.take(&self.signals.slot_of(from, 0), from, NEVER, || false),
+            Ok(())
+        );
     }
 
     pub fn decide(&self, taking_part: &[usize]) -> Vec<usize> {

@@ -12,11 +12,12 @@ use std::ops::Range;
 
 use super::host::copy::{Stores, copy};
 use super::host::reduce::Reduce;
-use super::staged::{Input, exchange, pieces, sources};
+use super::staged::{Input, Read, exchange, pieces, sources};
 use super::{PerRank, block_len, check_len, copy_bytes, loop_for, plan, record, share};
 use crate::dtype::{DType, Element, Number, ReduceOp};
 use crate::error::Result;
-use crate::group::{Call, Group, Memory, Op, Running, Staging};
+use crate::group::{Call, Group, Memory as Named, Op, Running, Staging};
+use crate::symmetric::Memory;
 
 impl Group {
     /// Element i of `data` becomes the reduction of element i of all ranks. Collective; after an error `data` may be
@@ -140,7 +141,7 @@ impl Slice {
     }
 
     fn call(&self, op: Op) -> Call {
-        let (dtype, memory, len) = (Some(self.dtype), Memory::Slices, self.elements);
+        let (dtype, memory, len) = (Some(self.dtype), Named::Slices, self.elements);
         Call { op, dtype, memory, len, ..Call::default() }
     }
 
@@ -171,6 +172,7 @@ fn exchange_blocks<'p>(
         piece: bytes,
         without: Some(rank),
         most: ranks * bytes,
+        read: Read::Block,
     };
     // SAFETY: a piece of each block.
     let staging = unsafe { exchange(running, &input) }?;
@@ -205,7 +207,21 @@ fn each_piece(
 
 fn all_reduce(group: &Group, data: Slice, (op, reduce): (ReduceOp, Reduce)) -> Result<()> {
     let call = Call { operator: Some(op), ..data.call(const { Op::of("all_reduce") }) };
-    let mut running = begin(group, &call)?;
+    reduce_pieces(group, &mut begin(group, &call)?, data, reduce)
+}
+
+/// Of our own part of symmetric memory, where a group spans hosts.
+pub(super) fn all_reduce_part(memory: &Memory, call: &Call, reduce: Reduce) -> Result<()> {
+    let data = Slice::new(memory.own(0), memory.len(), memory.dtype());
+    reduce_pieces(memory.group(), &mut memory.begin_staged(call)?, data, reduce)
+}
+
+fn reduce_pieces(
+    group: &Group,
+    running: &mut Running<'_, '_>,
+    data: Slice,
+    reduce: Reduce,
+) -> Result<()> {
     let mut places = PerRank::new();
     for piece in data.pieces(1) {
         let (first, len, bytes) = (data.at(piece.start), piece.len(), piece.len() * data.size);
@@ -213,13 +229,17 @@ fn all_reduce(group: &Group, data: Slice, (op, reduce): (ReduceOp, Reduce)) -> R
         // What of the piece this rank reduces: all of it, or its share.
         let own = if at_once { 0..len } else { share(len, data.size, group.rank(), group.size()) };
         let (at, to) = (own.start * data.size, first.wrapping_add(own.start * data.size));
+        let read = match at_once {
+            true => Read::All,
+            false => Read::Share { len, size: data.size },
+        };
         // SAFETY: a piece of the data.
-        let staging = unsafe { exchange(&mut running, &Input::one(first, bytes)) }?;
+        let staging = unsafe { exchange(running, &Input { read, ..Input::one(first, bytes) }) }?;
         let from = sources(&mut places, group, &staging, bytes, at, to);
         // SAFETY: what every other rank has staged, and ours, which nobody else touches.
         unsafe { reduce(from, &[to], own.len(), Stores::Cached) };
         if !at_once {
-            gather_shares(group, &mut running, first, len, data.size)?;
+            gather_shares(group, running, first, len, data.size)?;
         }
     }
     Ok(())

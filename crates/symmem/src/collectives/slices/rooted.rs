@@ -3,7 +3,7 @@
 
 use super::super::host::copy::Stores;
 use super::super::host::reduce::Reduce;
-use super::super::staged::{Input, exchange};
+use super::super::staged::{Input, Read, exchange};
 use super::super::{check_len, copy_bytes, loop_for};
 use super::{Slice, begin, copy_pieces, each_piece};
 use crate::dtype::{Element, Number, ReduceOp};
@@ -136,6 +136,7 @@ fn scatter(group: &Group, block: Slice, root: usize, out: *mut u8) -> Result<()>
             piece: bytes,
             without: Some(root),
             most: ranks * bytes,
+            read: Read::Block,
         };
         let staged = if rank == root { staged } else { Input::none(ranks * bytes) };
         // SAFETY: a piece of each block.

@@ -1,0 +1,86 @@
+//! What ranks of different hosts tell each other for their groups: bytes that go straight to the group they are for, and not to
+//! a conversation.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use super::socket::Packet;
+use super::stream::Stream;
+use crate::error::Result;
+use crate::sync::Deadline;
+
+/// The most bytes of one such message.
+pub(crate) const MOST: usize = super::socket::PACKET - 64;
+
+/// A group that is told something by ranks of other hosts.
+pub(crate) trait Listener: Send + Sync {
+    /// What rank `from` of the world tells, in the order in which it does. Never waits. An error says why no rank of this job
+    /// tells that: the rank is then lost.
+    fn told(&self, from: usize, bytes: &[u8]) -> Result<(), String>;
+}
+
+/// The way to one rank on another host.
+pub(crate) struct FarLine(pub(super) Arc<Stream>);
+
+impl FarLine {
+    /// Tells the rank something, without waiting: callers tell no more than their protocol has under way. What a lost rank is
+    /// told is lost.
+    pub(crate) fn post(&self, group: u128, bytes: Vec<u8>) {
+        // Fails only for messages that are too long, and nobody makes any.
+        let _ = self.0.post(&Packet::Wire { group, bytes });
+    }
+
+    /// As `post`, once there is room for it.
+    pub(crate) fn send(&self, group: u128, bytes: Vec<u8>, deadline: Deadline) -> Result<()> {
+        self.0.send(&Packet::Wire { group, bytes }, deadline)
+    }
+}
+
+/// The groups that are told something, by their names on the mesh.
+#[derive(Default)]
+pub(super) struct Listeners(HashMap<u128, Entry>);
+
+enum Entry {
+    Formed(Weak<dyn Listener>),
+    /// Peers have formed it already, and this rank has not.
+    Early(Vec<(usize, Vec<u8>)>),
+}
+
+/// How many messages a rank may be sent by each peer before it has formed a group: a signal on every channel, and a call.
+const EARLY: usize = 1 << 14;
+
+impl Listeners {
+    /// Who is to be told; keeps it for later if that group has not been formed here.
+    pub(super) fn find(
+        &mut self,
+        from: usize,
+        group: u128,
+        bytes: &[u8],
+    ) -> Result<Option<Arc<dyn Listener>>, String> {
+        match self.0.entry(group).or_insert_with(|| Entry::Early(Vec::new())) {
+            Entry::Formed(listener) => Ok(listener.upgrade()), // nothing if it is gone here
+            Entry::Early(early) if early.len() < EARLY => {
+                early.push((from, bytes.to_vec()));
+                Ok(None)
+            }
+            Entry::Early(_) => Err("too much for a group that is not formed".to_owned()),
+        }
+    }
+
+    /// From here on, `listener` is told. Also of what was told before; which peer told what no rank of the job does.
+    pub(super) fn listen(
+        &mut self,
+        group: u128,
+        listener: &Arc<dyn Listener>,
+    ) -> Vec<(usize, String)> {
+        let early = self.0.insert(group, Entry::Formed(Arc::downgrade(listener)));
+        let Some(Entry::Early(early)) = early else { return Vec::new() };
+        let told = early.into_iter().map(|(from, bytes)| (from, listener.told(from, &bytes)));
+        told.filter_map(|(from, result)| result.err().map(|why| (from, why))).collect()
+    }
+
+    /// The group was closed so long ago that nobody has anything to tell it.
+    pub(super) fn forget(&mut self, group: u128) {
+        self.0.remove(&group);
+    }
+}
