@@ -168,10 +168,8 @@ impl Mesh {
 
     /// The way to a rank of another host.
     pub(crate) fn far_line(&self, rank: usize) -> Option<FarLine> {
-        match self.links.get(rank) {
-            Some(Link::Stream(stream)) => Some(FarLine(Arc::clone(stream))),
-            _ => None,
-        }
+        let Some(Link::Stream(stream)) = self.links.get(rank) else { return None };
+        Some(FarLine { rank, stream: Arc::clone(stream), peers: self.peers()? })
     }
 
     /// How many ranks of the world are on this host.

@@ -7,6 +7,7 @@
 //! | a host that is gone | its kernel answers no more: [`GONE`] |
 //! | the last word | is waited for, so that closing the connection does not overtake it: [`linger`] |
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -18,7 +19,7 @@ use rustix::net::{self, RecvFlags, SendFlags, Shutdown, sockopt};
 use super::Gone;
 use super::frames::{self, Frames};
 use super::secret::Keys;
-use super::socket::{self, PACKET, Packet, Received};
+use super::socket::{self, Packet, Received};
 use crate::error::Result;
 use crate::sync::Deadline;
 
@@ -29,15 +30,19 @@ const IDLE: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_secs(1);
 const ASKED: u32 = 3;
 /// What a connection is given of the kernel's memory, each way: several times `WINDOW`.
-const BUFFER: usize = 512 << 10;
+const BUFFER: usize = 1 << 20;
 /// How much may be under way that the other process has not taken in, and what a message counts for besides its bytes.
-const WINDOW: u64 = 64 << 10;
+const WINDOW: u64 = 256 << 10;
 const OVERHEAD: u64 = 1 << 10;
 /// What a seal adds to a packet.
 pub(super) const SEAL: usize = 16;
 /// The longest frame before the other end has shown who it is, and after it.
 pub(super) const SHORT: usize = 256;
-const LONG: usize = PACKET + SEAL;
+const LONG: usize = LONGEST + SEAL;
+/// The longest packet.
+pub(super) const LONGEST: usize = 60 << 10;
+/// How often one who waits for room looks for it before it sleeps.
+const LOOKS: u32 = 1000;
 /// How long a rank that leaves waits for its peers to take its goodbye, all together.
 const LINGER: Duration = Duration::from_millis(200);
 
@@ -73,6 +78,8 @@ struct Inbound {
 struct Outbound {
     /// The end of what was sent last, for which the kernel had no room.
     rest: Vec<u8>,
+    /// What was posted when there was no room, and what it counts for.
+    later: VecDeque<(u64, Vec<u8>)>,
     /// How many packets were sealed.
     sealed: u64,
     /// How much was sent, and how much of that the peer has taken in.
@@ -82,6 +89,11 @@ struct Outbound {
 }
 
 impl Outbound {
+    /// Whether nothing waits to be sent.
+    fn is_idle(&self) -> bool {
+        self.rest.is_empty() && self.later.is_empty()
+    }
+
     fn has_room(&self, cost: u64) -> bool {
         let under_way = self.sent.saturating_sub(self.taken);
         self.rest.is_empty() && (under_way == 0 || under_way.saturating_add(cost) <= WINDOW)
@@ -135,35 +147,67 @@ impl Stream {
 
     /// Sends one packet whole, waiting for room until the deadline.
     pub(super) fn send(&self, packet: &Packet, deadline: Deadline) -> Result<()> {
-        let bytes = socket::encode(packet)?;
+        self.send_while(packet, deadline, &|| {})
+    }
+
+    /// As `send`; between looks for room it does `meanwhile`.
+    pub(super) fn send_while(
+        &self,
+        packet: &Packet,
+        deadline: Deadline,
+        meanwhile: &dyn Fn(),
+    ) -> Result<()> {
+        let bytes = socket::encode(packet, LONGEST)?;
         let cost = cost(packet, bytes.len());
         let deadline = deadline.start();
-        let mut out = self.outbound();
-        loop {
+        for look in 0_u32.. {
+            let mut out = self.outbound();
             self.flush(&mut out);
             if out.is_over {
-                return Ok(()); // the watcher tells of the loss; here it only means that nobody reads this any more
+                break; // the watcher tells of the loss; here it only means that nobody reads this any more
             }
-            if out.has_room(cost) || cost == 0 && out.rest.is_empty() {
+            self.send_later(&mut out);
+            if out.later.is_empty() && (out.has_room(cost) || cost == 0 && out.is_idle()) {
                 out.sent += cost;
                 self.put(&mut out, &bytes);
-                return Ok(());
+                break;
             }
             if let Some(why) = deadline.expiry() {
                 return Err(why.error("send", vec![], deadline.elapsed()));
             }
-            out = self.await_room(out, deadline.nap(Duration::from_millis(50)));
+            if look > LOOKS {
+                out = self.await_room(out, deadline.nap(Duration::from_millis(1)));
+            }
+            drop(out);
+            meanwhile();
         }
+        Ok(())
     }
 
-    /// Sends one packet whole, without waiting: what there is no room for goes when there is. Callers post no more than their
-    /// protocol has under way.
+    /// Sends one packet whole, without waiting: what there is no room for goes when there is.
     pub(super) fn post(&self, packet: &Packet) -> Result<()> {
-        let bytes = socket::encode(packet)?;
+        let bytes = socket::encode(packet, LONGEST)?;
+        let cost = cost(packet, bytes.len());
         let mut out = self.outbound();
-        out.sent += cost(packet, bytes.len());
-        self.put(&mut out, &bytes);
+        if out.later.is_empty() && out.has_room(cost) {
+            out.sent += cost;
+            self.put(&mut out, &bytes);
+        } else if !out.is_over {
+            out.later.push_back((cost, bytes));
+        }
         Ok(())
+    }
+
+    /// Sends what was posted when there was no room, as far as there is.
+    fn send_later(&self, out: &mut Outbound) {
+        while let Some(&(cost, _)) = out.later.front() {
+            if !out.has_room(cost) {
+                return;
+            }
+            let Some((cost, bytes)) = out.later.pop_front() else { return };
+            out.sent += cost;
+            self.put(out, &bytes);
+        }
     }
 
     fn await_room<'a>(
@@ -290,6 +334,7 @@ impl Stream {
         if makes_sense {
             out.taken = total;
             self.flush(&mut out);
+            self.send_later(&mut out);
             self.room.notify_all();
         }
         makes_sense
@@ -302,7 +347,7 @@ impl Stream {
             return;
         }
         inbound.told = inbound.taken;
-        if let Ok(bytes) = socket::encode(&Packet::Taken(inbound.taken)) {
+        if let Ok(bytes) = socket::encode(&Packet::Taken(inbound.taken), LONGEST) {
             self.put(&mut self.outbound(), &bytes);
         }
     }
@@ -402,13 +447,13 @@ mod tests {
     #[test]
     fn the_largest_message_comes_whole_and_a_larger_one_is_refused() {
         let (one, two) = pair();
-        let most = PACKET - 32;
+        let most = LONGEST - 32;
         one.send(&message(1, most), soon()).unwrap();
         let came = next(&two);
         assert!(
             matches!(came, Received::Packet(Packet::Message { body, .. }, _) if body.len() == most)
         );
-        assert!(matches!(one.send(&message(2, PACKET), soon()), Err(Error::Usage { .. })));
+        assert!(matches!(one.send(&message(2, LONGEST), soon()), Err(Error::Usage { .. })));
     }
 
     /// However long a peer is stopped, the kernel has room for all that is sent to it: it never sees a full connection, which
@@ -416,7 +461,7 @@ mod tests {
     #[test]
     fn a_peer_that_takes_nothing_in_is_sent_no_more_than_its_window() {
         let (one, two) = pair();
-        for len in [0, 100, 3000, PACKET - 100] {
+        for len in [0, 100, 3000, LONGEST - 100] {
             let mut sent = 0;
             let e = loop {
                 match one.send(&message(sent, len), soon()) {

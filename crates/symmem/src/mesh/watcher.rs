@@ -1,8 +1,10 @@
 //! The one thread of a mesh over sockets: takes in messages and notices deaths.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
@@ -30,7 +32,12 @@ struct Peer {
     process: Option<OwnedFd>,
     /// Held from a packet's way out of the socket until it is in the inbox, so that packets stay in order.
     reading: Mutex<()>,
+    /// A thread that waits has looked at it since the watcher did.
+    was_looked_at: AtomicBool,
 }
+
+/// For how long the thread leaves a connection to whoever waits and looks at it: so often is it woken for nothing.
+const LEFT_ALONE: Duration = Duration::from_millis(1);
 
 /// What connects a peer.
 pub(super) enum Line {
@@ -89,6 +96,7 @@ impl Watcher {
             process: line.process(),
             line,
             reading: Mutex::new(()),
+            was_looked_at: AtomicBool::new(false),
         };
         let peers = Arc::new(Peers { inbox, peers: lines.into_iter().map(peer).collect() });
         let watched = Arc::clone(&peers);
@@ -111,6 +119,15 @@ impl Watcher {
 }
 
 impl Peers {
+    /// Takes in what a rank has sent, unless another thread does. For threads that look again and again.
+    pub(super) fn look_at(&self, rank: usize) {
+        let Some(peer) = self.peers.iter().find(|peer| peer.rank == rank) else { return };
+        peer.was_looked_at.store(true, Ordering::Relaxed);
+        if let Ok(_reading) = peer.reading.try_lock() {
+            serve_locked(&self.inbox, peer, false);
+        }
+    }
+
     /// Takes in what these ranks have sent, should the thread not have come to it.
     pub(super) fn take_in(&self, from: &[usize]) {
         for peer in self.peers.iter().filter(|peer| from.contains(&peer.rank)) {
@@ -135,14 +152,25 @@ impl Drop for Watcher {
 /// Waits for something to happen and deals with it; true when the mesh is being taken down.
 fn ended_or_served(inbox: &Inbox, ended: &std::io::PipeReader, peers: &mut Vec<&Peer>) -> bool {
     let mut fds = vec![PollFd::new(ended, PollFlags::IN)];
+    let mut limit = None;
     for peer in peers.iter() {
         let line = peer.line.fd();
-        fds.push(PollFd::from_borrowed_fd(line, PollFlags::IN));
+        let flags = match peer.was_looked_at.swap(false, Ordering::Relaxed) {
+            false => PollFlags::IN,
+            true => {
+                limit = Some(LEFT_ALONE);
+                PollFlags::empty()
+            }
+        };
+        fds.push(PollFd::from_borrowed_fd(line, flags));
         // A missing one is watched in place by the connection again, to keep two entries a peer.
-        let process = peer.process.as_ref().map_or(line, AsFd::as_fd);
-        fds.push(PollFd::from_borrowed_fd(process, PollFlags::IN));
+        let (process, flags) = match &peer.process {
+            Some(process) => (process.as_fd(), PollFlags::IN),
+            None => (line, flags),
+        };
+        fds.push(PollFd::from_borrowed_fd(process, flags));
     }
-    if poll(&mut fds, None).is_err() {
+    if poll(&mut fds, limit.map(socket::timespec).as_ref()).is_err() {
         return false; // interrupted, or short of memory: look again
     }
     let woken: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
@@ -165,6 +193,11 @@ fn ended_or_served(inbox: &Inbox, ended: &std::io::PipeReader, peers: &mut Vec<&
 /// Takes in what a peer has sent, and notes if that was its last; false if so.
 fn serve(inbox: &Inbox, peer: &Peer, ended: bool) -> bool {
     let _reading = peer.reading.lock().unwrap_or_else(PoisonError::into_inner);
+    serve_locked(inbox, peer, ended)
+}
+
+/// As `serve`, by the one who is reading.
+fn serve_locked(inbox: &Inbox, peer: &Peer, ended: bool) -> bool {
     let closed = take_in(inbox, peer);
     let gone = closed.or_else(|| ended.then(|| Gone::lost("its process ended")));
     let Some(gone) = gone else { return true };

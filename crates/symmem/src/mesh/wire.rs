@@ -6,11 +6,12 @@ use std::sync::{Arc, Weak};
 
 use super::socket::Packet;
 use super::stream::Stream;
+use super::watcher::Peers;
 use crate::error::Result;
 use crate::sync::Deadline;
 
 /// The most bytes of one such message.
-pub(crate) const MOST: usize = super::socket::PACKET - 64;
+pub(crate) const MOST: usize = super::stream::LONGEST - 64;
 
 /// A group that is told something by ranks of other hosts.
 pub(crate) trait Listener: Send + Sync {
@@ -20,19 +21,29 @@ pub(crate) trait Listener: Send + Sync {
 }
 
 /// The way to one rank on another host.
-pub(crate) struct FarLine(pub(super) Arc<Stream>);
+pub(crate) struct FarLine {
+    pub(super) rank: usize,
+    pub(super) stream: Arc<Stream>,
+    pub(super) peers: Arc<Peers>,
+}
 
 impl FarLine {
+    /// Takes in what the rank has sent. The watcher leaves that to whoever calls this often.
+    pub(crate) fn take_in(&self) {
+        self.peers.look_at(self.rank);
+    }
+
     /// Tells the rank something, without waiting: callers tell no more than their protocol has under way. What a lost rank is
     /// told is lost.
     pub(crate) fn post(&self, group: u128, bytes: Vec<u8>) {
         // Fails only for messages that are too long, and nobody makes any.
-        let _ = self.0.post(&Packet::Wire { group, bytes });
+        let _ = self.stream.post(&Packet::Wire { group, bytes });
     }
 
     /// As `post`, once there is room for it.
     pub(crate) fn send(&self, group: u128, bytes: Vec<u8>, deadline: Deadline) -> Result<()> {
-        self.0.send(&Packet::Wire { group, bytes }, deadline)
+        // What the rank tells meanwhile may be that there is room.
+        self.stream.send_while(&Packet::Wire { group, bytes }, deadline, &|| self.take_in())
     }
 }
 

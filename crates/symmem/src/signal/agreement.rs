@@ -230,7 +230,7 @@ impl<P: Pads> Signals<P> {
         let is_in_round = |rank: usize| self.is_in_round(rank, round);
         let all_here = || (0..self.layout.ranks).all(is_in_round);
         let broken = || lost(&is_in_round);
-        match self.bell(self.rank).wait(self.patience, deadline, all_here, broken, || true) {
+        match self.wait(deadline, all_here, broken, || true) {
             Ended::Ready => Ok(()),
             Ended::Broken => Err(Stop::Lost),
             Ended::GivenUp(why, after) => {

@@ -46,6 +46,9 @@ pub trait Pads: Send + Sync {
 
     /// Tells rank `to`, on another host. Waits for nothing; what a lost rank is told is lost.
     fn tell(&self, _to: usize, _news: &News) {}
+
+    /// Takes in what ranks on other hosts have told. Called by whoever waits, between looks.
+    fn progress(&self) {}
 }
 
 /// What travels in the line of a flag.
@@ -132,7 +135,7 @@ pub struct Signals<P> {
 }
 
 impl<P: Pads> Signals<P> {
-    pub(crate) fn new(pads: P, rank: usize, layout: Layout, patience: Patience) -> Self {
+    pub(crate) fn new(pads: P, rank: usize, layout: Layout, mut patience: Patience) -> Self {
         let channel = || Channel {
             epoch: AtomicU32::new(0),
             call: AtomicU32::new(0),
@@ -143,6 +146,9 @@ impl<P: Pads> Signals<P> {
         };
         let near = (0..layout.ranks).filter(|&rank| !pads.is_far(rank));
         let (arbiter, spans) = (near.clone().min().unwrap_or(rank), near.count() < layout.ranks);
+        if spans {
+            patience.soon = 0; // what is looked for has to be taken in first
+        }
         Self {
             pads,
             rank,
@@ -262,6 +268,24 @@ impl<P: Pads> Signals<P> {
         }
     }
 
+    /// A wait on words of our own pad: see [`Bell::wait`].
+    #[inline]
+    fn wait(
+        &self,
+        deadline: &mut Deadline,
+        mut ready: impl FnMut() -> bool,
+        broken: impl FnMut() -> bool,
+        in_the_way: impl FnMut() -> bool,
+    ) -> Ended {
+        let ready = || {
+            if self.spans {
+                self.pads.progress();
+            }
+            ready()
+        };
+        self.bell(self.rank).wait(self.patience, deadline, ready, broken, in_the_way)
+    }
+
     /// Waits until all have reached the epoch that we have reached, with the same call.
     fn await_all(
         &self,
@@ -289,9 +313,8 @@ impl<P: Pads> Signals<P> {
             };
             stop.is_some()
         };
-        let bell = self.bell(self.rank);
         let mut wait =
-            |deadline| bell.wait(self.patience, deadline, all_here, &mut broken, in_the_way);
+            |deadline: &mut Deadline| self.wait(deadline, all_here, &mut broken, in_the_way);
         let mut ended = wait(deadline);
         if let Ended::GivenUp(Expiry::Deadline, after) = ended
             && self.are_all_coming(channel, epoch)
