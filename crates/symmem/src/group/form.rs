@@ -1,7 +1,7 @@
 //! How a group comes to be: every member sends its pad to the others when it creates the group, and takes in
 //! theirs when it first uses it. So groups may be created in any order without anyone waiting for anyone.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use super::context::{Context, Name};
 use super::conversation::{Conversation, Proposal};
@@ -136,6 +136,8 @@ pub(super) struct Formed {
     rates: Rates,
     /// How many groups of survivors this rank has begun to form; see `Group::shrink`.
     pub(super) generations: AtomicU32,
+    /// The first member that was lost, as all hosts call it, where the group spans several.
+    pub(super) first_lost: OnceLock<usize>,
 }
 
 impl RegionPads {
@@ -296,7 +298,9 @@ impl Inner {
         let signals = Signals::new(pads, self.health.rank, self.plan.layout(), patience);
         let id = card.id;
         let (sequence, generations) = (Sequence::default(), AtomicU32::new(0));
-        let formed = Arc::new(Formed { id, signals, sequence, rates, generations });
+        let first_lost = OnceLock::new();
+        let formed = Formed { id, signals, sequence, rates, generations, first_lost };
+        let formed = Arc::new(formed);
         let formed = self.health.formed.get_or_init(|| formed);
         if formed.signals.spans() {
             let listener: Arc<dyn Listener> = formed.clone();
