@@ -16,7 +16,7 @@ use crate::memory::block::{Access, Block, Mapping};
 use crate::memory::region::Region;
 use crate::memory::units::{load_units, store_units};
 use crate::mesh::{FarLine, Listener, MOST, Mesh};
-use crate::signal::{GROUP, News, Nonsense};
+use crate::signal::{GROUP, News, Nonsense, SlotAct};
 use crate::sync::shared::{AtomicU32, AtomicU64};
 use crate::sync::{Deadline, Ordering};
 
@@ -147,19 +147,31 @@ impl Wire {
     }
 
     pub(super) fn tell(&self, to: usize, news: &News) {
-        self.post(to, &Told::News(news.clone()));
+        let told = Told::News(news.clone());
+        match news {
+            // The peer needs to know before its next signal, and ours may come first.
+            News::Slot { act: SlotAct::Taken, .. } => self.post_soon(to, &told),
+            _ => self.post(to, &told),
+        }
     }
 
     /// Tells rank `to` what this rank has staged, from byte `at` of its buffer on.
     pub(super) fn stage(&self, to: usize, epoch: u32, at: usize, bytes: &[u8]) {
         for (i, bytes) in bytes.chunks(DATA).enumerate() {
-            self.post(to, &Told::Staged { epoch, at: at + i * DATA, bytes: Whole(bytes) });
+            let told = Told::Staged { epoch, at: at + i * DATA, bytes: Whole(bytes) };
+            self.post_soon(to, &told); // the arrival comes behind it
         }
     }
 
     fn post(&self, to: usize, told: &Told<'_>) {
         if let Some(Some(line)) = self.lines.get(to) {
             line.post(self.group, encode(told));
+        }
+    }
+
+    fn post_soon(&self, to: usize, told: &Told<'_>) {
+        if let Some(Some(line)) = self.lines.get(to) {
+            line.post_soon(self.group, encode(told));
         }
     }
 

@@ -3,44 +3,52 @@
 //! The bytes may come from anybody. A length is believed only up to a bound, and memory is taken for bytes that have come,
 //! never for those that a length announces.
 
+use std::ops::Range;
+
 /// The bytes of a length.
 const HEADER: usize = size_of::<u16>();
 
 /// What has come of a stream, and how long its frames may be.
 pub(super) struct Frames {
+    /// Of which those in `filled` have come and were not taken.
     bytes: Vec<u8>,
+    filled: Range<usize>,
     longest: usize,
 }
 
 impl Frames {
-    pub(super) const fn new(longest: usize) -> Self {
-        Self { bytes: Vec::new(), longest }
+    pub(super) fn new(longest: usize) -> Self {
+        Self { bytes: vec![0; HEADER + longest], filled: 0..0, longest }
     }
 
-    /// From here on, frames may be this long.
+    /// From here on, frames may be this long, and several are taken in at once.
     pub(super) fn allow(&mut self, longest: usize) {
+        self.bytes.resize(2 * (HEADER + longest), 0);
         self.longest = longest;
     }
 
-    /// How many bytes fit before the next look for a frame.
-    pub(super) fn room(&self) -> usize {
-        (HEADER + self.longest).saturating_sub(self.bytes.len())
+    /// Where the next bytes go; never nothing after [`Frames::next`] had no frame.
+    pub(super) fn space(&mut self) -> &mut [u8] {
+        self.bytes.copy_within(self.filled.clone(), 0);
+        self.filled = 0..self.filled.len();
+        self.bytes.get_mut(self.filled.end..).unwrap_or_default()
     }
 
-    /// Takes in bytes that have come.
-    pub(super) fn feed(&mut self, bytes: &[u8]) {
-        self.bytes.extend_from_slice(bytes);
+    /// So many have come there.
+    pub(super) fn fill(&mut self, bytes: usize) {
+        self.filled.end = (self.filled.end + bytes).min(self.bytes.len());
     }
 
     /// The next frame, if it has come whole; an error if it can be none of ours.
     pub(super) fn next(&mut self) -> Option<Result<Vec<u8>, String>> {
-        let header = self.bytes.first_chunk::<HEADER>()?;
+        let filled = self.bytes.get(self.filled.clone())?;
+        let header = filled.first_chunk::<HEADER>()?;
         let len = usize::from(u16::from_le_bytes(*header));
         if len == 0 || len > self.longest {
             return Some(Err(format!("a frame of {len} bytes")));
         }
-        let frame = self.bytes.get(HEADER..HEADER + len)?.to_vec();
-        self.bytes.drain(..HEADER + len);
+        let frame = filled.get(HEADER..HEADER + len)?.to_vec();
+        self.filled.start += HEADER + len;
         Some(Ok(frame))
     }
 }
@@ -59,19 +67,27 @@ mod tests {
 
     const LONGEST: usize = 300;
 
+    impl Frames {
+        fn feed(&mut self, bytes: &[u8]) {
+            self.space()[..bytes.len()].copy_from_slice(bytes);
+            self.fill(bytes.len());
+        }
+    }
+
     /// All frames of `bytes`, fed in pieces of `piece`.
     fn cut(bytes: &[u8], piece: usize) -> Result<Vec<Vec<u8>>, String> {
         let (mut frames, mut all) = (Frames::new(LONGEST), Vec::new());
         let mut rest = bytes;
         while !rest.is_empty() {
-            let (now, later) = rest.split_at(piece.min(frames.room()).min(rest.len()));
+            let space = frames.space().len();
+            let (now, later) = rest.split_at(piece.min(space).min(rest.len()));
             assert!(!now.is_empty(), "no room, and no frame");
             frames.feed(now);
             rest = later;
             while let Some(frame) = frames.next() {
                 all.push(frame?);
             }
-            assert!(frames.bytes.len() < HEADER + LONGEST);
+            assert!(frames.filled.len() < HEADER + LONGEST);
         }
         Ok(all)
     }
@@ -88,13 +104,13 @@ mod tests {
     }
 
     #[test]
-    fn lengths_out_of_bounds_are_refused_before_anything_is_kept_for_them() {
+    fn lengths_out_of_bounds_are_refused_and_take_no_memory() {
         for len in [0, LONGEST as u16 + 1, u16::MAX] {
             let mut frames = Frames::new(LONGEST);
             frames.feed(&len.to_le_bytes());
             let e = frames.next().unwrap().unwrap_err();
             assert!(e.contains(&format!("{len} bytes")), "{e}");
-            assert!(frames.bytes.capacity() < 64);
+            assert_eq!(frames.bytes.len(), HEADER + LONGEST);
         }
     }
 
@@ -109,9 +125,10 @@ mod tests {
     fn a_bound_may_be_raised_between_two_frames() {
         let (mut frames, mut bytes) = (Frames::new(4), Vec::new());
         assert!(append(&mut bytes, &[1; 4]) && append(&mut bytes, &[2; 90]));
-        frames.feed(&bytes);
+        frames.feed(&bytes[..6]);
         assert_eq!(frames.next().unwrap().unwrap(), [1; 4]);
         frames.allow(90);
+        frames.feed(&bytes[6..]);
         assert_eq!(frames.next().unwrap().unwrap(), [2; 90]);
         assert!(frames.next().is_none());
     }

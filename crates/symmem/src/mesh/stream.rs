@@ -9,6 +9,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -41,6 +42,8 @@ pub(super) const SHORT: usize = 256;
 const LONG: usize = LONGEST + SEAL;
 /// The longest packet.
 pub(super) const LONGEST: usize = 60 << 10;
+/// So much is held back at most.
+const HELD: usize = 16 << 10;
 /// How often one who waits for room looks for it before it sleeps.
 const LOOKS: u32 = 1000;
 /// How long a rank that leaves waits for its peers to take its goodbye, all together.
@@ -59,6 +62,8 @@ pub(super) struct Stream {
     keys: OnceLock<Keys>,
     inbound: Mutex<Inbound>,
     outbound: Mutex<Outbound>,
+    /// Something is held back: looked at without the lock.
+    has_held: AtomicBool,
     /// The peer has taken something in, or never will.
     room: Condvar,
 }
@@ -78,6 +83,8 @@ struct Inbound {
 struct Outbound {
     /// The end of what was sent last, for which the kernel had no room.
     rest: Vec<u8>,
+    /// The kernel takes no more of it for now. Else it is held back, to go with what is sent next.
+    is_full: bool,
     /// What was posted when there was no room, and what it counts for.
     later: VecDeque<(u64, Vec<u8>)>,
     /// How many packets were sealed.
@@ -89,14 +96,9 @@ struct Outbound {
 }
 
 impl Outbound {
-    /// Whether nothing waits to be sent.
-    fn is_idle(&self) -> bool {
-        self.rest.is_empty() && self.later.is_empty()
-    }
-
     fn has_room(&self, cost: u64) -> bool {
         let under_way = self.sent.saturating_sub(self.taken);
-        self.rest.is_empty() && (under_way == 0 || under_way.saturating_add(cost) <= WINDOW)
+        !self.is_full && (under_way == 0 || under_way.saturating_add(cost) <= WINDOW)
     }
 }
 
@@ -121,7 +123,8 @@ impl Stream {
         let inbound = Inbound { frames, is_trusted: false, opened: 0, taken: 0, told: 0 };
         let (inbound, outbound) = (Mutex::new(inbound), Mutex::default());
         let keys = OnceLock::new();
-        Ok(Self { socket, keys, inbound, outbound, room: Condvar::new() })
+        let has_held = AtomicBool::new(false);
+        Ok(Self { socket, keys, inbound, outbound, has_held, room: Condvar::new() })
     }
 
     /// The other end has shown that it is a rank of this job: it may send whole messages.
@@ -147,10 +150,12 @@ impl Stream {
 
     /// Sends one packet whole, waiting for room until the deadline.
     pub(super) fn send(&self, packet: &Packet, deadline: Deadline) -> Result<()> {
-        self.send_while(packet, deadline, &|| {})
+        self.send_while(packet, deadline, &|| {})?;
+        self.send_held();
+        Ok(())
     }
 
-    /// As `send`; between looks for room it does `meanwhile`.
+    /// As `send`; between looks for room it does `meanwhile`. What is short is held back.
     pub(super) fn send_while(
         &self,
         packet: &Packet,
@@ -162,14 +167,17 @@ impl Stream {
         let deadline = deadline.start();
         for look in 0_u32.. {
             let mut out = self.outbound();
-            self.flush(&mut out);
+            if look > 0 || out.is_full {
+                self.flush(&mut out);
+            }
             if out.is_over {
                 break; // the watcher tells of the loss; here it only means that nobody reads this any more
             }
             self.send_later(&mut out);
-            if out.later.is_empty() && (out.has_room(cost) || cost == 0 && out.is_idle()) {
+            if out.later.is_empty() && (out.has_room(cost) || cost == 0 && !out.is_full) {
                 out.sent += cost;
-                self.put(&mut out, &bytes);
+                self.append(&mut out, &bytes);
+                self.hold_or_flush(&mut out);
                 break;
             }
             if let Some(why) = deadline.expiry() {
@@ -184,18 +192,41 @@ impl Stream {
         Ok(())
     }
 
-    /// Sends one packet whole, without waiting: what there is no room for goes when there is.
-    pub(super) fn post(&self, packet: &Packet) -> Result<()> {
+    /// Sends one packet whole, without waiting: what there is no room for goes when there is. One that is `held` goes with
+    /// the next, or when [`Stream::send_held`] is called.
+    pub(super) fn post(&self, packet: &Packet, is_held: bool) -> Result<()> {
         let bytes = socket::encode(packet, LONGEST)?;
         let cost = cost(packet, bytes.len());
         let mut out = self.outbound();
-        if out.later.is_empty() && out.has_room(cost) {
-            out.sent += cost;
-            self.put(&mut out, &bytes);
-        } else if !out.is_over {
-            out.later.push_back((cost, bytes));
+        if !out.later.is_empty() || !out.has_room(cost) {
+            if !out.is_over {
+                out.later.push_back((cost, bytes));
+            }
+            return Ok(());
+        }
+        out.sent += cost;
+        self.append(&mut out, &bytes);
+        if is_held {
+            self.hold_or_flush(&mut out);
+        } else {
+            self.flush(&mut out);
         }
         Ok(())
+    }
+
+    /// Holds back what is short.
+    fn hold_or_flush(&self, out: &mut Outbound) {
+        match out.rest.len() < HELD {
+            true => self.has_held.store(true, Ordering::SeqCst),
+            false => self.flush(out),
+        }
+    }
+
+    /// Sends what is held back.
+    pub(super) fn send_held(&self) {
+        if self.has_held.load(Ordering::SeqCst) {
+            self.flush(&mut self.outbound());
+        }
     }
 
     /// Sends what was posted when there was no room, as far as there is.
@@ -215,7 +246,7 @@ impl Stream {
         out: MutexGuard<'a, Outbound>,
         nap: Duration,
     ) -> MutexGuard<'a, Outbound> {
-        if out.rest.is_empty() {
+        if !out.is_full {
             return self.room.wait_timeout(out, nap).unwrap_or_else(PoisonError::into_inner).0;
         }
         drop(out);
@@ -233,6 +264,11 @@ impl Stream {
     }
 
     fn put(&self, out: &mut Outbound, packet: &[u8]) {
+        self.append(out, packet);
+        self.flush(out);
+    }
+
+    fn append(&self, out: &mut Outbound, packet: &[u8]) {
         let fits = match self.keys.get() {
             None => frames::append(&mut out.rest, packet),
             Some(keys) => {
@@ -243,7 +279,6 @@ impl Stream {
         };
         // Never on its way: a packet is shorter than a frame may be, and nobody sends so many that their numbers end.
         out.is_over |= !fits;
-        self.flush(out);
     }
 
     /// The packet in a frame, if the other end sealed it.
@@ -257,11 +292,16 @@ impl Stream {
     /// Hands over as much as the kernel takes; never waits.
     fn flush(&self, out: &mut Outbound) {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        self.has_held.store(false, Ordering::Relaxed); // under the lock
+        out.is_full = false;
         while !out.rest.is_empty() && !out.is_over {
             match net::send(&self.socket, &out.rest, flags) {
                 Ok(len) => drop(out.rest.drain(..len)),
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN | Errno::NOBUFS) => return,
+                Err(Errno::AGAIN | Errno::NOBUFS) => {
+                    out.is_full = true;
+                    return;
+                }
                 Err(_) => out.is_over = true,
             }
         }
@@ -305,24 +345,19 @@ impl Stream {
     }
 
     fn next_frame(&self, inbound: &mut Inbound) -> Result<Option<Vec<u8>>, Received> {
-        let mut bytes = [0; LONG];
         loop {
-            match inbound.frames.next() {
-                Some(frame) => return frame.map(Some).map_err(Received::Garbage),
-                None => {
-                    let room = inbound.frames.room().min(bytes.len());
-                    let room = bytes.get_mut(..room).unwrap_or_default();
-                    match net::recv(&self.socket, &mut *room, RecvFlags::DONTWAIT) {
-                        Ok((0, _)) => return Err(Received::End),
-                        Ok((len, _)) => inbound.frames.feed(bytes.get(..len).unwrap_or_default()),
-                        Err(Errno::AGAIN) => return Ok(None),
-                        Err(Errno::INTR) => {}
-                        Err(Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH) => {
-                            return Err(Received::Silence);
-                        }
-                        Err(_) => return Err(Received::End),
-                    }
+            if let Some(frame) = inbound.frames.next() {
+                return frame.map(Some).map_err(Received::Garbage);
+            }
+            match net::recv(&self.socket, inbound.frames.space(), RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return Err(Received::End),
+                Ok((_, len)) => inbound.frames.fill(len),
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::INTR) => {}
+                Err(Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH) => {
+                    return Err(Received::Silence);
                 }
+                Err(_) => return Err(Received::End),
             }
         }
     }
@@ -366,7 +401,7 @@ impl Stream {
 
     /// Takes in and forgets what has come; whether the other end has closed.
     fn is_drained(&self) -> bool {
-        let mut bytes = [0; LONG];
+        let mut bytes = [0; 4096];
         loop {
             match net::recv(&self.socket, &mut bytes, RecvFlags::DONTWAIT) {
                 Ok((0, _)) => return true,

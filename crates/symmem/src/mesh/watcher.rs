@@ -27,6 +27,8 @@ pub(super) struct Peers {
     /// What is written to it wakes the thread: [`END`] or [`LOOK`]. Not only closed in the end, for a forked child would hold
     /// it open.
     teller: std::io::PipeWriter,
+    /// The thread sleeps until something happens: it sends nothing that is held back meanwhile.
+    is_asleep: AtomicBool,
 }
 
 const END: u8 = 0;
@@ -82,6 +84,12 @@ impl Line {
         }
     }
 
+    fn send_held(&self) {
+        if let Self::Stream(stream, _) = self {
+            stream.send_held();
+        }
+    }
+
     fn end(&self) {
         match self {
             Self::Socket(socket) => socket::end(socket),
@@ -121,7 +129,8 @@ impl Watcher {
             was_looked_at: AtomicBool::new(false),
         };
         let peers = lines.into_iter().map(peer).collect();
-        let peers = Arc::new(Peers { inbox, peers, farewells: Mutex::default(), teller });
+        let (farewells, is_asleep) = (Mutex::default(), AtomicBool::new(false));
+        let peers = Arc::new(Peers { inbox, peers, farewells, teller, is_asleep });
         let watched = Arc::clone(&peers);
         let thread = std::thread::Builder::new()
             .name("symmem-watcher".into())
@@ -161,9 +170,20 @@ impl Peers {
     /// Takes in what a rank has sent, unless another thread does. For threads that look again and again.
     pub(super) fn look_at(&self, rank: usize) {
         let Some(peer) = self.peers.iter().find(|peer| peer.rank == rank) else { return };
+        peer.line.send_held();
         peer.was_looked_at.store(true, Ordering::Relaxed);
+        if self.is_asleep.load(Ordering::Relaxed) && self.is_asleep.swap(false, Ordering::SeqCst) {
+            self.tell_thread(LOOK); // so that it leaves the connection to us
+        }
         if let Ok(_reading) = peer.reading.try_lock() {
             self.serve_locked(peer, false);
+        }
+    }
+
+    /// Sends what is held back, unless the thread will.
+    pub(super) fn send_held_if_idle(&self, stream: &Stream) {
+        if self.is_asleep.load(Ordering::SeqCst) {
+            stream.send_held();
         }
     }
 
@@ -195,7 +215,12 @@ impl Peers {
             };
             fds.push(PollFd::from_borrowed_fd(process, flags));
         }
-        if poll(&mut fds, limit.map(socket::timespec).as_ref()).is_err() {
+        self.is_asleep.store(limit.is_none(), Ordering::SeqCst);
+        // What comes after this is sent by whoever holds it back.
+        self.peers.iter().for_each(|peer| peer.line.send_held());
+        let polled = poll(&mut fds, limit.map(socket::timespec).as_ref());
+        self.is_asleep.store(false, Ordering::SeqCst);
+        if polled.is_err() {
             return false; // interrupted, or short of memory: look again
         }
         let woken: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();

@@ -37,13 +37,22 @@ impl FarLine {
     /// told is lost.
     pub(crate) fn post(&self, group: u128, bytes: Vec<u8>) {
         // Fails only for messages that are too long, and nobody makes any.
-        let _ = self.stream.post(&Packet::Wire { group, bytes });
+        let _ = self.stream.post(&Packet::Wire { group, bytes }, false);
     }
 
-    /// As `post`, once there is room for it.
+    /// As `post`, for what nobody waits for urgently: it goes with the next message, or within a millisecond.
+    pub(crate) fn post_soon(&self, group: u128, bytes: Vec<u8>) {
+        let _ = self.stream.post(&Packet::Wire { group, bytes }, true);
+        self.peers.send_held_if_idle(&self.stream);
+    }
+
+    /// As `post_soon`, once there is room for it.
     pub(crate) fn send(&self, group: u128, bytes: Vec<u8>, deadline: Deadline) -> Result<()> {
         // What the rank tells meanwhile may be that there is room.
-        self.stream.send_while(&Packet::Wire { group, bytes }, deadline, &|| self.take_in())
+        let packet = Packet::Wire { group, bytes };
+        self.stream.send_while(&packet, deadline, &|| self.take_in())?;
+        self.peers.send_held_if_idle(&self.stream);
+        Ok(())
     }
 }
 
