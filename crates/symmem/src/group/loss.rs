@@ -60,14 +60,12 @@ impl Group {
     ) -> Option<(usize, String)> {
         let (rank, how) = self.0.health.explained_loss(awaited)?;
         let first = self.first_on_all_hosts(rank).filter(|&first| first != rank);
-        let Some(first) = first else { return Some((rank, how)) };
-        let soon = Deadline::after(Duration::from_millis(100));
-        let how = poll_by(soon, &mut || self.0.health.how_gone(first));
-        Some((first, how.unwrap_or_else(|_| "noticed by a rank of another host".to_owned())))
+        let how_first = first.and_then(|first| Some((first, self.0.health.how_gone(first)?)));
+        Some(how_first.unwrap_or((rank, how)))
     }
 
-    /// Of several lost ranks each host may have noticed another one first. The store decides which the group names; without
-    /// it each host names its own.
+    /// Of several lost ranks each host may have noticed another one first. The store decides which the group names. Hosts that
+    /// have lost each other, or the store, name what each of them misses.
     pub(super) fn first_on_all_hosts(&self, lost: usize) -> Option<usize> {
         let formed = self.0.health.formed.get().filter(|formed| formed.signals.spans())?;
         let world_rank = *self.world_ranks().get(lost)?;
@@ -79,7 +77,12 @@ impl Group {
             first.inspect_err(|e| tracing::debug!("which rank was lost first: {e}")).ok()
         };
         let first = *formed.first_lost.get_or_init(|| ask().unwrap_or(lost));
-        (first < self.size()).then_some(first)
+        let first_member = *self.world_ranks().get(first)?;
+        let is_lost = || {
+            let gone = self.context().mesh.inbox().gone(first_member)?;
+            (!gone.left).then_some(first)
+        };
+        poll_by(Deadline::after(Duration::from_millis(100)), &mut || is_lost()).ok()
     }
 }
 
