@@ -63,7 +63,7 @@ impl Plan {
     fn make_pad(&self, context: &Context, rank: usize) -> Result<(Arc<dyn Allocation>, Proposal)> {
         let pad = context.pad_backend.allocate(self.pad_bytes())?;
         let rates = match rank {
-            0 => Costs::here().among(self.members.len(), machine::cores()).words().to_vec(),
+            0 => self.rates(context).words().to_vec(),
             _ => Vec::new(),
         };
         // Nobody else has the pad yet, and sending it orders these stores before all who get it.
@@ -72,6 +72,14 @@ impl Plan {
         let id = crate::mesh::endpoint::random()?;
         let data = postcard::to_stdvec(&Card { id, rates }).unwrap_or_default();
         Ok((pad, Proposal::new(&self.terms(), data)))
+    }
+
+    fn rates(&self, context: &Context) -> Rates {
+        let spans = self.members.iter().any(|&member| !context.mesh.is_local(member));
+        match spans {
+            true => Rates::between_hosts(),
+            false => Costs::here().among(self.members.len(), machine::cores()),
+        }
     }
 
     /// The conversation in which the group is formed.

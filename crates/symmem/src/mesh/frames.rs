@@ -39,25 +39,40 @@ impl Frames {
         self.filled.end = (self.filled.end + bytes).min(self.bytes.len());
     }
 
+    /// Whether [`Frames::next`] has something to say.
+    pub(super) fn has_next(&self) -> bool {
+        let filled = self.bytes.get(self.filled.clone()).unwrap_or_default();
+        filled.first_chunk::<HEADER>().is_some_and(|header| {
+            let len = usize::from(u16::from_le_bytes(*header));
+            len == 0 || len > self.longest || filled.len() >= HEADER + len
+        })
+    }
+
     /// The next frame, if it has come whole; an error if it can be none of ours.
-    pub(super) fn next(&mut self) -> Option<Result<Vec<u8>, String>> {
+    pub(super) fn next(&mut self) -> Option<Result<&[u8], String>> {
         let filled = self.bytes.get(self.filled.clone())?;
         let header = filled.first_chunk::<HEADER>()?;
         let len = usize::from(u16::from_le_bytes(*header));
         if len == 0 || len > self.longest {
             return Some(Err(format!("a frame of {len} bytes")));
         }
-        let frame = filled.get(HEADER..HEADER + len)?.to_vec();
+        let frame = filled.get(HEADER..HEADER + len)?;
         self.filled.start += HEADER + len;
         Some(Ok(frame))
     }
 }
 
-/// Appends `frame` with its length to `bytes`; false, and nothing is appended, if no length can say it.
-pub(super) fn append(bytes: &mut Vec<u8>, frame: &[u8]) -> bool {
-    let Some(len) = u16::try_from(frame.len()).ok().filter(|&len| len > 0) else { return false };
-    bytes.extend_from_slice(&len.to_le_bytes());
-    bytes.extend_from_slice(frame);
+/// The length that goes before a frame of these parts; `None` if no length can say it.
+pub(super) fn length(parts: &[&[u8]]) -> Option<[u8; HEADER]> {
+    let len: usize = parts.iter().map(|part| part.len()).sum();
+    u16::try_from(len).ok().filter(|&len| len > 0).map(u16::to_le_bytes)
+}
+
+/// Appends a frame of these parts with its length to `bytes`; false, and nothing is appended, if no length can say it.
+pub(super) fn append(bytes: &mut Vec<u8>, parts: &[&[u8]]) -> bool {
+    let Some(length) = length(parts) else { return false };
+    bytes.extend_from_slice(&length);
+    parts.iter().for_each(|part| bytes.extend_from_slice(part));
     true
 }
 
@@ -85,7 +100,7 @@ mod tests {
             frames.feed(now);
             rest = later;
             while let Some(frame) = frames.next() {
-                all.push(frame?);
+                all.push(frame?.to_vec());
             }
             assert!(frames.filled.len() < HEADER + LONGEST);
         }
@@ -97,7 +112,7 @@ mod tests {
         let sent: Vec<Vec<u8>> =
             [1, 2, 255, 256, LONGEST].map(|len| (0..len).map(|i| i as u8).collect()).to_vec();
         let mut bytes = Vec::new();
-        assert!(sent.iter().all(|frame| append(&mut bytes, frame)));
+        assert!(sent.iter().all(|frame| append(&mut bytes, &[frame])));
         for piece in [1, 2, 3, 7, 299, 302, 1000] {
             assert_eq!(cut(&bytes, piece).unwrap(), sent, "{piece}");
         }
@@ -117,14 +132,14 @@ mod tests {
     #[test]
     fn nothing_is_appended_that_no_length_can_say() {
         let mut bytes = vec![7];
-        assert!(!append(&mut bytes, &[]) && !append(&mut bytes, &vec![0; 1 << 16]));
+        assert!(!append(&mut bytes, &[&[]]) && !append(&mut bytes, &[&vec![0; 1 << 16]]));
         assert_eq!(bytes, [7]);
     }
 
     #[test]
     fn a_bound_may_be_raised_between_two_frames() {
         let (mut frames, mut bytes) = (Frames::new(4), Vec::new());
-        assert!(append(&mut bytes, &[1; 4]) && append(&mut bytes, &[2; 90]));
+        assert!(append(&mut bytes, &[&[1; 4]]) && append(&mut bytes, &[&[2; 90]]));
         frames.feed(&bytes[..6]);
         assert_eq!(frames.next().unwrap().unwrap(), [1; 4]);
         frames.allow(90);

@@ -23,7 +23,7 @@ fn read(piece: usize, input: &[u8]) -> Vec<Result<Vec<u8>, String>> {
     let (mut frames, mut all, mut rest) = (Frames::new(SHORT), Vec::new(), input);
     loop {
         while let Some(frame) = frames.next() {
-            all.push(frame);
+            all.push(frame.map(<[u8]>::to_vec));
             if all.last().is_some_and(Result::is_err) {
                 return all;
             }

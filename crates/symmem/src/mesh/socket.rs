@@ -42,12 +42,6 @@ pub(super) enum Packet {
     Bye(Gone),
     /// Between hosts: how much the sender of this has taken in so far.
     Taken(u64),
-    /// Between hosts: what a rank would otherwise do in the memory of the one who gets this, in which group.
-    Wire {
-        group: u128,
-        #[serde(with = "whole")]
-        bytes: Vec<u8>,
-    },
 }
 
 impl Packet {
@@ -80,19 +74,6 @@ pub(super) enum Received {
     Silence,
     /// Not a packet of ours.
     Garbage(String),
-}
-
-/// Bytes as one, and not as a list of numbers, which would take far longer.
-mod whole {
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_bytes(bytes)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
-        <&[u8]>::deserialize(from).map(<[u8]>::to_vec)
-    }
 }
 
 /// The bytes of a packet, of which there may be so many.

@@ -8,6 +8,7 @@
 //! | the last word | is waited for, so that closing the connection does not overtake it: [`linger`] |
 
 use std::collections::VecDeque;
+use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -15,7 +16,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::net::{self, RecvFlags, SendFlags, Shutdown, sockopt};
+use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, sockopt};
 
 use super::Gone;
 use super::frames::{self, Frames};
@@ -105,9 +106,27 @@ impl Outbound {
 /// What a packet of so many bytes counts for.
 fn cost(packet: &Packet, len: usize) -> u64 {
     match packet {
-        Packet::Message { .. } | Packet::Wire { .. } => len as u64 + OVERHEAD,
+        Packet::Message { .. } => cost_of(len),
         _ => 0,
     }
+}
+
+fn cost_of(len: usize) -> u64 {
+    len as u64 + OVERHEAD
+}
+
+/// What bytes for a group begin with: no packet does.
+const TO_GROUP: u8 = 0xff;
+
+fn head(group: u128) -> [u8; 17] {
+    let mut head = [TO_GROUP; 17];
+    head[1..].copy_from_slice(&group.to_le_bytes());
+    head
+}
+
+fn read_head(frame: &[u8]) -> Option<(u128, &[u8])> {
+    let (group, bytes) = frame.strip_prefix(&[TO_GROUP])?.split_first_chunk()?;
+    Some((u128::from_le_bytes(*group), bytes))
 }
 
 impl Stream {
@@ -150,20 +169,31 @@ impl Stream {
 
     /// Sends one packet whole, waiting for room until the deadline.
     pub(super) fn send(&self, packet: &Packet, deadline: Deadline) -> Result<()> {
-        self.send_while(packet, deadline, &|| {})?;
+        let bytes = socket::encode(packet, LONGEST)?;
+        self.send_parts(&[&bytes], cost(packet, bytes.len()), deadline, &|| {})?;
         self.send_held();
         Ok(())
     }
 
-    /// As `send`; between looks for room it does `meanwhile`. What is short is held back.
-    pub(super) fn send_while(
+    /// Sends bytes to a group, once there is room for them; between looks for it does `meanwhile`. Few are held back.
+    pub(super) fn send_to_group(
         &self,
-        packet: &Packet,
+        group: u128,
+        bytes: &[u8],
         deadline: Deadline,
         meanwhile: &dyn Fn(),
     ) -> Result<()> {
-        let bytes = socket::encode(packet, LONGEST)?;
-        let cost = cost(packet, bytes.len());
+        let (head, cost) = (head(group), cost_of(bytes.len()));
+        self.send_parts(&[&head, bytes], cost, deadline, meanwhile)
+    }
+
+    fn send_parts(
+        &self,
+        parts: &[&[u8]],
+        cost: u64,
+        deadline: Deadline,
+        meanwhile: &dyn Fn(),
+    ) -> Result<()> {
         let deadline = deadline.start();
         for look in 0_u32.. {
             let mut out = self.outbound();
@@ -176,8 +206,7 @@ impl Stream {
             self.send_later(&mut out);
             if out.later.is_empty() && (out.has_room(cost) || cost == 0 && !out.is_full) {
                 out.sent += cost;
-                self.append(&mut out, &bytes);
-                self.hold_or_flush(&mut out);
+                self.put(&mut out, parts, true);
                 break;
             }
             if let Some(why) = deadline.expiry() {
@@ -192,33 +221,16 @@ impl Stream {
         Ok(())
     }
 
-    /// Sends one packet whole, without waiting: what there is no room for goes when there is. One that is `held` goes with
-    /// the next, or when [`Stream::send_held`] is called.
-    pub(super) fn post(&self, packet: &Packet, is_held: bool) -> Result<()> {
-        let bytes = socket::encode(packet, LONGEST)?;
-        let cost = cost(packet, bytes.len());
+    /// Sends bytes to a group without waiting: what there is no room for goes when there is. What is `held` goes with the
+    /// next, or when [`Stream::send_held`] is called.
+    pub(super) fn post(&self, group: u128, bytes: &[u8], is_held: bool) {
+        let (head, cost) = (head(group), cost_of(bytes.len()));
         let mut out = self.outbound();
-        if !out.later.is_empty() || !out.has_room(cost) {
-            if !out.is_over {
-                out.later.push_back((cost, bytes));
-            }
-            return Ok(());
-        }
-        out.sent += cost;
-        self.append(&mut out, &bytes);
-        if is_held {
-            self.hold_or_flush(&mut out);
-        } else {
-            self.flush(&mut out);
-        }
-        Ok(())
-    }
-
-    /// Holds back what is short.
-    fn hold_or_flush(&self, out: &mut Outbound) {
-        match out.rest.len() < HELD {
-            true => self.has_held.store(true, Ordering::SeqCst),
-            false => self.flush(out),
+        if out.later.is_empty() && out.has_room(cost) {
+            out.sent += cost;
+            self.put(&mut out, &[&head, bytes], is_held);
+        } else if !out.is_over {
+            out.later.push_back((cost, [&head, bytes].concat()));
         }
     }
 
@@ -237,7 +249,54 @@ impl Stream {
             }
             let Some((cost, bytes)) = out.later.pop_front() else { return };
             out.sent += cost;
-            self.put(out, &bytes);
+            self.put(out, &[&bytes], false);
+        }
+    }
+
+    /// Sends a frame of these parts, or holds it back if it is short and may be.
+    fn put(&self, out: &mut Outbound, parts: &[&[u8]], may_be_held: bool) {
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        if self.keys.get().is_none() && out.rest.is_empty() && len >= HELD {
+            return self.put_directly(out, parts, len);
+        }
+        let fits = match self.keys.get() {
+            None => frames::append(&mut out.rest, parts),
+            Some(keys) => {
+                let sealed = keys.seal(out.sealed, &parts.concat());
+                out.sealed += 1;
+                sealed.is_some_and(|sealed| frames::append(&mut out.rest, &[&sealed]))
+            }
+        };
+        // Never on its way: a packet is shorter than a frame may be, and nobody sends so many that their numbers end.
+        out.is_over |= !fits;
+        match may_be_held && out.rest.len() < HELD {
+            true => self.has_held.store(true, Ordering::SeqCst),
+            false => self.flush(out),
+        }
+    }
+
+    /// A long frame from where it lies, while nothing else is to be sent first.
+    fn put_directly(&self, out: &mut Outbound, parts: &[&[u8]], len: usize) {
+        let Some(length) = frames::length(parts) else {
+            out.is_over = true;
+            return;
+        };
+        let slices: Vec<IoSlice<'_>> =
+            std::iter::once(&length[..]).chain(parts.iter().copied()).map(IoSlice::new).collect();
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let sent = net::sendmsg(&self.socket, &slices, &mut SendAncillaryBuffer::default(), flags);
+        let sent = match sent {
+            Ok(sent) => sent,
+            Err(Errno::AGAIN | Errno::NOBUFS | Errno::INTR) => 0,
+            Err(_) => {
+                out.is_over = true;
+                return;
+            }
+        };
+        if sent < length.len() + len {
+            let whole = [&length[..], &parts.concat()].concat();
+            out.rest.extend_from_slice(whole.get(sent..).unwrap_or_default());
+            self.flush(out);
         }
     }
 
@@ -258,35 +317,9 @@ impl Stream {
     /// Sends a frame that is not sealed: what shows who one is. False if the connection does not take it.
     pub(super) fn send_open(&self, frame: &[u8]) -> bool {
         let mut out = self.outbound();
-        frames::append(&mut out.rest, frame);
+        frames::append(&mut out.rest, &[frame]);
         self.flush(&mut out);
         out.rest.is_empty() && !out.is_over
-    }
-
-    fn put(&self, out: &mut Outbound, packet: &[u8]) {
-        self.append(out, packet);
-        self.flush(out);
-    }
-
-    fn append(&self, out: &mut Outbound, packet: &[u8]) {
-        let fits = match self.keys.get() {
-            None => frames::append(&mut out.rest, packet),
-            Some(keys) => {
-                let sealed = keys.seal(out.sealed, packet);
-                out.sealed += 1;
-                sealed.is_some_and(|sealed| frames::append(&mut out.rest, &sealed))
-            }
-        };
-        // Never on its way: a packet is shorter than a frame may be, and nobody sends so many that their numbers end.
-        out.is_over |= !fits;
-    }
-
-    /// The packet in a frame, if the other end sealed it.
-    fn open(&self, inbound: &mut Inbound, frame: Vec<u8>) -> Option<Vec<u8>> {
-        let Some(keys) = self.keys.get() else { return Some(frame) };
-        let packet = keys.open(inbound.opened, &frame);
-        inbound.opened += 1;
-        packet
     }
 
     /// Hands over as much as the kernel takes; never waits.
@@ -309,33 +342,57 @@ impl Stream {
 
     /// Takes one frame that is not sealed, if there is one; never waits.
     pub(super) fn receive_open(&self) -> Result<Option<Vec<u8>>, Received> {
-        self.next_frame(&mut self.inbound())
+        let mut inbound = self.inbound();
+        Ok(self.next_frame(&mut inbound.frames)?.map(<[u8]>::to_vec))
     }
 
     /// Takes one packet if there is one; never waits.
     pub(super) fn receive(&self) -> Received {
+        self.receive_and(&|_, _| Err("bytes for a group".to_owned()))
+    }
+
+    /// As `receive`; has groups told what comes for them before it.
+    pub(super) fn receive_and(&self, tell: &dyn Fn(u128, &[u8]) -> Result<(), String>) -> Received {
         let mut inbound = self.inbound();
+        let Inbound { frames, is_trusted, opened, taken, told } = &mut *inbound;
         loop {
-            let frame = match self.next_frame(&mut inbound) {
+            let frame = match self.next_frame(frames) {
                 Ok(Some(frame)) => frame,
                 Ok(None) => return Received::Nothing,
                 Err(ended) => return ended,
             };
-            let Some(frame) = self.open(&mut inbound, frame) else {
-                return Received::Garbage("not sealed by it".to_owned());
+            let unsealed;
+            let frame = match self.keys.get() {
+                None => frame,
+                Some(keys) => {
+                    let Some(packet) = keys.open(*opened, frame) else {
+                        return Received::Garbage("not sealed by it".to_owned());
+                    };
+                    *opened += 1;
+                    unsealed = packet;
+                    &unsealed
+                }
             };
             // The others have lists, for whose announced lengths memory is taken when they are read.
-            if !inbound.is_trusted && !Packet::is_short(&frame) {
+            if !*is_trusted && !Packet::is_short(frame) {
                 return Received::Garbage("no greeting".to_owned());
             }
-            match postcard::from_bytes::<Packet>(&frame) {
+            if let Some((group, bytes)) = read_head(frame) {
+                *taken += cost_of(bytes.len());
+                if let Err(why) = tell(group, bytes) {
+                    return Received::Garbage(why);
+                }
+                self.tell_taken(*taken, told);
+                continue;
+            }
+            match postcard::from_bytes::<Packet>(frame) {
                 Ok(Packet::Taken(total)) if self.note_taken(total) => {}
                 Ok(Packet::Taken(total)) => {
                     return Received::Garbage(format!("{total} bytes said to be taken in"));
                 }
                 Ok(packet) => {
-                    inbound.taken += cost(&packet, frame.len());
-                    self.tell_taken(&mut inbound);
+                    *taken += cost(&packet, frame.len());
+                    self.tell_taken(*taken, told);
                     let memory = packet.fabric();
                     return Received::Packet(packet, memory);
                 }
@@ -344,14 +401,11 @@ impl Stream {
         }
     }
 
-    fn next_frame(&self, inbound: &mut Inbound) -> Result<Option<Vec<u8>>, Received> {
-        loop {
-            if let Some(frame) = inbound.frames.next() {
-                return frame.map(Some).map_err(Received::Garbage);
-            }
-            match net::recv(&self.socket, inbound.frames.space(), RecvFlags::DONTWAIT) {
+    fn next_frame<'f>(&self, frames: &'f mut Frames) -> Result<Option<&'f [u8]>, Received> {
+        while !frames.has_next() {
+            match net::recv(&self.socket, frames.space(), RecvFlags::DONTWAIT) {
                 Ok((_, 0)) => return Err(Received::End),
-                Ok((_, len)) => inbound.frames.fill(len),
+                Ok((_, len)) => frames.fill(len),
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::INTR) => {}
                 Err(Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH) => {
@@ -360,6 +414,7 @@ impl Stream {
                 Err(_) => return Err(Received::End),
             }
         }
+        frames.next().transpose().map_err(Received::Garbage)
     }
 
     /// Whether the peer can have taken in so much.
@@ -377,13 +432,13 @@ impl Stream {
 
     /// Tells the peer now and then how much was taken in. There is always room for that: it is little, and the peer has not
     /// sent more than its window since it was told last.
-    fn tell_taken(&self, inbound: &mut Inbound) {
-        if inbound.taken - inbound.told < WINDOW / 4 {
+    fn tell_taken(&self, taken: u64, told: &mut u64) {
+        if taken - *told < WINDOW / 4 {
             return;
         }
-        inbound.told = inbound.taken;
-        if let Ok(bytes) = socket::encode(&Packet::Taken(inbound.taken), LONGEST) {
-            self.put(&mut self.outbound(), &bytes);
+        *told = taken;
+        if let Ok(bytes) = socket::encode(&Packet::Taken(taken), LONGEST) {
+            self.put(&mut self.outbound(), &[&bytes], false);
         }
     }
 

@@ -77,10 +77,11 @@ impl Line {
         matches!(self, Self::Stream(..))
     }
 
-    fn receive(&self) -> Received {
+    /// The next packet; what is for groups before it is told.
+    fn receive(&self, tell: &dyn Fn(u128, &[u8]) -> Result<(), String>) -> Received {
         match self {
             Self::Socket(socket) => socket::receive(socket),
-            Self::Stream(stream, _) => stream.receive(),
+            Self::Stream(stream, _) => stream.receive_and(tell),
         }
     }
 
@@ -314,14 +315,9 @@ impl Peers {
 /// Takes in all that has arrived; tells how the connection ended, if it did.
 fn take_in(inbox: &Inbox, peer: &Peer) -> Option<Gone> {
     loop {
-        match peer.line.receive() {
+        match peer.line.receive(&|group, bytes| inbox.tell(peer.rank, group, bytes)) {
             Received::Packet(Packet::Message { subject, phase, body, .. }, memory) => {
                 inbox.deliver(peer.rank, subject, phase, Message::new(body, memory));
-            }
-            Received::Packet(Packet::Wire { group, bytes }, _) if peer.line.is_stream() => {
-                if let Err(why) = inbox.tell(peer.rank, group, &bytes) {
-                    return Some(Gone::lost(format!("it sent garbage, {why}")));
-                }
             }
             Received::Packet(Packet::Bye(gone), _) => return Some(gone),
             Received::Packet(other, _) => {

@@ -4,7 +4,6 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use super::socket::Packet;
 use super::stream::Stream;
 use super::watcher::Peers;
 use crate::error::Result;
@@ -37,20 +36,19 @@ impl FarLine {
     /// told is lost.
     pub(crate) fn post(&self, group: u128, bytes: Vec<u8>) {
         // Fails only for messages that are too long, and nobody makes any.
-        let _ = self.stream.post(&Packet::Wire { group, bytes }, false);
+        let _ = self.stream.post(group, &bytes, false);
     }
 
     /// As `post`, for what nobody waits for urgently: it goes with the next message, or within a millisecond.
     pub(crate) fn post_soon(&self, group: u128, bytes: Vec<u8>) {
-        let _ = self.stream.post(&Packet::Wire { group, bytes }, true);
+        let _ = self.stream.post(group, &bytes, true);
         self.peers.send_held_if_idle(&self.stream);
     }
 
     /// As `post_soon`, once there is room for it.
     pub(crate) fn send(&self, group: u128, bytes: Vec<u8>, deadline: Deadline) -> Result<()> {
         // What the rank tells meanwhile may be that there is room.
-        let packet = Packet::Wire { group, bytes };
-        self.stream.send_while(&packet, deadline, &|| self.take_in())?;
+        self.stream.send_to_group(group, &bytes, deadline, &|| self.take_in())?;
         self.peers.send_held_if_idle(&self.stream);
         Ok(())
     }
