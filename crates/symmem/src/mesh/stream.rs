@@ -22,6 +22,7 @@ use super::Gone;
 use super::frames::{self, Frames};
 use super::secret::Keys;
 use super::socket::{self, Packet, Received};
+use super::wire::Tell;
 use crate::error::Result;
 use crate::sync::Deadline;
 
@@ -352,7 +353,7 @@ impl Stream {
     }
 
     /// As `receive`; has groups told what comes for them before it.
-    pub(super) fn receive_and(&self, tell: &dyn Fn(u128, &[u8]) -> Result<(), String>) -> Received {
+    pub(super) fn receive_and(&self, tell: &Tell<'_>) -> Received {
         let mut inbound = self.inbound();
         let Inbound { frames, is_trusted, opened, taken, told } = &mut *inbound;
         loop {

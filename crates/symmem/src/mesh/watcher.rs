@@ -11,6 +11,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use super::inbox::{Gone, Inbox, Message};
 use super::socket::{self, Packet, Received};
 use super::stream::Stream;
+use super::wire::Tell;
 use crate::error::{Error, Result};
 
 pub(super) struct Watcher {
@@ -78,7 +79,7 @@ impl Line {
     }
 
     /// The next packet; what is for groups before it is told.
-    fn receive(&self, tell: &dyn Fn(u128, &[u8]) -> Result<(), String>) -> Received {
+    fn receive(&self, tell: &Tell<'_>) -> Received {
         match self {
             Self::Socket(socket) => socket::receive(socket),
             Self::Stream(stream, _) => stream.receive_and(tell),

@@ -19,6 +19,9 @@ pub(crate) trait Listener: Send + Sync {
     fn told(&self, from: usize, bytes: &[u8]) -> Result<(), String>;
 }
 
+/// Has a group told; an error says why no rank of this job tells that.
+pub(super) type Tell<'a> = dyn Fn(u128, &[u8]) -> Result<(), String> + 'a;
+
 /// The way to one rank on another host.
 pub(crate) struct FarLine {
     pub(super) rank: usize,
@@ -35,13 +38,12 @@ impl FarLine {
     /// Tells the rank something, without waiting: callers tell no more than their protocol has under way. What a lost rank is
     /// told is lost.
     pub(crate) fn post(&self, group: u128, bytes: Vec<u8>) {
-        // Fails only for messages that are too long, and nobody makes any.
-        let _ = self.stream.post(group, &bytes, false);
+        self.stream.post(group, &bytes, false);
     }
 
     /// As `post`, for what nobody waits for urgently: it goes with the next message, or within a millisecond.
     pub(crate) fn post_soon(&self, group: u128, bytes: Vec<u8>) {
-        let _ = self.stream.post(group, &bytes, true);
+        self.stream.post(group, &bytes, true);
         self.peers.send_held_if_idle(&self.stream);
     }
 

@@ -106,8 +106,6 @@ struct Channel {
     core: AtomicU32,
     /// What is left to do of the last barrier that we have reached: see below.
     state: AtomicU32,
-    /// Where a group spans hosts: the last barrier that a rank had left which then gave up a call.
-    passed: AtomicU32,
     /// One thread at a time.
     busy: AtomicBool,
 }
@@ -141,7 +139,6 @@ impl<P: Pads> Signals<P> {
             call: AtomicU32::new(0),
             core: AtomicU32::new(0),
             state: AtomicU32::new(DONE),
-            passed: AtomicU32::new(0),
             busy: AtomicBool::new(false),
         };
         let near = (0..layout.ranks).filter(|&rank| !pads.is_far(rank));
@@ -308,7 +305,7 @@ impl<P: Pads> Signals<P> {
             stop = match self.differing(channel, epoch, arrived) {
                 Some(rank) => Some(Stop::Differs { rank }),
                 None if lost(&arrived) => Some(Stop::Lost),
-                None if self.was_passed(channel, epoch) => None,
+                None if self.was_left(channel, epoch) => None,
                 None => self.out_of_step().map(|rank| Stop::OutOfStep { rank }),
             };
             stop.is_some()
@@ -469,5 +466,7 @@ impl<P: Pads> Signals<P> {
     }
 }
 
+#[cfg(all(test, not(loom)))]
+mod far_tests;
 #[cfg(test)]
 mod tests;
