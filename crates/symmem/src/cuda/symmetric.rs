@@ -390,42 +390,13 @@ pub(crate) fn check_len(op: &'static str, expected: usize, got: usize) -> Result
         return Ok(());
     }
     let expected = format!("{expected} elements");
-    Err(Error::Usage { op, rank: None, expected, got: got.to_string() })
+    Err(Error::usage(op, expected, got.to_string()))
 }
 
-impl<T: Element> std::fmt::Debug for Buffer<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Buffer")
-            .field("gpu", &self.gpu)
-            .field("dtype", &T::DTYPE)
-            .field("len", &self.len)
-            .finish_non_exhaustive()
-    }
-}
+debug_of!([T: Element] Buffer<T>, "Buffer": |this| gpu = this.gpu, dtype = T::DTYPE, len = this.len);
 
-impl<T> std::fmt::Debug for View<'_, T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("View")
-            .field("address", &self.address)
-            .field("len", &self.len)
-            .finish_non_exhaustive()
-    }
-}
+debug_of!([T] View<'_, T>, "View": |this| address = this.address, len = this.len);
 
-impl<T> std::fmt::Debug for ViewMut<'_, T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ViewMut")
-            .field("address", &self.address)
-            .field("len", &self.len)
-            .finish_non_exhaustive()
-    }
-}
+debug_of!([T] ViewMut<'_, T>, "ViewMut": |this| address = this.address, len = this.len);
 
-impl<T> std::fmt::Debug for Symmetric<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Symmetric")
-            .field("gpu", &self.gpu)
-            .field("handle", &self.handle)
-            .finish_non_exhaustive()
-    }
-}
+debug_of!([T] Symmetric<T>, "Symmetric": |this| gpu = this.gpu, handle = this.handle);

@@ -123,10 +123,8 @@ impl<T: Element> Symmetric<T> {
             } else {
                 "not every rank has a device of its own that can"
             };
-            Error::Unavailable {
-                what: format!("multicast for {name} on rank {} of {group:?}", group.rank()),
-                why: why.to_owned(),
-            }
+            let what = format!("multicast for {name} on rank {} of {group:?}", group.rank());
+            Error::unavailable(what, why)
         })
     }
 }

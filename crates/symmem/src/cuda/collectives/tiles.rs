@@ -331,14 +331,7 @@ impl Tiles {
     }
 }
 
-impl<T> std::fmt::Debug for TileMut<'_, T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TileMut")
-            .field("view", &self.view)
-            .field("pitch", &self.pitch)
-            .finish_non_exhaustive()
-    }
-}
+debug_of!([T] TileMut<'_, T>, "TileMut": |this| view = this.view, pitch = this.pitch);
 
 #[cfg(test)]
 mod tests {
