@@ -41,7 +41,7 @@ macro_rules! functions {
             }
 
             /// The functions that are not there.
-            #[allow(dead_code, reason = "not of every library that is asked")]
+            #[allow(dead_code, reason = "asked of NVSHMEM alone")]
             fn missing(&self) -> Vec<&'static str> {
                 let all = [$((stringify!($name), self.$name.is_some()),)*];
                 all.into_iter().filter(|(_, there)| !there).map(|(name, _)| name).collect()
@@ -75,6 +75,38 @@ macro_rules! functions {
 }
 
 pub(crate) use functions;
+
+/// Types of handles: the values by which a driver or a library, `$of`, names what it has made.
+macro_rules! handles {
+    ($of:literal: $($(#[$doc:meta])* $name:ident($raw:ty);)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name($raw);
+
+        impl $name {
+            #[doc = concat!("The handle that somebody else has obtained from the same ", $of, ".")]
+            ///
+            /// # Safety
+            ///
+            /// It is live, of this kind, and stays so while it is in use.
+            pub const unsafe fn from_raw(raw: $raw) -> Self {
+                Self(raw)
+            }
+
+            #[doc = concat!("The handle that the ", $of, " has just given.")]
+            pub(super) const fn new(raw: $raw) -> Self {
+                Self(raw)
+            }
+
+            #[doc = concat!("The ", $of, "'s own value.")]
+            pub const fn raw(self) -> $raw {
+                self.0
+            }
+        }
+    )*};
+}
+
+pub(crate) use handles;
 
 /// What `call` writes, which is zero before.
 pub(crate) fn written<T: Default, E>(call: impl FnOnce(&mut T) -> Result<(), E>) -> Result<T, E> {

@@ -55,7 +55,8 @@ pub(crate) struct Comm {
     pub(crate) over_fabric: bool,
     /// A rank that not all others reach by an address: the same on all ranks.
     apart: Option<usize>,
-    parameter: GroupParameter,
+    /// What all its kernels get alike.
+    pub(in crate::cuda) parameter: GroupParameter,
     /// Always there, until this goes.
     pub(in crate::cuda) mailbox: Option<Mailbox>,
     members: Vec<usize>,
@@ -166,18 +167,6 @@ impl Comm {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn mailbox_address(&self) -> u64 {
-        self.parameter.mailbox
-    }
-
-    pub(crate) fn pads(&self) -> Pointers {
-        self.parameter.pads
-    }
-
-    pub(crate) fn scope(&self) -> u32 {
-        self.parameter.scope
     }
 
     /// The most blocks of a kernel that each rank may launch, where `fit` are on this rank's device at once: the same on all

@@ -89,7 +89,8 @@ pub(crate) const fn pad_bytes(size: usize) -> usize {
     (4096 + 2048 * size).next_multiple_of(4096) + 524_288 * size
 }
 
-debug_of!([] DeviceHandle, "DeviceHandle": |this| rank = this.rank, size = this.size, channels = this.channels);
+debug_of!([] DeviceHandle, "DeviceHandle":
+    |this| rank = this.rank, size = this.size, channels = this.channels);
 
 #[cfg(test)]
 mod tests {
