@@ -39,7 +39,7 @@ use progress::Progress;
 use record::Record;
 use rows::ROWS;
 use settings::{Backend, Settings};
-use symmem_launch::{Job, Outcome, Signals, launch_watched};
+use symmem_launch::{Job, Outcome, Secret, Signals, launch_watched};
 
 /// Measures the library on this machine and checks its results
 #[derive(clap::Args, Debug)]
@@ -175,7 +175,11 @@ impl Args {
             options.extend(network.options());
             // As the sockets that they are compared with, unless the user has given a secret.
             let place = Some(network.store());
-            return Job { secret: None, master_addr: place, ..rank::job(ranks, options) };
+            return Job {
+                secret: Secret::Inherited,
+                master_addr: place,
+                ..rank::job(ranks, options)
+            };
         }
         if self.settings.backend != Backend::Process {
             return rank::job(ranks, options);
