@@ -338,10 +338,12 @@ impl Launch<'_> {
     fn take_failure(&mut self, index: usize, failure: Failure) {
         self.failed.push(index);
         let (first, keep) = (self.failed.len() == 1, self.job.on_failure == OnFailure::Keep);
-        if first || keep && !failure.is_due_to(&self.sent) {
+        // Ended by us for the failure of another node.
+        let is_consequence = self.cause.is_some() && failure.is_due_to(&self.sent);
+        if first && !is_consequence || keep && !failure.is_due_to(&self.sent) {
             self.tell(index, failure);
         }
-        if first && !keep {
+        if first && !keep && !is_consequence {
             if let Some(nodes) = &self.nodes {
                 nodes.tell(News::Failed { node: self.job.node, failure });
             }

@@ -65,6 +65,7 @@ fn all_nodes_end_with_the_failure_of_one() {
         agree(&ends, code, why);
         assert!(ends[0].1.contains("ending ranks 0, 1"), "{ends:?}");
         assert!(ends[1].1.contains("symmem: rank 3 "), "{ends:?}");
+        assert!(!ends.iter().any(|(_, err)| err.contains("SIGTERM")), "{ends:?}");
     }
 }
 
