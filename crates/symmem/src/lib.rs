@@ -50,6 +50,7 @@ pub mod internals {
     pub use crate::machine::{Costs, InUse, Measured, Origin, costs_path, measure};
     #[cfg(fuzzing)]
     pub use crate::mesh::fuzzing::frames as fuzz_frames;
+    pub use crate::mesh::{between_hosts, host_identity};
 }
 
 /// What the models in `tests/loom.rs` explore.

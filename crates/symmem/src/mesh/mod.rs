@@ -27,7 +27,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use serde::{Deserialize, Serialize};
 
+pub use address::between_hosts;
 pub(crate) use connect::{Bootstrap, connect};
+pub use host::identity as host_identity;
 pub(crate) use inbox::{Gone, Inbox, Message, Shortfall};
 pub(crate) use records::Ballot;
 pub(crate) use wire::{FarLine, Listener, MOST};
