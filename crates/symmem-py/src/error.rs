@@ -97,76 +97,40 @@ fn raised(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
 
 /// Puts the fields of a variant into `to`; its name.
 fn fill(to: &Bound<'_, PyDict>, error: &Error) -> PyResult<&'static str> {
+    macro_rules! filled {
+        ($name:literal: $($field:ident),*) => {{
+            $(to.set_item(stringify!($field), $field)?;)*
+            $name
+        }};
+    }
     Ok(match error {
-        Error::Unavailable { what, why, .. } => {
-            to.set_item("what", what)?;
-            to.set_item("why", why)?;
-            "Unavailable"
-        }
+        Error::Unavailable { what, why, .. } => filled!("Unavailable": what, why),
         Error::System { call, source, .. } => {
-            to.set_item("call", call)?;
-            to.set_item("errno", source.raw_os_error())?;
-            "System"
+            let errno = source.raw_os_error();
+            filled!("System": call, errno)
         }
-        Error::Driver { library, call, code, why, .. } => {
-            to.set_item("library", library)?;
-            to.set_item("code", code)?;
-            to.set_item("call", call)?;
-            to.set_item("why", why)?;
-            "Driver"
+        Error::Driver { library, code, call, why, .. } => {
+            filled!("Driver": library, code, call, why)
         }
         Error::Mismatch { op, what, rank, ours, theirs, .. } => {
-            to.set_item("op", op)?;
-            to.set_item("what", what)?;
-            to.set_item("rank", rank)?;
-            to.set_item("ours", ours)?;
-            to.set_item("theirs", theirs)?;
-            "Mismatch"
+            filled!("Mismatch": op, what, rank, ours, theirs)
         }
-        Error::PeerLost { rank, during, how, .. } => {
-            to.set_item("rank", rank)?;
-            to.set_item("during", during)?;
-            to.set_item("how", how)?;
-            "PeerLost"
-        }
-        Error::PeerFailed { op, rank, reason, .. } => {
-            to.set_item("op", op)?;
-            to.set_item("rank", rank)?;
-            to.set_item("reason", reason)?;
-            "PeerFailed"
-        }
+        Error::PeerLost { rank, during, how, .. } => filled!("PeerLost": rank, during, how),
+        Error::PeerFailed { op, rank, reason, .. } => filled!("PeerFailed": op, rank, reason),
         Error::Timeout { op, channel, waiting_for, after, doing, .. } => {
-            to.set_item("op", op)?;
-            to.set_item("channel", channel)?;
-            to.set_item("waiting_for", waiting_for)?;
-            to.set_item("after", after.as_secs_f64())?;
-            to.set_item("doing", doing)?;
-            "Timeout"
+            let after = after.as_secs_f64();
+            filled!("Timeout": op, channel, waiting_for, after, doing)
         }
         Error::Interrupted { op, waiting_for, after, .. } => {
-            to.set_item("op", op)?;
-            to.set_item("waiting_for", waiting_for)?;
-            to.set_item("after", after.as_secs_f64())?;
-            "Interrupted"
+            let after = after.as_secs_f64();
+            filled!("Interrupted": op, waiting_for, after)
         }
-        Error::OutOfStep { op, rank, what, .. } => {
-            to.set_item("op", op)?;
-            to.set_item("rank", rank)?;
-            to.set_item("what", what)?;
-            "OutOfStepError"
-        }
-        Error::Protocol { with, expected, got, .. } => {
-            to.set_item("peer", with)?;
-            to.set_item("expected", expected)?;
-            to.set_item("got", got)?;
-            "Protocol"
+        Error::OutOfStep { op, rank, what, .. } => filled!("OutOfStepError": op, rank, what),
+        Error::Protocol { with: peer, expected, got, .. } => {
+            filled!("Protocol": peer, expected, got)
         }
         Error::Usage { op, rank, expected, got, .. } => {
-            to.set_item("op", op)?;
-            to.set_item("rank", rank)?;
-            to.set_item("expected", expected)?;
-            to.set_item("got", got)?;
-            "Usage"
+            filled!("Usage": op, rank, expected, got)
         }
         _ => "Error",
     })

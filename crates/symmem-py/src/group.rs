@@ -105,9 +105,18 @@ impl Group {
         self.life.check_open(py, op)
     }
 
-    /// The deadline of a wait: the caller's, or the group's.
-    fn deadline(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Deadline> {
-        timeout.map_or(Ok(self.inner.deadline()), |s| seconds(py, s).map(Deadline::within))
+    /// Does `work` by the caller's deadline, or the group's.
+    fn by<R: Send>(
+        &self,
+        py: Python<'_>,
+        op: &'static str,
+        timeout: Option<f64>,
+        work: impl FnOnce(&symmem::Group, Deadline) -> symmem::Result<R> + Send,
+    ) -> PyResult<R> {
+        self.check_open(py, op)?;
+        let given = timeout.map(|given| seconds(py, given)).transpose()?;
+        let deadline = given.map_or_else(|| self.inner.deadline(), Deadline::within);
+        detached(py, || work(&self.inner, deadline))
     }
 }
 
@@ -215,9 +224,7 @@ impl Group {
     /// Waits for all ranks of the group. What any rank wrote before the barrier, all see after it.
     #[pyo3(signature = (timeout=None, channel=0))]
     fn barrier(&self, py: Python<'_>, timeout: Option<f64>, channel: usize) -> PyResult<()> {
-        self.check_open(py, "barrier")?;
-        let deadline = self.deadline(py, timeout)?;
-        detached(py, || self.inner.barrier_on(channel, deadline))
+        self.by(py, "barrier", timeout, |group, deadline| group.barrier_on(channel, deadline))
     }
 
     /// Signals rank `to`. Its `wait_signal` returns, and sees everything this rank wrote before.
@@ -229,9 +236,7 @@ impl Group {
         channel: usize,
         timeout: Option<f64>,
     ) -> PyResult<()> {
-        self.check_open(py, "put_signal")?;
-        let deadline = self.deadline(py, timeout)?;
-        detached(py, || self.inner.put_signal(to, channel, deadline))
+        self.by(py, "put_signal", timeout, |group, limit| group.put_signal(to, channel, limit))
     }
 
     /// Waits for a signal from rank `source`, and clears it.
@@ -243,9 +248,9 @@ impl Group {
         channel: usize,
         timeout: Option<f64>,
     ) -> PyResult<()> {
-        self.check_open(py, "wait_signal")?;
-        let deadline = self.deadline(py, timeout)?;
-        detached(py, || self.inner.wait_signal(source, channel, deadline))
+        self.by(py, "wait_signal", timeout, |group, limit| {
+            group.wait_signal(source, channel, limit)
+        })
     }
 
     /// Refuses a collective that the other ranks call: they get PeerFailed at once instead of waiting. Call it in place of the
@@ -259,9 +264,7 @@ impl Group {
     /// too. The elements of the failed collective are unspecified. After a timeout it may be called again.
     #[pyo3(signature = (timeout=None))]
     fn resync(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        self.check_open(py, "resync")?;
-        let deadline = self.deadline(py, timeout)?;
-        detached(py, || self.inner.resync_by(deadline))
+        self.by(py, "resync", timeout, symmem::Group::resync_by)
     }
 
     /// Raises PeerLost if a member of the group was lost.
@@ -272,9 +275,7 @@ impl Group {
     /// Makes a group of the surviving ranks. All of them call it.
     #[pyo3(signature = (timeout=None))]
     fn shrink(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Self> {
-        self.check_open(py, "shrink")?;
-        let deadline = self.deadline(py, timeout)?;
-        let inner = detached(py, || self.inner.shrink_by(deadline))?;
+        let inner = self.by(py, "shrink", timeout, symmem::Group::shrink_by)?;
         Ok(Self { inner, life: Arc::clone(&self.life) })
     }
 
@@ -297,29 +298,30 @@ impl Group {
         self.check_open(py, OP)?;
         let place = Location::named(OP, device)?;
         place.check_backend(py, OP, backend)?;
+        if persistent_id.is_some() && pad_bytes.is_some() {
+            return Err(usage(py, OP, "a persistent_id or pad_bytes", "both"));
+        }
         let group = &self.inner;
-        let buffer = match (place, persistent_id, pad_bytes) {
-            (_, Some(_), Some(_)) => {
-                return Err(usage(py, OP, "a persistent_id or pad_bytes", "both"));
-            }
-            (Location::Cuda(number), id, pad) => detached(py, || {
+        let buffer = detached(py, || match place {
+            Location::Cuda(number) => {
                 let gpu = memory::open(number, backend, group)?;
-                let own = match (id, pad) {
+                let own = match (persistent_id, pad_bytes) {
                     (Some(id), _) => gpu.alloc_persistent(group, id, nbytes),
                     (None, Some(pad)) => gpu.alloc_with_pad(group, nbytes, pad),
                     (None, None) => gpu.alloc(group, nbytes),
                 };
                 own.map(Buffer::Cuda)
-            }),
-            (Location::Host, Some(id), None) => {
-                detached(py, || group.alloc_persistent(id, nbytes).map(Buffer::Host))
             }
-            (Location::Host, None, Some(pad)) => {
-                detached(py, || group.alloc_with_pad(nbytes, pad).map(Buffer::Host))
+            Location::Host => {
+                let own = match (persistent_id, pad_bytes) {
+                    (Some(id), _) => group.alloc_persistent(id, nbytes),
+                    (None, Some(pad)) => group.alloc_with_pad(nbytes, pad),
+                    (None, None) => group.alloc(nbytes),
+                };
+                own.map(Buffer::Host)
             }
-            (Location::Host, None, None) => detached(py, || group.alloc(nbytes).map(Buffer::Host)),
-        };
-        Ok(Memory::new(Allocation::new(place, buffer?)))
+        });
+        Ok(Memory::new(Allocation::new(buffer?)))
     }
 
     /// Makes a pool of small allocations. It allocates segments of `segment_bytes` as `alloc` does.

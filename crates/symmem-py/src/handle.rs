@@ -236,7 +236,13 @@ impl Handle {
         timeout_ms: u64,
         stream: usize,
     ) -> PyResult<()> {
-        self.do_put_signal(py, (dst, channel), timeout_ms, stream)
+        self.in_pad(
+            py,
+            "put_signal",
+            (timeout_ms, stream),
+            |pad, limit| pad.put(dst, channel, limit),
+            |device, limit, stream| device.put_signal_within(dst, channel, limit, stream),
+        )
     }
 
     /// Waits for a signal from rank `src` in this memory's signal pad, and clears it. Everything `src` wrote before is then visible.
@@ -249,7 +255,13 @@ impl Handle {
         timeout_ms: u64,
         stream: usize,
     ) -> PyResult<()> {
-        self.do_wait_signal(py, (src, channel), timeout_ms, stream)
+        self.in_pad(
+            py,
+            "wait_signal",
+            (timeout_ms, stream),
+            |pad, limit| pad.wait(src, channel, limit),
+            |device, limit, stream| device.wait_signal_within(src, channel, limit, stream),
+        )
     }
 
     /// Waits for all ranks of the group in this memory's signal pad. What any rank wrote before the barrier, all see after it.
@@ -262,7 +274,13 @@ impl Handle {
         timeout_ms: u64,
         stream: usize,
     ) -> PyResult<()> {
-        self.do_barrier(py, channel, timeout_ms, stream)
+        self.in_pad(
+            py,
+            "barrier",
+            (timeout_ms, stream),
+            |pad, limit| pad.barrier(channel, limit),
+            |device, limit, stream| device.barrier_on_channel_within(channel, limit, stream),
+        )
     }
 
     /// A barrier of all ranks in a device's stream, in the pads of the group, as collectives use them. On the host, use

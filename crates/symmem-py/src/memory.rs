@@ -26,10 +26,6 @@ pub(crate) enum Location {
 }
 
 impl Location {
-    pub(crate) fn is_host(self) -> bool {
-        self == Self::Host
-    }
-
     /// Only memory of devices has a choice of backends.
     pub(crate) fn check_backend(
         self,
@@ -38,22 +34,11 @@ impl Location {
         backend: Option<&str>,
     ) -> PyResult<()> {
         match backend {
-            Some(name) if self.is_host() => Err(usage(
-                py,
-                op,
-                "a device for memory of a backend",
-                format!("{name:?} on the cpu"),
-            )),
+            Some(name) if self == Self::Host => {
+                let got = format!("{name:?} on the cpu");
+                Err(usage(py, op, "a device for memory of a backend", got))
+            }
             _ => Ok(()),
-        }
-    }
-}
-
-impl From<symmem::Device> for Location {
-    fn from(device: symmem::Device) -> Self {
-        match device {
-            symmem::Device::Cuda(number) => Self::Cuda(number),
-            _ => Self::Host,
         }
     }
 }
@@ -115,16 +100,13 @@ pub(crate) struct Allocation {
 }
 
 impl Allocation {
-    pub(crate) fn new(place: Location, buffer: Buffer) -> Arc<Self> {
-        let (address, bytes) = match &buffer {
-            Buffer::Host(own) => (own.local().as_ptr() as usize, own.len()),
-            Buffer::Cuda(own) => (own.address() as usize, own.len()),
-        };
-        let used = match &buffer {
-            Buffer::Host(_) => None,
+    pub(crate) fn new(buffer: Buffer) -> Arc<Self> {
+        let (address, bytes, place, used) = match &buffer {
+            Buffer::Host(own) => (own.local().as_ptr() as usize, own.len(), Location::Host, None),
             Buffer::Cuda(own) => {
                 failures::watch(own.gpu());
-                Some(Arc::new(Used::new(own.gpu())))
+                let (place, used) = (Location::Cuda(own.gpu().number()), Used::new(own.gpu()));
+                (own.address() as usize, own.len(), place, Some(Arc::new(used)))
             }
         };
         let (handles, attached) = (Mutex::default(), Mutex::default());
@@ -306,7 +288,6 @@ pub(crate) fn find(address: usize) -> Option<Memory> {
 /// A pool: small allocations, cut from large segments.
 #[pyclass(frozen, module = "symmem")]
 pub(crate) struct Pool {
-    place: Location,
     cutter: Cutter,
     _life: Arc<Life>,
 }
@@ -332,7 +313,7 @@ impl Pool {
                 Cutter::Cuda(gpu.pool(&group.inner, segment_bytes))
             }
         };
-        Ok(Self { place, cutter, _life: Arc::clone(&group.life) })
+        Ok(Self { cutter, _life: Arc::clone(&group.life) })
     }
 }
 
@@ -344,7 +325,7 @@ impl Pool {
             Cutter::Host(pool) => pool.alloc(nbytes).map(Buffer::Host),
             Cutter::Cuda(pool) => pool.alloc(nbytes).map(Buffer::Cuda),
         })?;
-        Ok(Memory::new(Allocation::new(self.place, buffer)))
+        Ok(Memory::new(Allocation::new(buffer)))
     }
 
     /// The bytes that the pool holds, and how many of them are in use.

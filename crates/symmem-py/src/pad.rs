@@ -3,78 +3,30 @@
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use symmem::Deadline;
+use symmem::cuda::{self, Stream};
+use symmem::{Deadline, Result, SignalPad};
 
 use crate::handle::Handle;
 use crate::wait::detached;
 
-/// A timeout as in PyTorch; 0 is the group's.
-fn milliseconds(timeout_ms: u64) -> Duration {
-    Duration::from_millis(timeout_ms)
-}
-
 impl Handle {
-    /// The deadline of a call: the caller's in milliseconds, or for 0 the group's.
-    fn limit(&self, timeout_ms: u64) -> Deadline {
-        match timeout_ms {
-            0 => self.raw().group().deadline(),
-            given => Deadline::within(milliseconds(given)),
-        }
-    }
-
-    pub(crate) fn do_put_signal(
+    /// Does `on_host`, or puts `on_device` into a stream. The timeout is in milliseconds, as in PyTorch; 0 is the group's.
+    pub(crate) fn in_pad(
         &self,
         py: Python<'_>,
-        (to, channel): (usize, usize),
-        timeout_ms: u64,
-        stream: usize,
+        op: &'static str,
+        (timeout_ms, stream): (u64, usize),
+        on_host: impl FnOnce(SignalPad<'_>, Deadline) -> Result<()> + Send,
+        on_device: impl FnOnce(&cuda::Symmetric<u8>, Duration, &Stream) -> Result<()> + Send,
     ) -> PyResult<()> {
-        self.check_open(py, "put_signal")?;
+        self.check_open(py, op)?;
+        let limit = Duration::from_millis(timeout_ms);
         detached(py, || match self.cuda() {
-            None => self.raw().signal_pad().put(to, channel, self.limit(timeout_ms)),
-            Some(device) => device.put_signal_within(
-                to,
-                channel,
-                milliseconds(timeout_ms),
-                &self.stream(device, stream),
-            ),
-        })
-    }
-
-    pub(crate) fn do_wait_signal(
-        &self,
-        py: Python<'_>,
-        (from, channel): (usize, usize),
-        timeout_ms: u64,
-        stream: usize,
-    ) -> PyResult<()> {
-        self.check_open(py, "wait_signal")?;
-        detached(py, || match self.cuda() {
-            None => self.raw().signal_pad().wait(from, channel, self.limit(timeout_ms)),
-            Some(device) => device.wait_signal_within(
-                from,
-                channel,
-                milliseconds(timeout_ms),
-                &self.stream(device, stream),
-            ),
-        })
-    }
-
-    pub(crate) fn do_barrier(
-        &self,
-        py: Python<'_>,
-        channel: usize,
-        timeout_ms: u64,
-        stream: usize,
-    ) -> PyResult<()> {
-        self.check_open(py, "barrier")?;
-        detached(py, || match self.cuda() {
-            None => self.raw().signal_pad().barrier(channel, self.limit(timeout_ms)),
-            Some(device) => device.barrier_on_channel_within(
-                channel,
-                milliseconds(timeout_ms),
-                &self.stream(device, stream),
-            ),
+            Some(device) => on_device(device, limit, &self.stream(device, stream)),
+            None if limit.is_zero() => {
+                on_host(self.raw().signal_pad(), self.raw().group().deadline())
+            }
+            None => on_host(self.raw().signal_pad(), Deadline::within(limit)),
         })
     }
 }

@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use symmem::cuda::Stream;
 
 use crate::group::{Group, Life};
-use crate::memory::{Allocation, Buffer, Location, open};
+use crate::memory::{Allocation, Buffer, open};
 
 /// The names that torch is given.
 const NAMES: (&str, &str) = ("symmem_pool_alloc", "symmem_pool_free");
@@ -100,7 +100,7 @@ fn segment(size: isize, device: c_int, stream: usize) -> symmem::Result<usize> {
     let stream = unsafe { Stream::from_raw(&gpu, stream) };
     let buffer = gpu.alloc_with_pad(&group, bytes.max(1), pad_bytes)?;
     drop(stream);
-    let made = Allocation::new(Location::Cuda(number), Buffer::Cuda(buffer));
+    let made = Allocation::new(Buffer::Cuda(buffer));
     let address = made.address;
     pools().segments.insert(address, made);
     Ok(address)

@@ -66,6 +66,11 @@ impl Library {
         }
     }
 
+    /// It, which could not be loaded.
+    pub(crate) const fn missing(self, why: String) -> Missing {
+        Missing { library: self, looked_for: self.sonames(), why }
+    }
+
     /// Where Python packages put it, seen from a folder of packages.
     const fn packages(self) -> &'static [&'static str] {
         match self {
@@ -173,20 +178,15 @@ pub fn load(library: Library) -> Result<Loaded, Missing> {
     // A file that is there but lacks something itself says more than a name that is not there.
     let absent = |why: &&String| library.sonames().iter().any(|name| why.starts_with(name));
     let telling = reasons.iter().find(|why| !absent(why)).or(reasons.first());
-    Err(Missing {
-        library,
-        looked_for: library.sonames(),
-        why: telling.cloned().unwrap_or_default(),
-    })
+    Err(library.missing(telling.cloned().unwrap_or_default()))
 }
 
 /// Loads `library` from this file and no other; it then stays for the life of the process.
 pub fn load_file(library: Library, file: &Path) -> Result<Loaded, Missing> {
-    let missing = |why| Missing { library, looked_for: library.sonames(), why };
     // Without a slash the dynamic linker would look elsewhere.
-    let file =
-        std::path::absolute(file).map_err(|e| missing(format!("{}: {e}", file.display())))?;
-    open(library, &file.to_string_lossy()).map_err(missing)
+    let absolute = std::path::absolute(file).map_err(|e| format!("{}: {e}", file.display()));
+    let opened = absolute.and_then(|file| open(library, &file.to_string_lossy()));
+    opened.map_err(|why| library.missing(why))
 }
 
 /// Such libraries start threads and register exit handlers: unloading them is where they crash.

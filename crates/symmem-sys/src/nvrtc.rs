@@ -4,12 +4,11 @@
 #![allow(unsafe_code)] // S4
 
 use std::ffi::{CString, NulError, c_char, c_int};
-use std::fmt;
 use std::path::Path;
 use std::ptr;
 use std::sync::OnceLock;
 
-use crate::table::functions;
+use crate::table::{functions, text};
 use crate::{Library, Loaded, Missing};
 
 /// Why there is no PTX.
@@ -56,17 +55,16 @@ pub type Result<T> = std::result::Result<T, Failure>;
 functions! {
     /// The library's functions, from `nvrtc.h`. A program is a pointer, here as a wide integer.
     struct Functions, Failure;
-    nvrtcVersion = "nvrtcVersion"(major: *mut c_int, minor: *mut c_int);
-    nvrtcCreateProgram = "nvrtcCreateProgram"(
-        program: *mut usize, source: *const c_char, name: *const c_char,
-        count: c_int, headers: *const *const c_char, names: *const *const c_char);
-    nvrtcCompileProgram = "nvrtcCompileProgram"(
-        program: usize, count: c_int, options: *const *const c_char);
-    nvrtcGetPTXSize = "nvrtcGetPTXSize"(program: usize, bytes: *mut usize);
-    nvrtcGetPTX = "nvrtcGetPTX"(program: usize, ptx: *mut c_char);
-    nvrtcGetProgramLogSize = "nvrtcGetProgramLogSize"(program: usize, bytes: *mut usize);
-    nvrtcGetProgramLog = "nvrtcGetProgramLog"(program: usize, log: *mut c_char);
-    nvrtcDestroyProgram = "nvrtcDestroyProgram"(program: *mut usize);
+    nvrtcVersion(major: *mut c_int, minor: *mut c_int);
+    nvrtcCreateProgram(
+        program: *mut usize, source: *const c_char, name: *const c_char, count: c_int,
+        headers: *const *const c_char, names: *const *const c_char);
+    nvrtcCompileProgram(program: usize, count: c_int, options: *const *const c_char);
+    nvrtcGetPTXSize(program: usize, bytes: *mut usize);
+    nvrtcGetPTX(program: usize, ptx: *mut c_char);
+    nvrtcGetProgramLogSize(program: usize, bytes: *mut usize);
+    nvrtcGetProgramLog(program: usize, log: *mut c_char);
+    nvrtcDestroyProgram(program: *mut usize);
 }
 
 impl Functions {
@@ -87,15 +85,9 @@ impl Functions {
 }
 
 /// The compiler.
+#[derive(Debug)]
 pub struct Nvrtc {
     c: Functions,
-    library: Loaded,
-}
-
-impl fmt::Debug for Nvrtc {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Nvrtc").field(&self.library).finish()
-    }
 }
 
 /// The compiler of this machine; looked for once in a process.
@@ -124,7 +116,7 @@ impl Nvrtc {
     }
 
     fn new(library: Loaded) -> Self {
-        Self { c: Functions::new(&library), library }
+        Self { c: Functions::new(library) }
     }
 
     /// `nvrtcVersion`: such as 12 and 4. PTX of version 12.x or 13.x wants a driver that supports as much.
@@ -184,20 +176,20 @@ impl Program<'_> {
         let mut bytes = 0;
         // SAFETY: it only writes the number.
         unsafe { self.c.nvrtcGetPTXSize(self.raw, &mut bytes) }?;
-        let mut text = vec![0_u8; bytes];
+        let mut ptx = vec![0_u8; bytes];
         // SAFETY: it writes as many bytes as it has just said.
-        unsafe { self.c.nvrtcGetPTX(self.raw, text.as_mut_ptr().cast()) }?;
-        Ok(until_zero(text))
+        unsafe { self.c.nvrtcGetPTX(self.raw, ptx.as_mut_ptr().cast()) }?;
+        Ok(text(&ptx))
     }
 
     fn log(&self) -> Result<String> {
         let mut bytes = 0;
         // SAFETY: it only writes the number.
         unsafe { self.c.nvrtcGetProgramLogSize(self.raw, &mut bytes) }?;
-        let mut text = vec![0_u8; bytes];
+        let mut log = vec![0_u8; bytes];
         // SAFETY: it writes as many bytes as it has just said.
-        unsafe { self.c.nvrtcGetProgramLog(self.raw, text.as_mut_ptr().cast()) }?;
-        Ok(until_zero(text).trim().to_owned())
+        unsafe { self.c.nvrtcGetProgramLog(self.raw, log.as_mut_ptr().cast()) }?;
+        Ok(text(&log).trim().to_owned())
     }
 }
 
@@ -208,11 +200,6 @@ impl Drop for Program<'_> {
             let _ = unsafe { self.c.nvrtcDestroyProgram(&mut self.raw) };
         }
     }
-}
-
-fn until_zero(mut text: Vec<u8>) -> String {
-    text.truncate(text.iter().position(|&byte| byte == 0).unwrap_or(text.len()));
-    String::from_utf8_lossy(&text).into_owned()
 }
 
 /// Texts for C, and pointers to them.

@@ -1,42 +1,73 @@
-//! The one macro that makes a table of C functions.
+//! The one macro that makes a table of C functions, and what their calls have in common.
+
+use std::ffi::c_char;
 
 /// A struct with one pointer for each function, and a method for each that calls it.
 ///
 /// A line reads `cuMemGetInfo = "cuMemGetInfo_v2"(free: *mut usize, total: *mut usize);`: the name in the
-/// documentation, the symbol in the library, the arguments. All functions return a C `int` that is 0 for success. A
-/// method makes a `Failure` of any other, and of a function that the library does not have.
+/// documentation, the symbol in the library where that is another, the arguments. A function returns what the line says after `->`, or else a C
+/// `int` that is 0 for success. A method makes a `Failure` of any other `int`, by the table's own method `failure`, and of a
+/// function that the library does not have.
 macro_rules! functions {
+    (@symbol $name:ident) => { stringify!($name) };
+    (@symbol $name:ident $symbol:literal) => { $symbol };
+    (@type) => { std::ffi::c_int };
+    (@type $answer:ty) => { $answer };
+    (@result) => { () };
+    (@result $answer:ty) => { $answer };
+    (@checked $table:ident, $name:ident, $code:ident) => {
+        if $code == 0 { Ok(()) } else { Err($table.failure(stringify!($name), $code)) }
+    };
+    (@checked $table:ident, $name:ident, $given:ident, $answer:ty) => { Ok($given) };
     ($(#[$doc:meta])* struct $table:ident, $failure:ty;
-     $($name:ident = $symbol:literal ( $($argument:ident: $type:ty),* $(,)? );)*) => {
+     $($name:ident $(= $symbol:literal)? ( $($argument:ident: $type:ty),* $(,)? ) $(-> $answer:ty)?;)*) => {
         $(#[$doc])*
         #[allow(non_snake_case)]
         struct $table {
-            $($name: Option<unsafe extern "C" fn($($type),*) -> std::ffi::c_int>,)*
+            library: $crate::Loaded,
+            $($name: Option<unsafe extern "C" fn($($type),*) -> functions!(@type $($answer)?)>,)*
         }
 
         impl $table {
             /// Looks up every function; calls of a missing one fail.
-            fn new(library: &$crate::Loaded) -> Self {
+            fn new(library: $crate::Loaded) -> Self {
                 Self {
                     $(
                         // SAFETY: the line of the table was copied from the library's public header.
-                        $name: unsafe { library.function($symbol) },
+                        $name: unsafe { library.function(functions!(@symbol $name $($symbol)?)) },
                     )*
+                    library,
                 }
+            }
+
+            /// The functions that are not there.
+            #[allow(dead_code, reason = "asked of NVSHMEM alone")]
+            fn missing(&self) -> Vec<&'static str> {
+                let all = [$((stringify!($name), self.$name.is_some()),)*];
+                all.into_iter().filter(|(_, there)| !there).map(|(name, _)| name).collect()
+            }
+        }
+
+        impl std::fmt::Debug for $table {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                self.library.fmt(f)
             }
         }
 
         #[allow(non_snake_case, clippy::missing_safety_doc, clippy::too_many_arguments)]
         impl $table {
             $(
-                unsafe fn $name(&self $(, $argument: $type)*) -> std::result::Result<(), $failure> {
+                unsafe fn $name(
+                    &self $(, $argument: $type)*
+                ) -> std::result::Result<functions!(@result $($answer)?), $failure> {
                     let Some(function) = self.$name else {
-                        return Err(<$failure>::missing_symbol(stringify!($name), $symbol));
+                        let symbol = functions!(@symbol $name $($symbol)?);
+                        return Err(<$failure>::missing_symbol(stringify!($name), symbol));
                     };
                     // SAFETY: the signature is the header's, and the caller keeps what the documentation of the
                     // function asks for.
-                    let code = unsafe { function($($argument),*) };
-                    if code == 0 { Ok(()) } else { Err(self.failure(stringify!($name), code)) }
+                    let given = unsafe { function($($argument),*) };
+                    functions!(@checked self, $name, given $(, $answer)?)
                 }
             )*
         }
@@ -44,3 +75,55 @@ macro_rules! functions {
 }
 
 pub(crate) use functions;
+
+/// Types of handles: the values by which a driver or a library, `$of`, names what it has made.
+macro_rules! handles {
+    ($of:literal: $($(#[$doc:meta])* $name:ident($raw:ty);)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name($raw);
+
+        impl $name {
+            #[doc = concat!("The handle that somebody else has obtained from the same ", $of, ".")]
+            ///
+            /// # Safety
+            ///
+            /// It is live, of this kind, and stays so while it is in use.
+            pub const unsafe fn from_raw(raw: $raw) -> Self {
+                Self(raw)
+            }
+
+            #[doc = concat!("The handle that the ", $of, " has just given.")]
+            pub(super) const fn new(raw: $raw) -> Self {
+                Self(raw)
+            }
+
+            #[doc = concat!("The ", $of, "'s own value.")]
+            pub const fn raw(self) -> $raw {
+                self.0
+            }
+        }
+    )*};
+}
+
+pub(crate) use handles;
+
+/// What `call` writes, which is zero before.
+pub(crate) fn written<T: Default, E>(call: impl FnOnce(&mut T) -> Result<(), E>) -> Result<T, E> {
+    let mut value = T::default();
+    call(&mut value).map(|()| value)
+}
+
+/// The text that `call` writes, of at most `N` bytes.
+pub(crate) fn written_text<const N: usize, E>(
+    call: impl FnOnce(*mut c_char) -> Result<(), E>,
+) -> Result<String, E> {
+    let mut buffer = [0_u8; N];
+    call(buffer.as_mut_ptr().cast()).map(|()| text(&buffer))
+}
+
+/// The text in a buffer, up to the first zero.
+pub(crate) fn text(buffer: &[u8]) -> String {
+    let end = buffer.iter().position(|&byte| byte == 0).unwrap_or(buffer.len());
+    String::from_utf8_lossy(&buffer[..end]).into_owned()
+}

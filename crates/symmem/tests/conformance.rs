@@ -29,12 +29,25 @@ fn processes(test: &'static str, ranks: usize, check: impl Fn(World)) {
 
 /// On two hosts: the first half of the ranks on one of them, so that each has ranks on its own and on the other.
 fn two_hosts(test: &'static str, ranks: usize, check: impl Fn(World)) {
+    on_hosts(test, ranks, |rank| usize::from(rank >= ranks.div_ceil(2)), check);
+}
+
+/// Each rank on a host of its own.
+fn a_host_each(test: &'static str, ranks: usize, check: impl Fn(World)) {
+    on_hosts(test, ranks, |rank| rank, check);
+}
+
+/// Each rank on the host of this number.
+fn on_hosts(
+    test: &'static str,
+    ranks: usize,
+    host: impl Fn(usize) -> usize,
+    check: impl Fn(World),
+) {
     Ranks::new(ranks).start(test, || {
         let rank: usize = std::env::var("RANK").unwrap().parse().unwrap();
         // SAFETY: this process has no other thread that reads the environment.
-        unsafe {
-            std::env::set_var("SYMMEM_HOST", if rank < ranks.div_ceil(2) { "a" } else { "b" })
-        };
+        unsafe { std::env::set_var("SYMMEM_HOST", format!("host-{}", host(rank))) };
         check(World::from_env().unwrap());
     });
 }
@@ -54,6 +67,10 @@ mod every_backend {
 
     mod two_hosts {
         symmem_testing::everywhere!(host: crate::two_hosts, "host");
+    }
+
+    mod a_host_each {
+        symmem_testing::everywhere!(host: crate::a_host_each, "host");
     }
 }
 

@@ -13,6 +13,7 @@ mod hosts {
 
     use symmem::{Error, Group, World};
 
+    mod killing;
     mod losses;
     mod meeting;
     mod namespaces;

@@ -114,10 +114,8 @@ def all_reduce(
     comms: Communicator | Sequence[Communicator] | None = None,
 ) -> None:
     """Reduces all inputs into each of the outputs, or in place."""
-    _check_collection(inputs)
-    if outputs is None:
-        outputs = inputs
-    _check_collection(outputs)
+    outputs = inputs if outputs is None else outputs
+    _check_collections(inputs, outputs)
     call = _Call("all_reduce", inputs, outputs, streams, comms)
     call.check(1, 1)
     call.make(op)
@@ -134,7 +132,7 @@ def reduce(
     outputs: Sequence[Any] | None = None,
 ) -> None:
     """Reduces all inputs into `output`, or in place into the root's input."""
-    _check_collection(inputs)
+    _check_collections(inputs)
     if outputs is not None:
         if output is not None:
             raise ValueError(
@@ -166,7 +164,7 @@ def broadcast(
     comms: Communicator | Sequence[Communicator] | None = None,
 ) -> None:
     """Copies the root's elements to all, in place."""
-    _check_collection(inputs)
+    _check_collections(inputs)
     call = _Call("broadcast", inputs, inputs, streams, comms)
     call.check_root(root)
     call.check(1, 1)
@@ -180,8 +178,7 @@ def all_gather(
     comms: Communicator | Sequence[Communicator] | None = None,
 ) -> None:
     """Copies all inputs, in order, into each of the outputs."""
-    _check_collection(inputs)
-    _check_collection(outputs)
+    _check_collections(inputs, outputs)
     call = _Call("all_gather", inputs, outputs, streams, comms)
     call.check(call.size, 1)
     call.make()
@@ -195,8 +192,7 @@ def reduce_scatter(
     comms: Communicator | Sequence[Communicator] | None = None,
 ) -> None:
     """Reduces all inputs, and gives each output its part."""
-    _check_collection(inputs)
-    _check_collection(outputs)
+    _check_collections(inputs, outputs)
     call = _Call("reduce_scatter", inputs, outputs, streams, comms)
     call.check(1, call.size)
     call.make(op)
@@ -350,8 +346,8 @@ def _is_tensor(given: Any) -> bool:
     return hasattr(given, "__dlpack__") and given.__dlpack_device__()[0] == _CUDA
 
 
-def _check_collection(given: Any) -> None:
-    if not isinstance(given, Container) or _is_tensor(given):
+def _check_collections(*collections: Any) -> None:
+    if any(not isinstance(given, Container) or _is_tensor(given) for given in collections):
         raise TypeError("Inputs should be a collection of tensors")
 
 

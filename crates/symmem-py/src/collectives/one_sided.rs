@@ -99,20 +99,18 @@ impl Handle {
     ) -> PyResult<()> {
         self.check_open(py, op)?;
         let all = self.raw().buffer_size() / size_of::<u32>();
-        detached(py, || match (self.cuda(), words) {
-            (None, Words::Fill { rank, at, value, count }) => {
-                self.open::<u32>(0, all)?.memset32(rank, at, value, count)
-            }
-            (None, Words::Write { rank, at, value }) => {
-                self.open::<u32>(0, all)?.write_value32(rank, at, value)
-            }
-            (Some(device), Words::Fill { rank, at, value, count }) => {
-                let stream = self.stream(device, stream);
-                device_part::<u32>(device, 0, all)?.memset32(rank, at, value, count, &stream)
-            }
-            (Some(device), Words::Write { rank, at, value }) => {
-                let stream = self.stream(device, stream);
-                device_part::<u32>(device, 0, all)?.write_value32(rank, at, value, &stream)
+        detached(py, || {
+            let Some(device) = self.cuda() else {
+                let open = self.open(0, all)?;
+                return match words {
+                    Words::Fill { rank, at, value, count } => open.memset32(rank, at, value, count),
+                    Words::Write { rank, at, value } => open.write_value32(rank, at, value),
+                };
+            };
+            let (part, s) = (device_part(device, 0, all)?, self.stream(device, stream));
+            match words {
+                Words::Fill { rank, at, value, count } => part.memset32(rank, at, value, count, &s),
+                Words::Write { rank, at, value } => part.write_value32(rank, at, value, &s),
             }
         })
     }

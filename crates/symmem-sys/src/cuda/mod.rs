@@ -38,8 +38,7 @@ pub fn load() -> std::result::Result<Arc<dyn Driver>, Missing> {
 }
 
 fn open() -> std::result::Result<Cuda, Missing> {
-    let missing =
-        |why| Missing { library: Library::Cuda, looked_for: Library::Cuda.sonames(), why };
+    let missing = |why| Library::Cuda.missing(why);
     let cuda = Cuda::open()?;
     let version = cuda.version().map_err(|failure| missing(failure.to_string()))?;
     recent_enough(version).map_err(missing)?;

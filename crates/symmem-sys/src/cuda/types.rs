@@ -3,36 +3,10 @@
 
 use std::ptr::NonNull;
 
-macro_rules! handles {
-    ($($(#[$doc:meta])* $name:ident($raw:ty);)*) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        pub struct $name($raw);
-
-        impl $name {
-            /// The handle that somebody else has obtained from the same driver.
-            ///
-            /// # Safety
-            ///
-            /// It is live, of this kind, and stays so while it is in use.
-            pub const unsafe fn from_raw(raw: $raw) -> Self {
-                Self(raw)
-            }
-
-            /// The handle that the driver has just given.
-            pub(super) const fn new(raw: $raw) -> Self {
-                Self(raw)
-            }
-
-            /// The driver's own value.
-            pub const fn raw(self) -> $raw {
-                self.0
-            }
-        }
-    )*};
-}
+use crate::table::handles;
 
 handles! {
+    "driver":
     /// `CUcontext`: what a process has on a device. The library uses primary contexts only.
     Context(usize);
     /// `CUstream`: work that is done in order.

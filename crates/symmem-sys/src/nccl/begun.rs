@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::Result;
 use super::types::Handle;
 
 /// Something that the library is making: where it writes the handle, by a thread of its own or at the end of a group.
@@ -19,13 +20,13 @@ pub struct Begun<T: Handle> {
 }
 
 impl<T: Handle> Begun<T> {
-    pub(super) fn new() -> Self {
-        Self { cell: ManuallyDrop::new(Box::default()), kind: PhantomData }
-    }
-
-    /// Where the library is to write.
-    pub(super) fn slot(&self) -> *mut usize {
-        self.cell.as_ptr()
+    /// What `call` begins, given where the library is to write; unless it has failed, for then the library writes no more.
+    pub(super) fn by(call: impl FnOnce(*mut usize) -> Result<()>) -> Result<Self> {
+        let begun = Self { cell: ManuallyDrop::new(Box::default()), kind: PhantomData };
+        match call(begun.cell.as_ptr()) {
+            Err(failure) if !failure.is_in_progress() => Err(failure),
+            _ => Ok(begun),
+        }
     }
 
     /// What the library has written so far. A communicator that is not ready can only be asked and aborted.

@@ -34,8 +34,7 @@ impl Nccl {
     ) -> Result<()> {
         let (kind, comm, stream) = self.arguments("ncclAllReduce", comm, span, stream)?;
         // SAFETY: as the caller promises.
-        let done = unsafe { self.c.ncclAllReduce(from, to, span.count, kind, op.0, comm, stream) };
-        self.explained(done)
+        unsafe { self.c.ncclAllReduce(from, to, span.count, kind, op.0, comm, stream) }
     }
 
     /// `ncclReduce`: into `to` of the root only.
@@ -53,9 +52,7 @@ impl Nccl {
         let (kind, comm, stream) = self.arguments("ncclReduce", comm, span, stream)?;
         let root = int(root);
         // SAFETY: as the caller promises.
-        let done =
-            unsafe { self.c.ncclReduce(from, to, span.count, kind, op.0, root, comm, stream) };
-        self.explained(done)
+        unsafe { self.c.ncclReduce(from, to, span.count, kind, op.0, root, comm, stream) }
     }
 
     /// `ncclBroadcast`: the root's `from` into everyone's `to`.
@@ -72,8 +69,7 @@ impl Nccl {
         let (kind, comm, stream) = self.arguments("ncclBroadcast", comm, span, stream)?;
         let root = int(root);
         // SAFETY: as the caller promises.
-        let done = unsafe { self.c.ncclBroadcast(from, to, span.count, kind, root, comm, stream) };
-        self.explained(done)
+        unsafe { self.c.ncclBroadcast(from, to, span.count, kind, root, comm, stream) }
     }
 
     /// `ncclAllGather`: `span.count` elements of each rank, in rank order.
@@ -88,8 +84,7 @@ impl Nccl {
     ) -> Result<()> {
         let (kind, comm, stream) = self.arguments("ncclAllGather", comm, span, stream)?;
         // SAFETY: as the caller promises.
-        let done = unsafe { self.c.ncclAllGather(from, to, span.count, kind, comm, stream) };
-        self.explained(done)
+        unsafe { self.c.ncclAllGather(from, to, span.count, kind, comm, stream) }
     }
 
     /// `ncclReduceScatter`: `span.count` elements for each rank, in rank order.
@@ -105,9 +100,7 @@ impl Nccl {
     ) -> Result<()> {
         let (kind, comm, stream) = self.arguments("ncclReduceScatter", comm, span, stream)?;
         // SAFETY: as the caller promises.
-        let done =
-            unsafe { self.c.ncclReduceScatter(from, to, span.count, kind, op.0, comm, stream) };
-        self.explained(done)
+        unsafe { self.c.ncclReduceScatter(from, to, span.count, kind, op.0, comm, stream) }
     }
 
     /// `ncclSend`
@@ -122,8 +115,7 @@ impl Nccl {
     ) -> Result<()> {
         let (kind, comm, stream) = self.arguments("ncclSend", comm, span, stream)?;
         // SAFETY: as the caller promises.
-        let done = unsafe { self.c.ncclSend(from, span.count, kind, int(peer), comm, stream) };
-        self.explained(done)
+        unsafe { self.c.ncclSend(from, span.count, kind, int(peer), comm, stream) }
     }
 
     /// `ncclRecv`
@@ -138,8 +130,7 @@ impl Nccl {
     ) -> Result<()> {
         let (kind, comm, stream) = self.arguments("ncclRecv", comm, span, stream)?;
         // SAFETY: as the caller promises.
-        let done = unsafe { self.c.ncclRecv(to, span.count, kind, int(peer), comm, stream) };
-        self.explained(done)
+        unsafe { self.c.ncclRecv(to, span.count, kind, int(peer), comm, stream) }
     }
 
     /// What all take, in C's types. A library without 8-bit floats would take them for nonsense.

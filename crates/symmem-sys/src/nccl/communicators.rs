@@ -9,13 +9,14 @@ use super::{
     UniqueId, WINDOWS, int,
 };
 use crate::cuda::Device;
+use crate::table::written;
 
 impl Nccl {
     /// `ncclGetUniqueId`: what ranks find each other by; made by one of them.
     pub fn unique_id(&self) -> Result<UniqueId> {
         let mut id = UniqueId([0; 128]);
         // SAFETY: it only writes the 128 bytes.
-        self.explained(unsafe { self.c.ncclGetUniqueId(&mut id) })?;
+        unsafe { self.c.ncclGetUniqueId(&mut id) }?;
         Ok(id)
     }
 
@@ -29,11 +30,12 @@ impl Nccl {
         rank: usize,
         config: &Config,
     ) -> Result<Begun<Comm>> {
-        let (begun, mut config) = (Begun::new(), RawConfig::new(config, self.version));
-        let (slot, ranks, rank) = (begun.slot(), int(ranks), int(rank));
+        let mut config = RawConfig::new(config, self.version);
+        let (ranks, rank) = (int(ranks), int(rank));
         // SAFETY: it writes the handle, now or later, and reads as much of the structure as that says.
-        let made = unsafe { self.c.ncclCommInitRankConfig(slot, ranks, *id, rank, &mut config) };
-        self.begun(made, begun)
+        Begun::by(|slot| unsafe {
+            self.c.ncclCommInitRankConfig(slot, ranks, *id, rank, &mut config)
+        })
     }
 
     /// `ncclCommInitRank`: as [`init_rank`](Self::init_rank) with the library's choice of everything.
@@ -43,10 +45,8 @@ impl Nccl {
         id: &UniqueId,
         rank: usize,
     ) -> Result<Begun<Comm>> {
-        let begun = Begun::new();
         // SAFETY: it only writes the handle, now or later.
-        let made = unsafe { self.c.ncclCommInitRank(begun.slot(), int(ranks), *id, int(rank)) };
-        self.begun(made, begun)
+        Begun::by(|slot| unsafe { self.c.ncclCommInitRank(slot, int(ranks), *id, int(rank)) })
     }
 
     /// `ncclCommInitAll`: a communicator of these devices of this process, which waits until it is ready.
@@ -55,9 +55,8 @@ impl Nccl {
         let mut comms = vec![0_usize; numbers.len()];
         let count = int(numbers.len());
         // SAFETY: it reads so many numbers, and writes so many handles.
-        let made = unsafe { self.c.ncclCommInitAll(comms.as_mut_ptr(), count, numbers.as_ptr()) };
-        self.explained(made)?;
-        comms.into_iter().map(|comm| given("ncclCommInitAll", comm)).collect()
+        unsafe { self.c.ncclCommInitAll(comms.as_mut_ptr(), count, numbers.as_ptr()) }?;
+        comms.into_iter().map(given).collect()
     }
 
     /// `ncclCommFinalize`: waits for the other ranks and what is going on, or begins to.
@@ -67,7 +66,7 @@ impl Nccl {
     /// The communicator is live and is used for nothing else afterwards but being asked, destroyed and aborted.
     pub unsafe fn finalize(&self, comm: Comm) -> Result<()> {
         // SAFETY: as the caller promises.
-        self.explained(unsafe { self.c.ncclCommFinalize(comm.raw()) })
+        unsafe { self.c.ncclCommFinalize(comm.raw()) }
     }
 
     /// `ncclCommDestroy`
@@ -77,7 +76,7 @@ impl Nccl {
     /// The communicator is live and not used again, neither by a stream.
     pub unsafe fn destroy(&self, comm: Comm) -> Result<()> {
         // SAFETY: as the caller promises.
-        self.explained(unsafe { self.c.ncclCommDestroy(comm.raw()) })
+        unsafe { self.c.ncclCommDestroy(comm.raw()) }
     }
 
     /// `ncclCommAbort`: ends what is going on, and destroys.
@@ -87,7 +86,7 @@ impl Nccl {
     /// The communicator is live and not used again.
     pub unsafe fn abort(&self, comm: Comm) -> Result<()> {
         // SAFETY: as the caller promises.
-        self.explained(unsafe { self.c.ncclCommAbort(comm.raw()) })
+        unsafe { self.c.ncclCommAbort(comm.raw()) }
     }
 
     /// `ncclCommSplit`: the communicator of those ranks that give the same `color`, in the order of `key`; none without one.
@@ -106,13 +105,10 @@ impl Nccl {
     ) -> Result<Begun<Comm>> {
         const NO_COLOR: c_int = -1;
         let color = color.map_or(NO_COLOR, |color| c_int::try_from(color).unwrap_or(c_int::MAX));
-        let begun = Begun::new();
-        let (slot, mut config) =
-            (begun.slot(), config.map(|one| RawConfig::new(one, self.version)));
+        let mut config = config.map(|one| RawConfig::new(one, self.version));
         let config = config.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
         // SAFETY: as the caller promises; it writes the handle, now or later, and reads what the structure says.
-        let made = unsafe { self.c.ncclCommSplit(comm.raw(), color, key, slot, config) };
-        self.begun(made, begun)
+        Begun::by(|slot| unsafe { self.c.ncclCommSplit(comm.raw(), color, key, slot, config) })
     }
 
     /// `ncclCommShrink` (2.27): the communicator without these ranks, who do not call it.
@@ -132,14 +128,11 @@ impl Nccl {
         self.needs("ncclCommShrink", WINDOWS)?;
         let mut excluded: Vec<c_int> = excluded.iter().map(|&rank| int(rank)).collect();
         let (ranks, count) = (excluded.as_mut_ptr(), int(excluded.len()));
-        let begun = Begun::new();
-        let (slot, mut config) =
-            (begun.slot(), config.map(|one| RawConfig::new(one, self.version)));
+        let mut config = config.map(|one| RawConfig::new(one, self.version));
         let config = config.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
         let (comm, flags) = (comm.raw(), flags as c_int);
         // SAFETY: as the caller promises; it sorts and copies so many ranks, and writes the handle, now or later.
-        let made = unsafe { self.c.ncclCommShrink(comm, ranks, count, slot, config, flags) };
-        self.begun(made, begun)
+        Begun::by(|slot| unsafe { self.c.ncclCommShrink(comm, ranks, count, slot, config, flags) })
     }
 
     /// `ncclCommGetAsyncError`: what has gone wrong since; [`Failure::IN_PROGRESS`] while a call goes on.
@@ -151,8 +144,8 @@ impl Nccl {
         let call = "ncclCommGetAsyncError";
         let mut code = 0;
         // SAFETY: the caller has a live communicator; it only writes the number.
-        self.explained(unsafe { self.c.ncclCommGetAsyncError(comm.raw(), &mut code) })?;
-        if code == 0 { Ok(()) } else { self.explained(Err(self.c.failure(call, code))) }
+        unsafe { self.c.ncclCommGetAsyncError(comm.raw(), &mut code) }?;
+        if code == 0 { Ok(()) } else { Err(self.c.failure(call, code)) }
     }
 
     /// `ncclCommCount`: how many ranks it has.
@@ -161,9 +154,8 @@ impl Nccl {
     ///
     /// The communicator is live and ready.
     pub unsafe fn count(&self, comm: Comm) -> Result<usize> {
-        let mut count = 0;
         // SAFETY: the caller has a live communicator; it only writes the number.
-        self.explained(unsafe { self.c.ncclCommCount(comm.raw(), &mut count) })?;
+        let count = written(|count| unsafe { self.c.ncclCommCount(comm.raw(), count) })?;
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
@@ -173,10 +165,8 @@ impl Nccl {
     ///
     /// The communicator is live and ready.
     pub unsafe fn device(&self, comm: Comm) -> Result<Device> {
-        let mut device = 0;
         // SAFETY: the caller has a live communicator; it only writes the number.
-        self.explained(unsafe { self.c.ncclCommCuDevice(comm.raw(), &mut device) })?;
-        Ok(Device(device))
+        written(|device| unsafe { self.c.ncclCommCuDevice(comm.raw(), device) }).map(Device)
     }
 
     /// `ncclCommUserRank`: the rank whose end it is.
@@ -185,9 +175,8 @@ impl Nccl {
     ///
     /// The communicator is live and ready.
     pub unsafe fn user_rank(&self, comm: Comm) -> Result<usize> {
-        let mut rank = 0;
         // SAFETY: the caller has a live communicator; it only writes the number.
-        self.explained(unsafe { self.c.ncclCommUserRank(comm.raw(), &mut rank) })?;
+        let rank = written(|rank| unsafe { self.c.ncclCommUserRank(comm.raw(), rank) })?;
         Ok(usize::try_from(rank).unwrap_or(0))
     }
 
@@ -204,13 +193,12 @@ impl Nccl {
         kind: DataType,
     ) -> Result<RedOp> {
         const HOST_IMMEDIATE: c_int = 1;
-        let (mut op, kind, scalar) = (0, kind as c_int, scalar.as_ptr().cast());
-        let residence = HOST_IMMEDIATE;
+        let (kind, scalar, comm) = (kind as c_int, scalar.as_ptr().cast(), comm.raw());
         // SAFETY: the caller has a live communicator; it reads one element, of at most 8 bytes, before it returns.
-        self.explained(unsafe {
-            self.c.ncclRedOpCreatePreMulSum(&mut op, scalar, kind, residence, comm.raw())
-        })?;
-        Ok(RedOp(op))
+        written(|op| unsafe {
+            self.c.ncclRedOpCreatePreMulSum(op, scalar, kind, HOST_IMMEDIATE, comm)
+        })
+        .map(RedOp)
     }
 
     /// `ncclRedOpDestroy`
@@ -220,26 +208,24 @@ impl Nccl {
     /// The communicator is live, has made the operator, and is not given it again.
     pub unsafe fn red_op_destroy(&self, comm: Comm, op: RedOp) -> Result<()> {
         // SAFETY: as the caller promises.
-        self.explained(unsafe { self.c.ncclRedOpDestroy(op.0, comm.raw()) })
+        unsafe { self.c.ncclRedOpDestroy(op.0, comm.raw()) }
     }
 
     /// `ncclGroupStart`: what this thread calls from here on is begun together, by [`group_end`](Self::group_end).
     pub fn group_start(&self) -> Result<()> {
         // SAFETY: may be called at any time, and again.
-        self.explained(unsafe { self.c.ncclGroupStart() })
+        unsafe { self.c.ncclGroupStart() }
     }
 
     /// `ncclGroupEnd`: begins what was called since the outermost [`group_start`](Self::group_start).
     pub fn group_end(&self) -> Result<()> {
         // SAFETY: without a start it is an error of its own; what was called was checked then.
-        self.explained(unsafe { self.c.ncclGroupEnd() })
+        unsafe { self.c.ncclGroupEnd() }
     }
 }
 
 /// The handle that was given.
-fn given(call: &'static str, raw: usize) -> Result<Comm> {
-    Comm::given(raw).ok_or_else(|| {
-        let text = "it gave no communicator".to_owned();
-        Failure { call, code: Failure::INTERNAL, text, last: String::new() }
-    })
+fn given(raw: usize) -> Result<Comm> {
+    let none = || Failure::new("ncclCommInitAll", Failure::INTERNAL, "it gave no communicator");
+    Comm::given(raw).ok_or_else(none)
 }

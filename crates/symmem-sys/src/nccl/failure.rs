@@ -32,9 +32,13 @@ impl Failure {
     /// `ncclInProgress`: no error; the call goes on, of a communicator that does not block.
     pub const IN_PROGRESS: i32 = 7;
 
+    /// One of which the library has said nothing.
+    pub(super) fn new(call: &'static str, code: i32, text: impl Into<String>) -> Self {
+        Self { call, code, text: text.into(), last: String::new() }
+    }
+
     pub(super) fn missing_symbol(call: &'static str, symbol: &str) -> Self {
-        let text = format!("this NCCL has no {symbol}");
-        Self { call, code: Self::MISSING, text, last: String::new() }
+        Self::new(call, Self::MISSING, format!("this NCCL has no {symbol}"))
     }
 
     /// Whether nothing is wrong, but the call is not over yet.

@@ -23,7 +23,7 @@ pub use failure::Failure;
 pub use types::*;
 
 use self::types::RawConfig;
-use crate::table::functions;
+use crate::table::{functions, written};
 use crate::{Library, Loaded, Missing};
 
 /// What a call answers.
@@ -45,77 +45,86 @@ pub const ENDPOINTS: Version = Version::new(2, 31, 2);
 functions! {
     /// The library's functions, from `nccl.h`. Handles are pointers, here as wide integers, and so are addresses of devices.
     struct Functions, Failure;
-    ncclGetVersion = "ncclGetVersion"(version: *mut c_int);
-    ncclGetUniqueId = "ncclGetUniqueId"(id: *mut UniqueId);
-    ncclCommInitRank = "ncclCommInitRank"(
-        comm: *mut usize, ranks: c_int, id: UniqueId, rank: c_int);
-    ncclCommInitRankConfig = "ncclCommInitRankConfig"(
+    ncclGetVersion(version: *mut c_int);
+    ncclGetUniqueId(id: *mut UniqueId);
+    ncclCommInitRank(comm: *mut usize, ranks: c_int, id: UniqueId, rank: c_int);
+    ncclCommInitRankConfig(
         comm: *mut usize, ranks: c_int, id: UniqueId, rank: c_int, config: *mut RawConfig);
-    ncclCommInitAll = "ncclCommInitAll"(comms: *mut usize, count: c_int, devices: *const c_int);
-    ncclCommFinalize = "ncclCommFinalize"(comm: usize);
-    ncclCommDestroy = "ncclCommDestroy"(comm: usize);
-    ncclCommAbort = "ncclCommAbort"(comm: usize);
-    ncclCommSplit = "ncclCommSplit"(
-        comm: usize, color: c_int, key: c_int, new: *mut usize, config: *mut RawConfig);
-    ncclCommShrink = "ncclCommShrink"(
+    ncclCommInitAll(comms: *mut usize, count: c_int, devices: *const c_int);
+    ncclCommFinalize(comm: usize);
+    ncclCommDestroy(comm: usize);
+    ncclCommAbort(comm: usize);
+    ncclCommSplit(comm: usize, color: c_int, key: c_int, new: *mut usize, config: *mut RawConfig);
+    ncclCommShrink(
         comm: usize, excluded: *mut c_int, count: c_int, new: *mut usize, config: *mut RawConfig,
         flags: c_int);
-    ncclCommGetAsyncError = "ncclCommGetAsyncError"(comm: usize, error: *mut c_int);
-    ncclCommCount = "ncclCommCount"(comm: usize, count: *mut c_int);
-    ncclCommCuDevice = "ncclCommCuDevice"(comm: usize, device: *mut c_int);
-    ncclCommUserRank = "ncclCommUserRank"(comm: usize, rank: *mut c_int);
-    ncclRedOpCreatePreMulSum = "ncclRedOpCreatePreMulSum"(
+    ncclCommGetAsyncError(comm: usize, error: *mut c_int);
+    ncclCommCount(comm: usize, count: *mut c_int);
+    ncclCommCuDevice(comm: usize, device: *mut c_int);
+    ncclCommUserRank(comm: usize, rank: *mut c_int);
+    ncclRedOpCreatePreMulSum(
         op: *mut c_int, scalar: *const c_void, kind: c_int, residence: c_int, comm: usize);
-    ncclRedOpDestroy = "ncclRedOpDestroy"(op: c_int, comm: usize);
-    ncclGroupStart = "ncclGroupStart"();
-    ncclGroupEnd = "ncclGroupEnd"();
-    ncclAllReduce = "ncclAllReduce"(
+    ncclRedOpDestroy(op: c_int, comm: usize);
+    ncclGroupStart();
+    ncclGroupEnd();
+    ncclAllReduce(
         from: u64, to: u64, count: usize, kind: c_int, op: c_int, comm: usize, stream: usize);
-    ncclReduce = "ncclReduce"(
+    ncclReduce(
         from: u64, to: u64, count: usize, kind: c_int, op: c_int, root: c_int, comm: usize,
         stream: usize);
-    ncclBroadcast = "ncclBroadcast"(
+    ncclBroadcast(
         from: u64, to: u64, count: usize, kind: c_int, root: c_int, comm: usize, stream: usize);
-    ncclAllGather = "ncclAllGather"(
-        from: u64, to: u64, count: usize, kind: c_int, comm: usize, stream: usize);
-    ncclReduceScatter = "ncclReduceScatter"(
+    ncclAllGather(from: u64, to: u64, count: usize, kind: c_int, comm: usize, stream: usize);
+    ncclReduceScatter(
         from: u64, to: u64, count: usize, kind: c_int, op: c_int, comm: usize, stream: usize);
-    ncclSend = "ncclSend"(
-        from: u64, count: usize, kind: c_int, peer: c_int, comm: usize, stream: usize);
-    ncclRecv = "ncclRecv"(
-        to: u64, count: usize, kind: c_int, peer: c_int, comm: usize, stream: usize);
-    ncclMemAlloc = "ncclMemAlloc"(address: *mut u64, bytes: usize);
-    ncclMemFree = "ncclMemFree"(address: u64);
-    ncclCommRegister = "ncclCommRegister"(
-        comm: usize, address: u64, bytes: usize, handle: *mut usize);
-    ncclCommDeregister = "ncclCommDeregister"(comm: usize, handle: usize);
-    ncclCommWindowRegister = "ncclCommWindowRegister"(
+    ncclSend(from: u64, count: usize, kind: c_int, peer: c_int, comm: usize, stream: usize);
+    ncclRecv(to: u64, count: usize, kind: c_int, peer: c_int, comm: usize, stream: usize);
+    ncclMemAlloc(address: *mut u64, bytes: usize);
+    ncclMemFree(address: u64);
+    ncclCommRegister(comm: usize, address: u64, bytes: usize, handle: *mut usize);
+    ncclCommDeregister(comm: usize, handle: usize);
+    ncclCommWindowRegister(
         comm: usize, address: u64, bytes: usize, window: *mut usize, flags: c_int);
-    ncclCommWindowDeregister = "ncclCommWindowDeregister"(comm: usize, window: usize);
-    ncclWinGetUserPtr = "ncclWinGetUserPtr"(comm: usize, window: usize, address: *mut u64);
-    ncclGetPeerDevicePointer = "ncclGetPeerDevicePointer"(
-        window: usize, offset: usize, peer: c_int, address: *mut u64);
-    ncclGetLsaDevicePointer = "ncclGetLsaDevicePointer"(
-        window: usize, offset: usize, rank: c_int, address: *mut u64);
-    ncclGetLsaMultimemDevicePointer = "ncclGetLsaMultimemDevicePointer"(
-        window: usize, offset: usize, address: *mut u64);
-    ncclGetPeerDeviceLeInfo = "ncclGetPeerDeviceLeInfo"(
+    ncclCommWindowDeregister(comm: usize, window: usize);
+    ncclWinGetUserPtr(comm: usize, window: usize, address: *mut u64);
+    ncclGetPeerDevicePointer(window: usize, offset: usize, peer: c_int, address: *mut u64);
+    ncclGetLsaDevicePointer(window: usize, offset: usize, rank: c_int, address: *mut u64);
+    ncclGetLsaMultimemDevicePointer(window: usize, offset: usize, address: *mut u64);
+    ncclGetPeerDeviceLeInfo(
         window: usize, offset: usize, peer: c_int, endpoint: *mut c_uint, at: *mut usize);
-    ncclGetMultimemDeviceLeInfo = "ncclGetMultimemDeviceLeInfo"(
+    ncclGetMultimemDeviceLeInfo(
         window: usize, offset: usize, endpoint: *mut c_uint, at: *mut usize);
-    ncclPutSignal = "ncclPutSignal"(
+    ncclPutSignal(
         from: u64, count: usize, kind: c_int, peer: c_int, window: usize, offset: usize,
         signal: c_int, context: c_int, flags: c_uint, comm: usize, stream: usize);
-    ncclSignal = "ncclSignal"(
+    ncclSignal(
         peer: c_int, signal: c_int, context: c_int, flags: c_uint, comm: usize, stream: usize);
-    ncclWaitSignal = "ncclWaitSignal"(
-        count: c_int, signals: *mut WaitSignal, comm: usize, stream: usize);
+    ncclWaitSignal(count: c_int, signals: *mut WaitSignal, comm: usize, stream: usize);
 }
 
 impl Functions {
-    /// A code without the library's words, which [`Nccl::explained`] adds.
+    /// A code in the library's own words. That a call goes on needs none.
     fn failure(&self, call: &'static str, code: c_int) -> Failure {
-        Failure { call, code, text: failure::words(code).to_owned(), last: String::new() }
+        if code == Failure::IN_PROGRESS {
+            return Failure::new(call, code, failure::words(code));
+        }
+        Failure { call, code, text: self.error_string(code), last: self.last_error() }
+    }
+
+    fn error_string(&self, code: c_int) -> String {
+        // SAFETY: of this type.
+        let function = unsafe { self.library.function::<ErrorString>("ncclGetErrorString") };
+        // SAFETY: it takes any number.
+        let words = function.and_then(|function| text(unsafe { function(code) }));
+        words.unwrap_or_else(|| failure::words(code).to_owned())
+    }
+
+    fn last_error(&self) -> String {
+        // SAFETY: of this type.
+        let function = unsafe { self.library.function::<LastError>("ncclGetLastError") };
+        // SAFETY: it does not look at the communicator, which may be none.
+        let words = function.and_then(|function| text(unsafe { function(0) }));
+        words.unwrap_or_default().trim().to_owned()
     }
 }
 
@@ -128,10 +137,7 @@ type LastError = unsafe extern "C" fn(usize) -> *const c_char;
 pub struct Nccl {
     /// C's side.
     c: Functions,
-    error_string: Option<ErrorString>,
-    last_error: Option<LastError>,
     version: Version,
-    library: Loaded,
 }
 
 impl fmt::Debug for Nccl {
@@ -153,21 +159,15 @@ impl Nccl {
     }
 
     fn new(library: Loaded) -> std::result::Result<Self, Missing> {
-        let missing =
-            |why| Missing { library: Library::Nccl, looked_for: Library::Nccl.sonames(), why };
-        let c = Functions::new(&library);
-        let mut code = 0;
+        let missing = |why| Library::Nccl.missing(why);
+        let c = Functions::new(library);
         // SAFETY: it only writes the number, and may be called at any time.
-        unsafe { c.ncclGetVersion(&mut code) }.map_err(|failure| missing(failure.to_string()))?;
-        let version = Version::from_code(code);
+        let code = written(|code| unsafe { c.ncclGetVersion(code) });
+        let version = Version::from_code(code.map_err(|failure| missing(failure.to_string()))?);
         if version < OLDEST {
             return Err(missing(format!("{version} is loaded, but {OLDEST} or later is needed")));
         }
-        // SAFETY: `const char *ncclGetErrorString(ncclResult_t)`.
-        let error_string = unsafe { library.function::<ErrorString>("ncclGetErrorString") };
-        // SAFETY: `const char *ncclGetLastError(ncclComm_t)`.
-        let last_error = unsafe { library.function::<LastError>("ncclGetLastError") };
-        Ok(Self { c, error_string, last_error, version, library })
+        Ok(Self { c, version })
     }
 
     /// `ncclGetVersion`
@@ -177,7 +177,7 @@ impl Nccl {
 
     /// The library's file.
     pub fn path(&self) -> Option<PathBuf> {
-        self.library.path()
+        self.c.library.path()
     }
 
     /// Whether it is of this version or later.
@@ -187,18 +187,12 @@ impl Nccl {
 
     /// `ncclGetErrorString`: a code in words.
     pub fn error_string(&self, code: c_int) -> String {
-        let Some(function) = self.error_string else { return failure::words(code).to_owned() };
-        // SAFETY: it takes any number.
-        let words = unsafe { function(code) };
-        text(words).unwrap_or_else(|| failure::words(code).to_owned())
+        self.c.error_string(code)
     }
 
     /// `ncclGetLastError`: what the library has said last of an error, of whichever call; empty where nothing.
     pub fn last_error(&self) -> String {
-        let Some(function) = self.last_error else { return String::new() };
-        // SAFETY: it does not look at the communicator, which may be none.
-        let words = unsafe { function(0) };
-        text(words).unwrap_or_default().trim().to_owned()
+        self.c.last_error()
     }
 
     /// Refuses a function of a later version.
@@ -209,27 +203,7 @@ impl Nccl {
         let Version { major, minor, patch } = version;
         let patch = if patch == 0 { String::new() } else { format!(".{patch}") };
         let text = format!("{call} needs NCCL {major}.{minor}{patch}, {} is loaded", self.version);
-        Err(Failure { call, code: Failure::MISSING, text, last: String::new() })
-    }
-
-    /// What was begun, unless the call has failed; then the library writes no more.
-    fn begun<T: Handle>(&self, answer: Result<()>, begun: Begun<T>) -> Result<Begun<T>> {
-        match self.explained(answer) {
-            Ok(()) => Ok(begun),
-            Err(failure) if failure.is_in_progress() => Ok(begun),
-            Err(failure) => Err(failure),
-        }
-    }
-
-    /// A failure in the library's own words. That a call goes on needs none.
-    fn explained<T>(&self, answer: Result<T>) -> Result<T> {
-        answer.map_err(|failure| {
-            if failure.is_unsupported() || failure.is_in_progress() {
-                return failure;
-            }
-            let text = self.error_string(failure.code);
-            Failure { text, last: self.last_error(), ..failure }
-        })
+        Err(Failure::new(call, Failure::MISSING, text))
     }
 }
 
@@ -269,10 +243,8 @@ mod tests {
 
     #[test]
     fn a_function_of_a_later_version_says_which() {
-        let library = Loaded::without_functions();
-        let c = Functions::new(&library);
-        let version = Version::new(2, 21, 5);
-        let nccl = Nccl { c, error_string: None, last_error: None, version, library };
+        let c = Functions::new(Loaded::without_functions());
+        let nccl = Nccl { c, version: Version::new(2, 21, 5) };
         let failure = nccl.mem_window_gate().unwrap_err();
         let expected = "ncclCommWindowRegister needs NCCL 2.27, 2.21.5 is loaded";
         assert_eq!(failure.to_string(), expected);

@@ -6,6 +6,8 @@ use std::fmt;
 use std::mem::offset_of;
 use std::ptr;
 
+use crate::table::handles;
+
 /// A version of the library, such as 2.28.9.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version {
@@ -42,38 +44,6 @@ impl fmt::Display for Version {
     }
 }
 
-macro_rules! handles {
-    ($($(#[$doc:meta])* $name:ident;)*) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        pub struct $name(usize);
-
-        impl $name {
-            /// The handle that somebody else has obtained from the same library.
-            ///
-            /// # Safety
-            ///
-            /// It is live, of this kind, and stays so while it is in use.
-            pub const unsafe fn from_raw(raw: usize) -> Self {
-                Self(raw)
-            }
-
-            /// The library's own value.
-            pub const fn raw(self) -> usize {
-                self.0
-            }
-        }
-
-        impl Sealed for $name {}
-
-        impl Handle for $name {
-            fn given(raw: usize) -> Option<Self> {
-                (raw != 0).then_some(Self(raw))
-            }
-        }
-    )*};
-}
-
 mod sealed {
     /// Only the library's handles are handles.
     pub trait Sealed {}
@@ -88,13 +58,28 @@ pub trait Handle: Sealed + Copy {
 }
 
 handles! {
+    "library":
     /// `ncclComm_t`: this rank's end of a communicator.
-    Comm;
+    Comm(usize);
     /// `ncclWindow_t`: memory of all ranks that was registered together.
-    Window;
+    Window(usize);
     /// What `ncclCommRegister` gives: memory of this rank that was registered.
-    Registration;
+    Registration(usize);
 }
+
+macro_rules! given {
+    ($($name:ident),*) => {$(
+        impl Sealed for $name {}
+
+        impl Handle for $name {
+            fn given(raw: usize) -> Option<Self> {
+                (raw != 0).then_some(Self::new(raw))
+            }
+        }
+    )*};
+}
+
+given!(Comm, Window, Registration);
 
 /// `ncclUniqueId`: what the ranks of a communicator find each other by.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

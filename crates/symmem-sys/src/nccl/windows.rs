@@ -9,14 +9,13 @@ use super::{
     Window, WindowFlags, int,
 };
 use crate::cuda::Stream;
+use crate::table::written;
 
 impl Nccl {
     /// `ncclMemAlloc`: so many bytes or more of the device whose context is current, in a way that suits windows.
     pub fn mem_alloc(&self, bytes: usize) -> Result<u64> {
-        let mut address = 0;
         // SAFETY: it only writes the address.
-        self.explained(unsafe { self.c.ncclMemAlloc(&mut address, bytes) })?;
-        Ok(address)
+        written(|address| unsafe { self.c.ncclMemAlloc(address, bytes) })
     }
 
     /// `ncclMemFree`
@@ -26,7 +25,7 @@ impl Nccl {
     /// The address is one of [`mem_alloc`](Self::mem_alloc), and neither it nor a window of it is used again.
     pub unsafe fn mem_free(&self, address: u64) -> Result<()> {
         // SAFETY: as the caller promises.
-        self.explained(unsafe { self.c.ncclMemFree(address) })
+        unsafe { self.c.ncclMemFree(address) }
     }
 
     /// `ncclCommRegister`: tells the communicator of memory that calls will often be given.
@@ -40,12 +39,10 @@ impl Nccl {
         address: u64,
         bytes: usize,
     ) -> Result<Option<Registration>> {
-        let mut handle = 0;
+        let comm = comm.raw();
         // SAFETY: as the caller promises; it writes the handle.
-        let done = unsafe { self.c.ncclCommRegister(comm.raw(), address, bytes, &mut handle) };
-        self.explained(done)?;
-        // Where registration does not help, the library gives none.
-        Ok(Registration::given(handle))
+        written(|handle| unsafe { self.c.ncclCommRegister(comm, address, bytes, handle) })
+            .map(Registration::given) // where registration does not help, the library gives none
     }
 
     /// `ncclCommDeregister`
@@ -55,7 +52,7 @@ impl Nccl {
     /// The communicator is live, and the registration is one of it that is not used again.
     pub unsafe fn deregister(&self, comm: Comm, registration: Registration) -> Result<()> {
         // SAFETY: as the caller promises.
-        self.explained(unsafe { self.c.ncclCommDeregister(comm.raw(), registration.raw()) })
+        unsafe { self.c.ncclCommDeregister(comm.raw(), registration.raw()) }
     }
 
     /// `ncclCommWindowRegister` (2.27): a window onto as many bytes of every rank, all of whom call this.
@@ -73,11 +70,11 @@ impl Nccl {
         flags: WindowFlags,
     ) -> Result<Begun<Window>> {
         self.needs("ncclCommWindowRegister", WINDOWS)?;
-        let begun = Begun::new();
-        let (comm, slot, flags) = (comm.raw(), begun.slot(), flags as c_int);
+        let (comm, flags) = (comm.raw(), flags as c_int);
         // SAFETY: as the caller promises; it writes the handle, now or later.
-        let done = unsafe { self.c.ncclCommWindowRegister(comm, address, bytes, slot, flags) };
-        self.begun(done, begun)
+        Begun::by(|slot| unsafe {
+            self.c.ncclCommWindowRegister(comm, address, bytes, slot, flags)
+        })
     }
 
     /// `ncclCommWindowDeregister` (2.27)
@@ -88,7 +85,7 @@ impl Nccl {
     pub unsafe fn window_deregister(&self, comm: Comm, window: Window) -> Result<()> {
         self.needs("ncclCommWindowDeregister", WINDOWS)?;
         // SAFETY: as the caller promises.
-        self.explained(unsafe { self.c.ncclCommWindowDeregister(comm.raw(), window.raw()) })
+        unsafe { self.c.ncclCommWindowDeregister(comm.raw(), window.raw()) }
     }
 
     /// `ncclWinGetUserPtr` (2.29): the address that was registered.
@@ -98,11 +95,8 @@ impl Nccl {
     /// The communicator is live, and so is the window, of it.
     pub unsafe fn window_address(&self, comm: Comm, window: Window) -> Result<u64> {
         self.needs("ncclWinGetUserPtr", SIGNALS)?;
-        let mut address = 0;
         // SAFETY: as the caller promises; it writes the address.
-        let done = unsafe { self.c.ncclWinGetUserPtr(comm.raw(), window.raw(), &mut address) };
-        self.explained(done)?;
-        Ok(address)
+        written(|address| unsafe { self.c.ncclWinGetUserPtr(comm.raw(), window.raw(), address) })
     }
 
     /// `ncclGetPeerDevicePointer` (2.29): where this device finds the window of `peer`, a rank of the communicator; none
@@ -118,11 +112,10 @@ impl Nccl {
         peer: usize,
     ) -> Result<Option<u64>> {
         self.needs("ncclGetPeerDevicePointer", SIGNALS)?;
-        let mut address = 0;
         let (raw, peer) = (window.raw(), int(peer));
         // SAFETY: as the caller promises; it writes the address.
-        let done = unsafe { self.c.ncclGetPeerDevicePointer(raw, offset, peer, &mut address) };
-        self.explained(done)?;
+        let address =
+            written(|at| unsafe { self.c.ncclGetPeerDevicePointer(raw, offset, peer, at) })?;
         Ok((address != 0).then_some(address))
     }
 
@@ -133,12 +126,9 @@ impl Nccl {
     /// The window is live.
     pub unsafe fn lsa_address(&self, window: Window, offset: usize, rank: usize) -> Result<u64> {
         self.needs("ncclGetLsaDevicePointer", SIGNALS)?;
-        let mut address = 0;
         let (raw, rank) = (window.raw(), int(rank));
         // SAFETY: as the caller promises; it writes the address.
-        let done = unsafe { self.c.ncclGetLsaDevicePointer(raw, offset, rank, &mut address) };
-        self.explained(done)?;
-        Ok(address)
+        written(|address| unsafe { self.c.ncclGetLsaDevicePointer(raw, offset, rank, address) })
     }
 
     /// `ncclGetLsaMultimemDevicePointer` (2.29): where one store reaches all ranks' windows; none without multicast.
@@ -147,13 +137,11 @@ impl Nccl {
     ///
     /// The window is live.
     pub unsafe fn multimem_address(&self, window: Window, offset: usize) -> Result<Option<u64>> {
-        let call = "ncclGetLsaMultimemDevicePointer";
-        self.needs(call, SIGNALS)?;
-        let mut address = 0;
+        self.needs("ncclGetLsaMultimemDevicePointer", SIGNALS)?;
+        let window = window.raw();
         // SAFETY: as the caller promises; it writes the address.
-        let done =
-            unsafe { self.c.ncclGetLsaMultimemDevicePointer(window.raw(), offset, &mut address) };
-        self.explained(done)?;
+        let address =
+            written(|at| unsafe { self.c.ncclGetLsaMultimemDevicePointer(window, offset, at) })?;
         Ok((address != 0).then_some(address))
     }
 
@@ -172,9 +160,7 @@ impl Nccl {
         let (mut endpoint, mut at) = (0, 0);
         let (raw, peer) = (window.raw(), int(peer));
         // SAFETY: as the caller promises; it writes the two numbers.
-        let done =
-            unsafe { self.c.ncclGetPeerDeviceLeInfo(raw, offset, peer, &mut endpoint, &mut at) };
-        self.explained(done)?;
+        unsafe { self.c.ncclGetPeerDeviceLeInfo(raw, offset, peer, &mut endpoint, &mut at) }?;
         Ok((endpoint, at))
     }
 
@@ -187,10 +173,9 @@ impl Nccl {
         self.needs("ncclGetMultimemDeviceLeInfo", ENDPOINTS)?;
         let (mut endpoint, mut at) = (0, 0);
         // SAFETY: as the caller promises; it writes the two numbers.
-        let done = unsafe {
+        unsafe {
             self.c.ncclGetMultimemDeviceLeInfo(window.raw(), offset, &mut endpoint, &mut at)
-        };
-        self.explained(done)?;
+        }?;
         Ok((endpoint, at))
     }
 
@@ -214,11 +199,10 @@ impl Nccl {
         let (kind, peer, window) = (span.kind as c_int, int(peer), window.raw());
         let (comm, stream) = (comm.raw(), stream.raw());
         // SAFETY: as the caller promises. Signal, context and flags are 0, as there are no others yet.
-        let done = unsafe {
+        unsafe {
             self.c
                 .ncclPutSignal(from, span.count, kind, peer, window, offset, 0, 0, 0, comm, stream)
-        };
-        self.explained(done)
+        }
     }
 
     /// `ncclSignal` (2.29): a signal to the peer, when the stream gets there.
@@ -229,8 +213,7 @@ impl Nccl {
     pub unsafe fn signal(&self, comm: Comm, peer: usize, stream: Stream) -> Result<()> {
         self.needs("ncclSignal", SIGNALS)?;
         // SAFETY: as the caller promises. Signal, context and flags are 0, as there are no others yet.
-        let done = unsafe { self.c.ncclSignal(int(peer), 0, 0, 0, comm.raw(), stream.raw()) };
-        self.explained(done)
+        unsafe { self.c.ncclSignal(int(peer), 0, 0, 0, comm.raw(), stream.raw()) }
     }
 
     /// `ncclWaitSignal` (2.29): has the stream wait for these signals.
@@ -248,7 +231,6 @@ impl Nccl {
         let mut signals = signals.to_vec();
         let (count, comm, stream) = (int(signals.len()), comm.raw(), stream.raw());
         // SAFETY: as the caller promises; it reads so many descriptions.
-        let done = unsafe { self.c.ncclWaitSignal(count, signals.as_mut_ptr(), comm, stream) };
-        self.explained(done)
+        unsafe { self.c.ncclWaitSignal(count, signals.as_mut_ptr(), comm, stream) }
     }
 }

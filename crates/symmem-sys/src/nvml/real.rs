@@ -2,23 +2,16 @@
 #![allow(unsafe_code)] // S4
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_ulong};
-use std::fmt;
 
 use super::{Absent, Ancestor, Device, Fabric, Failure, LinkEnd, Nvml, P2p, P2pStatus, Result};
-use crate::table::functions;
-use crate::{Library, Loaded};
+use crate::Library;
+use crate::table::{functions, written, written_text};
 
 /// NVML of this machine. Implements [`Nvml`].
+#[derive(Debug)]
 pub struct Management {
     /// C's side.
     c: Functions,
-    library: Loaded,
-}
-
-impl fmt::Debug for Management {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Management").field(&self.library).finish()
-    }
 }
 
 /// `nvmlPciInfo_t`
@@ -55,29 +48,22 @@ functions! {
     /// The library's functions, from `nvml.h`. A device is a pointer, here as a wide integer.
     struct Functions, Failure;
     nvmlInit = "nvmlInit_v2"();
-    nvmlSystemGetDriverVersion = "nvmlSystemGetDriverVersion"(version: *mut c_char, length: c_uint);
+    nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uint);
     nvmlDeviceGetCount = "nvmlDeviceGetCount_v2"(count: *mut c_uint);
-    nvmlDeviceGetHandleByIndex = "nvmlDeviceGetHandleByIndex_v2"(
-        index: c_uint, device: *mut usize);
+    nvmlDeviceGetHandleByIndex = "nvmlDeviceGetHandleByIndex_v2"(index: c_uint, device: *mut usize);
     nvmlDeviceGetHandleByPciBusId = "nvmlDeviceGetHandleByPciBusId_v2"(
         id: *const c_char, device: *mut usize);
-    nvmlDeviceGetName = "nvmlDeviceGetName"(device: usize, name: *mut c_char, length: c_uint);
-    nvmlDeviceGetUUID = "nvmlDeviceGetUUID"(device: usize, uuid: *mut c_char, length: c_uint);
+    nvmlDeviceGetName(device: usize, name: *mut c_char, length: c_uint);
+    nvmlDeviceGetUUID(device: usize, uuid: *mut c_char, length: c_uint);
     nvmlDeviceGetPciInfo = "nvmlDeviceGetPciInfo_v3"(device: usize, info: *mut PciInfo);
-    nvmlDeviceGetP2PStatus = "nvmlDeviceGetP2PStatus"(
-        device: usize, peer: usize, what: c_int, status: *mut c_int);
-    nvmlDeviceGetNvLinkState = "nvmlDeviceGetNvLinkState"(
-        device: usize, link: c_uint, active: *mut c_int);
-    nvmlDeviceGetNvLinkRemoteDeviceType = "nvmlDeviceGetNvLinkRemoteDeviceType"(
-        device: usize, link: c_uint, kind: *mut c_int);
+    nvmlDeviceGetP2PStatus(device: usize, peer: usize, what: c_int, status: *mut c_int);
+    nvmlDeviceGetNvLinkState(device: usize, link: c_uint, active: *mut c_int);
+    nvmlDeviceGetNvLinkRemoteDeviceType(device: usize, link: c_uint, kind: *mut c_int);
     nvmlDeviceGetNvLinkRemotePciInfo = "nvmlDeviceGetNvLinkRemotePciInfo_v2"(
         device: usize, link: c_uint, info: *mut PciInfo);
-    nvmlDeviceGetTopologyCommonAncestor = "nvmlDeviceGetTopologyCommonAncestor"(
-        device: usize, peer: usize, level: *mut c_int);
-    nvmlDeviceGetCpuAffinity = "nvmlDeviceGetCpuAffinity"(
-        device: usize, words: c_uint, set: *mut c_ulong);
-    nvmlDeviceGetGpuFabricInfoV = "nvmlDeviceGetGpuFabricInfoV"(
-        device: usize, info: *mut FabricInfo);
+    nvmlDeviceGetTopologyCommonAncestor(device: usize, peer: usize, level: *mut c_int);
+    nvmlDeviceGetCpuAffinity(device: usize, words: c_uint, set: *mut c_ulong);
+    nvmlDeviceGetGpuFabricInfoV(device: usize, info: *mut FabricInfo);
 }
 
 impl Functions {
@@ -103,8 +89,7 @@ impl Functions {
 
 impl Management {
     pub(super) fn open() -> std::result::Result<Self, Absent> {
-        let library = crate::load(Library::Nvml)?;
-        let found = Self { c: Functions::new(&library), library };
+        let found = Self { c: Functions::new(crate::load(Library::Nvml)?) };
         // SAFETY: may be called at any time, and again.
         unsafe { found.c.nvmlInit() }?;
         Ok(found)
@@ -113,58 +98,48 @@ impl Management {
 
 impl Nvml for Management {
     fn driver_version(&self) -> Result<String> {
-        let mut version = [0_u8; 80];
         // SAFETY: it writes at most 80 bytes.
-        unsafe { self.c.nvmlSystemGetDriverVersion(version.as_mut_ptr().cast(), 80) }?;
-        Ok(text(&version))
+        written_text::<80, _>(|version| unsafe { self.c.nvmlSystemGetDriverVersion(version, 80) })
     }
 
     fn device_count(&self) -> Result<u32> {
-        let mut count = 0;
         // SAFETY: it only writes the number.
-        unsafe { self.c.nvmlDeviceGetCount(&mut count) }?;
-        Ok(count)
+        written(|count| unsafe { self.c.nvmlDeviceGetCount(count) })
     }
 
     fn device_by_index(&self, index: u32) -> Result<Device> {
-        let mut device = 0;
         // SAFETY: it only writes the handle.
-        unsafe { self.c.nvmlDeviceGetHandleByIndex(index, &mut device) }?;
-        Ok(Device(device))
+        written(|device| unsafe { self.c.nvmlDeviceGetHandleByIndex(index, device) }).map(Device)
     }
 
     fn device_by_pci(&self, bus_id: &str) -> Result<Device> {
-        let (id, mut device) = (CString::new(bus_id).unwrap_or_default(), 0);
+        let id = CString::new(bus_id).unwrap_or_default();
         // SAFETY: it reads up to the zero, and writes the handle.
-        unsafe { self.c.nvmlDeviceGetHandleByPciBusId(id.as_ptr(), &mut device) }?;
-        Ok(Device(device))
+        written(|device| unsafe { self.c.nvmlDeviceGetHandleByPciBusId(id.as_ptr(), device) })
+            .map(Device)
     }
 
     fn name(&self, device: Device) -> Result<String> {
-        let mut name = [0_u8; 96];
         // SAFETY: it writes at most 96 bytes.
-        unsafe { self.c.nvmlDeviceGetName(device.0, name.as_mut_ptr().cast(), 96) }?;
-        Ok(text(&name))
+        written_text::<96, _>(|name| unsafe { self.c.nvmlDeviceGetName(device.0, name, 96) })
     }
 
     fn uuid(&self, device: Device) -> Result<String> {
-        let mut uuid = [0_u8; 96];
         // SAFETY: it writes at most 96 bytes.
-        unsafe { self.c.nvmlDeviceGetUUID(device.0, uuid.as_mut_ptr().cast(), 96) }?;
-        Ok(text(&uuid))
+        written_text::<96, _>(|uuid| unsafe { self.c.nvmlDeviceGetUUID(device.0, uuid, 96) })
     }
 
     fn pci_bus_id(&self, device: Device) -> Result<String> {
-        let mut info = PciInfo::default();
         // SAFETY: it fills the structure.
-        unsafe { self.c.nvmlDeviceGetPciInfo(device.0, &mut info) }?;
-        Ok(bus_id(&info))
+        written(|info| unsafe { self.c.nvmlDeviceGetPciInfo(device.0, info) })
+            .map(|info| bus_id(&info))
     }
 
     fn p2p_status(&self, device: Device, peer: Device, what: P2p) -> Result<P2pStatus> {
-        let mut status = 0;
         // SAFETY: it only writes the number.
-        unsafe { self.c.nvmlDeviceGetP2PStatus(device.0, peer.0, what as c_int, &mut status) }?;
+        let status = written(|status| unsafe {
+            self.c.nvmlDeviceGetP2PStatus(device.0, peer.0, what as c_int, status)
+        })?;
         Ok(match status {
             0 => P2pStatus::Ok,
             1 => P2pStatus::Chipset,
@@ -177,16 +152,17 @@ impl Nvml for Management {
     }
 
     fn link_active(&self, device: Device, link: u32) -> Result<bool> {
-        let mut active = 0;
         // SAFETY: it only writes the number.
-        unsafe { self.c.nvmlDeviceGetNvLinkState(device.0, link, &mut active) }?;
+        let active =
+            written(|active| unsafe { self.c.nvmlDeviceGetNvLinkState(device.0, link, active) })?;
         Ok(active != 0)
     }
 
     fn link_end(&self, device: Device, link: u32) -> Result<LinkEnd> {
-        let mut kind = 0;
         // SAFETY: it only writes the number.
-        unsafe { self.c.nvmlDeviceGetNvLinkRemoteDeviceType(device.0, link, &mut kind) }?;
+        let kind = written(|kind| unsafe {
+            self.c.nvmlDeviceGetNvLinkRemoteDeviceType(device.0, link, kind)
+        })?;
         Ok(match kind {
             0 => LinkEnd::Gpu,
             2 => LinkEnd::Switch,
@@ -195,16 +171,16 @@ impl Nvml for Management {
     }
 
     fn link_remote(&self, device: Device, link: u32) -> Result<String> {
-        let mut info = PciInfo::default();
         // SAFETY: it fills the structure.
-        unsafe { self.c.nvmlDeviceGetNvLinkRemotePciInfo(device.0, link, &mut info) }?;
-        Ok(bus_id(&info))
+        written(|info| unsafe { self.c.nvmlDeviceGetNvLinkRemotePciInfo(device.0, link, info) })
+            .map(|info| bus_id(&info))
     }
 
     fn common_ancestor(&self, device: Device, peer: Device) -> Result<Ancestor> {
-        let mut level = 0;
         // SAFETY: it only writes the number.
-        unsafe { self.c.nvmlDeviceGetTopologyCommonAncestor(device.0, peer.0, &mut level) }?;
+        let level = written(|level| unsafe {
+            self.c.nvmlDeviceGetTopologyCommonAncestor(device.0, peer.0, level)
+        })?;
         Ok(match level {
             0 => Ancestor::Internal,
             1..=10 => Ancestor::Single,
@@ -229,12 +205,6 @@ impl Nvml for Management {
         let FabricInfo { cluster, status, clique, state, health, .. } = info;
         Ok(Fabric { cluster, clique, state, status, health })
     }
-}
-
-/// The text in a buffer, up to the first zero.
-fn text(buffer: &[u8]) -> String {
-    let end = buffer.iter().position(|&byte| byte == 0).unwrap_or(buffer.len());
-    String::from_utf8_lossy(&buffer[..end]).into_owned()
 }
 
 /// As the kernel and the CUDA driver write it; the library writes more zeros, in capitals.

@@ -7,14 +7,6 @@ use super::raw::{INIT_WITH_UNIQUE_ID, InitAttr, RawUniqueId, Reduce, TEAM_INVALI
 use super::{Compare, Failure, Nvshmem, Result, SignalOp, Status, Team, UniqueId};
 use crate::cuda::{Module, Stream};
 
-/// A status of 0 is success.
-fn checked(call: &'static str, status: Result<c_int>) -> Result<()> {
-    match status? {
-        0 => Ok(()),
-        other => Err(Failure::status(call, other)),
-    }
-}
-
 /// An address, where the library gave one.
 fn given(address: Result<u64>) -> Result<Option<u64>> {
     address.map(|address| (address != 0).then_some(address))
@@ -52,7 +44,7 @@ impl Nvshmem {
     pub fn unique_id(&self) -> Result<UniqueId> {
         let mut id = RawUniqueId::EMPTY;
         // SAFETY: it writes a structure of that version and size.
-        checked("nvshmemx_get_uniqueid", unsafe { self.c.nvshmemx_get_uniqueid(&mut id) })?;
+        unsafe { self.c.nvshmemx_get_uniqueid(&mut id) }?;
         Ok(UniqueId(id.to_bytes()))
     }
 
@@ -62,8 +54,7 @@ impl Nvshmem {
         let mut attributes = InitAttr::new(&id, rank, ranks);
         let flags = INIT_WITH_UNIQUE_ID;
         // SAFETY: structures of the version and size that they say, which outlive the call.
-        let status = unsafe { self.c.nvshmemx_hostlib_init_attr(flags, &mut attributes) };
-        checked("nvshmemx_hostlib_init_attr", status)
+        unsafe { self.c.nvshmemx_hostlib_init_attr(flags, &mut attributes) }
     }
 }
 
@@ -117,11 +108,10 @@ impl Nvshmem {
     pub fn split(&self, parent: Team, start: i32, stride: i32, size: i32) -> Result<Option<Team>> {
         let (mut team, config) = (TEAM_INVALID, std::ptr::null());
         // SAFETY: it writes the number; no configuration is given, and no bit says that there is one.
-        let status = unsafe {
+        unsafe {
             let c = &self.c;
             c.nvshmem_team_split_strided(parent.0, start, stride, size, config, 0, &mut team)
-        };
-        checked("nvshmem_team_split_strided", status)?;
+        }?;
         Ok((team != TEAM_INVALID).then_some(Team(team)))
     }
 
@@ -152,15 +142,13 @@ impl Nvshmem {
     /// Makes a module whose kernels call NVSHMEM usable.
     pub fn module_init(&self, module: Module) -> Result<()> {
         // SAFETY: a live module; the library sets variables that it has for this.
-        let status = unsafe { self.c.nvshmemx_cumodule_init(module.raw()) };
-        checked("nvshmemx_cumodule_init", status)
+        unsafe { self.c.nvshmemx_cumodule_init(module.raw()) }
     }
 
     /// The counterpart, before such a module is unloaded.
     pub fn module_finalize(&self, module: Module) -> Result<()> {
         // SAFETY: a live module that was made usable.
-        let status = unsafe { self.c.nvshmemx_cumodule_finalize(module.raw()) };
-        checked("nvshmemx_cumodule_finalize", status)
+        unsafe { self.c.nvshmemx_cumodule_finalize(module.raw()) }
     }
 }
 
@@ -236,15 +224,13 @@ impl Nvshmem {
     /// A barrier of a team's PEs; what they have put is there.
     pub unsafe fn barrier(&self, team: Team, s: Stream) -> Result<()> {
         // SAFETY: as the caller promises.
-        let status = unsafe { self.c.nvshmemx_barrier_on_stream(team.0, s.raw()) };
-        checked("nvshmemx_barrier_on_stream", status)
+        unsafe { self.c.nvshmemx_barrier_on_stream(team.0, s.raw()) }
     }
 
     /// The team's PEs synchronise; it is not said whether what they have put is there.
     pub unsafe fn sync(&self, team: Team, s: Stream) -> Result<()> {
         // SAFETY: as the caller promises.
-        let status = unsafe { self.c.nvshmemx_team_sync_on_stream(team.0, s.raw()) };
-        checked("nvshmemx_team_sync_on_stream", status)
+        unsafe { self.c.nvshmemx_team_sync_on_stream(team.0, s.raw()) }
     }
 
     /// `to` becomes PE `root`'s `from` on all PEs of the team.
@@ -259,9 +245,7 @@ impl Nvshmem {
     ) -> Result<()> {
         let c = &self.c;
         // SAFETY: as the caller promises.
-        let status =
-            unsafe { c.nvshmemx_broadcastmem_on_stream(team.0, to, from, bytes, root, s.raw()) };
-        checked("nvshmemx_broadcastmem_on_stream", status)
+        unsafe { c.nvshmemx_broadcastmem_on_stream(team.0, to, from, bytes, root, s.raw()) }
     }
 
     /// Each PE's `from` has `bytes` for each; `to` becomes those for this one, by PE.
@@ -274,9 +258,7 @@ impl Nvshmem {
         s: Stream,
     ) -> Result<()> {
         // SAFETY: as the caller promises.
-        let status =
-            unsafe { self.c.nvshmemx_alltoallmem_on_stream(team.0, to, from, bytes, s.raw()) };
-        checked("nvshmemx_alltoallmem_on_stream", status)
+        unsafe { self.c.nvshmemx_alltoallmem_on_stream(team.0, to, from, bytes, s.raw()) }
     }
 
     /// `to` becomes `bytes` of each PE's `from`, by PE.
@@ -289,9 +271,7 @@ impl Nvshmem {
         s: Stream,
     ) -> Result<()> {
         // SAFETY: as the caller promises.
-        let status =
-            unsafe { self.c.nvshmemx_fcollectmem_on_stream(team.0, to, from, bytes, s.raw()) };
-        checked("nvshmemx_fcollectmem_on_stream", status)
+        unsafe { self.c.nvshmemx_fcollectmem_on_stream(team.0, to, from, bytes, s.raw()) }
     }
 
     /// `to` becomes the reduction of all PEs' `from`, `count` elements, in an order of the library's. `kind` and `op` are its
@@ -307,12 +287,16 @@ impl Nvshmem {
     ) -> Result<()> {
         let symbol = format!("nvshmemx_{kind}_{op}_reduce_on_stream");
         // SAFETY: all functions of that form have this type.
-        let function = unsafe { self.library.function::<Reduce>(&symbol) };
+        let function = unsafe { self.c.library.function::<Reduce>(&symbol) };
         let call = "nvshmemx_reduce_on_stream";
-        let why = || format!("this version of NVSHMEM has no {symbol}");
-        let missing = || Failure { call, status: None, why: why() };
+        let Some(function) = function else {
+            let why = format!("this version of NVSHMEM has no {symbol}");
+            return Err(Failure { call, status: None, why });
+        };
         // SAFETY: as the caller promises.
-        let status = unsafe { function.ok_or_else(missing)?(team.0, to, from, count, s.raw()) };
-        checked(call, Ok(status))
+        match unsafe { function(team.0, to, from, count, s.raw()) } {
+            0 => Ok(()),
+            status => Err(self.c.failure(call, status)),
+        }
     }
 }

@@ -8,10 +8,12 @@
 mod calls;
 mod raw;
 
+use std::ffi::{c_int, c_long, c_uint};
 use std::fmt;
 use std::path::Path;
 
-use self::raw::Functions;
+use self::raw::{InitAttr, RawUniqueId};
+use crate::table::functions;
 use crate::{Library, Loaded, Missing, load, load_file};
 
 /// What a call answers.
@@ -30,11 +32,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    fn status(call: &'static str, status: i32) -> Self {
-        Self { call, status: Some(status), why: format!("status {status}") }
-    }
-
-    fn missing_symbol(call: &'static str) -> Self {
+    fn missing_symbol(call: &'static str, _symbol: &str) -> Self {
         let why = "this version of NVSHMEM does not have it".to_owned();
         Self { call, status: None, why }
     }
@@ -104,17 +102,57 @@ pub enum Compare {
     GreaterOrEqual = 5,
 }
 
+functions! {
+    /// The library's functions, from `nvshmem_host.h`. Addresses are of device memory, so numbers.
+    struct Functions, Failure;
+    nvshmemx_vendor_get_version_info(major: *mut c_int, minor: *mut c_int, patch: *mut c_int) -> ();
+    nvshmemx_init_status() -> c_int;
+    nvshmemx_get_uniqueid(id: *mut RawUniqueId);
+    nvshmemx_hostlib_init_attr(flags: c_uint, attributes: *mut InitAttr);
+    nvshmemx_hostlib_finalize() -> ();
+    nvshmem_malloc(bytes: usize) -> u64;
+    nvshmem_align(alignment: usize, bytes: usize) -> u64;
+    nvshmem_free(address: u64) -> ();
+    nvshmem_ptr(address: u64, pe: c_int) -> u64;
+    nvshmemx_mc_ptr(team: c_int, address: u64) -> u64;
+    nvshmem_team_split_strided(
+        parent: c_int, start: c_int, stride: c_int, size: c_int, config: *const u8, mask: c_long,
+        team: *mut c_int);
+    nvshmem_team_destroy(team: c_int) -> ();
+    nvshmem_team_my_pe(team: c_int) -> c_int;
+    nvshmem_team_n_pes(team: c_int) -> c_int;
+    nvshmem_team_translate_pe(from: c_int, pe: c_int, to: c_int) -> c_int;
+    nvshmemx_cumodule_init(module: usize);
+    nvshmemx_cumodule_finalize(module: usize);
+    nvshmemx_putmem_on_stream(to: u64, from: u64, bytes: usize, pe: c_int, stream: usize) -> ();
+    nvshmemx_getmem_on_stream(to: u64, from: u64, bytes: usize, pe: c_int, stream: usize) -> ();
+    nvshmemx_putmem_signal_on_stream(
+        to: u64, from: u64, bytes: usize, signal: u64, value: u64, op: c_int, pe: c_int,
+        stream: usize) -> ();
+    nvshmemx_signal_op_on_stream(
+        signal: u64, value: u64, op: c_int, pe: c_int, stream: usize) -> ();
+    nvshmemx_signal_wait_until_on_stream(
+        signal: u64, compare: c_int, value: u64, stream: usize) -> ();
+    nvshmemx_quiet_on_stream(stream: usize) -> ();
+    nvshmemx_barrier_on_stream(team: c_int, stream: usize);
+    nvshmemx_team_sync_on_stream(team: c_int, stream: usize);
+    nvshmemx_broadcastmem_on_stream(
+        team: c_int, to: u64, from: u64, bytes: usize, root: c_int, stream: usize);
+    nvshmemx_alltoallmem_on_stream(team: c_int, to: u64, from: u64, bytes: usize, stream: usize);
+    nvshmemx_fcollectmem_on_stream(team: c_int, to: u64, from: u64, bytes: usize, stream: usize);
+}
+
+impl Functions {
+    fn failure(&self, call: &'static str, status: c_int) -> Failure {
+        Failure { call, status: Some(status), why: format!("status {status}") }
+    }
+}
+
 /// NVSHMEM's host library.
+#[derive(Debug)]
 pub struct Nvshmem {
     /// C's side.
     c: Functions,
-    library: Loaded,
-}
-
-impl fmt::Debug for Nvshmem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Nvshmem").field(&self.library).finish()
-    }
 }
 
 impl Nvshmem {
@@ -134,9 +172,9 @@ impl Nvshmem {
         type Calls = unsafe extern "C" fn(*const std::ffi::c_char) -> i32;
         type Live = unsafe extern "C" fn() -> i32;
         // SAFETY: the fake library declares it so.
-        let calls = unsafe { self.library.function::<Calls>("symmem_fake_nvshmem_calls") }?;
+        let calls = unsafe { self.c.library.function::<Calls>("symmem_fake_nvshmem_calls") }?;
         // SAFETY: likewise.
-        let live = unsafe { self.library.function::<Live>("symmem_fake_nvshmem_live") }?;
+        let live = unsafe { self.c.library.function::<Live>("symmem_fake_nvshmem_live") }?;
         // SAFETY: a C string.
         let calls = unsafe { calls(function.as_ptr()) };
         // SAFETY: it takes nothing.
@@ -144,7 +182,7 @@ impl Nvshmem {
     }
 
     fn of(library: Loaded) -> Self {
-        Self { c: Functions::new(&library), library }
+        Self { c: Functions::new(library) }
     }
 }
 

@@ -1,8 +1,6 @@
-//! Structures and functions of `nvshmem_host.h`, as 3.4 and 3.8 have them alike.
+//! Structures of `nvshmem_host.h`, as 3.4 and 3.8 have them alike.
 
-use std::ffi::{c_int, c_long, c_uint};
-
-use super::{Failure, Result};
+use std::ffi::{c_int, c_uint};
 
 /// `NVSHMEMX_INIT_WITH_UNIQUEID`
 pub(super) const INIT_WITH_UNIQUE_ID: c_uint = 1 << 3;
@@ -75,88 +73,6 @@ impl InitAttr {
 
 /// `nvshmemx_<type>_<op>_reduce_on_stream`
 pub(super) type Reduce = unsafe extern "C" fn(c_int, u64, u64, usize, usize) -> c_int;
-
-/// A struct with one pointer for each function, and a method for each that calls it: as `table::functions`, for functions
-/// that return other things than a status.
-macro_rules! functions {
-    ($($name:ident($($argument:ident: $type:ty),* $(,)?) -> $answer:ty;)*) => {
-        /// The library's functions, from `nvshmem_host.h`. Addresses are of device memory, so numbers.
-        pub(super) struct Functions {
-            $($name: Option<unsafe extern "C" fn($($type),*) -> $answer>,)*
-        }
-
-        #[allow(unsafe_code)] // S4
-        #[allow(clippy::missing_safety_doc, clippy::too_many_arguments)]
-        impl Functions {
-            /// Looks up every function; calls of a missing one fail.
-            pub(super) fn new(library: &crate::Loaded) -> Self {
-                Self {
-                    $(
-                        // SAFETY: the line of the table was copied from the library's public header.
-                        $name: unsafe { library.function(stringify!($name)) },
-                    )*
-                }
-            }
-
-            /// The functions that are not there.
-            pub(super) fn missing(&self) -> Vec<&'static str> {
-                let all = [$((stringify!($name), self.$name.is_some()),)*];
-                all.into_iter().filter(|(_, there)| !there).map(|(name, _)| name).collect()
-            }
-
-            $(
-                pub(super) unsafe fn $name(&self $(, $argument: $type)*) -> Result<$answer> {
-                    let Some(function) = self.$name else {
-                        return Err(Failure::missing_symbol(stringify!($name)));
-                    };
-                    // SAFETY: the signature is the header's, and the caller keeps what the documentation of the
-                    // function asks for.
-                    Ok(unsafe { function($($argument),*) })
-                }
-            )*
-        }
-    };
-}
-
-functions! {
-    nvshmemx_vendor_get_version_info(major: *mut c_int, minor: *mut c_int, patch: *mut c_int) -> ();
-    nvshmemx_init_status() -> c_int;
-    nvshmemx_get_uniqueid(id: *mut RawUniqueId) -> c_int;
-    nvshmemx_hostlib_init_attr(flags: c_uint, attributes: *mut InitAttr) -> c_int;
-    nvshmemx_hostlib_finalize() -> ();
-    nvshmem_malloc(bytes: usize) -> u64;
-    nvshmem_align(alignment: usize, bytes: usize) -> u64;
-    nvshmem_free(address: u64) -> ();
-    nvshmem_ptr(address: u64, pe: c_int) -> u64;
-    nvshmemx_mc_ptr(team: c_int, address: u64) -> u64;
-    nvshmem_team_split_strided(
-        parent: c_int, start: c_int, stride: c_int, size: c_int, config: *const u8,
-        mask: c_long, team: *mut c_int) -> c_int;
-    nvshmem_team_destroy(team: c_int) -> ();
-    nvshmem_team_my_pe(team: c_int) -> c_int;
-    nvshmem_team_n_pes(team: c_int) -> c_int;
-    nvshmem_team_translate_pe(from: c_int, pe: c_int, to: c_int) -> c_int;
-    nvshmemx_cumodule_init(module: usize) -> c_int;
-    nvshmemx_cumodule_finalize(module: usize) -> c_int;
-    nvshmemx_putmem_on_stream(to: u64, from: u64, bytes: usize, pe: c_int, stream: usize) -> ();
-    nvshmemx_getmem_on_stream(to: u64, from: u64, bytes: usize, pe: c_int, stream: usize) -> ();
-    nvshmemx_putmem_signal_on_stream(
-        to: u64, from: u64, bytes: usize, signal: u64, value: u64, op: c_int, pe: c_int,
-        stream: usize) -> ();
-    nvshmemx_signal_op_on_stream(
-        signal: u64, value: u64, op: c_int, pe: c_int, stream: usize) -> ();
-    nvshmemx_signal_wait_until_on_stream(
-        signal: u64, compare: c_int, value: u64, stream: usize) -> ();
-    nvshmemx_quiet_on_stream(stream: usize) -> ();
-    nvshmemx_barrier_on_stream(team: c_int, stream: usize) -> c_int;
-    nvshmemx_team_sync_on_stream(team: c_int, stream: usize) -> c_int;
-    nvshmemx_broadcastmem_on_stream(
-        team: c_int, to: u64, from: u64, bytes: usize, root: c_int, stream: usize) -> c_int;
-    nvshmemx_alltoallmem_on_stream(
-        team: c_int, to: u64, from: u64, bytes: usize, stream: usize) -> c_int;
-    nvshmemx_fcollectmem_on_stream(
-        team: c_int, to: u64, from: u64, bytes: usize, stream: usize) -> c_int;
-}
 
 #[cfg(test)]
 mod tests {

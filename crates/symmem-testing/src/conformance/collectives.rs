@@ -68,7 +68,7 @@ pub fn structs_of_the_users_can_be_moved(world: World) {
 /// memory is as it was, because nobody came to the work.
 pub fn a_collective_that_gave_up_needs_a_resync(world: World) {
     let all: Vec<usize> = (0..world.size()).collect();
-    let timeout = std::time::Duration::from_millis(200);
+    let timeout = std::time::Duration::from_millis(800);
     let group = world.subgroup_builder(&all).timeout(timeout).build().unwrap();
     group.ready().unwrap();
     let out_of_step = |e: Error| {

@@ -4,6 +4,21 @@
 //! Only freeing waits for the device. Kernels never trap: a failure in one is an [`Error`] of every later call on the group,
 //! and of every call that takes results off the device, until all ranks call [`Group::resync`](crate::Group::resync).
 
+/// `Debug` of a type with some of its fields, or what is made of them: not its elements, which need not have it.
+macro_rules! debug_of {
+    ([$($of:tt)*] $type:ty, $name:literal: |$this:ident| $($field:ident = $value:expr),*) => {
+        impl<$($of)*> std::fmt::Debug for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let $this = self;
+                f.debug_struct($name)
+                    $(.field(stringify!($field), &$value))*
+                    .finish_non_exhaustive()
+            }
+        }
+    };
+}
+pub(crate) use debug_of;
+
 mod collectives;
 mod device;
 mod group;

@@ -192,7 +192,7 @@ impl<T: Element> Symmetric<T> {
     }
 
     /// A word of 8 bytes of the pads, as kernels count them.
-    fn check_word(&self, name: &'static str, word: usize) -> Result<u32> {
+    pub(in crate::cuda) fn check_word(&self, name: &'static str, word: usize) -> Result<u32> {
         let words = self.handle.signal_pad_size() / 8;
         match u32::try_from(word) {
             Ok(number) if word < words => Ok(number),

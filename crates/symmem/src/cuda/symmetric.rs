@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::cuda::device::gpu::Gpu;
 use crate::cuda::group::comm::Comm;
-use crate::cuda::group::layout::{DeviceHandle, Pointers};
+use crate::cuda::group::layout::{DeviceHandle, GroupParameter, Pointers};
 use crate::cuda::stream::Stream;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
@@ -275,20 +275,20 @@ impl<T: Element> Symmetric<T> {
     /// The same for a kernel of ours, which says by `op` what it is about. No vector: this is on the way of every signal.
     #[inline]
     pub(crate) fn device_handle_about(&self, op: u32) -> DeviceHandle {
-        let group = self.group();
+        let GroupParameter { rank, size, scope, mailbox, pads, .. } = self.comm.parameter;
         DeviceHandle {
-            rank: group.rank() as u32,
-            size: group.size() as u32,
-            scope: self.comm.scope(),
+            rank,
+            size,
+            scope,
             channels: self.channels(),
             op,
             reserved: 0,
-            timeout: self.comm.limit(group),
-            mailbox: self.comm.mailbox_address(),
+            timeout: self.comm.limit(self.group()),
+            mailbox,
             buffers: self.parts,
             pads: self.pads,
             multicast: self.multicast,
-            group_pads: self.comm.pads(),
+            group_pads: pads,
         }
     }
 
@@ -390,42 +390,14 @@ pub(crate) fn check_len(op: &'static str, expected: usize, got: usize) -> Result
         return Ok(());
     }
     let expected = format!("{expected} elements");
-    Err(Error::Usage { op, rank: None, expected, got: got.to_string() })
+    Err(Error::usage(op, expected, got.to_string()))
 }
 
-impl<T: Element> std::fmt::Debug for Buffer<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Buffer")
-            .field("gpu", &self.gpu)
-            .field("dtype", &T::DTYPE)
-            .field("len", &self.len)
-            .finish_non_exhaustive()
-    }
-}
+debug_of!([T: Element] Buffer<T>, "Buffer":
+    |this| gpu = this.gpu, dtype = T::DTYPE, len = this.len);
 
-impl<T> std::fmt::Debug for View<'_, T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("View")
-            .field("address", &self.address)
-            .field("len", &self.len)
-            .finish_non_exhaustive()
-    }
-}
+debug_of!([T] View<'_, T>, "View": |this| address = this.address, len = this.len);
 
-impl<T> std::fmt::Debug for ViewMut<'_, T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ViewMut")
-            .field("address", &self.address)
-            .field("len", &self.len)
-            .finish_non_exhaustive()
-    }
-}
+debug_of!([T] ViewMut<'_, T>, "ViewMut": |this| address = this.address, len = this.len);
 
-impl<T> std::fmt::Debug for Symmetric<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Symmetric")
-            .field("gpu", &self.gpu)
-            .field("handle", &self.handle)
-            .finish_non_exhaustive()
-    }
-}
+debug_of!([T] Symmetric<T>, "Symmetric": |this| gpu = this.gpu, handle = this.handle);

@@ -49,7 +49,7 @@ impl std::hash::Hash for Bool {
 
 impl std::fmt::Debug for Bool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", bool::from(*self))
+        write!(f, "{self}")
     }
 }
 

@@ -22,6 +22,14 @@ pub const AVX512: u8 = 2;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub const AVX512_BF16: u8 = 3;
 
+/// Functions of two numbers, each by an expression.
+macro_rules! of_two {
+    ($type:ty: $($name:ident($a:ident, $b:ident) $value:expr;)*) => {$(
+        #[inline(always)]
+        fn $name($a: $type, $b: $type) -> $type { $value }
+    )*};
+}
+
 /// An element type that can be reduced: all of the library's own.
 pub trait Number: Element + Arithmetic + PartialEq + Debug {}
 
@@ -38,26 +46,7 @@ pub trait Arithmetic: Copy + 'static {
     fn add(a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn multiply(a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn divide(a: Self::Wide, ranks: usize) -> Self::Wide;
-    #[inline(always)]
-    fn min(a: Self::Wide, _b: Self::Wide) -> Self::Wide {
-        a
-    }
-    #[inline(always)]
-    fn max(a: Self::Wide, _b: Self::Wide) -> Self::Wide {
-        a
-    }
-    #[inline(always)]
-    fn and(a: Self::Wide, _b: Self::Wide) -> Self::Wide {
-        a
-    }
-    #[inline(always)]
-    fn or(a: Self::Wide, _b: Self::Wide) -> Self::Wide {
-        a
-    }
-    #[inline(always)]
-    fn xor(a: Self::Wide, _b: Self::Wide) -> Self::Wide {
-        a
-    }
+    of_two! { Self::Wide: min(a, _b) a; max(a, _b) a; and(a, _b) a; or(a, _b) a; xor(a, _b) a; }
 
     /// The last instruction set that makes conversions of this type faster.
     const FASTEST: u8 = AVX512;
@@ -90,14 +79,15 @@ macro_rules! integers {
             fn widen(self) -> $type { self }
             #[inline(always)]
             fn narrow(wide: $type) -> $type { wide }
-            #[inline(always)]
-            fn add(a: $type, b: $type) -> $type { a.wrapping_add(b) }
-            #[inline(always)]
-            fn multiply(a: $type, b: $type) -> $type { a.wrapping_mul(b) }
-            #[inline(always)]
-            fn min(a: $type, b: $type) -> $type { Ord::min(a, b) }
-            #[inline(always)]
-            fn max(a: $type, b: $type) -> $type { Ord::max(a, b) }
+            of_two! { $type:
+                add(a, b) a.wrapping_add(b);
+                multiply(a, b) a.wrapping_mul(b);
+                min(a, b) Ord::min(a, b);
+                max(a, b) Ord::max(a, b);
+                and(a, b) a & b;
+                or(a, b) a | b;
+                xor(a, b) a ^ b;
+            }
             #[inline(always)]
             fn divide(a: $type, ranks: usize) -> $type {
                 match <$type>::try_from(ranks.max(1)) {
@@ -106,12 +96,6 @@ macro_rules! integers {
                     Err(_) => (a as i128 / ranks as i128) as $type,
                 }
             }
-            #[inline(always)]
-            fn and(a: $type, b: $type) -> $type { a & b }
-            #[inline(always)]
-            fn or(a: $type, b: $type) -> $type { a | b }
-            #[inline(always)]
-            fn xor(a: $type, b: $type) -> $type { a ^ b }
         }
     )*};
 }
@@ -126,10 +110,7 @@ macro_rules! floats {
             fn widen(self) -> $wide { let $x = self; $widen }
             #[inline(always)]
             fn narrow($w: $wide) -> Self { $narrow }
-            #[inline(always)]
-            fn add(a: $wide, b: $wide) -> $wide { a + b }
-            #[inline(always)]
-            fn multiply(a: $wide, b: $wide) -> $wide { a * b }
+            of_two! { $wide: add(a, b) a + b; multiply(a, b) a * b; }
             #[inline(always)]
             fn min(a: $wide, b: $wide) -> $wide {
                 // Equal values differ at most in the sign of zero.
@@ -225,37 +206,18 @@ impl Arithmetic for Bool {
     fn narrow(wide: u8) -> Self {
         Self::from(wide != 0)
     }
-    #[inline(always)]
-    fn add(a: u8, b: u8) -> u8 {
-        a | b
-    }
-    #[inline(always)]
-    fn multiply(a: u8, b: u8) -> u8 {
-        a & b
+    of_two! { u8:
+        add(a, b) a | b;
+        multiply(a, b) a & b;
+        min(a, b) a & b;
+        max(a, b) a | b;
+        and(a, b) a & b;
+        or(a, b) a | b;
+        xor(a, b) a ^ b;
     }
     #[inline(always)]
     fn divide(a: u8, _ranks: usize) -> u8 {
         a
-    }
-    #[inline(always)]
-    fn min(a: u8, b: u8) -> u8 {
-        a & b
-    }
-    #[inline(always)]
-    fn max(a: u8, b: u8) -> u8 {
-        a | b
-    }
-    #[inline(always)]
-    fn and(a: u8, b: u8) -> u8 {
-        a & b
-    }
-    #[inline(always)]
-    fn or(a: u8, b: u8) -> u8 {
-        a | b
-    }
-    #[inline(always)]
-    fn xor(a: u8, b: u8) -> u8 {
-        a ^ b
     }
 }
 

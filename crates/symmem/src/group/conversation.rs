@@ -241,6 +241,7 @@ impl Conversation<'_> {
 
     /// Of several losses all ranks name the first, in the order that all of them see.
     fn lost(&self, world_rank: usize, gone: Gone) -> Error {
+        let left = gone.left;
         let first = |gone: &Gone| {
             let among = |rank| self.in_group(rank).is_some();
             self.context.world.first_lost(among).filter(|_| !gone.left)
@@ -253,7 +254,14 @@ impl Conversation<'_> {
             _ => (world_rank, gone.how),
         };
         let rank = self.in_group(world_rank).unwrap_or(world_rank);
-        Error::PeerLost { rank, during: self.op, how }
+        let first = self.group.filter(|_| !left).and_then(|group| group.first_on_all_hosts(rank));
+        match first.filter(|&first| first != rank) {
+            Some(rank) => {
+                let how = "noticed by a rank of another host".to_owned();
+                Error::PeerLost { rank, during: self.op, how }
+            }
+            None => Error::PeerLost { rank, during: self.op, how },
+        }
     }
 
     fn other_members(&self, world_rank: usize, members: &[usize]) -> Error {

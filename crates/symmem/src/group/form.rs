@@ -1,7 +1,7 @@
 //! How a group comes to be: every member sends its pad to the others when it creates the group, and takes in
 //! theirs when it first uses it. So groups may be created in any order without anyone waiting for anyone.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use super::context::{Context, Name};
 use super::conversation::{Conversation, Proposal};
@@ -63,7 +63,7 @@ impl Plan {
     fn make_pad(&self, context: &Context, rank: usize) -> Result<(Arc<dyn Allocation>, Proposal)> {
         let pad = context.pad_backend.allocate(self.pad_bytes())?;
         let rates = match rank {
-            0 => Costs::here().among(self.members.len(), machine::cores()).words().to_vec(),
+            0 => self.rates(context).words().to_vec(),
             _ => Vec::new(),
         };
         // Nobody else has the pad yet, and sending it orders these stores before all who get it.
@@ -72,6 +72,14 @@ impl Plan {
         let id = crate::mesh::endpoint::random()?;
         let data = postcard::to_stdvec(&Card { id, rates }).unwrap_or_default();
         Ok((pad, Proposal::new(&self.terms(), data)))
+    }
+
+    fn rates(&self, context: &Context) -> Rates {
+        let spans = self.members.iter().any(|&member| !context.mesh.is_local(member));
+        match spans {
+            true => Rates::between_hosts(),
+            false => Costs::here().among(self.members.len(), machine::cores()),
+        }
     }
 
     /// The conversation in which the group is formed.
@@ -136,6 +144,8 @@ pub(super) struct Formed {
     rates: Rates,
     /// How many groups of survivors this rank has begun to form; see `Group::shrink`.
     pub(super) generations: AtomicU32,
+    /// The first member that was lost, as all hosts call it, where the group spans several.
+    pub(super) first_lost: OnceLock<usize>,
 }
 
 impl RegionPads {
@@ -296,7 +306,9 @@ impl Inner {
         let signals = Signals::new(pads, self.health.rank, self.plan.layout(), patience);
         let id = card.id;
         let (sequence, generations) = (Sequence::default(), AtomicU32::new(0));
-        let formed = Arc::new(Formed { id, signals, sequence, rates, generations });
+        let first_lost = OnceLock::new();
+        let formed = Formed { id, signals, sequence, rates, generations, first_lost };
+        let formed = Arc::new(formed);
         let formed = self.health.formed.get_or_init(|| formed);
         if formed.signals.spans() {
             let listener: Arc<dyn Listener> = formed.clone();

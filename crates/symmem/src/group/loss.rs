@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::Inner;
 use super::health::{Departure, Health};
-use crate::mesh::{Gone, PeerObserver, Scope, Subject};
+use super::{Group, Inner};
+use crate::mesh::{Ballot, Gone, PeerObserver, Scope, Subject};
 use crate::sync::{Deadline, poll_by};
 
 impl Health {
@@ -48,6 +48,41 @@ impl Health {
             Some((lost, _)) => formed.signals.poison(lost),
             None => formed.signals.bell(self.rank).ring(),
         }
+    }
+}
+
+impl Group {
+    /// As [`Health::explained_loss`]; where the group spans hosts, the first lost rank as all hosts see it.
+    #[cold]
+    pub(super) fn explained_loss(
+        &self,
+        awaited: impl Fn(usize) -> bool,
+    ) -> Option<(usize, String)> {
+        let (rank, how) = self.0.health.explained_loss(awaited)?;
+        let first = self.first_on_all_hosts(rank).filter(|&first| first != rank);
+        let how_first = first.and_then(|first| Some((first, self.0.health.how_gone(first)?)));
+        Some(how_first.unwrap_or((rank, how)))
+    }
+
+    /// Of several lost ranks each host may have noticed another one first. The store decides which the group names. Hosts that
+    /// have lost each other, or the store, name what each of them misses.
+    pub(super) fn first_on_all_hosts(&self, lost: usize) -> Option<usize> {
+        let formed = self.0.health.formed.get().filter(|formed| formed.signals.spans())?;
+        let world_rank = *self.world_ranks().get(lost)?;
+        self.context().mesh.inbox().gone(world_rank).filter(|gone| !gone.left)?;
+        let ask = || {
+            let patience = Deadline::after(Duration::from_millis(500));
+            let ballot = Ballot::open(self.store(), patience).ok()?;
+            let first = ballot.decide(&format!("lost/{:032x}", formed.id), &lost);
+            first.inspect_err(|e| tracing::debug!("which rank was lost first: {e}")).ok()
+        };
+        let first = *formed.first_lost.get_or_init(|| ask().unwrap_or(lost));
+        let first_member = *self.world_ranks().get(first)?;
+        let is_lost = || {
+            let gone = self.context().mesh.inbox().gone(first_member)?;
+            (!gone.left).then_some(first)
+        };
+        poll_by(Deadline::after(Duration::from_millis(100)), &mut || is_lost()).ok()
     }
 }
 

@@ -263,7 +263,7 @@ impl Group {
 
     #[cold]
     fn check_losses(&self, op: &'static str) -> Result<()> {
-        let loss = self.0.health.explained_loss(|_| false);
+        let loss = self.explained_loss(|_| false);
         loss.map_or(Ok(()), |(rank, how)| Err(Error::PeerLost { rank, during: op, how }))
     }
 

@@ -90,7 +90,7 @@ impl Group {
         if let Some(rank) = self.find_out_of_step() {
             return Err(self.out_of_step(op, rank));
         }
-        let left = self.0.health.explained_loss(|rank| !guard.has_come(rank));
+        let left = self.explained_loss(|rank| !guard.has_come(rank));
         left.map_or(Ok(()), |(rank, how)| Err(Error::PeerLost { rank, during: op, how }))
     }
 

@@ -3,7 +3,7 @@
 use super::Group;
 use super::form::{Plan, Root};
 use crate::error::{Error, Result};
-use crate::mesh::{Gone, Scope};
+use crate::mesh::{Ballot, Gone, Scope};
 use crate::sync::{Deadline, Ordering, lock_by};
 
 const OP: &str = "shrink";
@@ -38,7 +38,7 @@ impl Group {
         let mut awaited =
             awaited.map_err(|(why, after)| why.error(OP, vec![self.rank()], after))?;
         loop {
-            let group = awaited.take().map_or_else(|| self.next_generation(), Ok)?;
+            let group = awaited.take().map_or_else(|| self.next_generation(deadline), Ok)?;
             match group.ready_by(deadline) {
                 Ok(()) => return Ok(group),
                 Err(Error::PeerLost { .. }) => {} // agreed on before the loss was known
@@ -53,12 +53,12 @@ impl Group {
 
     /// Begins to form the next group of survivors, as all of them agree.
     ///
-    /// All generations of a group are agreed on in the pads of the first: a survivor that formed generation n,
-    /// and another that saw a member die while forming it, both go on to n + 1.
-    fn next_generation(&self) -> Result<Group> {
+    /// All generations of a group are agreed on in the pads of the first, or in the store where it spans hosts: a survivor that
+    /// formed generation n, and another that saw a member die while forming it, both go on to n + 1.
+    fn next_generation(&self, deadline: Deadline) -> Result<Group> {
         let root = self.root()?;
         let (signals, members) = (&root.formed.signals, &root.plan.members);
-        let generation = root.formed.generations.fetch_add(1, Ordering::Relaxed) as usize;
+        let generation = root.formed.generations.load(Ordering::Relaxed) as usize;
         if generation >= root.plan.layout().generations() {
             return Err(Error::Unavailable {
                 what: "another group of survivors".into(),
@@ -67,7 +67,11 @@ impl Group {
         }
         let inbox = self.0.context.mesh.inbox();
         let is_here = |r: usize| members.get(r).is_some_and(|&w| inbox.gone(w).is_none());
-        let ranks = signals.decide(generation, is_here);
+        let ranks = match signals.spans() {
+            false => signals.decide(generation, is_here),
+            true => self.decide_by_store(&root, generation, &is_here, deadline)?,
+        };
+        root.formed.generations.store(generation as u32 + 1, Ordering::Relaxed);
         if !ranks.contains(&root.rank) {
             return Err(Error::PeerLost {
                 rank: self.rank(),
@@ -96,6 +100,25 @@ impl Group {
             root: Some(root),
         };
         Self::begin(&self.0.context, plan)
+    }
+
+    /// The first rank to come decides, for all hosts. Those that cannot reach the store do not go on: the others may be going
+    /// on without them.
+    fn decide_by_store(
+        &self,
+        root: &Root,
+        generation: usize,
+        is_here: &dyn Fn(usize) -> bool,
+        deadline: Deadline,
+    ) -> Result<Vec<usize>> {
+        let here: Vec<usize> = (0..root.plan.members.len()).filter(|&rank| is_here(rank)).collect();
+        let question = format!("survivors/{:032x}/{generation}", root.formed.id);
+        let decided = Ballot::open(self.store(), deadline)
+            .and_then(|ballot| ballot.decide::<Vec<usize>>(&question, &here));
+        decided.map_err(|e| Error::Unavailable {
+            what: "a decision on who goes on".to_owned(),
+            why: format!("rank {} does not reach the store: {e}", self.rank()),
+        })
     }
 
     fn root(&self) -> Result<Root> {

@@ -56,6 +56,12 @@ impl Pads for RegionPads {
             wire.tell(to, news);
         }
     }
+
+    fn progress(&self) {
+        if let Some(wire) = &self.wire {
+            wire.progress();
+        }
+    }
 }
 
 /// All staging buffers, at one epoch, as one rank sees them.

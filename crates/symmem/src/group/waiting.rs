@@ -56,7 +56,7 @@ impl Group {
     ) -> Error {
         match stop {
             Stop::Lost => {
-                let loss = self.0.health.explained_loss(|rank| !arrived(rank));
+                let loss = self.explained_loss(|rank| !arrived(rank));
                 let (rank, how) = loss.unwrap_or_default();
                 Error::PeerLost { rank, during: op, how }
             }

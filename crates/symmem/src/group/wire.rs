@@ -16,7 +16,7 @@ use crate::memory::block::{Access, Block, Mapping};
 use crate::memory::region::Region;
 use crate::memory::units::{load_units, store_units};
 use crate::mesh::{FarLine, Listener, MOST, Mesh};
-use crate::signal::{GROUP, News, Nonsense};
+use crate::signal::{GROUP, News, Nonsense, SlotAct};
 use crate::sync::shared::{AtomicU32, AtomicU64};
 use crate::sync::{Deadline, Ordering};
 
@@ -26,15 +26,41 @@ enum Told<'a> {
     /// What happens in the pads.
     News(News),
     /// A piece of what it stages for exchange `epoch`, from byte `at` of its staging buffer on.
-    Staged { epoch: u32, at: usize, bytes: &'a [u8] },
+    Staged { epoch: u32, at: usize, bytes: Whole<'a> },
     /// Bytes for our part of the memory of rendezvous `memory`, from byte `at` on, touched by atomics of `unit` bytes.
-    Put { memory: u64, at: usize, unit: u8, bytes: &'a [u8] },
+    Put { memory: u64, at: usize, unit: u8, bytes: Whole<'a> },
     /// Something to do there of which it wants to know the result.
     Ask { ticket: u64, memory: u64, at: usize, unit: u8, ask: Ask },
     /// The result, or why there is none.
-    Answer { ticket: u64, answer: Result<&'a [u8], String> },
+    Answer {
+        ticket: u64,
+        #[serde(borrow)]
+        answer: std::result::Result<Whole<'a>, String>,
+    },
     /// Why a `Put` was not done.
     Refused { memory: u64, why: String },
+}
+
+/// Bytes that are written as one, and not as a list of numbers, which would take far longer.
+#[derive(Clone, Copy)]
+struct Whole<'a>(&'a [u8]);
+
+impl Serialize for Whole<'_> {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+        to.serialize_bytes(self.0)
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Whole<'a> {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        <&[u8]>::deserialize(from).map(Self)
+    }
+}
+
+impl std::fmt::Debug for Whole<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes", self.0.len())
+    }
 }
 
 /// What a rank asks for.
@@ -115,20 +141,37 @@ impl Wire {
         (0..self.lines.len()).filter(|&rank| self.is_far(rank))
     }
 
+    /// Takes in what has come from the members on other hosts.
+    pub(super) fn progress(&self) {
+        self.lines.iter().flatten().for_each(FarLine::take_in);
+    }
+
     pub(super) fn tell(&self, to: usize, news: &News) {
-        self.post(to, &Told::News(news.clone()));
+        let told = Told::News(news.clone());
+        match news {
+            // The peer needs to know before its next signal, and ours may come first.
+            News::Slot { act: SlotAct::Taken, .. } => self.post_soon(to, &told),
+            _ => self.post(to, &told),
+        }
     }
 
     /// Tells rank `to` what this rank has staged, from byte `at` of its buffer on.
     pub(super) fn stage(&self, to: usize, epoch: u32, at: usize, bytes: &[u8]) {
         for (i, bytes) in bytes.chunks(DATA).enumerate() {
-            self.post(to, &Told::Staged { epoch, at: at + i * DATA, bytes });
+            let told = Told::Staged { epoch, at: at + i * DATA, bytes: Whole(bytes) };
+            self.post_soon(to, &told); // the arrival comes behind it
         }
     }
 
     fn post(&self, to: usize, told: &Told<'_>) {
         if let Some(Some(line)) = self.lines.get(to) {
             line.post(self.group, encode(told));
+        }
+    }
+
+    fn post_soon(&self, to: usize, told: &Told<'_>) {
+        if let Some(Some(line)) = self.lines.get(to) {
+            line.post_soon(self.group, encode(told));
         }
     }
 
@@ -209,8 +252,8 @@ impl Formed {
                 Ok(())
             }
             Told::News(news) => self.signals.hear(from, news),
-            Told::Staged { epoch, at, bytes } => self.hear_staged(from, *epoch, *at, bytes),
-            Told::Put { memory, at, unit, bytes } => {
+            Told::Staged { epoch, at, bytes } => self.hear_staged(from, *epoch, *at, bytes.0),
+            Told::Put { memory, at, unit, bytes: Whole(bytes) } => {
                 let Some((block, _)) = wire.served(*memory) else { return Ok(()) };
                 if !block.allows(Access::Write) {
                     let why = "the memory is not open there".to_owned();
@@ -231,7 +274,7 @@ impl Formed {
                     Some((block, _)) => answer(&block, *at, usize::from(*unit), *ask)?,
                     None => Err("the memory is gone there".to_owned()),
                 };
-                let answer = answer.as_deref().map_err(Clone::clone);
+                let answer = answer.as_deref().map(Whole).map_err(Clone::clone);
                 wire.post(from, &Told::Answer { ticket: *ticket, answer });
                 Ok(())
             }
@@ -240,7 +283,7 @@ impl Formed {
                     if *asked != from || place.is_some() {
                         return Err(Nonsense);
                     }
-                    *place = Some(answer.clone().map(<[u8]>::to_vec));
+                    *place = Some(answer.clone().map(|bytes| bytes.0.to_vec()));
                 }
                 self.signals.ring_own();
                 Ok(())
@@ -368,7 +411,8 @@ impl Group {
         let deadline = self.deadline().start();
         let Place { rank, memory, at, unit } = place;
         for (i, bytes) in data.chunks(DATA).enumerate() {
-            let told = Told::Put { memory, at: at + i * DATA, unit: unit as u8, bytes };
+            let (unit, bytes) = (unit as u8, Whole(bytes));
+            let told = Told::Put { memory, at: at + i * DATA, unit, bytes };
             wire.send(rank, &told, deadline).map_err(|e| self.of_far(op, rank, e))?;
         }
         Ok(())

@@ -162,6 +162,12 @@ impl Rates {
         Self { exchange, staged, fresh, settled, moved }
     }
 
+    /// What a rank pays in a group that spans hosts, over TCP. What counts is where the ways cross: an exchange takes as long as
+    /// some 20 KiB.
+    pub(crate) fn between_hosts() -> Self {
+        Self::from_words([7_000_000, 2_000, 20_000, 20_000, 20_000])
+    }
+
     pub(crate) fn words(&self) -> [u32; Self::WORDS] {
         let Self { exchange, staged, fresh, settled, moved } = *self;
         // They came from words.

@@ -33,9 +33,8 @@ pub(crate) struct Segment {
 
 impl Segment {
     pub(crate) fn allocate(backend: Arc<dyn Backend>, bytes: usize, id: u128) -> Result<Self> {
-        let whole = bytes.checked_next_multiple_of(PAGE).ok_or_else(|| Error::Unavailable {
-            what: format!("{bytes} bytes"),
-            why: "they do not fit the address space".into(),
+        let whole = bytes.checked_next_multiple_of(PAGE).ok_or_else(|| {
+            Error::unavailable(format!("{bytes} bytes"), "they do not fit the address space")
         })?;
         let allocation = backend.allocate(whole)?;
         Ok(Self { backend, attached: Attachments::default(), allocation, id })

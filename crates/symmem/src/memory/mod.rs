@@ -125,10 +125,7 @@ pub(crate) trait Allocation: Send + Sync {
 
     /// The same as a fabric handle, where the memory has one.
     fn export_fabric(&self) -> Result<Exported> {
-        Err(Error::Unavailable {
-            what: "a fabric handle".into(),
-            why: "the memory has none".into(),
-        })
+        Err(Error::unavailable("a fabric handle", "the memory has none"))
     }
 }
 

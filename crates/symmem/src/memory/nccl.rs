@@ -4,12 +4,12 @@
 
 use std::sync::Arc;
 
-use super::cuda::DeviceBackend;
+use super::cuda::{DeviceBackend, Physical, as_its_gpu};
 use super::region::Region;
-use super::{Allocation, Backend, Device, Exported};
+use super::{Allocation, Backend, Exported};
 use crate::cuda::Gpu;
 use crate::error::{Error, Result};
-use crate::nccl::{Feature, Nccl, failed, register_windows};
+use crate::nccl::{Feature, Nccl, failed, register_windows, warn};
 use crate::symmetric::Handle;
 
 const OP: &str = "alloc";
@@ -25,7 +25,7 @@ impl NcclMemory {
         if !nccl.has(Feature::Windows) {
             let (major, minor) = Feature::Windows.since();
             let why = format!("it requires NCCL {major}.{minor}, and this is {}", nccl.version());
-            return Err(Error::Unavailable { what: "symmetric memory of NCCL".into(), why });
+            return Err(Error::unavailable("symmetric memory of NCCL", why));
         }
         Ok(Arc::new(Self { nccl: nccl.clone(), gpu: gpu.of_driver() }))
     }
@@ -47,12 +47,7 @@ struct Held {
 impl Drop for Held {
     fn drop(&mut self) {
         // SAFETY: S1: nobody has a region of it, nor a window, which has one; nothing runs that uses it.
-        let freed = self.gpu.within(|| unsafe { self.nccl.library().mem_free(self.address) });
-        match freed {
-            Ok(Err(failure)) => tracing::warn!("{failure}"),
-            Err(e) => tracing::warn!("{e}"),
-            Ok(Ok(())) => {}
-        }
+        warn(self.gpu.within(|| unsafe { self.nccl.library().mem_free(self.address) }));
     }
 }
 
@@ -67,29 +62,29 @@ impl Allocation for Allocated {
     }
 
     fn export(&self) -> Result<Exported> {
-        self.gpu.export_at(self.region.address() as u64).map_err(not_exported)
+        self.memory().and_then(|memory| memory.export()).map_err(not_exported)
     }
 
     fn export_fabric(&self) -> Result<Exported> {
-        self.gpu.export_fabric_at(self.region.address() as u64).map_err(not_exported)
+        self.memory().and_then(|memory| memory.export_fabric()).map_err(not_exported)
+    }
+}
+
+impl Allocated {
+    fn memory(&self) -> Result<Physical> {
+        Physical::at(&self.gpu, self.region.address() as u64)
     }
 }
 
 /// Without virtual memory, NCCL takes memory that cannot be handed on.
 fn not_exported(error: Error) -> Error {
-    Error::Unavailable {
-        what: "memory of NCCL that peers can map".into(),
-        why: format!("{error}; is NCCL_CUMEM_ENABLE 0?"),
-    }
+    let why = format!("{error}; is NCCL_CUMEM_ENABLE 0?");
+    Error::unavailable("memory of NCCL that peers can map", why)
 }
 
 impl Backend for NcclMemory {
     fn name(&self) -> &'static str {
         "nccl"
-    }
-
-    fn device(&self) -> Device {
-        Device::Cuda(self.gpu.number())
     }
 
     fn probe(&self) -> Result<()> {
@@ -102,7 +97,9 @@ impl Backend for NcclMemory {
         let address = made.map_err(|failure| failed(OP, None, &failure))?;
         let held = Held { nccl: nccl.clone(), gpu: gpu.clone(), address };
         // Peers map all of it, so they are told how much it is.
-        let whole = gpu.range_at(address)?.max(bytes);
+        let range = gpu.call(|driver| driver.pointer_info(address))?;
+        let whole = (range.base + range.bytes as u64).saturating_sub(address) as usize;
+        let whole = whole.max(bytes);
         let region = Region::of_device(address, whole, gpu.in_use(held))?;
         gpu.clear(&region, 0, whole)?;
         Ok(Arc::new(Allocated { gpu: gpu.clone(), region }))
@@ -112,15 +109,5 @@ impl Backend for NcclMemory {
         self.gpu.import(exported, bytes)
     }
 
-    fn clear(&self, region: &Region, offset: usize, bytes: usize) -> Result<()> {
-        self.gpu.clear(region, offset, bytes)
-    }
-
-    fn occupation(&self) -> Result<Option<String>> {
-        self.gpu.occupation()
-    }
-
-    fn after_use(&self, then: Box<dyn FnOnce() + Send + Sync>) {
-        self.gpu.after_use(then);
-    }
+    as_its_gpu!(|self| self.gpu);
 }

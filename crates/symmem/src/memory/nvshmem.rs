@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::cuda::{DeviceBackend, agreed};
+use super::cuda::{DeviceBackend, agreed, as_its_gpu};
 use super::region::Region;
-use super::{Allocation, Backend, Device, Exported};
-use crate::cuda::nvshmem::{Heap, exhausted, failed, heap_bytes};
+use super::{Allocation, Backend, Exported};
+use crate::cuda::nvshmem::{Heap, exhausted, heap_bytes};
 use crate::cuda::{Gpu, InUse};
 use crate::error::{Error, Result};
 use crate::group::Group;
@@ -90,10 +90,6 @@ impl Backend for NvshmemMemory {
         "nvshmem"
     }
 
-    fn device(&self) -> Device {
-        Device::Cuda(self.0.gpu.number())
-    }
-
     fn probe(&self) -> Result<()> {
         Ok(())
     }
@@ -111,11 +107,8 @@ impl Backend for NvshmemMemory {
 
     fn import(&self, exported: Exported, bytes: usize) -> Result<Region> {
         let Exported::Bytes(exported) = exported else {
-            return Err(Error::Protocol {
-                with: "a peer".into(),
-                expected: "a place in NVSHMEM's heap".into(),
-                got: "memory of another kind".into(),
-            });
+            let expected = "a place in NVSHMEM's heap";
+            return Err(Error::protocol("a peer", expected, "memory of another kind"));
         };
         let (pe, offset) = place(&exported);
         let own = self.0.origin.wrapping_add(offset);
@@ -127,17 +120,7 @@ impl Backend for NvshmemMemory {
         }
     }
 
-    fn clear(&self, region: &Region, offset: usize, bytes: usize) -> Result<()> {
-        self.0.gpu.clear(region, offset, bytes)
-    }
-
-    fn occupation(&self) -> Result<Option<String>> {
-        self.0.gpu.occupation()
-    }
-
-    fn after_use(&self, then: Box<dyn FnOnce() + Send + Sync>) {
-        self.0.gpu.after_use(then);
-    }
+    as_its_gpu!(|self| self.0.gpu);
 }
 
 /// What a rank says before an allocation.
@@ -158,7 +141,7 @@ fn check_free(bytes: usize, proposals: &[Proposal]) -> Result<()> {
         if bytes.checked_mul(together).is_none_or(|all| all > proposal.free) {
             let why =
                 format!("{} are free on the device of rank {rank}, for {together}", proposal.free);
-            return Err(Error::Unavailable { what: heap_bytes(bytes), why });
+            return Err(Error::unavailable(heap_bytes(bytes), why));
         }
     }
     Ok(())
@@ -202,9 +185,8 @@ impl Heap {
     fn multicast(&self, handle: &Handle) -> Result<Option<Region>> {
         let (group, block) = (handle.group(), handle.block());
         let start = (block.region().address() - block.offset()) as u64;
-        let found = self.known_team(group).map(|team| {
-            self.gpu.call(|_| Ok(self.library.multicast_ptr(team, start)))?.map_err(failed)
-        });
+        let found = self.known_team(group);
+        let found = found.map(|team| self.call(|library| library.multicast_ptr(team, start)));
         let found = found.transpose().map(Option::flatten).and_then(|address| {
             let address = address.ok_or_else(no_multicast)?;
             Region::of_device(address, block.segment().bytes(), Box::new(()))
@@ -214,8 +196,5 @@ impl Heap {
 }
 
 fn no_multicast() -> Error {
-    Error::Unavailable {
-        what: "multicast".into(),
-        why: "NVSHMEM has no such address for a team of these ranks".into(),
-    }
+    Error::unavailable("multicast", "NVSHMEM has no such address for a team of these ranks")
 }

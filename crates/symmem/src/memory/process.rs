@@ -33,10 +33,10 @@ impl Backend for Process {
     fn import(&self, exported: Exported, bytes: usize) -> Result<Region> {
         match exported {
             Exported::Mapping(region) => region.part(0, bytes),
-            Exported::Descriptor(_) | Exported::Bytes(_) => Err(Error::Unavailable {
-                what: "the process backend".into(),
-                why: "the peer is in another process; use the host backend".into(),
-            }),
+            Exported::Descriptor(_) | Exported::Bytes(_) => Err(Error::unavailable(
+                "the process backend",
+                "the peer is in another process; use the host backend",
+            )),
         }
     }
 }

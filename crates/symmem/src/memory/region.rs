@@ -4,7 +4,7 @@
 #![allow(unsafe_code)] // S1 (the mapping lives as long as any `Region` of it), S2, S3
 
 use std::os::fd::BorrowedFd;
-use std::ptr::NonNull;
+use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, Weak};
 
 use rustix::mm::{self, MapFlags, ProtFlags};
@@ -13,6 +13,10 @@ use super::Reach;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::sync::SharedWord;
+
+const ACCESS: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
+/// Shared, with all pages there.
+const PRESENT: MapFlags = MapFlags::SHARED.union(MapFlags::POPULATE);
 
 /// One mapping, unmapped when its last [`Region`] goes.
 struct Mapped {
@@ -60,40 +64,27 @@ impl Region {
     /// Maps the first `bytes` of a shared memory object, with all pages present.
     pub(crate) fn map(memory: BorrowedFd<'_>, bytes: usize) -> Result<Self> {
         // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
-        let base = unsafe {
-            mm::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::POPULATE,
-                memory,
-                0,
-            )
-        };
+        let base = unsafe { mm::mmap(null_mut(), bytes, ACCESS, PRESENT, memory, 0) };
         Self::from_mmap(base, bytes)
     }
 
     /// Zeroed memory of this process alone, with all pages present.
     pub(crate) fn anonymous(bytes: usize) -> Result<Self> {
         // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
-        let base = unsafe {
-            mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::POPULATE,
-            )
-        };
+        let base = unsafe { mm::mmap_anonymous(null_mut(), bytes, ACCESS, PRESENT) };
         Self::from_mmap(base, bytes)
     }
 
     fn from_mmap(base: rustix::io::Result<*mut std::ffi::c_void>, bytes: usize) -> Result<Self> {
         let base = base.map_err(Error::system(format!("mmap of {bytes} bytes")))?;
-        let base = NonNull::new(base.cast()).ok_or_else(|| Error::Unavailable {
-            what: format!("a mapping of {bytes} bytes"),
-            why: "the kernel put it at address 0".into(),
-        })?;
-        Ok(Self { mapped: Arc::new(Mapped { base, bytes, kind: Kind::Host }), offset: 0, bytes })
+        let what = || format!("a mapping of {bytes} bytes");
+        let none = || Error::unavailable(what(), "the kernel put it at address 0");
+        let base = NonNull::new(base.cast()).ok_or_else(none)?;
+        Ok(Self::whole(base, bytes, Kind::Host))
+    }
+
+    fn whole(base: NonNull<u8>, bytes: usize, kind: Kind) -> Self {
+        Self { mapped: Arc::new(Mapped { base, bytes, kind }), offset: 0, bytes }
     }
 
     /// Addresses of a device's memory, mapped for as long as `mapping` lives.
@@ -102,18 +93,15 @@ impl Region {
         bytes: usize,
         mapping: Box<dyn Send + Sync>,
     ) -> Result<Self> {
-        let base = NonNull::new(address as *mut u8).ok_or_else(|| Error::Unavailable {
-            what: format!("a mapping of {bytes} bytes of a device"),
-            why: "the driver put it at address 0".into(),
-        })?;
-        let kind = Kind::Device { _mapping: mapping };
-        Ok(Self { mapped: Arc::new(Mapped { base, bytes, kind }), offset: 0, bytes })
+        let what = || format!("a mapping of {bytes} bytes of a device");
+        let none = || Error::unavailable(what(), "the driver put it at address 0");
+        let base = NonNull::new(address as *mut u8).ok_or_else(none)?;
+        Ok(Self::whole(base, bytes, Kind::Device { _mapping: mapping }))
     }
 
     /// Memory of a peer that only a wire leads to, and of which this process knows the length alone.
     pub(crate) fn elsewhere(bytes: usize) -> Self {
-        let (base, kind) = (NonNull::dangling(), Kind::Elsewhere);
-        Self { mapped: Arc::new(Mapped { base, bytes, kind }), offset: 0, bytes }
+        Self::whole(NonNull::dangling(), bytes, Kind::Elsewhere)
     }
 
     /// How it is reached.
@@ -162,20 +150,14 @@ impl Region {
         let bytes = count.saturating_mul(size_of::<T>());
         self.check(offset, bytes)?;
         if self.reach() == Reach::Wire {
-            return Err(Error::Unavailable {
-                what: "a pointer into a peer's memory".into(),
-                why: "only the network connects the two ranks".into(),
-            });
+            let why = "only the network connects the two ranks";
+            return Err(Error::unavailable("a pointer into a peer's memory", why));
         }
         // SAFETY: S3: checked above.
         let first = unsafe { self.base().add(offset) };
         if !first.as_ptr().cast::<T>().is_aligned() {
-            return Err(Error::Usage {
-                op: "view",
-                rank: None,
-                expected: format!("a byte offset aligned for {}", T::DTYPE),
-                got: format!("{offset}"),
-            });
+            let expected = format!("a byte offset aligned for {}", T::DTYPE);
+            return Err(Error::usage("view", expected, offset.to_string()));
         }
         Ok(first.cast())
     }
@@ -198,23 +180,16 @@ impl Region {
         if self.reach() == Reach::Host {
             return Ok(());
         }
-        Err(Error::Usage {
-            op: "view",
-            rank: None,
-            expected: "memory of the host".into(),
-            got: "memory of a device".into(),
-        })
+        Err(Error::usage("view", "memory of the host", "memory of a device"))
     }
 
     fn check(&self, offset: usize, bytes: usize) -> Result<()> {
         match offset.checked_add(bytes) {
             Some(end) if end <= self.bytes => Ok(()),
-            _ => Err(Error::Usage {
-                op: "view",
-                rank: None,
-                expected: format!("a range within {} bytes", self.bytes),
-                got: format!("{bytes} bytes at offset {offset}"),
-            }),
+            _ => {
+                let expected = format!("a range within {} bytes", self.bytes);
+                Err(Error::usage("view", expected, format!("{bytes} bytes at offset {offset}")))
+            }
         }
     }
 }

@@ -52,7 +52,7 @@ pub(crate) fn by_name(name: &str) -> Result<Arc<dyn Backend>> {
         }
     }
     let expected = format!("a backend among {}", names(false));
-    Err(Error::Usage { op: "backend", rank: None, expected, got: format!("{name:?}") })
+    Err(Error::usage("backend", expected, format!("{name:?}")))
 }
 
 /// The variable that names the backend of devices where the program does not.

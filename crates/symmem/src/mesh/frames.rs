@@ -3,53 +3,76 @@
 //! The bytes may come from anybody. A length is believed only up to a bound, and memory is taken for bytes that have come,
 //! never for those that a length announces.
 
+use std::ops::Range;
+
 /// The bytes of a length.
 const HEADER: usize = size_of::<u16>();
 
 /// What has come of a stream, and how long its frames may be.
 pub(super) struct Frames {
+    /// Of which those in `filled` have come and were not taken.
     bytes: Vec<u8>,
+    filled: Range<usize>,
     longest: usize,
 }
 
 impl Frames {
-    pub(super) const fn new(longest: usize) -> Self {
-        Self { bytes: Vec::new(), longest }
+    pub(super) fn new(longest: usize) -> Self {
+        Self { bytes: vec![0; HEADER + longest], filled: 0..0, longest }
     }
 
-    /// From here on, frames may be this long.
+    /// From here on, frames may be this long, and several are taken in at once.
     pub(super) fn allow(&mut self, longest: usize) {
+        self.bytes.resize(2 * (HEADER + longest), 0);
         self.longest = longest;
     }
 
-    /// How many bytes fit before the next look for a frame.
-    pub(super) fn room(&self) -> usize {
-        (HEADER + self.longest).saturating_sub(self.bytes.len())
+    /// Where the next bytes go; never nothing after [`Frames::next`] had no frame.
+    pub(super) fn space(&mut self) -> &mut [u8] {
+        self.bytes.copy_within(self.filled.clone(), 0);
+        self.filled = 0..self.filled.len();
+        self.bytes.get_mut(self.filled.end..).unwrap_or_default()
     }
 
-    /// Takes in bytes that have come.
-    pub(super) fn feed(&mut self, bytes: &[u8]) {
-        self.bytes.extend_from_slice(bytes);
+    /// So many have come there.
+    pub(super) fn fill(&mut self, bytes: usize) {
+        self.filled.end = (self.filled.end + bytes).min(self.bytes.len());
+    }
+
+    /// Whether [`Frames::next`] has something to say.
+    pub(super) fn has_next(&self) -> bool {
+        let filled = self.bytes.get(self.filled.clone()).unwrap_or_default();
+        filled.first_chunk::<HEADER>().is_some_and(|header| {
+            let len = usize::from(u16::from_le_bytes(*header));
+            len == 0 || len > self.longest || filled.len() >= HEADER + len
+        })
     }
 
     /// The next frame, if it has come whole; an error if it can be none of ours.
-    pub(super) fn next(&mut self) -> Option<Result<Vec<u8>, String>> {
-        let header = self.bytes.first_chunk::<HEADER>()?;
+    pub(super) fn next(&mut self) -> Option<Result<&[u8], String>> {
+        let filled = self.bytes.get(self.filled.clone())?;
+        let header = filled.first_chunk::<HEADER>()?;
         let len = usize::from(u16::from_le_bytes(*header));
         if len == 0 || len > self.longest {
             return Some(Err(format!("a frame of {len} bytes")));
         }
-        let frame = self.bytes.get(HEADER..HEADER + len)?.to_vec();
-        self.bytes.drain(..HEADER + len);
+        let frame = filled.get(HEADER..HEADER + len)?;
+        self.filled.start += HEADER + len;
         Some(Ok(frame))
     }
 }
 
-/// Appends `frame` with its length to `bytes`; false, and nothing is appended, if no length can say it.
-pub(super) fn append(bytes: &mut Vec<u8>, frame: &[u8]) -> bool {
-    let Some(len) = u16::try_from(frame.len()).ok().filter(|&len| len > 0) else { return false };
-    bytes.extend_from_slice(&len.to_le_bytes());
-    bytes.extend_from_slice(frame);
+/// The length that goes before a frame of these parts; `None` if no length can say it.
+pub(super) fn length(parts: &[&[u8]]) -> Option<[u8; HEADER]> {
+    let len: usize = parts.iter().map(|part| part.len()).sum();
+    u16::try_from(len).ok().filter(|&len| len > 0).map(u16::to_le_bytes)
+}
+
+/// Appends a frame of these parts with its length to `bytes`; false, and nothing is appended, if no length can say it.
+pub(super) fn append(bytes: &mut Vec<u8>, parts: &[&[u8]]) -> bool {
+    let Some(length) = length(parts) else { return false };
+    bytes.extend_from_slice(&length);
+    parts.iter().for_each(|part| bytes.extend_from_slice(part));
     true
 }
 
@@ -59,19 +82,27 @@ mod tests {
 
     const LONGEST: usize = 300;
 
+    impl Frames {
+        fn feed(&mut self, bytes: &[u8]) {
+            self.space()[..bytes.len()].copy_from_slice(bytes);
+            self.fill(bytes.len());
+        }
+    }
+
     /// All frames of `bytes`, fed in pieces of `piece`.
     fn cut(bytes: &[u8], piece: usize) -> Result<Vec<Vec<u8>>, String> {
         let (mut frames, mut all) = (Frames::new(LONGEST), Vec::new());
         let mut rest = bytes;
         while !rest.is_empty() {
-            let (now, later) = rest.split_at(piece.min(frames.room()).min(rest.len()));
+            let space = frames.space().len();
+            let (now, later) = rest.split_at(piece.min(space).min(rest.len()));
             assert!(!now.is_empty(), "no room, and no frame");
             frames.feed(now);
             rest = later;
             while let Some(frame) = frames.next() {
-                all.push(frame?);
+                all.push(frame?.to_vec());
             }
-            assert!(frames.bytes.len() < HEADER + LONGEST);
+            assert!(frames.filled.len() < HEADER + LONGEST);
         }
         Ok(all)
     }
@@ -81,37 +112,38 @@ mod tests {
         let sent: Vec<Vec<u8>> =
             [1, 2, 255, 256, LONGEST].map(|len| (0..len).map(|i| i as u8).collect()).to_vec();
         let mut bytes = Vec::new();
-        assert!(sent.iter().all(|frame| append(&mut bytes, frame)));
+        assert!(sent.iter().all(|frame| append(&mut bytes, &[frame])));
         for piece in [1, 2, 3, 7, 299, 302, 1000] {
             assert_eq!(cut(&bytes, piece).unwrap(), sent, "{piece}");
         }
     }
 
     #[test]
-    fn lengths_out_of_bounds_are_refused_before_anything_is_kept_for_them() {
+    fn lengths_out_of_bounds_are_refused_and_take_no_memory() {
         for len in [0, LONGEST as u16 + 1, u16::MAX] {
             let mut frames = Frames::new(LONGEST);
             frames.feed(&len.to_le_bytes());
             let e = frames.next().unwrap().unwrap_err();
             assert!(e.contains(&format!("{len} bytes")), "{e}");
-            assert!(frames.bytes.capacity() < 64);
+            assert_eq!(frames.bytes.len(), HEADER + LONGEST);
         }
     }
 
     #[test]
     fn nothing_is_appended_that_no_length_can_say() {
         let mut bytes = vec![7];
-        assert!(!append(&mut bytes, &[]) && !append(&mut bytes, &vec![0; 1 << 16]));
+        assert!(!append(&mut bytes, &[&[]]) && !append(&mut bytes, &[&vec![0; 1 << 16]]));
         assert_eq!(bytes, [7]);
     }
 
     #[test]
     fn a_bound_may_be_raised_between_two_frames() {
         let (mut frames, mut bytes) = (Frames::new(4), Vec::new());
-        assert!(append(&mut bytes, &[1; 4]) && append(&mut bytes, &[2; 90]));
-        frames.feed(&bytes);
+        assert!(append(&mut bytes, &[&[1; 4]]) && append(&mut bytes, &[&[2; 90]]));
+        frames.feed(&bytes[..6]);
         assert_eq!(frames.next().unwrap().unwrap(), [1; 4]);
         frames.allow(90);
+        frames.feed(&bytes[6..]);
         assert_eq!(frames.next().unwrap().unwrap(), [2; 90]);
         assert!(frames.next().is_none());
     }

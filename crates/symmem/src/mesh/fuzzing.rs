@@ -23,7 +23,7 @@ fn read(piece: usize, input: &[u8]) -> Vec<Result<Vec<u8>, String>> {
     let (mut frames, mut all, mut rest) = (Frames::new(SHORT), Vec::new(), input);
     loop {
         while let Some(frame) = frames.next() {
-            all.push(frame);
+            all.push(frame.map(<[u8]>::to_vec));
             if all.last().is_some_and(Result::is_err) {
                 return all;
             }
@@ -31,9 +31,11 @@ fn read(piece: usize, input: &[u8]) -> Vec<Result<Vec<u8>, String>> {
         if rest.is_empty() {
             return all;
         }
-        let (now, later) = rest.split_at(piece.min(frames.room()).min(rest.len()));
+        let space = frames.space();
+        let (now, later) = rest.split_at(piece.min(space.len()).min(rest.len()));
         assert!(!now.is_empty(), "no room, and no frame");
-        frames.feed(now);
+        space[..now.len()].copy_from_slice(now);
+        frames.fill(now.len());
         rest = later;
     }
 }

@@ -29,6 +29,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use connect::{Bootstrap, connect};
 pub(crate) use inbox::{Gone, Inbox, Message, Shortfall};
+pub(crate) use records::Ballot;
 pub(crate) use wire::{FarLine, Listener, MOST};
 
 use crate::error::{Error, Result};
@@ -168,10 +169,8 @@ impl Mesh {
 
     /// The way to a rank of another host.
     pub(crate) fn far_line(&self, rank: usize) -> Option<FarLine> {
-        match self.links.get(rank) {
-            Some(Link::Stream(stream)) => Some(FarLine(Arc::clone(stream))),
-            _ => None,
-        }
+        let Some(Link::Stream(stream)) = self.links.get(rank) else { return None };
+        Some(FarLine { rank, stream: Arc::clone(stream), peers: self.peers()? })
     }
 
     /// How many ranks of the world are on this host.
@@ -276,15 +275,12 @@ impl Mesh {
             return std::mem::forget(watcher);
         }
         drop(watcher);
-        // Between hosts a lost connection need not be a lost rank: whoever is told of it might still reach that one.
-        let because_of = self.inbox.first_lost(|rank| self.is_local(rank)).or(blamed);
+        let because_of = self.inbox.first_lost(|_| true).or(blamed);
         let gone = Gone { left: !std::thread::panicking(), how: how.to_owned(), because_of };
         for link in &self.links {
             match link {
                 Link::Socket(fd) => socket::say_goodbye(fd, &gone),
-                Link::Stream(stream) => {
-                    stream.say_goodbye(&Gone { because_of: None, ..gone.clone() });
-                }
+                Link::Stream(stream) => stream.say_goodbye(&gone),
                 Link::Thread(inbox) => inbox.mark_gone(self.rank, gone.clone()),
                 Link::None => {}
             }

@@ -345,6 +345,36 @@ impl Records {
     }
 }
 
+/// What ranks of several hosts decide by the store: the first who asks decides, for all.
+pub(crate) struct Ballot {
+    store: SharedStore,
+    seal: Seal,
+}
+
+impl Ballot {
+    /// With each question answered until `deadline`.
+    pub(crate) fn open(store: &SharedStore, deadline: Deadline) -> Result<Self> {
+        let seal = Seal::from_env(&job(&store.describe()))?;
+        Ok(Self { store: store.until(deadline).unwrap_or_else(|| store.clone()), seal })
+    }
+
+    /// `own`, unless another rank was faster.
+    pub(crate) fn decide<T>(&self, question: &str, own: &T) -> Result<T>
+    where
+        T: Serialize + for<'a> Deserialize<'a>,
+    {
+        let key = format!("symmem/decided/{question}");
+        let sealed = self.store.compare_set(&key, &[], &self.seal.close(&key, &encode(own)))?;
+        let with = self.store.describe();
+        let value = self.seal.open(&key, sealed, &with)?;
+        postcard::from_bytes(&value).map_err(|e| Error::Protocol {
+            with,
+            expected: format!("what a rank decided under {key:?}"),
+            got: e.to_string(),
+        })
+    }
+}
+
 fn address_name(rank: usize) -> String {
     format!("address/{rank}")
 }

@@ -42,8 +42,6 @@ pub(super) enum Packet {
     Bye(Gone),
     /// Between hosts: how much the sender of this has taken in so far.
     Taken(u64),
-    /// Between hosts: what a rank would otherwise do in the memory of the one who gets this, in which group.
-    Wire { group: u128, bytes: Vec<u8> },
 }
 
 impl Packet {
@@ -78,16 +76,16 @@ pub(super) enum Received {
     Garbage(String),
 }
 
-/// The bytes of a packet.
-pub(super) fn encode(packet: &Packet) -> Result<Vec<u8>> {
+/// The bytes of a packet, of which there may be so many.
+pub(super) fn encode(packet: &Packet, most: usize) -> Result<Vec<u8>> {
     let bytes = postcard::to_stdvec(packet).unwrap_or_default();
-    if !bytes.is_empty() && bytes.len() <= PACKET {
+    if !bytes.is_empty() && bytes.len() <= most {
         return Ok(bytes);
     }
     Err(Error::Usage {
         op: "send",
         rank: None,
-        expected: format!("a message of at most {PACKET} bytes"),
+        expected: format!("a message of at most {most} bytes"),
         got: format!("{} bytes", bytes.len()),
     })
 }
@@ -99,7 +97,7 @@ pub(super) fn send(
     memory: Option<Exported>,
     deadline: Deadline,
 ) -> Result<()> {
-    let bytes = encode(packet)?;
+    let bytes = encode(packet, PACKET)?;
     let descriptor = match &memory {
         Some(Exported::Descriptor(fd)) => Some(fd.as_fd()),
         // Cannot travel: the message goes without, and whoever needs the memory says so.
@@ -212,7 +210,7 @@ mod tests {
 
     #[test]
     fn packets_without_lists_are_told_by_their_first_byte() {
-        let is_short = |packet: &Packet| Packet::is_short(&encode(packet).unwrap());
+        let is_short = |packet: &Packet| Packet::is_short(&encode(packet, PACKET).unwrap());
         assert!(is_short(&Packet::Hello { token: 1, rank: 2 }));
         assert!(is_short(&Packet::Welcome { token: 1, rank: 2 }));
         assert!(is_short(&Packet::Bye(Gone::lost("so long"))));

@@ -7,18 +7,22 @@
 //! | a host that is gone | its kernel answers no more: [`GONE`] |
 //! | the last word | is waited for, so that closing the connection does not overtake it: [`linger`] |
 
+use std::collections::VecDeque;
+use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::net::{self, RecvFlags, SendFlags, Shutdown, sockopt};
+use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, sockopt};
 
 use super::Gone;
 use super::frames::{self, Frames};
 use super::secret::Keys;
-use super::socket::{self, PACKET, Packet, Received};
+use super::socket::{self, Packet, Received};
+use super::wire::Tell;
 use crate::error::Result;
 use crate::sync::Deadline;
 
@@ -29,15 +33,21 @@ const IDLE: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_secs(1);
 const ASKED: u32 = 3;
 /// What a connection is given of the kernel's memory, each way: several times `WINDOW`.
-const BUFFER: usize = 512 << 10;
+const BUFFER: usize = 1 << 20;
 /// How much may be under way that the other process has not taken in, and what a message counts for besides its bytes.
-const WINDOW: u64 = 64 << 10;
+const WINDOW: u64 = 256 << 10;
 const OVERHEAD: u64 = 1 << 10;
 /// What a seal adds to a packet.
 pub(super) const SEAL: usize = 16;
 /// The longest frame before the other end has shown who it is, and after it.
 pub(super) const SHORT: usize = 256;
-const LONG: usize = PACKET + SEAL;
+const LONG: usize = LONGEST + SEAL;
+/// The longest packet.
+pub(super) const LONGEST: usize = 60 << 10;
+/// So much is held back at most.
+const HELD: usize = 16 << 10;
+/// How often one who waits for room looks for it before it sleeps.
+const LOOKS: u32 = 1000;
 /// How long a rank that leaves waits for its peers to take its goodbye, all together.
 const LINGER: Duration = Duration::from_millis(200);
 
@@ -54,6 +64,8 @@ pub(super) struct Stream {
     keys: OnceLock<Keys>,
     inbound: Mutex<Inbound>,
     outbound: Mutex<Outbound>,
+    /// Something is held back: looked at without the lock.
+    has_held: AtomicBool,
     /// The peer has taken something in, or never will.
     room: Condvar,
 }
@@ -73,6 +85,10 @@ struct Inbound {
 struct Outbound {
     /// The end of what was sent last, for which the kernel had no room.
     rest: Vec<u8>,
+    /// The kernel takes no more of it for now. Else it is held back, to go with what is sent next.
+    is_full: bool,
+    /// What was posted when there was no room, and what it counts for.
+    later: VecDeque<(u64, Vec<u8>)>,
     /// How many packets were sealed.
     sealed: u64,
     /// How much was sent, and how much of that the peer has taken in.
@@ -84,16 +100,34 @@ struct Outbound {
 impl Outbound {
     fn has_room(&self, cost: u64) -> bool {
         let under_way = self.sent.saturating_sub(self.taken);
-        self.rest.is_empty() && (under_way == 0 || under_way.saturating_add(cost) <= WINDOW)
+        !self.is_full && (under_way == 0 || under_way.saturating_add(cost) <= WINDOW)
     }
 }
 
 /// What a packet of so many bytes counts for.
 fn cost(packet: &Packet, len: usize) -> u64 {
     match packet {
-        Packet::Message { .. } | Packet::Wire { .. } => len as u64 + OVERHEAD,
+        Packet::Message { .. } => cost_of(len),
         _ => 0,
     }
+}
+
+fn cost_of(len: usize) -> u64 {
+    len as u64 + OVERHEAD
+}
+
+/// What bytes for a group begin with: no packet does.
+const TO_GROUP: u8 = 0xff;
+
+fn head(group: u128) -> [u8; 17] {
+    let mut head = [TO_GROUP; 17];
+    head[1..].copy_from_slice(&group.to_le_bytes());
+    head
+}
+
+fn read_head(frame: &[u8]) -> Option<(u128, &[u8])> {
+    let (group, bytes) = frame.strip_prefix(&[TO_GROUP])?.split_first_chunk()?;
+    Some((u128::from_le_bytes(*group), bytes))
 }
 
 impl Stream {
@@ -109,7 +143,8 @@ impl Stream {
         let inbound = Inbound { frames, is_trusted: false, opened: 0, taken: 0, told: 0 };
         let (inbound, outbound) = (Mutex::new(inbound), Mutex::default());
         let keys = OnceLock::new();
-        Ok(Self { socket, keys, inbound, outbound, room: Condvar::new() })
+        let has_held = AtomicBool::new(false);
+        Ok(Self { socket, keys, inbound, outbound, has_held, room: Condvar::new() })
     }
 
     /// The other end has shown that it is a rank of this job: it may send whole messages.
@@ -135,35 +170,135 @@ impl Stream {
 
     /// Sends one packet whole, waiting for room until the deadline.
     pub(super) fn send(&self, packet: &Packet, deadline: Deadline) -> Result<()> {
-        let bytes = socket::encode(packet)?;
-        let cost = cost(packet, bytes.len());
+        let bytes = socket::encode(packet, LONGEST)?;
+        self.send_parts(&[&bytes], cost(packet, bytes.len()), deadline, &|| {})?;
+        self.send_held();
+        Ok(())
+    }
+
+    /// Sends bytes to a group, once there is room for them; between looks for it does `meanwhile`. Few are held back.
+    pub(super) fn send_to_group(
+        &self,
+        group: u128,
+        bytes: &[u8],
+        deadline: Deadline,
+        meanwhile: &dyn Fn(),
+    ) -> Result<()> {
+        let (head, cost) = (head(group), cost_of(bytes.len()));
+        self.send_parts(&[&head, bytes], cost, deadline, meanwhile)
+    }
+
+    fn send_parts(
+        &self,
+        parts: &[&[u8]],
+        cost: u64,
+        deadline: Deadline,
+        meanwhile: &dyn Fn(),
+    ) -> Result<()> {
         let deadline = deadline.start();
-        let mut out = self.outbound();
-        loop {
-            self.flush(&mut out);
-            if out.is_over {
-                return Ok(()); // the watcher tells of the loss; here it only means that nobody reads this any more
+        for look in 0_u32.. {
+            let mut out = self.outbound();
+            if look > 0 || out.is_full {
+                self.flush(&mut out);
             }
-            if out.has_room(cost) || cost == 0 && out.rest.is_empty() {
+            if out.is_over {
+                break; // the watcher tells of the loss; here it only means that nobody reads this any more
+            }
+            self.send_later(&mut out);
+            if out.later.is_empty() && (out.has_room(cost) || cost == 0 && !out.is_full) {
                 out.sent += cost;
-                self.put(&mut out, &bytes);
-                return Ok(());
+                self.put(&mut out, parts, true);
+                break;
             }
             if let Some(why) = deadline.expiry() {
                 return Err(why.error("send", vec![], deadline.elapsed()));
             }
-            out = self.await_room(out, deadline.nap(Duration::from_millis(50)));
+            if look > LOOKS {
+                out = self.await_room(out, deadline.nap(Duration::from_millis(1)));
+            }
+            drop(out);
+            meanwhile();
+        }
+        Ok(())
+    }
+
+    /// Sends bytes to a group without waiting: what there is no room for goes when there is. What is `held` goes with the
+    /// next, or when [`Stream::send_held`] is called.
+    pub(super) fn post(&self, group: u128, bytes: &[u8], is_held: bool) {
+        let (head, cost) = (head(group), cost_of(bytes.len()));
+        let mut out = self.outbound();
+        if out.later.is_empty() && out.has_room(cost) {
+            out.sent += cost;
+            self.put(&mut out, &[&head, bytes], is_held);
+        } else if !out.is_over {
+            out.later.push_back((cost, [&head, bytes].concat()));
         }
     }
 
-    /// Sends one packet whole, without waiting: what there is no room for goes when there is. Callers post no more than their
-    /// protocol has under way.
-    pub(super) fn post(&self, packet: &Packet) -> Result<()> {
-        let bytes = socket::encode(packet)?;
-        let mut out = self.outbound();
-        out.sent += cost(packet, bytes.len());
-        self.put(&mut out, &bytes);
-        Ok(())
+    /// Sends what is held back.
+    pub(super) fn send_held(&self) {
+        if self.has_held.load(Ordering::SeqCst) {
+            self.flush(&mut self.outbound());
+        }
+    }
+
+    /// Sends what was posted when there was no room, as far as there is.
+    fn send_later(&self, out: &mut Outbound) {
+        while let Some(&(cost, _)) = out.later.front() {
+            if !out.has_room(cost) {
+                return;
+            }
+            let Some((cost, bytes)) = out.later.pop_front() else { return };
+            out.sent += cost;
+            self.put(out, &[&bytes], false);
+        }
+    }
+
+    /// Sends a frame of these parts, or holds it back if it is short and may be.
+    fn put(&self, out: &mut Outbound, parts: &[&[u8]], may_be_held: bool) {
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        if self.keys.get().is_none() && out.rest.is_empty() && len >= HELD {
+            return self.put_directly(out, parts, len);
+        }
+        let fits = match self.keys.get() {
+            None => frames::append(&mut out.rest, parts),
+            Some(keys) => {
+                let sealed = keys.seal(out.sealed, &parts.concat());
+                out.sealed += 1;
+                sealed.is_some_and(|sealed| frames::append(&mut out.rest, &[&sealed]))
+            }
+        };
+        // Never on its way: a packet is shorter than a frame may be, and nobody sends so many that their numbers end.
+        out.is_over |= !fits;
+        match may_be_held && out.rest.len() < HELD {
+            true => self.has_held.store(true, Ordering::SeqCst),
+            false => self.flush(out),
+        }
+    }
+
+    /// A long frame from where it lies, while nothing else is to be sent first.
+    fn put_directly(&self, out: &mut Outbound, parts: &[&[u8]], len: usize) {
+        let Some(length) = frames::length(parts) else {
+            out.is_over = true;
+            return;
+        };
+        let slices: Vec<IoSlice<'_>> =
+            std::iter::once(&length[..]).chain(parts.iter().copied()).map(IoSlice::new).collect();
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let sent = net::sendmsg(&self.socket, &slices, &mut SendAncillaryBuffer::default(), flags);
+        let sent = match sent {
+            Ok(sent) => sent,
+            Err(Errno::AGAIN | Errno::NOBUFS | Errno::INTR) => 0,
+            Err(_) => {
+                out.is_over = true;
+                return;
+            }
+        };
+        if sent < length.len() + len {
+            let whole = [&length[..], &parts.concat()].concat();
+            out.rest.extend_from_slice(whole.get(sent..).unwrap_or_default());
+            self.flush(out);
+        }
     }
 
     fn await_room<'a>(
@@ -171,7 +306,7 @@ impl Stream {
         out: MutexGuard<'a, Outbound>,
         nap: Duration,
     ) -> MutexGuard<'a, Outbound> {
-        if out.rest.is_empty() {
+        if !out.is_full {
             return self.room.wait_timeout(out, nap).unwrap_or_else(PoisonError::into_inner).0;
         }
         drop(out);
@@ -183,41 +318,24 @@ impl Stream {
     /// Sends a frame that is not sealed: what shows who one is. False if the connection does not take it.
     pub(super) fn send_open(&self, frame: &[u8]) -> bool {
         let mut out = self.outbound();
-        frames::append(&mut out.rest, frame);
+        frames::append(&mut out.rest, &[frame]);
         self.flush(&mut out);
         out.rest.is_empty() && !out.is_over
-    }
-
-    fn put(&self, out: &mut Outbound, packet: &[u8]) {
-        let fits = match self.keys.get() {
-            None => frames::append(&mut out.rest, packet),
-            Some(keys) => {
-                let sealed = keys.seal(out.sealed, packet);
-                out.sealed += 1;
-                sealed.is_some_and(|sealed| frames::append(&mut out.rest, &sealed))
-            }
-        };
-        // Never on its way: a packet is shorter than a frame may be, and nobody sends so many that their numbers end.
-        out.is_over |= !fits;
-        self.flush(out);
-    }
-
-    /// The packet in a frame, if the other end sealed it.
-    fn open(&self, inbound: &mut Inbound, frame: Vec<u8>) -> Option<Vec<u8>> {
-        let Some(keys) = self.keys.get() else { return Some(frame) };
-        let packet = keys.open(inbound.opened, &frame);
-        inbound.opened += 1;
-        packet
     }
 
     /// Hands over as much as the kernel takes; never waits.
     fn flush(&self, out: &mut Outbound) {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        self.has_held.store(false, Ordering::Relaxed); // under the lock
+        out.is_full = false;
         while !out.rest.is_empty() && !out.is_over {
             match net::send(&self.socket, &out.rest, flags) {
                 Ok(len) => drop(out.rest.drain(..len)),
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN | Errno::NOBUFS) => return,
+                Err(Errno::AGAIN | Errno::NOBUFS) => {
+                    out.is_full = true;
+                    return;
+                }
                 Err(_) => out.is_over = true,
             }
         }
@@ -225,33 +343,57 @@ impl Stream {
 
     /// Takes one frame that is not sealed, if there is one; never waits.
     pub(super) fn receive_open(&self) -> Result<Option<Vec<u8>>, Received> {
-        self.next_frame(&mut self.inbound())
+        let mut inbound = self.inbound();
+        Ok(self.next_frame(&mut inbound.frames)?.map(<[u8]>::to_vec))
     }
 
     /// Takes one packet if there is one; never waits.
     pub(super) fn receive(&self) -> Received {
+        self.receive_and(&|_, _| Err("bytes for a group".to_owned()))
+    }
+
+    /// As `receive`; has groups told what comes for them before it.
+    pub(super) fn receive_and(&self, tell: &Tell<'_>) -> Received {
         let mut inbound = self.inbound();
+        let Inbound { frames, is_trusted, opened, taken, told } = &mut *inbound;
         loop {
-            let frame = match self.next_frame(&mut inbound) {
+            let frame = match self.next_frame(frames) {
                 Ok(Some(frame)) => frame,
                 Ok(None) => return Received::Nothing,
                 Err(ended) => return ended,
             };
-            let Some(frame) = self.open(&mut inbound, frame) else {
-                return Received::Garbage("not sealed by it".to_owned());
+            let unsealed;
+            let frame = match self.keys.get() {
+                None => frame,
+                Some(keys) => {
+                    let Some(packet) = keys.open(*opened, frame) else {
+                        return Received::Garbage("not sealed by it".to_owned());
+                    };
+                    *opened += 1;
+                    unsealed = packet;
+                    &unsealed
+                }
             };
             // The others have lists, for whose announced lengths memory is taken when they are read.
-            if !inbound.is_trusted && !Packet::is_short(&frame) {
+            if !*is_trusted && !Packet::is_short(frame) {
                 return Received::Garbage("no greeting".to_owned());
             }
-            match postcard::from_bytes::<Packet>(&frame) {
+            if let Some((group, bytes)) = read_head(frame) {
+                *taken += cost_of(bytes.len());
+                if let Err(why) = tell(group, bytes) {
+                    return Received::Garbage(why);
+                }
+                self.tell_taken(*taken, told);
+                continue;
+            }
+            match postcard::from_bytes::<Packet>(frame) {
                 Ok(Packet::Taken(total)) if self.note_taken(total) => {}
                 Ok(Packet::Taken(total)) => {
                     return Received::Garbage(format!("{total} bytes said to be taken in"));
                 }
                 Ok(packet) => {
-                    inbound.taken += cost(&packet, frame.len());
-                    self.tell_taken(&mut inbound);
+                    *taken += cost(&packet, frame.len());
+                    self.tell_taken(*taken, told);
                     let memory = packet.fabric();
                     return Received::Packet(packet, memory);
                 }
@@ -260,27 +402,20 @@ impl Stream {
         }
     }
 
-    fn next_frame(&self, inbound: &mut Inbound) -> Result<Option<Vec<u8>>, Received> {
-        let mut bytes = [0; LONG];
-        loop {
-            match inbound.frames.next() {
-                Some(frame) => return frame.map(Some).map_err(Received::Garbage),
-                None => {
-                    let room = inbound.frames.room().min(bytes.len());
-                    let room = bytes.get_mut(..room).unwrap_or_default();
-                    match net::recv(&self.socket, &mut *room, RecvFlags::DONTWAIT) {
-                        Ok((0, _)) => return Err(Received::End),
-                        Ok((len, _)) => inbound.frames.feed(bytes.get(..len).unwrap_or_default()),
-                        Err(Errno::AGAIN) => return Ok(None),
-                        Err(Errno::INTR) => {}
-                        Err(Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH) => {
-                            return Err(Received::Silence);
-                        }
-                        Err(_) => return Err(Received::End),
-                    }
+    fn next_frame<'f>(&self, frames: &'f mut Frames) -> Result<Option<&'f [u8]>, Received> {
+        while !frames.has_next() {
+            match net::recv(&self.socket, frames.space(), RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return Err(Received::End),
+                Ok((_, len)) => frames.fill(len),
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::INTR) => {}
+                Err(Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH) => {
+                    return Err(Received::Silence);
                 }
+                Err(_) => return Err(Received::End),
             }
         }
+        frames.next().transpose().map_err(Received::Garbage)
     }
 
     /// Whether the peer can have taken in so much.
@@ -290,6 +425,7 @@ impl Stream {
         if makes_sense {
             out.taken = total;
             self.flush(&mut out);
+            self.send_later(&mut out);
             self.room.notify_all();
         }
         makes_sense
@@ -297,13 +433,13 @@ impl Stream {
 
     /// Tells the peer now and then how much was taken in. There is always room for that: it is little, and the peer has not
     /// sent more than its window since it was told last.
-    fn tell_taken(&self, inbound: &mut Inbound) {
-        if inbound.taken - inbound.told < WINDOW / 4 {
+    fn tell_taken(&self, taken: u64, told: &mut u64) {
+        if taken - *told < WINDOW / 4 {
             return;
         }
-        inbound.told = inbound.taken;
-        if let Ok(bytes) = socket::encode(&Packet::Taken(inbound.taken)) {
-            self.put(&mut self.outbound(), &bytes);
+        *told = taken;
+        if let Ok(bytes) = socket::encode(&Packet::Taken(taken), LONGEST) {
+            self.put(&mut self.outbound(), &[&bytes], false);
         }
     }
 
@@ -321,7 +457,7 @@ impl Stream {
 
     /// Takes in and forgets what has come; whether the other end has closed.
     fn is_drained(&self) -> bool {
-        let mut bytes = [0; LONG];
+        let mut bytes = [0; 4096];
         loop {
             match net::recv(&self.socket, &mut bytes, RecvFlags::DONTWAIT) {
                 Ok((0, _)) => return true,
@@ -402,13 +538,13 @@ mod tests {
     #[test]
     fn the_largest_message_comes_whole_and_a_larger_one_is_refused() {
         let (one, two) = pair();
-        let most = PACKET - 32;
+        let most = LONGEST - 32;
         one.send(&message(1, most), soon()).unwrap();
         let came = next(&two);
         assert!(
             matches!(came, Received::Packet(Packet::Message { body, .. }, _) if body.len() == most)
         );
-        assert!(matches!(one.send(&message(2, PACKET), soon()), Err(Error::Usage { .. })));
+        assert!(matches!(one.send(&message(2, LONGEST), soon()), Err(Error::Usage { .. })));
     }
 
     /// However long a peer is stopped, the kernel has room for all that is sent to it: it never sees a full connection, which
@@ -416,7 +552,7 @@ mod tests {
     #[test]
     fn a_peer_that_takes_nothing_in_is_sent_no_more_than_its_window() {
         let (one, two) = pair();
-        for len in [0, 100, 3000, PACKET - 100] {
+        for len in [0, 100, 3000, LONGEST - 100] {
             let mut sent = 0;
             let e = loop {
                 match one.send(&message(sent, len), soon()) {

@@ -1,19 +1,20 @@
 //! The one thread of a mesh over sockets: takes in messages and notices deaths.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::inbox::{Gone, Inbox, Message};
 use super::socket::{self, Packet, Received};
 use super::stream::Stream;
+use super::wire::Tell;
 use crate::error::{Error, Result};
 
 pub(super) struct Watcher {
-    /// What is written to it ends the thread.
-    stop: Option<std::io::PipeWriter>,
     thread: Option<JoinHandle<()>>,
     peers: Arc<Peers>,
 }
@@ -22,7 +23,28 @@ pub(super) struct Watcher {
 pub(super) struct Peers {
     inbox: Arc<Inbox>,
     peers: Vec<Peer>,
+    /// Ranks of other hosts that have gone because of others, of which this rank does not know yet whether they are lost.
+    farewells: Mutex<Vec<Farewell>>,
+    /// What is written to it wakes the thread: [`END`] or [`LOOK`]. Not only closed in the end, for a forked child would hold
+    /// it open.
+    teller: std::io::PipeWriter,
+    /// The thread sleeps until something happens: it sends nothing that is held back meanwhile.
+    is_asleep: AtomicBool,
 }
+
+const END: u8 = 0;
+const LOOK: u8 = 1;
+
+/// How a rank went that said it went because of `cause`.
+struct Farewell {
+    rank: usize,
+    gone: Gone,
+    cause: usize,
+    since: Instant,
+}
+
+/// How long after it the loss of its cause may come.
+const GRACE: Duration = Duration::from_millis(200);
 
 struct Peer {
     rank: usize,
@@ -30,7 +52,12 @@ struct Peer {
     process: Option<OwnedFd>,
     /// Held from a packet's way out of the socket until it is in the inbox, so that packets stay in order.
     reading: Mutex<()>,
+    /// A thread that waits has looked at it since the watcher did.
+    was_looked_at: AtomicBool,
 }
+
+/// For how long the thread leaves a connection to whoever waits and looks at it: so often is it woken for nothing.
+const LEFT_ALONE: Duration = Duration::from_millis(1);
 
 /// What connects a peer.
 pub(super) enum Line {
@@ -51,10 +78,17 @@ impl Line {
         matches!(self, Self::Stream(..))
     }
 
-    fn receive(&self) -> Received {
+    /// The next packet; what is for groups before it is told.
+    fn receive(&self, tell: &Tell<'_>) -> Received {
         match self {
             Self::Socket(socket) => socket::receive(socket),
-            Self::Stream(stream, _) => stream.receive(),
+            Self::Stream(stream, _) => stream.receive_and(tell),
+        }
+    }
+
+    fn send_held(&self) {
+        if let Self::Stream(stream, _) = self {
+            stream.send_held();
         }
     }
 
@@ -72,6 +106,11 @@ impl Line {
         }
     }
 
+    /// Whether it ended because its host answers no more.
+    fn is_silent(&self, gone: &Gone) -> bool {
+        self.is_stream() && !gone.left && gone.how == self.silence()
+    }
+
     /// How a peer went whose kernel answers no more.
     fn silence(&self) -> String {
         match self {
@@ -83,26 +122,31 @@ impl Line {
 
 impl Watcher {
     pub(super) fn start(inbox: Arc<Inbox>, lines: Vec<(usize, Line)>) -> Result<Self> {
-        let (ended, stop) = std::io::pipe().map_err(Error::system("pipe"))?;
+        let (told, teller) = std::io::pipe().map_err(Error::system("pipe"))?;
         let peer = |(rank, line): (usize, Line)| Peer {
             rank,
             process: line.process(),
             line,
             reading: Mutex::new(()),
+            was_looked_at: AtomicBool::new(false),
         };
-        let peers = Arc::new(Peers { inbox, peers: lines.into_iter().map(peer).collect() });
+        let peers = lines.into_iter().map(peer).collect();
+        let (farewells, is_asleep) = (Mutex::default(), AtomicBool::new(false));
+        let peers = Arc::new(Peers { inbox, peers, farewells, teller, is_asleep });
         let watched = Arc::clone(&peers);
         let thread = std::thread::Builder::new()
             .name("symmem-watcher".into())
-            .stack_size(256 << 10)
+            .stack_size(512 << 10)
             .spawn(move || {
                 let mut here: Vec<&Peer> = watched.peers.iter().collect();
                 // What came behind a peer's first words has left the kernel, which does not tell of it again.
-                here.retain(|peer| !peer.line.is_stream() || serve(&watched.inbox, peer, false));
-                while !ended_or_served(&watched.inbox, &ended, &mut here) {}
+                here.retain(|peer| !peer.line.is_stream() || watched.serve(peer, false));
+                while !watched.ended_or_served(&told, &mut here) {
+                    watched.take_farewells();
+                }
             })
             .map_err(Error::system("starting the watcher thread"))?;
-        Ok(Self { stop: Some(stop), thread: Some(thread), peers })
+        Ok(Self { thread: Some(thread), peers })
     }
 
     pub(super) fn peers(&self) -> &Arc<Peers> {
@@ -110,21 +154,9 @@ impl Watcher {
     }
 }
 
-impl Peers {
-    /// Takes in what these ranks have sent, should the thread not have come to it.
-    pub(super) fn take_in(&self, from: &[usize]) {
-        for peer in self.peers.iter().filter(|peer| from.contains(&peer.rank)) {
-            serve(&self.inbox, peer, false);
-        }
-    }
-}
-
 impl Drop for Watcher {
     fn drop(&mut self) {
-        // Not only closed: a forked child would hold the pipe open.
-        if let Some(mut stop) = self.stop.take() {
-            let _ = std::io::Write::write_all(&mut stop, &[0]);
-        }
+        self.peers.tell_thread(END);
         // Never by the thread itself: those whom it tells of a loss own no mesh.
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -132,59 +164,161 @@ impl Drop for Watcher {
     }
 }
 
-/// Waits for something to happen and deals with it; true when the mesh is being taken down.
-fn ended_or_served(inbox: &Inbox, ended: &std::io::PipeReader, peers: &mut Vec<&Peer>) -> bool {
-    let mut fds = vec![PollFd::new(ended, PollFlags::IN)];
-    for peer in peers.iter() {
-        let line = peer.line.fd();
-        fds.push(PollFd::from_borrowed_fd(line, PollFlags::IN));
-        // A missing one is watched in place by the connection again, to keep two entries a peer.
-        let process = peer.process.as_ref().map_or(line, AsFd::as_fd);
-        fds.push(PollFd::from_borrowed_fd(process, PollFlags::IN));
+impl Peers {
+    fn tell_thread(&self, what: u8) {
+        let _ = std::io::Write::write_all(&mut &self.teller, &[what]);
     }
-    if poll(&mut fds, None).is_err() {
-        return false; // interrupted, or short of memory: look again
-    }
-    let woken: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-    drop(fds);
-    let Some((&stop, pairs)) = woken.split_first() else { return true };
-    if stop {
-        return true;
-    }
-    let mut pairs = pairs.chunks_exact(2);
-    peers.retain(|peer| {
-        let (readable, ended) = match pairs.next() {
-            Some([socket, process]) => (*socket, *process && peer.process.is_some()),
-            _ => (false, false),
-        };
-        !(readable || ended) || serve(inbox, peer, ended)
-    });
-    false
-}
 
-/// Takes in what a peer has sent, and notes if that was its last; false if so.
-fn serve(inbox: &Inbox, peer: &Peer, ended: bool) -> bool {
-    let _reading = peer.reading.lock().unwrap_or_else(PoisonError::into_inner);
-    let closed = take_in(inbox, peer);
-    let gone = closed.or_else(|| ended.then(|| Gone::lost("its process ended")));
-    let Some(gone) = gone else { return true };
-    // If it lives after all, or a child of its holds the connection, they learn that it is over.
-    peer.line.end();
-    inbox.mark_gone(peer.rank, gone);
-    false
+    /// Takes in what a rank has sent, unless another thread does. For threads that look again and again.
+    pub(super) fn look_at(&self, rank: usize) {
+        let Some(peer) = self.peers.iter().find(|peer| peer.rank == rank) else { return };
+        peer.line.send_held();
+        peer.was_looked_at.store(true, Ordering::Relaxed);
+        if self.is_asleep.load(Ordering::Relaxed) && self.is_asleep.swap(false, Ordering::SeqCst) {
+            self.tell_thread(LOOK); // so that it leaves the connection to us
+        }
+        if let Ok(_reading) = peer.reading.try_lock() {
+            self.serve_locked(peer, false);
+        }
+    }
+
+    /// Sends what is held back, unless the thread will.
+    pub(super) fn send_held_if_idle(&self, stream: &Stream) {
+        if self.is_asleep.load(Ordering::SeqCst) {
+            stream.send_held();
+        }
+    }
+
+    /// Takes in what these ranks have sent, should the thread not have come to it.
+    pub(super) fn take_in(&self, from: &[usize]) {
+        for peer in self.peers.iter().filter(|peer| from.contains(&peer.rank)) {
+            self.serve(peer, false);
+        }
+    }
+
+    /// Waits for something to happen and deals with it; true when the mesh is being taken down.
+    fn ended_or_served(&self, told: &std::io::PipeReader, peers: &mut Vec<&Peer>) -> bool {
+        let mut fds = vec![PollFd::new(told, PollFlags::IN)];
+        let mut limit = (!self.farewells().is_empty()).then_some(GRACE / 10);
+        for peer in peers.iter() {
+            let line = peer.line.fd();
+            let flags = match peer.was_looked_at.swap(false, Ordering::Relaxed) {
+                false => PollFlags::IN,
+                true => {
+                    limit = Some(LEFT_ALONE);
+                    PollFlags::empty()
+                }
+            };
+            fds.push(PollFd::from_borrowed_fd(line, flags));
+            // A missing one is watched in place by the connection again, to keep two entries a peer.
+            let (process, flags) = match &peer.process {
+                Some(process) => (process.as_fd(), PollFlags::IN),
+                None => (line, flags),
+            };
+            fds.push(PollFd::from_borrowed_fd(process, flags));
+        }
+        self.is_asleep.store(limit.is_none(), Ordering::SeqCst);
+        // What comes after this is sent by whoever holds it back.
+        self.peers.iter().for_each(|peer| peer.line.send_held());
+        let polled = poll(&mut fds, limit.map(socket::timespec).as_ref());
+        self.is_asleep.store(false, Ordering::SeqCst);
+        if polled.is_err() {
+            return false; // interrupted, or short of memory: look again
+        }
+        let woken: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(fds);
+        let Some((&is_told, pairs)) = woken.split_first() else { return true };
+        if is_told {
+            let mut what = [END];
+            let _ = std::io::Read::read(&mut &*told, &mut what);
+            if what == [END] {
+                return true;
+            }
+        }
+        let mut pairs = pairs.chunks_exact(2);
+        peers.retain(|peer| {
+            let (readable, ended) = match pairs.next() {
+                Some([socket, process]) => (*socket, *process && peer.process.is_some()),
+                _ => (false, false),
+            };
+            !(readable || ended) || self.serve(peer, ended)
+        });
+        false
+    }
+
+    /// Takes in what a peer has sent, and notes if that was its last; false if so.
+    fn serve(&self, peer: &Peer, ended: bool) -> bool {
+        let _reading = peer.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        self.serve_locked(peer, ended)
+    }
+
+    /// As `serve`, by the one who is reading.
+    fn serve_locked(&self, peer: &Peer, ended: bool) -> bool {
+        let closed = take_in(&self.inbox, peer);
+        let gone = closed.or_else(|| ended.then(|| Gone::lost("its process ended")));
+        let Some(gone) = gone else { return true };
+        // If it lives after all, or a child of its holds the connection, they learn that it is over.
+        peer.line.end();
+        if self.farewells().iter().any(|farewell| farewell.rank == peer.rank) {
+            return false; // it has said how it goes
+        }
+        match gone.because_of.filter(|&cause| self.is_hearsay(peer, cause)) {
+            Some(cause) => {
+                let farewell = Farewell { rank: peer.rank, gone, cause, since: Instant::now() };
+                self.farewells().push(farewell);
+                self.tell_thread(LOOK);
+            }
+            None if peer.line.is_silent(&gone) => self.lose_host_of(peer, &gone),
+            None => self.inbox.mark_gone(peer.rank, gone),
+        }
+        false
+    }
+
+    /// Whether a peer goes because of a rank that is not on its host: that rank may only be out of its reach. This rank finds
+    /// out for itself, very soon if the rank has died.
+    fn is_hearsay(&self, peer: &Peer, cause: usize) -> bool {
+        let line = |rank| self.peers.iter().find(|peer| peer.rank == rank).map(|peer| &peer.line);
+        match (&peer.line, line(cause)) {
+            (Line::Socket(_), Some(Line::Socket(_))) | (_, None) => false,
+            (Line::Stream(_, a), Some(Line::Stream(_, b))) if a == b => false,
+            _ => self.inbox.gone(cause).is_none(),
+        }
+    }
+
+    /// All ranks of a host are lost with it, in their order: so all name the same.
+    fn lose_host_of(&self, peer: &Peer, gone: &Gone) {
+        let Line::Stream(_, host) = &peer.line else { return };
+        let of_host = |other: &&Peer| matches!(&other.line, Line::Stream(_, name) if name == host);
+        for other in self.peers.iter().filter(of_host) {
+            other.line.end();
+            self.inbox.mark_gone(other.rank, gone.clone());
+        }
+    }
+
+    /// Believes those who have gone because of others, once those are known to be lost, or after all are not.
+    fn take_farewells(&self) {
+        let mut farewells = self.farewells();
+        let is_settled = |farewell: &mut Farewell| {
+            farewell.since.elapsed() > GRACE || self.inbox.gone(farewell.cause).is_some()
+        };
+        let settled: Vec<Farewell> = farewells.extract_if(.., is_settled).collect();
+        for Farewell { rank, gone, .. } in &settled {
+            self.inbox.mark_gone(*rank, Gone { because_of: None, ..gone.clone() });
+        }
+    }
+
+    fn farewells(&self) -> MutexGuard<'_, Vec<Farewell>> {
+        // Nothing is done under the lock that could leave it half changed.
+        self.farewells.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Takes in all that has arrived; tells how the connection ended, if it did.
 fn take_in(inbox: &Inbox, peer: &Peer) -> Option<Gone> {
     loop {
-        match peer.line.receive() {
+        match peer.line.receive(&|group, bytes| inbox.tell(peer.rank, group, bytes)) {
             Received::Packet(Packet::Message { subject, phase, body, .. }, memory) => {
                 inbox.deliver(peer.rank, subject, phase, Message::new(body, memory));
-            }
-            Received::Packet(Packet::Wire { group, bytes }, _) if peer.line.is_stream() => {
-                if let Err(why) = inbox.tell(peer.rank, group, &bytes) {
-                    return Some(Gone::lost(format!("it sent garbage, {why}")));
-                }
             }
             Received::Packet(Packet::Bye(gone), _) => return Some(gone),
             Received::Packet(other, _) => {

@@ -4,13 +4,13 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use super::socket::Packet;
 use super::stream::Stream;
+use super::watcher::Peers;
 use crate::error::Result;
 use crate::sync::Deadline;
 
 /// The most bytes of one such message.
-pub(crate) const MOST: usize = super::socket::PACKET - 64;
+pub(crate) const MOST: usize = super::stream::LONGEST - 64;
 
 /// A group that is told something by ranks of other hosts.
 pub(crate) trait Listener: Send + Sync {
@@ -19,20 +19,40 @@ pub(crate) trait Listener: Send + Sync {
     fn told(&self, from: usize, bytes: &[u8]) -> Result<(), String>;
 }
 
+/// Has a group told; an error says why no rank of this job tells that.
+pub(super) type Tell<'a> = dyn Fn(u128, &[u8]) -> Result<(), String> + 'a;
+
 /// The way to one rank on another host.
-pub(crate) struct FarLine(pub(super) Arc<Stream>);
+pub(crate) struct FarLine {
+    pub(super) rank: usize,
+    pub(super) stream: Arc<Stream>,
+    pub(super) peers: Arc<Peers>,
+}
 
 impl FarLine {
+    /// Takes in what the rank has sent. The watcher leaves that to whoever calls this often.
+    pub(crate) fn take_in(&self) {
+        self.peers.look_at(self.rank);
+    }
+
     /// Tells the rank something, without waiting: callers tell no more than their protocol has under way. What a lost rank is
     /// told is lost.
     pub(crate) fn post(&self, group: u128, bytes: Vec<u8>) {
-        // Fails only for messages that are too long, and nobody makes any.
-        let _ = self.0.post(&Packet::Wire { group, bytes });
+        self.stream.post(group, &bytes, false);
     }
 
-    /// As `post`, once there is room for it.
+    /// As `post`, for what nobody waits for urgently: it goes with the next message, or within a millisecond.
+    pub(crate) fn post_soon(&self, group: u128, bytes: Vec<u8>) {
+        self.stream.post(group, &bytes, true);
+        self.peers.send_held_if_idle(&self.stream);
+    }
+
+    /// As `post_soon`, once there is room for it.
     pub(crate) fn send(&self, group: u128, bytes: Vec<u8>, deadline: Deadline) -> Result<()> {
-        self.0.send(&Packet::Wire { group, bytes }, deadline)
+        // What the rank tells meanwhile may be that there is room.
+        self.stream.send_to_group(group, &bytes, deadline, &|| self.take_in())?;
+        self.peers.send_held_if_idle(&self.stream);
+        Ok(())
     }
 }
 

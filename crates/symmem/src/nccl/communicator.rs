@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use symmem_sys::nccl::{Begun, Comm, Failure, Handle};
 
-use super::{Nccl, failed, group};
+use super::{Nccl, failed, group, warn};
 use crate::cuda::{Gpu, Stream};
 use crate::error::{Error, Result};
 use crate::sync::{Deadline, yield_now};
@@ -54,21 +54,21 @@ impl Communicator {
         deadline: Deadline,
         op: &'static str,
     ) -> Result<Self> {
-        let comm = begun.peek().ok_or_else(|| Error::Driver {
-            library: "NCCL",
-            code: None,
-            call: "ncclCommInitRankConfig",
-            why: format!("rank {rank}: {op}: NCCL gave no communicator"),
-        })?;
+        let comm = begun.peek().ok_or_else(|| none_given("ncclCommInitRankConfig", rank, op))?;
         Ok(Self::new(nccl, gpu, (rank, size), comm, deadline, true))
     }
 
-    /// One that somebody else has made, and will destroy.
-    pub(super) fn borrowed(nccl: &Nccl, gpu: &Gpu, comm: Comm, deadline: Deadline) -> Result<Self> {
-        const OP: &str = "adopt";
-        let made = Self::new(nccl, gpu, (0, 1), comm, deadline, false);
-        made.settle(OP)?;
-        made.filled(OP)
+    /// One that is made, with the rank and the size that the library says; not `owned` if somebody else will destroy it.
+    pub(super) fn of(
+        nccl: &Nccl,
+        gpu: &Gpu,
+        comm: Comm,
+        deadline: Deadline,
+        (owned, op): (bool, &'static str),
+    ) -> Result<Self> {
+        let made = Self::new(nccl, gpu, (0, 1), comm, deadline, owned);
+        made.settle(op)?;
+        made.filled(op)
     }
 
     fn new(
@@ -123,7 +123,7 @@ impl Communicator {
 
     /// The library's own handle (`ncclComm_t`), for calls that this library does not have; 0 after its end.
     pub fn raw(&self) -> usize {
-        match &*self.state() {
+        match &*self.0.state() {
             State::Live(comm) | State::Failed(comm, _) => comm.raw(),
             State::Gone(_) => 0,
         }
@@ -149,7 +149,7 @@ impl Communicator {
     /// Ends what is going on, on this rank, and gives the communicator back. For a caller that is waiting in it, that is an
     /// error. Another thread may do this while one waits.
     pub fn abort(&self) {
-        self.end("it was aborted");
+        self.0.end("it was aborted");
     }
 
     /// Waits until what is going on is done, and gives the communicator back. Dropping it does the same.
@@ -159,7 +159,7 @@ impl Communicator {
 
     /// Lets one more call be made of a communicator that has failed, if it has.
     pub(super) fn revive(&self) -> bool {
-        let mut state = self.state();
+        let mut state = self.0.state();
         let State::Failed(comm, _) = *state else { return false };
         *state = State::Live(comm);
         true
@@ -167,10 +167,7 @@ impl Communicator {
 
     /// A communicator that was made of this one.
     pub(super) fn child(&self, comm: Comm, op: &'static str) -> Result<Self> {
-        let Inner { nccl, gpu, .. } = &*self.0;
-        let made = Self::new(nccl, gpu, (0, 1), comm, self.deadline(), true);
-        made.settle(op)?;
-        made.filled(op)
+        Self::of(self.nccl(), self.gpu(), comm, self.deadline(), (true, op))
     }
 
     /// Itself, with the rank and the size that the library says. Nobody else has it yet.
@@ -179,11 +176,8 @@ impl Communicator {
         let rank = self.ask(op, |nccl, comm| unsafe { nccl.user_rank(comm) })?;
         // SAFETY: S4: likewise.
         let size = self.ask(op, |nccl, comm| unsafe { nccl.count(comm) })?;
-        let mut inner = Arc::try_unwrap(self.0).map_err(|shared| Error::Usage {
-            op,
-            rank: Some(shared.rank),
-            expected: "a communicator of its own".into(),
-            got: "a shared one".into(),
+        let mut inner = Arc::try_unwrap(self.0).map_err(|shared| {
+            Error::usage(op, "a communicator of its own", "a shared one").at_rank(shared.rank)
         })?;
         (inner.rank, inner.size) = (rank, size);
         Ok(Self(Arc::new(inner)))
@@ -195,7 +189,7 @@ impl Communicator {
         op: &'static str,
         f: impl FnOnce(&symmem_sys::nccl::Nccl, Comm) -> Result<Begun<T>, Failure>,
     ) -> Result<Option<T>> {
-        let begun = self.enter(op, f)?.map_err(|failure| self.refused(op, &failure))?;
+        let begun = self.ask(op, f)?;
         self.settle(op)?;
         // SAFETY: S4: this communicator has nothing to do any more, so the library has written for the last time.
         Ok(unsafe { begun.end() })
@@ -235,12 +229,12 @@ impl Communicator {
         op: &'static str,
         f: impl FnOnce(&symmem_sys::nccl::Nccl, Comm) -> R,
     ) -> Result<R> {
-        let state = self.state();
+        let state = self.0.state();
         let comm = match &*state {
             State::Live(comm) => *comm,
             State::Failed(_, why) | State::Gone(why) => {
                 let what = format!("rank {}: {op}: the communicator", self.rank());
-                return Err(Error::Unavailable { what, why: why.clone() });
+                return Err(Error::unavailable(what, why.clone()));
             }
         };
         self.gpu().within(|| f(&self.0.nccl.0, comm))
@@ -274,10 +268,10 @@ impl Communicator {
             if look < LOOKS { yield_now() } else { std::thread::sleep(deadline.nap(NAP)) }
         }
         let after = deadline.elapsed();
-        self.end(&format!("{op} was given up after {after:.1?}"));
+        self.0.end(&format!("{op} was given up after {after:.1?}"));
         let others: Vec<usize> = (0..self.size()).filter(|rank| *rank != self.rank()).collect();
         let waiting_for = if others.is_empty() { vec![self.rank()] } else { others };
-        Err(Error::Timeout { op, channel: None, waiting_for, after, doing: Vec::new() })
+        Err(Error::timeout(op, waiting_for, after))
     }
 
     /// The error of a call that was refused; whether more than the call is broken is asked at the next.
@@ -288,19 +282,11 @@ impl Communicator {
     /// The communicator is of no use any more.
     fn broken(&self, op: &'static str, failure: &Failure) -> Error {
         let error = failed(op, Some(self.rank()), failure);
-        let mut state = self.state();
+        let mut state = self.0.state();
         if let State::Live(comm) = *state {
             *state = State::Failed(comm, format!("it has failed: {error}"));
         }
         error
-    }
-
-    fn end(&self, why: &str) {
-        self.0.end(why);
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.state()
     }
 
     /// Waits until no other thread makes a call.
@@ -309,7 +295,7 @@ impl Communicator {
     }
 
     pub(super) fn usage(&self, op: &'static str, expected: String, got: String) -> Error {
-        Error::Usage { op, rank: Some(self.rank()), expected, got }
+        Error::usage(op, expected, got).at_rank(self.rank())
     }
 }
 
@@ -330,19 +316,17 @@ impl Inner {
             return;
         }
         // SAFETY: S4: it is live, and the state says that it is not used again.
-        let aborted = self.gpu.within(|| unsafe { self.nccl.0.abort(comm) });
-        warn(aborted);
+        warn(self.gpu.within(|| unsafe { self.nccl.0.abort(comm) }));
     }
 
     /// Finalizes and destroys what works, and aborts what does not.
     fn close(&self) -> Result<()> {
         const OP: &str = "close";
-        let comm = match &*self.state() {
+        let live = match &*self.state() {
             State::Live(comm) if self.owned => Some(*comm),
-            State::Live(_) | State::Failed(..) => None,
-            State::Gone(_) => return Ok(()),
+            _ => None,
         };
-        let Some(comm) = comm else {
+        let Some(comm) = live else {
             self.end("it was closed");
             return Ok(());
         };
@@ -360,9 +344,7 @@ impl Inner {
             deadline = deadline.start();
             if deadline.expired() {
                 self.end("it could not be closed in time");
-                let (waiting_for, after) = (vec![self.rank], deadline.elapsed());
-                let doing = Vec::new();
-                return Err(Error::Timeout { op: OP, channel: None, waiting_for, after, doing });
+                return Err(Error::timeout(OP, vec![self.rank], deadline.elapsed()));
             }
             std::thread::sleep(deadline.nap(NAP));
             // SAFETY: S4: it is live.
@@ -372,9 +354,7 @@ impl Inner {
         // SAFETY: S4: it is live, and the state says that it is not used again.
         let destroyed = self.gpu.within(|| unsafe { self.nccl.0.destroy(comm) })?;
         match destroyed {
-            Err(failure) if !failure.is_in_progress() => {
-                Err(super::failed(OP, Some(self.rank), &failure))
-            }
+            Err(e) if !e.is_in_progress() => Err(super::failed(OP, Some(self.rank), &e)),
             _ => Ok(()),
         }
     }
@@ -382,18 +362,14 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Err(e) = self.close() {
-            tracing::warn!("{e}");
-        }
+        self.close().unwrap_or_else(|e| tracing::warn!("{e}"));
     }
 }
 
-fn warn(done: Result<Result<(), Failure>>) {
-    match done {
-        Ok(Err(failure)) if !failure.is_in_progress() => tracing::warn!("{failure}"),
-        Err(e) => tracing::warn!("{e}"),
-        Ok(_) => {}
-    }
+/// The error where `call` has worked, but made nothing.
+pub(super) fn none_given(call: &'static str, rank: usize, op: &'static str) -> Error {
+    let why = format!("rank {rank}: {op}: NCCL gave no communicator");
+    Error::Driver { library: "NCCL", code: None, call, why }
 }
 
 impl PartialEq for Communicator {

@@ -87,12 +87,7 @@ pub(super) fn reduced(
     dtype: DType,
     op: Operator,
 ) -> Result<(sys::Span, sys::RedOp)> {
-    let usage = |expected: &str, got: String| Error::Usage {
-        op: name,
-        rank: Some(rank),
-        expected: expected.into(),
-        got,
-    };
+    let usage = |expected, got: String| Error::usage(name, expected, got).at_rank(rank);
     let (kind, parts) = dtype.nccl().ok_or_else(|| {
         usage("a type that NCCL reduces", format!("Unconvertible NCCL type {dtype}"))
     })?;
@@ -140,6 +135,7 @@ impl From<ReduceOp> for Operator {
 }
 
 /// A sum of elements that are multiplied with a factor first, which may differ between ranks. Of one communicator.
+#[derive(Debug)]
 pub struct ScaledSum {
     communicator: Communicator,
     op: sys::RedOp,
@@ -149,25 +145,12 @@ impl Communicator {
     /// A sum of elements of `dtype` (f32, f64 or i32) that are multiplied with `factor` first.
     pub fn scaled_sum(&self, factor: f64, dtype: DType) -> Result<ScaledSum> {
         const OP: &str = "scaled_sum";
-        let mut bytes = [0; 8];
-        let kind = match dtype {
-            DType::F64 => {
-                bytes = factor.to_ne_bytes();
-                sys::DataType::F64
-            }
-            DType::F32 => {
-                bytes[..4].copy_from_slice(&(factor as f32).to_ne_bytes());
-                sys::DataType::F32
-            }
-            DType::I32 => {
-                bytes[..4].copy_from_slice(&(factor as i32).to_ne_bytes());
-                sys::DataType::I32
-            }
-            other => {
-                let (op, expected) = (OP, "f32, f64 or i32".to_owned());
-                let (rank, got) = (Some(self.rank()), other.to_string());
-                return Err(Error::Usage { op, rank, expected, got });
-            }
+        let narrow = |[a, b, c, d]: [u8; 4]| [a, b, c, d, 0, 0, 0, 0];
+        let (bytes, kind) = match dtype {
+            DType::F64 => (factor.to_ne_bytes(), sys::DataType::F64),
+            DType::F32 => (narrow((factor as f32).to_ne_bytes()), sys::DataType::F32),
+            DType::I32 => (narrow((factor as i32).to_ne_bytes()), sys::DataType::I32),
+            other => return Err(self.usage(OP, "f32, f64 or i32".into(), other.to_string())),
         };
         // SAFETY: S4: `ask` gives a communicator that is live.
         let op = self.ask(OP, |nccl, comm| unsafe { nccl.pre_mul_sum(comm, &bytes, kind) })?;
@@ -187,13 +170,5 @@ impl Drop for ScaledSum {
         let _ = self
             .communicator
             .ask("scaled_sum", |nccl, comm| unsafe { nccl.red_op_destroy(comm, self.op) });
-    }
-}
-
-impl std::fmt::Debug for ScaledSum {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ScaledSum")
-            .field("communicator", &self.communicator)
-            .finish_non_exhaustive()
     }
 }

@@ -3,7 +3,7 @@
 
 use symmem_sys::nccl::{Begun, Comm, Config, ShrinkFlags};
 
-use super::communicator::Communicator;
+use super::communicator::{Communicator, none_given};
 use super::group::check_closed;
 use super::{Nccl, UniqueId, failed};
 use crate::cuda::Gpu;
@@ -56,11 +56,8 @@ impl Nccl {
                 |proposals, _| {
                     id?;
                     let id = UniqueId::from_bytes(proposals.first().map_or(&[], Vec::as_slice));
-                    let id = id.map_err(|_| Error::PeerFailed {
-                        op: OP,
-                        rank: 0,
-                        reason: "it has no id for the communicator".into(),
-                    })?;
+                    let none = "it has no id for the communicator";
+                    let id = id.map_err(|_| Error::peer_failed(OP, 0, none))?;
                     self.communicator(gpu, group.size(), &id, rank, group.deadline())
                 },
             )
@@ -122,22 +119,17 @@ impl Nccl {
     ) -> Result<Communicator> {
         const OP: &str = "adopt";
         check_closed(OP, 0)?;
-        let usage = |expected: &str, got: String| {
-            Err(Error::Usage { op: OP, rank: None, expected: expected.into(), got })
-        };
         if raw == 0 {
-            return usage("a communicator of NCCL", "a null pointer".into());
+            return Err(Error::usage(OP, "a communicator of NCCL", "a null pointer"));
         }
         // SAFETY: S4: as the caller promises.
         let comm = unsafe { Comm::from_raw(raw) };
-        let adopted = Communicator::borrowed(self, gpu, comm, deadline.into())?;
+        let adopted = Communicator::of(self, gpu, comm, deadline.into(), (false, OP))?;
         // SAFETY: S4: it is live and ready.
         let device = adopted.ask(OP, |nccl, comm| unsafe { nccl.device(comm) })?;
         if u32::try_from(device.0) != Ok(gpu.number()) {
-            return usage(
-                &format!("a communicator on {gpu:?}"),
-                format!("one on cuda:{}", device.0),
-            );
+            let expected = format!("a communicator on {gpu:?}");
+            return Err(Error::usage(OP, expected, format!("one on cuda:{}", device.0)));
         }
         Ok(adopted)
     }
@@ -153,7 +145,7 @@ fn check_rank(op: &'static str, rank: usize, size: usize) -> Result<()> {
         return Ok(());
     }
     let expected = format!("a rank in [0, {size})");
-    Err(Error::Usage { op, rank: None, expected, got: rank.to_string() })
+    Err(Error::usage(op, expected, rank.to_string()))
 }
 
 impl Communicator {
@@ -162,8 +154,7 @@ impl Communicator {
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Self>> {
         const OP: &str = "split";
         check_closed(OP, self.rank())?;
-        let color_fits = color.is_none_or(|color| i32::try_from(color).is_ok());
-        if !color_fits {
+        if color.is_some_and(|color| i32::try_from(color).is_err()) {
             let expected = "a color below 2³¹".to_owned();
             return Err(self.usage(OP, expected, format!("{color:?}")));
         }
@@ -189,12 +180,7 @@ impl Communicator {
         // SAFETY: S4: `begun` gives a communicator that is live.
         let made = self
             .begun(OP, |nccl, comm| unsafe { nccl.shrink(comm, excluded, flags, Some(&CONFIG)) })?;
-        let none = || Error::Driver {
-            library: "NCCL",
-            code: None,
-            call: "ncclCommShrink",
-            why: format!("rank {}: {OP}: NCCL gave no communicator", self.rank()),
-        };
+        let none = || none_given("ncclCommShrink", self.rank(), OP);
         made.ok_or_else(none).and_then(|comm| self.child(comm, OP))
     }
 }

@@ -89,5 +89,5 @@ pub(super) fn check_closed(op: &'static str, rank: usize) -> Result<()> {
         return Ok(());
     }
     let expected = "a call outside of a group".to_owned();
-    Err(Error::Usage { op, rank: Some(rank), expected, got: "one within".into() })
+    Err(Error::usage(op, expected, "one within").at_rank(rank))
 }

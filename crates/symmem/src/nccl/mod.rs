@@ -160,12 +160,9 @@ pub struct UniqueId(sys::UniqueId);
 impl UniqueId {
     /// From the bytes that another rank has sent.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let id = bytes.try_into().map_err(|_| Error::Usage {
-            op: "unique_id",
-            rank: None,
-            expected: "128 bytes".into(),
-            got: bytes.len().to_string(),
-        })?;
+        let id = bytes
+            .try_into()
+            .map_err(|_| Error::usage("unique_id", "128 bytes", bytes.len().to_string()))?;
         Ok(Self(sys::UniqueId(id)))
     }
 
@@ -177,13 +174,22 @@ impl UniqueId {
 
 fn unavailable(missing: symmem_sys::Missing) -> Error {
     let why = format!("{missing}; its path can be given by SYMMEM_NCCL");
-    Error::Unavailable { what: "NCCL".into(), why }
+    Error::unavailable("NCCL", why)
+}
+
+/// Logs a failure of what nobody waits for.
+pub(crate) fn warn(done: Result<std::result::Result<(), sys::Failure>>) {
+    match done {
+        Ok(Err(failure)) if !failure.is_in_progress() => tracing::warn!("{failure}"),
+        Err(e) => tracing::warn!("{e}"),
+        Ok(_) => {}
+    }
 }
 
 /// The library's failure, as an error of this library.
 pub(crate) fn failed(op: &'static str, rank: Option<usize>, failure: &sys::Failure) -> Error {
     if failure.is_unsupported() {
-        return Error::Unavailable { what: op.into(), why: failure.to_string() };
+        return Error::unavailable(op, failure.to_string());
     }
     let rank = rank.map_or(String::new(), |rank| format!("rank {rank}: "));
     let sys::Failure { call, code, text, last } = failure;

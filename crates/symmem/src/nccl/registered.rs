@@ -8,12 +8,14 @@ use super::group::check_closed;
 use crate::error::Result;
 
 /// Memory of this rank that a communicator knows, so that calls with it take shorter ways. Forgotten when dropped.
+#[derive(Debug)]
 pub struct Registration {
     communicator: Communicator,
     raw: Option<sys::Registration>,
 }
 
 /// Memory of all ranks that was registered together. Given back when dropped.
+#[derive(Debug)]
 pub struct Window {
     communicator: Communicator,
     raw: sys::Window,
@@ -81,36 +83,17 @@ impl Drop for Registration {
     fn drop(&mut self) {
         let Some(raw) = self.raw else { return };
         // SAFETY: S4: made by this communicator, and not used again. An aborted one has taken it along.
-        let gone =
-            self.communicator.ask("register", |nccl, comm| unsafe { nccl.deregister(comm, raw) });
-        if let Err(e) = gone {
-            tracing::debug!("{e}");
-        }
+        self.communicator
+            .ask("register", |nccl, comm| unsafe { nccl.deregister(comm, raw) })
+            .unwrap_or_else(|e| tracing::debug!("{e}"));
     }
 }
 
 impl Drop for Window {
     fn drop(&mut self) {
         // SAFETY: S4: made by this communicator; the caller has vouched that nobody uses it. An aborted one has taken it along.
-        let gone = self
-            .communicator
-            .ask("window", |nccl, comm| unsafe { nccl.window_deregister(comm, self.raw) });
-        if let Err(e) = gone {
-            tracing::debug!("{e}");
-        }
-    }
-}
-
-impl std::fmt::Debug for Registration {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Registration")
-            .field("communicator", &self.communicator)
-            .finish_non_exhaustive()
-    }
-}
-
-impl std::fmt::Debug for Window {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Window").field("communicator", &self.communicator).finish_non_exhaustive()
+        self.communicator
+            .ask("window", |nccl, comm| unsafe { nccl.window_deregister(comm, self.raw) })
+            .unwrap_or_else(|e| tracing::debug!("{e}"));
     }
 }

@@ -13,7 +13,7 @@ use super::Nccl;
 use super::communicator::Communicator;
 use super::elements::moved;
 use super::registered::Window;
-use crate::cuda::{Gpu, Stream, Symmetric, View};
+use crate::cuda::{Gpu, Stream, Symmetric, View, debug_of};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::group::Group;
@@ -122,12 +122,12 @@ impl<T: Element> Symmetric<T> {
     /// What NCCL does with this memory; [`Error::Unavailable`] if it is not from NCCL.
     pub fn nccl(&self) -> Result<Windowed<'_, T>> {
         let registered = self.handle().mapping().attached.get::<Registered>();
-        let registered = registered.ok_or_else(|| Error::Unavailable {
-            what: "NCCL for this memory".into(),
-            why: match self.handle().backend_name() {
-                "nccl" => "its parts lie at different offsets of what was registered".into(),
+        let registered = registered.ok_or_else(|| {
+            let why = match self.handle().backend_name() {
+                "nccl" => "its parts lie at different offsets of what was registered".to_owned(),
                 other => format!("its backend is {other}: only available on memory of NCCL"),
-            },
+            };
+            Error::unavailable("NCCL for this memory", why)
         })?;
         Ok(Windowed { x: self, registered })
     }
@@ -142,10 +142,8 @@ impl<T: Element> Windowed<'_, T> {
     /// The window; [`Error::Unavailable`] where NCCL has made none.
     pub fn window(&self) -> Result<&Window> {
         let window = self.registered.window.as_ref().map(|in_use| &*in_use.window);
-        window.ok_or_else(|| Error::Unavailable {
-            what: "a window of NCCL".into(),
-            why: "it does not support them between these devices".into(),
-        })
+        let why = "it does not support them between these devices";
+        window.ok_or_else(|| Error::unavailable("a window of NCCL", why))
     }
 
     /// Copies `data` to rank `peer`'s part, from its element `at` on, and then signals to it, in `stream`: the signal is seen
@@ -260,14 +258,6 @@ impl Drop for External {
     }
 }
 
-impl<T> std::fmt::Debug for Windowed<'_, T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Windowed").field("memory", &self.x).finish_non_exhaustive()
-    }
-}
+debug_of!([T] Windowed<'_, T>, "Windowed": |this| memory = this.x);
 
-impl std::fmt::Debug for External {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("External").field("communicator", &self.communicator).finish_non_exhaustive()
-    }
-}
+debug_of!([] External, "External": |this| communicator = this.communicator);

@@ -102,38 +102,62 @@ impl<P: Pads> Signals<P> {
     /// ranks. The caller holds the channel of the sequence, or all are about to resynchronise.
     pub fn give_up(&self) {
         let ours = self.generation_bits() << RANK_BITS | (self.rank as u32 + 1);
+        let left = if self.spans { self.left() } else { Vec::new() };
+        self.note_left(self.rank, &left);
         // The arbiter's pad decides, as in `poison`. A word of an earlier generation is as good as none.
         let first = self.set_out(self.arbiter, ours);
         self.spread(first);
         if self.spans {
-            let left = |(channel, count): (usize, &super::Channel)| {
-                let epoch = count.epoch.load(Ordering::Relaxed);
-                let is_left = count.state.load(Ordering::Relaxed) == super::DONE;
-                (channel, if is_left { epoch } else { epoch.wrapping_sub(1) })
-            };
-            let left = self.channels.iter().enumerate().map(left).filter(|(_, epoch)| *epoch != 0);
-            let left: Vec<_> = left.collect();
-            // Its own sequence of calls, the last channel, must be known with the first message that counts.
-            for left in left.rchunks(CHANNELS_AT_ONCE) {
-                self.tell_far(&News::Out { out: first, left: left.to_vec() });
+            // The sequence, the last channel, is told of with the first message.
+            let mut parts = left.rchunks(CHANNELS_AT_ONCE).map(<[_]>::to_vec);
+            self.tell_far(&News::Out { out: first, left: parts.next().unwrap_or_default() });
+            parts.for_each(|left| self.tell_far(&News::Out { out: first, left }));
+        }
+    }
+
+    /// Which barriers this rank has left, by channel.
+    fn left(&self) -> Vec<(usize, u32)> {
+        let left = |(channel, count): (usize, &super::Channel)| {
+            let epoch = count.epoch.load(Ordering::Relaxed);
+            let is_left = count.state.load(Ordering::Relaxed) == super::DONE;
+            (channel, if is_left { epoch } else { epoch.wrapping_sub(1) })
+        };
+        self.channels.iter().enumerate().map(left).filter(|(_, epoch)| *epoch != 0).collect()
+    }
+
+    /// Says on this host which barriers `rank`, which gives up a call, has left: all ranks have reached those, and their
+    /// flags may still be under way from other hosts. The word `out` publishes it.
+    fn note_left(&self, rank: usize, left: &[(usize, u32)]) {
+        for (channel, epoch) in left {
+            for owner in self.near_ranks() {
+                let word = self.pads.word(owner, self.layout.left(*channel, rank));
+                if epoch.wrapping_sub(word.load(Ordering::Relaxed)) as i32 > 0 {
+                    word.store(*epoch, Ordering::Relaxed);
+                }
             }
         }
     }
 
-    /// Takes in that a rank gave up a call, as one on another host has told.
-    ///
-    /// That may come here before the last flag of a barrier that the rank has left: such a barrier is waited for.
-    pub(super) fn hear_out(&self, out: u32, left: &[(usize, u32)]) -> Result<(), Nonsense> {
+    /// Whether a rank that gave up a call had left this barrier before.
+    pub(super) fn was_left(&self, channel: usize, epoch: u32) -> bool {
+        let left = |rank| self.pads.word(self.rank, self.layout.left(channel, rank));
+        let is_later = |rank| left(rank).load(Ordering::Relaxed).wrapping_sub(epoch) as i32 >= 0;
+        self.spans && (0..self.layout.ranks).any(is_later)
+    }
+
+    /// Takes in that a rank gave up a call, as `from`, on another host, has told.
+    pub(super) fn hear_out(
+        &self,
+        from: usize,
+        out: u32,
+        left: &[(usize, u32)],
+    ) -> Result<(), Nonsense> {
         let who = (out & ((1 << RANK_BITS) - 1)) as usize;
-        if !(1..=self.layout.ranks).contains(&who) {
+        let exists = |(channel, _): &(usize, u32)| *channel < self.channels.len();
+        if !(1..=self.layout.ranks).contains(&who) || !left.iter().all(exists) {
             return Err(Nonsense);
         }
-        for (channel, epoch) in left {
-            let passed = &self.channels.get(*channel).ok_or(Nonsense)?.passed;
-            if epoch.wrapping_sub(passed.load(Ordering::Relaxed)) as i32 > 0 {
-                passed.store(*epoch, Ordering::Relaxed); // the word below publishes it
-            }
-        }
+        self.note_left(from, left);
         let first = self.set_out(self.arbiter, out);
         self.spread(first);
         Ok(())
@@ -145,12 +169,6 @@ impl<P: Pads> Signals<P> {
         if first != 0 && self.who_gave_up(first).is_some() {
             self.spread(first);
         }
-    }
-
-    /// Whether a rank that gave up a call had left this barrier before, so that all have reached it.
-    pub(super) fn was_passed(&self, channel: usize, epoch: u32) -> bool {
-        let passed = self.channels[channel].passed.load(Ordering::Relaxed);
-        self.spans && passed.wrapping_sub(epoch) as i32 >= 0
     }
 
     fn spread(&self, first: u32) {
@@ -230,7 +248,7 @@ impl<P: Pads> Signals<P> {
         let is_in_round = |rank: usize| self.is_in_round(rank, round);
         let all_here = || (0..self.layout.ranks).all(is_in_round);
         let broken = || lost(&is_in_round);
-        match self.bell(self.rank).wait(self.patience, deadline, all_here, broken, || true) {
+        match self.wait(deadline, all_here, broken, || true) {
             Ended::Ready => Ok(()),
             Ended::Broken => Err(Stop::Lost),
             Ended::GivenUp(why, after) => {

@@ -89,8 +89,7 @@ impl<P: Pads> ChannelGuard<'_, P> {
         let arrived = |rank| signals.has_reached(channel, rank, epoch);
         let all_here = || signals.missing(channel, epoch).is_empty();
         let broken = || lost(&arrived) || signals.out_of_step().is_some();
-        let bell = signals.bell(signals.rank);
-        match bell.wait(signals.patience, deadline, all_here, broken, || true) {
+        match signals.wait(deadline, all_here, broken, || true) {
             Ended::Ready => Ok(()),
             Ended::Broken => {
                 Err(signals.out_of_step().map_or(Stop::Lost, |rank| Stop::OutOfStep { rank }))

@@ -17,6 +17,7 @@
 //! | `core(c, s)`           | rank s     | on which core s was when it last reached a barrier on c, where ranks outnumber the cores |
 //! | `payload(c, s, e & 1)` | rank s     | what s carries along to epoch e, in the line of its flag; rewritten as `call` is |
 //! | `resync(s)`            | rank s     | number of rounds of resynchronisation that s has reached; only grows |
+//! | `left(c, s)`           | s, or whom it told | where a group spans hosts: the last barrier on c that s had left when it gave up a call |
 //! | `signal(c, s)`         | s: 0 → 1 (release), r: 1 → 0 (acquire) | zero at rest |
 //! | `decision(g)`          | first of all, in the arbiter's pad | 0: open; n+1: rank n's proposal for generation g won |
 //! | `proposal(g, i)`       | rank r     | bit b of word i: rank 32·i+b takes part in generation g |
@@ -140,6 +141,10 @@ impl Layout {
         self.slot(self.channels, source) + SLOT / 2 + 1
     }
 
+    pub(super) const fn left(&self, channel: usize, source: usize) -> usize {
+        self.slot(channel, source) + SLOT / 2 + 2
+    }
+
     pub(super) const fn signal(&self, channel: usize, source: usize) -> usize {
         self.slot(channel, source) + SLOT / 2
     }
@@ -166,6 +171,7 @@ impl Layout {
             used.push(self.epoch(channel, source));
             used.extend([0, 1].map(|epoch| self.call(channel, source, epoch)));
             used.extend([self.core(channel, source), self.signal(channel, source)]);
+            used.push(self.left(channel, source));
         }
         used
     }

@@ -46,6 +46,9 @@ pub trait Pads: Send + Sync {
 
     /// Tells rank `to`, on another host. Waits for nothing; what a lost rank is told is lost.
     fn tell(&self, _to: usize, _news: &News) {}
+
+    /// Takes in what ranks on other hosts have told. Called by whoever waits, between looks.
+    fn progress(&self) {}
 }
 
 /// What travels in the line of a flag.
@@ -103,8 +106,6 @@ struct Channel {
     core: AtomicU32,
     /// What is left to do of the last barrier that we have reached: see below.
     state: AtomicU32,
-    /// Where a group spans hosts: the last barrier that a rank had left which then gave up a call.
-    passed: AtomicU32,
     /// One thread at a time.
     busy: AtomicBool,
 }
@@ -132,17 +133,19 @@ pub struct Signals<P> {
 }
 
 impl<P: Pads> Signals<P> {
-    pub(crate) fn new(pads: P, rank: usize, layout: Layout, patience: Patience) -> Self {
+    pub(crate) fn new(pads: P, rank: usize, layout: Layout, mut patience: Patience) -> Self {
         let channel = || Channel {
             epoch: AtomicU32::new(0),
             call: AtomicU32::new(0),
             core: AtomicU32::new(0),
             state: AtomicU32::new(DONE),
-            passed: AtomicU32::new(0),
             busy: AtomicBool::new(false),
         };
         let near = (0..layout.ranks).filter(|&rank| !pads.is_far(rank));
         let (arbiter, spans) = (near.clone().min().unwrap_or(rank), near.count() < layout.ranks);
+        if spans {
+            patience.soon = 0; // what is looked for has to be taken in first
+        }
         Self {
             pads,
             rank,
@@ -262,6 +265,24 @@ impl<P: Pads> Signals<P> {
         }
     }
 
+    /// A wait on words of our own pad: see [`Bell::wait`].
+    #[inline]
+    fn wait(
+        &self,
+        deadline: &mut Deadline,
+        mut ready: impl FnMut() -> bool,
+        broken: impl FnMut() -> bool,
+        in_the_way: impl FnMut() -> bool,
+    ) -> Ended {
+        let ready = || {
+            if self.spans {
+                self.pads.progress();
+            }
+            ready()
+        };
+        self.bell(self.rank).wait(self.patience, deadline, ready, broken, in_the_way)
+    }
+
     /// Waits until all have reached the epoch that we have reached, with the same call.
     fn await_all(
         &self,
@@ -284,14 +305,13 @@ impl<P: Pads> Signals<P> {
             stop = match self.differing(channel, epoch, arrived) {
                 Some(rank) => Some(Stop::Differs { rank }),
                 None if lost(&arrived) => Some(Stop::Lost),
-                None if self.was_passed(channel, epoch) => None,
+                None if self.was_left(channel, epoch) => None,
                 None => self.out_of_step().map(|rank| Stop::OutOfStep { rank }),
             };
             stop.is_some()
         };
-        let bell = self.bell(self.rank);
         let mut wait =
-            |deadline| bell.wait(self.patience, deadline, all_here, &mut broken, in_the_way);
+            |deadline: &mut Deadline| self.wait(deadline, all_here, &mut broken, in_the_way);
         let mut ended = wait(deadline);
         if let Ended::GivenUp(Expiry::Deadline, after) = ended
             && self.are_all_coming(channel, epoch)
@@ -446,5 +466,7 @@ impl<P: Pads> Signals<P> {
     }
 }
 
+#[cfg(all(test, not(loom)))]
+mod far_tests;
 #[cfg(test)]
 mod tests;

@@ -132,7 +132,7 @@ impl<P: Pads> Signals<P> {
                 let word = self.pads.word(self.rank, self.layout.resync(from));
                 word.store(*round, Ordering::Release);
             }
-            News::Out { out, left } => self.hear_out(*out, left)?,
+            News::Out { out, left } => self.hear_out(from, *out, left)?,
             News::Arrived { .. } | News::Slot { .. } => return Err(Nonsense),
         }
         self.ring_own();

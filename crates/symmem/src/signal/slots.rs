@@ -111,8 +111,7 @@ impl<P: Pads> Signals<P> {
         ready: impl FnMut() -> bool,
         lost: impl FnMut() -> bool,
     ) -> Result<(), Stop> {
-        let bell = self.bell(self.rank);
-        match bell.wait(self.patience, &mut deadline, ready, lost, || true) {
+        match self.wait(&mut deadline, ready, lost, || true) {
             Ended::Ready => Ok(()),
             Ended::Broken => Err(Stop::Lost),
             Ended::GivenUp(why, after) => Err(Stop::GivenUp { why, after, missing: vec![peer] }),

@@ -137,3 +137,42 @@ fn an_unplugged_host_is_lost_within_six_seconds_and_a_stumble_is_not() {
     });
     drop(cable);
 }
+
+/// Each half has lost the other, and only one of them may go on: that which reaches the store.
+#[test]
+fn of_two_halves_only_the_one_with_the_store_goes_on() {
+    let Some(cable) = cable() else { return };
+    let unplug = |_: &mut Job| {
+        let Ok(cable) = &cable else { return };
+        std::thread::sleep(ms(2000));
+        cable.plug("down");
+    };
+    let ranks = Ranks::new(4).rank_0_hosts_the_store().env("MASTER_ADDR", "10.213.77.1");
+    let ranks = ranks.under(&["sh", "-c", &enter(&cable), "sh"]).meanwhile(unplug);
+    ranks.start(test_name!(), || {
+        let world = join(2).unwrap();
+        let begin = Instant::now();
+        let lost = loop {
+            match world.barrier() {
+                Ok(()) => assert!(begin.elapsed() < ms(20_000), "nobody was lost"),
+                Err(lost) => break lost,
+            }
+        };
+        let symmem::Error::PeerLost { rank: lost, .. } = lost else { panic!("{lost}") };
+        let here = rank() < 2;
+        assert_eq!(lost < 2, !here, "rank {lost} is of this half");
+        let decided = world.shrink_by(ms(4000));
+        if here {
+            let survivors = decided.unwrap();
+            assert_eq!(survivors.world_ranks(), [0, 1]);
+            works(&survivors);
+            std::thread::sleep(ms(5000)); // the store is there until the others have asked
+        } else {
+            let refused = decided.unwrap_err();
+            assert_eq!(refused.kind(), symmem::ErrorKind::Unavailable, "{refused}");
+            assert!(refused.to_string().contains("does not reach the store"), "{refused}");
+            works(&world.host_group().unwrap());
+        }
+    });
+    drop(cable);
+}

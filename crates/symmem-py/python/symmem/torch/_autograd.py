@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import threading
 import weakref
-from collections import defaultdict
+from collections.abc import Callable
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -35,7 +34,7 @@ class _Buffer:
         self.tensor[: rows.shape[0]].copy_(rows)
 
 
-class _Outputs:
+class _Outputs(_memory.Segments):
     """Memory for a group's outputs. It is reused for outputs of the same size, so that steps after the first allocate nothing.
 
     As in torch's allocator, memory is reused in the stream that used it first. Memory that a capture used stays with the group,
@@ -43,9 +42,8 @@ class _Outputs:
     """
 
     def __init__(self) -> None:
-        self._free: defaultdict[tuple, list[_memory.Allocation]] = defaultdict(list)
+        super().__init__()
         self._captured: list[_memory.Allocation] = []
-        self._lock = threading.RLock()
 
     def new(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A symmetric tensor of zeros: rows that no rank sends have no gradient."""
@@ -53,38 +51,16 @@ class _Outputs:
         nbytes = math.prod(shape) * dtype.itemsize
         stream = _groups.stream(device.index) if device.type == "cuda" else None
         if stream is not None and torch.cuda.is_current_stream_capturing():
-            segment, kept = _memory.Allocation(nbytes, device), ()
-            self._captured.append(segment)
+            self._captured.append(_memory.Allocation(nbytes, device))
+            storage = self._captured[-1].storage()
         else:
-            segment, kept = self._lend((nbytes, device, stream))
-        return _memory.tensor_over(segment.storage(*kept), shape, strides, dtype).zero_()
+            storage = self.storage((nbytes, device, stream), lambda: _memory.Allocation(nbytes, device))
+        return _memory.tensor_over(storage, shape, strides, dtype).zero_()
 
-    def _lend(self, key: tuple) -> tuple[_memory.Allocation, tuple]:
-        with self._lock:
-            free = self._free[key]
-            segment = free.pop() if free else None
-        segment = segment or _memory.Allocation(*key[:2])
-        lease = _Lease()
-        weakref.finalize(lease, _take_back, weakref.ref(self), key, segment).atexit = False
-        return segment, (lease,)
-
-    def take_back(self, key: tuple, segment: _memory.Allocation) -> None:
-        if segment.was_shared:
-            return  # peers may reuse theirs in another order
-        with self._lock:
-            self._free[key].append(segment)
-
-
-class _Lease:
-    """Has the lifetime of an output's storage."""
-
-    __slots__ = ("__weakref__",)
-
-
-def _take_back(outputs: weakref.ref, key: tuple, segment: _memory.Allocation) -> None:
-    held = outputs()
-    if held is not None:
-        held.take_back(key, segment)
+    def take_back(self, key: object, segment: _memory.Allocation) -> None:
+        # Peers may reuse theirs in another order.
+        if not segment.was_shared:
+            super().take_back(key, segment)
 
 
 @contextmanager
@@ -139,26 +115,33 @@ class _Rows(torch.autograd.Function):
     @classmethod
     def _dispatch(cls, rows: torch.Tensor, splits: torch.Tensor, group_name: str, align: int):
         """Sends rows, ordered by receiver and expert, to experts. Returns rows by expert and sender, and their splits and offsets."""
-        length = cls._length()
-        table = cls._symmetric("in_splits", splits, splits.shape[0], group_name)
-        out = _output((length, *rows.shape[1:]), rows, group_name)
-        received = splits.new_empty(2, splits.shape[0])
-        sent = cls._symmetric("input", rows, length, group_name)
-        with _read(sent, table):
-            _all_to_all.all_to_all_vdev_2d(sent.tensor, out, table.tensor, received, group_name, align)
-        return out, received
+        table, received = ("in_splits", splits, splits.shape[0]), splits.new_empty(2, splits.shape[0])
+        return cls._exchange(_all_to_all.all_to_all_vdev_2d, rows, table, received, group_name, align)
 
     @classmethod
     def _combine(cls, rows: torch.Tensor, splits_offsets: torch.Tensor, group_name: str):
         """Sends rows, ordered by expert at `splits_offsets`, back. Returns rows by sender and expert, and their splits and offsets."""
+        table, received = ("in_splits_offsets", splits_offsets, 2), torch.empty_like(splits_offsets)
+        return cls._exchange(_all_to_all.all_to_all_vdev_2d_offset, rows, table, received, group_name)
+
+    @classmethod
+    def _exchange(
+        cls, operator: Callable, rows: torch.Tensor, table: tuple, received: torch.Tensor, group_name: str, *align: int
+    ):
+        """Makes a call from buffers; the table's is told by its name, its contents and its most rows."""
         length = cls._length()
-        table = cls._symmetric("in_splits_offsets", splits_offsets, 2, group_name)
+        splits = cls._symmetric(*table, group_name)
         out = _output((length, *rows.shape[1:]), rows, group_name)
-        received = torch.empty_like(splits_offsets)
         sent = cls._symmetric("input", rows, length, group_name)
-        with _read(sent, table):
-            _all_to_all.all_to_all_vdev_2d_offset(sent.tensor, out, table.tensor, received, group_name)
+        with _read(sent, splits):
+            operator(sent.tensor, out, splits.tensor, received, group_name, *align)
         return out, received
+
+    @staticmethod
+    def _save(ctx, input: torch.Tensor, received: torch.Tensor, group_name: str) -> None:
+        ctx.save_for_backward(received)
+        ctx.group_name, ctx.rows = group_name, input.shape[0]
+        ctx.mark_non_differentiable(received)
 
 
 class AllToAllVDev2d(_Rows):
@@ -172,9 +155,7 @@ class AllToAllVDev2d(_Rows):
     def forward(ctx, input, in_splits, group_name, major_align=None):
         align = AllToAllVDev2d.major_align if major_align is None else major_align
         output, received = AllToAllVDev2d._dispatch(input, in_splits, group_name, align)
-        ctx.save_for_backward(received)
-        ctx.group_name, ctx.rows = group_name, input.shape[0]
-        ctx.mark_non_differentiable(received)
+        _Rows._save(ctx, input, received, group_name)
         return output, received
 
     @staticmethod
@@ -194,9 +175,7 @@ class AllToAllVDev2dOffset(_Rows):
     @staticmethod
     def forward(ctx, input, in_splits_offsets, group_name):
         output, received = AllToAllVDev2dOffset._combine(input, in_splits_offsets, group_name)
-        ctx.save_for_backward(received)
-        ctx.group_name, ctx.rows = group_name, input.shape[0]
-        ctx.mark_non_differentiable(received)
+        _Rows._save(ctx, input, received, group_name)
         return output, received
 
     @staticmethod

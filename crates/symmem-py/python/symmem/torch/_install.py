@@ -11,6 +11,7 @@ import torch
 import torch.distributed._symmetric_memory as symm_mem
 from torch._C import _distributed_c10d as bindings
 from torch._C._distributed_c10d import _SymmetricMemory
+from torch.utils import _pytree as pytree
 
 from symmem import _native, _torch_watch
 from symmem.torch import (
@@ -240,20 +241,10 @@ def _all_to_all_nd(former, input, out, scatter_dim, gather_dim, *, group):
     return _one_sided.all_to_all_nd(input, out, scatter_dim, gather_dim, group)
 
 
-def _multi_all_gather_and_consume(former, shard, shard_consumer, ag_out, group_name, ag_out_needed=True):
-    ours = all(tensor.is_cpu for tensor in shard)
-    gather = _pipeline.multi_all_gather_and_consume if ours else former
-    gather(shard, shard_consumer, ag_out, group_name, ag_out_needed)
-
-
-def _all_gather_and_consume_last_dim(former, shard, shard_consumer, ag_out, group_name, ag_out_needed=True):
-    gather = _pipeline.all_gather_and_consume_last_dim if shard.is_cpu else former
-    gather(shard, shard_consumer, ag_out, group_name, ag_out_needed)
-
-
-def _produce_and_all2all(former, chunk_producer, output, group_name, out_chunk_dim=0):
-    exchange = _pipeline.produce_and_all2all if output.is_cpu else former
-    exchange(chunk_producer, output, group_name, out_chunk_dim)
+def _on_cpu(ours, former, *args, **kwargs):
+    """Call ours if all tensors are on the CPU."""
+    given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    return (ours if all(tensor.is_cpu for tensor in given) else former)(*args, **kwargs)
 
 
 STATIC_METHODS = {
@@ -290,7 +281,7 @@ FUNCTIONS = {
 #: Functions that PyTorch's fused operators use, replaced if this torch has them.
 PRIVATE_FUNCTIONS = {
     "_get_backend_stream": _get_backend_stream,
-    "_pipelined_multi_all_gather_and_consume": _multi_all_gather_and_consume,
-    "_pipelined_all_gather_and_consume_last_dim": _all_gather_and_consume_last_dim,
-    "_pipelined_produce_and_all2all": _produce_and_all2all,
+    "_pipelined_multi_all_gather_and_consume": functools.partial(_on_cpu, _pipeline.multi_all_gather_and_consume),
+    "_pipelined_all_gather_and_consume_last_dim": functools.partial(_on_cpu, _pipeline.all_gather_and_consume_last_dim),
+    "_pipelined_produce_and_all2all": functools.partial(_on_cpu, _pipeline.produce_and_all2all),
 }

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 
 import torch
 from torch._C._distributed_c10d import _SymmetricMemory
@@ -140,6 +141,40 @@ class Allocation:
     def in_use(self) -> bool:
         """Whether there is a storage over this allocation."""
         return self._user is not None and self._user() is not None
+
+
+class _Lease:
+    """Has the lifetime of a storage that uses a segment."""
+
+    __slots__ = ("__weakref__",)
+
+
+class Segments:
+    """Allocations that are used again, each for storages of one kind."""
+
+    def __init__(self) -> None:
+        self._free: defaultdict[object, list[Allocation]] = defaultdict(list)
+        self._lock = threading.RLock()
+
+    def storage(self, key: object, allocate: Callable[[], Allocation]) -> torch.UntypedStorage:
+        """A storage over a free segment of this kind, or a new one. The segment is free again when the storage is gone."""
+        with self._lock:
+            free = self._free[key]
+            segment = free.pop() if free else None
+        segment = segment or allocate()
+        lease = _Lease()
+        weakref.finalize(lease, _take_back, weakref.ref(self), key, segment).atexit = False
+        return segment.storage(lease)
+
+    def take_back(self, key: object, segment: Allocation) -> None:
+        with self._lock:
+            self._free[key].append(segment)
+
+
+def _take_back(segments: weakref.ref, key: object, segment: Allocation) -> None:
+    held = segments()
+    if held is not None:
+        held.take_back(key, segment)
 
 
 _persistent: dict[int, Allocation] = {}

@@ -8,9 +8,6 @@ intercepts operators, and moves the storages of their results into symmetric mem
 from __future__ import annotations
 
 import functools
-import threading
-import weakref
-from collections import defaultdict
 
 import torch
 from torch._C._distributed_c10d import _SymmetricMemory
@@ -58,31 +55,15 @@ class MemPool:
         if use_on_oom or not no_split:
             raise RuntimeError("MemPool: symmetric memory needs use_on_oom=False and no_split=True")
         self.allocator = allocator
-        self._free: dict[int, list[_memory.Allocation]] = defaultdict(list)
-        self._lock = threading.RLock()
+        self._segments = _memory.Segments()
 
     def move(self, tensor: torch.Tensor) -> torch.UntypedStorage:
         """A symmetric storage with the contents of the tensor's."""
         storage = tensor.untyped_storage()
         nbytes = storage.nbytes()
-        with self._lock:
-            free = self._free[nbytes]
-            segment = free.pop() if free else self.allocator.allocate(nbytes)
-        lease = _Lease()
-        weakref.finalize(lease, self._take_back, nbytes, segment).atexit = False
-        moved = segment.storage(lease)
+        moved = self._segments.storage(nbytes, lambda: self.allocator.allocate(nbytes))
         moved.copy_(storage)
         return moved
-
-    def _take_back(self, nbytes: int, segment: _memory.Allocation) -> None:
-        with self._lock:
-            self._free[nbytes].append(segment)
-
-
-class _Lease:
-    """Has the lifetime of the storage that uses a segment."""
-
-    __slots__ = ("__weakref__",)
 
 
 class use_mem_pool(TorchDispatchMode):

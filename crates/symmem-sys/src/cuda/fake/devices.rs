@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // S4
 
 use super::{Fabric, Fake};
-use crate::cuda::driver::{Devices, refuse};
+use crate::cuda::driver::Devices;
 use crate::cuda::{Attribute, Context, Device, MemoryInfo, P2pAttribute, Result, code};
 
 /// What the contexts' handles count from.
@@ -15,56 +15,45 @@ pub(super) const fn device_of(context: Context) -> Device {
 
 impl Devices for Fake {
     fn init(&self) -> Result<()> {
-        self.count("cuInit")
+        self.enter("cuInit").map(drop)
     }
 
     fn version(&self) -> Result<i32> {
-        self.count("cuDriverGetVersion").map(|()| 13000)
+        self.enter("cuDriverGetVersion").map(|_| 13000)
     }
 
     fn device_count(&self) -> Result<usize> {
-        self.count("cuDeviceGetCount").map(|()| self.devices.len())
+        self.enter("cuDeviceGetCount").map(|state| state.devices.len())
     }
 
     fn device(&self, ordinal: usize) -> Result<Device> {
-        let call = "cuDeviceGet";
-        self.count(call)?;
         let device = Device(i32::try_from(ordinal).unwrap_or(-1));
-        self.config(call, device).map(|_| device)
+        self.enter("cuDeviceGet")?.config(device).map(|_| device)
     }
 
     fn device_name(&self, device: Device) -> Result<String> {
-        let call = "cuDeviceGetName";
-        self.count(call)?;
-        Ok(self.config(call, device)?.name.clone())
+        Ok(self.enter("cuDeviceGetName")?.config(device)?.name.clone())
     }
 
     fn device_uuid(&self, device: Device) -> Result<[u8; 16]> {
-        let call = "cuDeviceGetUuid";
-        self.count(call)?;
-        self.config(call, device)?;
+        self.enter("cuDeviceGetUuid")?.config(device)?;
         let mut uuid = *b"symmem-fake\0\0\0\0\0";
         uuid[12..].copy_from_slice(&device.0.to_be_bytes());
         Ok(uuid)
     }
 
     fn pci_bus_id(&self, device: Device) -> Result<String> {
-        let call = "cuDeviceGetPCIBusId";
-        self.count(call)?;
-        self.config(call, device)?;
+        self.enter("cuDeviceGetPCIBusId")?.config(device)?;
         Ok(format!("0000:{:02x}:00.0", device.0 + 1))
     }
 
     fn total_memory(&self, device: Device) -> Result<usize> {
-        let call = "cuDeviceTotalMem";
-        self.count(call)?;
-        Ok(self.config(call, device)?.bytes)
+        Ok(self.enter("cuDeviceTotalMem")?.config(device)?.bytes)
     }
 
     fn attribute(&self, attribute: Attribute, device: Device) -> Result<i32> {
-        let call = "cuDeviceGetAttribute";
-        self.count(call)?;
-        let config = self.config(call, device)?;
+        let state = self.enter("cuDeviceGetAttribute")?;
+        let config = state.config(device)?;
         Ok(match attribute {
             Attribute::ThreadsPerBlock => 1024,
             Attribute::WarpSize => 32,
@@ -89,19 +78,17 @@ impl Devices for Fake {
     }
 
     fn can_access_peer(&self, device: Device, peer: Device) -> Result<bool> {
-        let call = "cuDeviceCanAccessPeer";
-        self.count(call)?;
-        self.config(call, device)?;
-        Ok(self.config(call, peer)?.peers && device != peer)
+        let state = self.enter("cuDeviceCanAccessPeer")?;
+        state.config(device)?;
+        Ok(state.config(peer)?.peers && device != peer)
     }
 
     fn p2p_attribute(&self, which: P2pAttribute, device: Device, peer: Device) -> Result<i32> {
-        let call = "cuDeviceGetP2PAttribute";
-        self.count(call)?;
-        self.config(call, device)?;
-        let peers = self.config(call, peer)?.peers;
+        let state = self.enter("cuDeviceGetP2PAttribute")?;
+        state.config(device)?;
+        let peers = state.config(peer)?.peers;
         if device == peer {
-            return refuse(call, code::INVALID_DEVICE, "a device is no peer of itself");
+            return state.refuse(code::INVALID_DEVICE, "a device is no peer of itself");
         }
         Ok(match which {
             P2pAttribute::PerformanceRank => 0,
@@ -110,66 +97,56 @@ impl Devices for Fake {
     }
 
     fn context_retain(&self, device: Device) -> Result<Context> {
-        let call = "cuDevicePrimaryCtxRetain";
-        let mut state = self.enter(call)?;
-        self.config(call, device)?;
+        let mut state = self.enter("cuDevicePrimaryCtxRetain")?;
+        state.config(device)?;
         *state.contexts.entry(device.0).or_default() += 1;
         Ok(Context::new(CONTEXTS + device.0.unsigned_abs() as usize))
     }
 
     unsafe fn context_release(&self, device: Device) -> Result<()> {
-        let call = "cuDevicePrimaryCtxRelease";
-        let mut state = self.enter(call)?;
+        let mut state = self.enter("cuDevicePrimaryCtxRelease")?;
         match state.contexts.get_mut(&device.0).filter(|count| **count > 0) {
             Some(count) => *count -= 1,
-            None => return refuse(call, code::INVALID_CONTEXT, "it is not retained"),
+            None => return state.refuse(code::INVALID_CONTEXT, "it is not retained"),
         }
         Ok(())
     }
 
     fn context_set(&self, context: Option<Context>) -> Result<()> {
         let mut state = self.enter("cuCtxSetCurrent")?;
-        let stack = state.current.entry(std::thread::current().id()).or_default();
+        let stack = state.stack();
         stack.pop();
         stack.extend(context);
         Ok(())
     }
 
     fn context_current(&self) -> Result<Option<Context>> {
-        let call = "cuCtxGetCurrent";
-        Ok(self.enter(call)?.current(call).ok())
+        Ok(self.enter("cuCtxGetCurrent")?.current().ok())
     }
 
     fn context_push(&self, context: Context) -> Result<()> {
-        let mut state = self.enter("cuCtxPushCurrent")?;
-        state.current.entry(std::thread::current().id()).or_default().push(context);
+        self.enter("cuCtxPushCurrent")?.stack().push(context);
         Ok(())
     }
 
     fn context_pop(&self) -> Result<Context> {
-        let call = "cuCtxPopCurrent";
-        let mut state = self.enter(call)?;
-        match state.current.entry(std::thread::current().id()).or_default().pop() {
-            Some(context) => Ok(context),
-            None => refuse(call, code::INVALID_CONTEXT, "nothing was pushed"),
-        }
+        let mut state = self.enter("cuCtxPopCurrent")?;
+        let popped = state.stack().pop();
+        popped.ok_or_else(|| state.failure(code::INVALID_CONTEXT, "nothing was pushed"))
     }
 
     fn context_device(&self) -> Result<Device> {
-        let call = "cuCtxGetDevice";
-        self.enter(call)?.current(call).map(device_of)
+        self.enter("cuCtxGetDevice")?.current().map(device_of)
     }
 
     fn context_synchronize(&self) -> Result<()> {
-        let call = "cuCtxSynchronize";
-        self.enter(call)?.current(call).map(|_| ())
+        self.enter("cuCtxSynchronize")?.current().map(drop)
     }
 
     fn memory_info(&self) -> Result<MemoryInfo> {
-        let call = "cuMemGetInfo";
-        let state = self.enter(call)?;
-        let device = device_of(state.current(call)?);
-        let total = self.config(call, device)?.bytes;
+        let state = self.enter("cuMemGetInfo")?;
+        let device = device_of(state.current()?);
+        let total = state.config(device)?.bytes;
         Ok(MemoryInfo { free: total.saturating_sub(state.used(device)), total })
     }
 }

@@ -4,11 +4,10 @@
 use std::ffi::c_void;
 
 use super::state::{FunctionState, State};
-use super::streams::given_back;
-use super::work::{Work, stream_context};
+use super::work::Work;
 use super::{Fake, Launched, Ptx, devices::device_of};
-use crate::cuda::driver::{Kernels, refuse};
-use crate::cuda::{Function, FunctionAttribute, Launch, Module, Result, code};
+use crate::cuda::driver::Kernels;
+use crate::cuda::{Failure, Function, FunctionAttribute, Launch, Module, Result, code};
 
 const THREADS_PER_BLOCK: u32 = 1024;
 const THREADS_PER_SM: u32 = 2048;
@@ -16,11 +15,10 @@ const BLOCKS_PER_SM: u32 = 32;
 
 impl Kernels for Fake {
     fn module_load(&self, ptx: &str) -> Result<Module> {
-        let call = "cuModuleLoadDataEx";
-        let mut state = self.enter(call)?;
-        state.current(call)?;
+        let mut state = self.enter("cuModuleLoadDataEx")?;
+        state.current()?;
         if !ptx.contains(".version") || !ptx.contains(".target") {
-            return refuse(call, code::INVALID_PTX, "fake ptxas: no .version or no .target");
+            return state.refuse(code::INVALID_PTX, "fake ptxas: no .version or no .target");
         }
         let number = state.number();
         state.modules.insert(number, Ptx(ptx.into()));
@@ -28,20 +26,19 @@ impl Kernels for Fake {
     }
 
     unsafe fn module_unload(&self, module: Module) -> Result<()> {
-        let call = "cuModuleUnload";
-        let mut state = self.enter(call)?;
+        let mut state = self.enter("cuModuleUnload")?;
         state.functions.retain(|_, function| function.module != module.raw());
-        given_back(call, state.modules.remove(&module.raw()))
+        let gone = state.modules.remove(&module.raw());
+        state.given_back(gone)
     }
 
     fn module_function(&self, module: Module, name: &str) -> Result<Function> {
-        let call = "cuModuleGetFunction";
-        let mut state = self.enter(call)?;
+        let mut state = self.enter("cuModuleGetFunction")?;
         let Some(ptx) = state.modules.get(&module.raw()) else {
-            return refuse(call, code::INVALID_HANDLE, "that is no module");
+            return state.refuse(code::INVALID_HANDLE, "that is no module");
         };
         if !has_entry(&ptx.0, name) {
-            return refuse(call, code::NOT_FOUND, format!("the module has no kernel {name}"));
+            return state.refuse(code::NOT_FOUND, format!("the module has no kernel {name}"));
         }
         let number = state.number();
         let (module, name) = (module.raw(), name.to_owned());
@@ -50,9 +47,8 @@ impl Kernels for Fake {
     }
 
     fn function_attribute(&self, function: Function, which: FunctionAttribute) -> Result<i32> {
-        let call = "cuFuncGetAttribute";
-        let mut state = self.enter(call)?;
-        let dynamic = function_of(call, &mut state, function)?.dynamic_shared;
+        let mut state = self.enter("cuFuncGetAttribute")?;
+        let dynamic = state.function_of(function)?.dynamic_shared;
         Ok(match which {
             FunctionAttribute::ThreadsPerBlock => THREADS_PER_BLOCK.cast_signed(),
             FunctionAttribute::SharedBytes | FunctionAttribute::LocalBytes => 0,
@@ -68,20 +64,18 @@ impl Kernels for Fake {
         which: FunctionAttribute,
         value: i32,
     ) -> Result<()> {
-        let call = "cuFuncSetAttribute";
-        let mut state = self.enter(call)?;
-        let found = function_of(call, &mut state, function)?;
+        let mut state = self.enter("cuFuncSetAttribute")?;
+        let found = state.function_of(function)?;
         if which != FunctionAttribute::MaxDynamicShared || !(0..=227 << 10).contains(&value) {
-            return refuse(call, code::INVALID_VALUE, "that cannot be set");
+            return state.refuse(code::INVALID_VALUE, "that cannot be set");
         }
         found.dynamic_shared = value;
         Ok(())
     }
 
     fn max_active_blocks(&self, function: Function, threads: u32, _: usize) -> Result<u32> {
-        let call = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
-        let mut state = self.enter(call)?;
-        function_of(call, &mut state, function)?;
+        let mut state = self.enter("cuOccupancyMaxActiveBlocksPerMultiprocessor")?;
+        state.function_of(function)?;
         Ok(active_blocks(threads))
     }
 
@@ -89,17 +83,17 @@ impl Kernels for Fake {
         let special = launch.cooperative || launch.programmatic;
         let call = if special { "cuLaunchKernelEx" } else { "cuLaunchKernel" };
         let (launched, kernel) = {
-            let mut state = self.lock();
-            self.check(call, &mut state, launch)?;
-            let found = function_of(call, &mut state, launch.function)?;
-            let (function, module) = (found.name.clone(), found.module);
+            let mut state = self.begin(call);
+            state.check_launch(launch)?;
+            let FunctionState { name: function, module, .. } =
+                state.function_of(launch.function)?.clone();
             let Some(module) = state.modules.get(&module).cloned() else {
-                return refuse(call, code::INVALID_HANDLE, "its module is gone");
+                return state.refuse(code::INVALID_HANDLE, "its module is gone");
             };
             let kernel = state.kernels.get(&function).cloned();
             let sizes = kernel.as_ref().map_or(&[][..], |kernel| &kernel.sizes);
             if kernel.is_some() && sizes.len() != parameters.len() {
-                return refuse(call, code::INVALID_VALUE, "another number of parameters");
+                return state.refuse(code::INVALID_VALUE, "another number of parameters");
             }
             // SAFETY: the caller vouches that each parameter is what the kernel takes: here, the one that is set.
             let bytes = |(&size, pointer): (&usize, &*mut c_void)| unsafe {
@@ -124,22 +118,28 @@ impl Kernels for Fake {
     }
 }
 
-impl Fake {
+impl State {
+    fn function_of(&mut self, function: Function) -> Result<&mut FunctionState> {
+        let call = self.call;
+        let none = || Failure::new(call, code::INVALID_HANDLE, "that is no kernel");
+        self.functions.get_mut(&function.raw()).ok_or_else(none)
+    }
+
     /// Whether a launch is of a size that the device can take.
-    fn check(&self, call: &'static str, state: &mut State, launch: &Launch) -> Result<()> {
+    fn check_launch(&mut self, launch: &Launch) -> Result<()> {
         let product = |sizes: [u32; 3]| sizes.iter().map(|&size| u64::from(size)).product::<u64>();
         let (blocks, threads) = (product(launch.grid), product(launch.block));
-        let dynamic = function_of(call, state, launch.function)?.dynamic_shared;
+        let dynamic = self.function_of(launch.function)?.dynamic_shared;
         let shared_fits = i64::from(launch.shared) <= i64::from(dynamic);
         if blocks == 0 || threads == 0 || threads > THREADS_PER_BLOCK.into() || !shared_fits {
-            return refuse(call, code::INVALID_VALUE, "too large, or nothing at all");
+            return self.refuse(code::INVALID_VALUE, "too large, or nothing at all");
         }
-        let context = stream_context(call, state, launch.stream)?;
-        let sms = self.config(call, device_of(context))?.sms.unsigned_abs();
+        let context = self.context_of(launch.stream)?;
+        let sms = self.config(device_of(context))?.sms.unsigned_abs();
         let at_once = u64::from(active_blocks(threads as u32)) * u64::from(sms);
         if launch.cooperative && blocks > at_once {
             let why = format!("{blocks} blocks, but only {at_once} fit at once");
-            return refuse(call, code::COOPERATIVE_LAUNCH_TOO_LARGE, why);
+            return self.refuse(code::COOPERATIVE_LAUNCH_TOO_LARGE, why);
         }
         Ok(())
     }
@@ -155,15 +155,4 @@ fn has_entry(ptx: &str, name: &str) -> bool {
         let end = |c: char| !c.is_alphanumeric() && c != '_' && c != '$';
         rest.trim_start().split(end).next() == Some(name)
     })
-}
-
-fn function_of<'a>(
-    call: &'static str,
-    state: &'a mut State,
-    function: Function,
-) -> Result<&'a mut FunctionState> {
-    match state.functions.get_mut(&function.raw()) {
-        Some(found) => Ok(found),
-        None => refuse(call, code::INVALID_HANDLE, "that is no kernel"),
-    }
 }

@@ -26,8 +26,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use self::state::{Kernel, State};
-use super::driver::{Devices, VirtualMemory, refuse};
-use super::{Access, Device, Granularity, HandleType, MemoryProperties, Result, Stream, code};
+use super::driver::{Devices, VirtualMemory};
+use super::{
+    Access, Device, Failure, Granularity, HandleType, MemoryProperties, Result, Stream, code,
+};
 
 /// How long a wait in a stream waits before it fails with [`code::LAUNCH_TIMEOUT`].
 pub const PATIENCE: Duration = Duration::from_secs(10);
@@ -140,20 +142,23 @@ impl Launched {
 
 /// The fake driver. Implements [`Driver`](super::Driver).
 pub struct Fake {
-    devices: Vec<Config>,
     state: Mutex<State>,
 }
 
 impl fmt::Debug for Fake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Fake").field("devices", &self.devices).field("live", &self.live()).finish()
+        let state = self.lock();
+        f.debug_struct("Fake")
+            .field("devices", &state.devices)
+            .field("live", &state.live())
+            .finish()
     }
 }
 
 impl Fake {
     /// A driver with these devices.
     pub fn new(devices: Vec<Config>) -> Arc<Self> {
-        Arc::new(Self { devices, state: Mutex::default() })
+        Arc::new(Self { state: Mutex::new(State::new(devices)) })
     }
 
     /// A driver with so many plain devices.
@@ -211,8 +216,7 @@ impl Fake {
         let bytes = bytes.max(1).next_multiple_of(granule);
         let memory = self.create(bytes, &properties)?;
         let address = self.reserve(bytes, 0)?;
-        let all: Vec<Device> =
-            (0..self.devices.len()).map(|number| Device(number as i32)).collect();
+        let all: Vec<Device> = (0..self.lock().devices.len() as i32).map(Device).collect();
         // SAFETY: our own reservation.
         unsafe { self.map(address, bytes, 0, memory) }?;
         // SAFETY: nobody uses it yet.
@@ -228,9 +232,9 @@ impl Fake {
     ///
     /// Nobody uses it any more.
     pub unsafe fn free(&self, address: u64) -> Result<()> {
-        let Some(bytes) = self.lock().mappings.get(&address).map(|mapping| mapping.bytes) else {
-            return refuse("cuMemUnmap", code::INVALID_VALUE, "nothing is mapped there");
-        };
+        let found = self.lock().mappings.get(&address).map(|mapping| mapping.bytes);
+        let none = || Failure::new("cuMemUnmap", code::INVALID_VALUE, "nothing is mapped there");
+        let bytes = found.ok_or_else(none)?;
         // SAFETY: all of one mapping, which nobody uses.
         unsafe { self.unmap(address, bytes) }?;
         // SAFETY: likewise, of its reservation.
@@ -253,23 +257,17 @@ impl Fake {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The state for a call that is not counted yet.
+    fn begin(&self, call: &'static str) -> MutexGuard<'_, State> {
+        let mut state = self.lock();
+        state.call = call;
+        state
+    }
+
     /// Counts a call, and fails it if that was asked for.
     fn enter(&self, call: &'static str) -> Result<MutexGuard<'_, State>> {
-        let mut state = self.lock();
+        let mut state = self.begin(call);
         state.enter(call)?;
         Ok(state)
-    }
-
-    /// The same for a call that needs nothing of the state.
-    fn count(&self, call: &'static str) -> Result<()> {
-        self.lock().enter(call)
-    }
-
-    fn config(&self, call: &'static str, device: Device) -> Result<&Config> {
-        let found = usize::try_from(device.0).ok().and_then(|ordinal| self.devices.get(ordinal));
-        match found {
-            Some(config) => Ok(config),
-            None => refuse(call, code::INVALID_DEVICE, format!("there is no {device:?}")),
-        }
     }
 }

@@ -8,12 +8,16 @@ use std::time::Instant;
 
 use super::pages::Span;
 use super::work::Work;
-use super::{Launched, Ptx};
-use crate::cuda::driver::refuse;
-use crate::cuda::{Access, CaptureMode, Context, Device, HandleType, Result, code};
+use super::{Config, Launched, Ptx};
+use crate::cuda::{
+    Access, CaptureMode, Context, Device, Failure, HandleType, Result, Stream, code,
+};
 
 #[derive(Default)]
 pub(super) struct State {
+    pub(super) devices: Vec<Config>,
+    /// The call that is being made, for its failures.
+    pub(super) call: &'static str,
     initialised: bool,
     last: usize,
     counts: BTreeMap<String, usize>,
@@ -21,7 +25,7 @@ pub(super) struct State {
     planned: Vec<Planned>,
     /// How often the primary context of a device is retained.
     pub(super) contexts: BTreeMap<i32, usize>,
-    pub(super) current: HashMap<ThreadId, Vec<Context>>,
+    current: HashMap<ThreadId, Vec<Context>>,
     pub(super) memories: BTreeMap<u64, Physical>,
     pub(super) reservations: BTreeMap<u64, Reservation>,
     pub(super) mappings: BTreeMap<u64, Mapping>,
@@ -136,6 +140,7 @@ pub(super) struct EventState {
     pub(super) recorded: Option<Instant>,
 }
 
+#[derive(Clone)]
 pub(super) struct FunctionState {
     pub(super) module: usize,
     pub(super) name: String,
@@ -150,6 +155,25 @@ pub(super) struct Kernel {
 }
 
 impl State {
+    pub(super) fn new(devices: Vec<Config>) -> Self {
+        Self { devices, ..Self::default() }
+    }
+
+    /// The failure of the call, in words of one's own.
+    pub(super) fn failure(&self, code: i32, why: impl Into<String>) -> Failure {
+        Failure::new(self.call, code, why)
+    }
+
+    pub(super) fn refuse<T>(&self, code: i32, why: impl Into<String>) -> Result<T> {
+        Err(self.failure(code, why))
+    }
+
+    pub(super) fn config(&self, device: Device) -> Result<&Config> {
+        let found = usize::try_from(device.0).ok().and_then(|ordinal| self.devices.get(ordinal));
+        let none = || self.failure(code::INVALID_DEVICE, format!("there is no {device:?}"));
+        found.ok_or_else(none)
+    }
+
     /// A number that was not given out before.
     pub(super) fn number(&mut self) -> usize {
         self.last += 1;
@@ -165,22 +189,23 @@ impl State {
         self.counts.get(call).copied().unwrap_or(0)
     }
 
+    /// Counts a call, and fails it if that was asked for.
     pub(super) fn enter(&mut self, call: &'static str) -> Result<()> {
         self.history.push(call);
         let count = self.counts.entry(call.to_owned()).or_default();
         *count += 1;
         let hit = |plan: &&Planned| plan.call == call && plan.at.is_none_or(|at| at == *count);
         if let Some(plan) = self.planned.iter().find(hit) {
-            return refuse(call, plan.code, "as the test has asked");
+            return Err(Failure::new(call, plan.code, "as the test has asked"));
         }
         match call {
             "cuInit" => self.initialised = true,
             "cuDriverGetVersion" => {}
             _ if self.initialised => {}
-            _ => return refuse(call, code::NOT_INITIALIZED, "cuInit was not called"),
+            _ => return self.refuse(code::NOT_INITIALIZED, "cuInit was not called"),
         }
         if UNSAFE_IN_CAPTURE.contains(&call) && self.end_captures() {
-            return refuse(call, code::STREAM_CAPTURE_UNSUPPORTED, "this thread is capturing");
+            return self.refuse(code::STREAM_CAPTURE_UNSUPPORTED, "this thread is capturing");
         }
         Ok(())
     }
@@ -196,21 +221,32 @@ impl State {
         own.map(|capture| capture.invalidated = true).count() > 0
     }
 
+    /// The contexts of this thread; the last is current.
+    pub(super) fn stack(&mut self) -> &mut Vec<Context> {
+        self.current.entry(std::thread::current().id()).or_default()
+    }
+
     /// The context that is current for this thread.
-    pub(super) fn current(&self, call: &'static str) -> Result<Context> {
+    pub(super) fn current(&self) -> Result<Context> {
         let stack = self.current.get(&std::thread::current().id());
-        match stack.and_then(|stack| stack.last()) {
-            Some(&context) => Ok(context),
-            None => refuse(call, code::INVALID_CONTEXT, "no context is current"),
+        let none = || self.failure(code::INVALID_CONTEXT, "no context is current");
+        stack.and_then(|stack| stack.last()).copied().ok_or_else(none)
+    }
+
+    /// The context of a stream; that of the default stream is the current one.
+    pub(super) fn context_of(&self, stream: Stream) -> Result<Context> {
+        if stream == Stream::DEFAULT {
+            return self.current();
         }
+        let none = || self.failure(code::INVALID_HANDLE, format!("{stream:?} is no stream"));
+        self.streams.get(&stream.raw()).map(|found| found.context).ok_or_else(none)
     }
 
     /// Physical memory of which the caller has a handle.
-    pub(super) fn memory(&mut self, call: &'static str, handle: u64) -> Result<&mut Physical> {
-        match self.memories.get_mut(&handle).filter(|memory| memory.handles > 0) {
-            Some(memory) => Ok(memory),
-            None => refuse(call, code::INVALID_VALUE, format!("{handle} is no handle of memory")),
-        }
+    pub(super) fn memory(&mut self, handle: u64) -> Result<&mut Physical> {
+        let (call, why) = (self.call, || format!("{handle} is no handle of memory"));
+        let found = self.memories.get_mut(&handle).filter(|memory| memory.handles > 0);
+        found.ok_or_else(|| Failure::new(call, code::INVALID_VALUE, why()))
     }
 
     /// Bytes of a device's memory that are in use.

@@ -5,17 +5,17 @@ use std::ffi::c_void;
 
 use super::Fake;
 use super::state::{EventState, Noting, State, StreamState};
-use super::work::{End, Work, stream_context};
-use crate::cuda::driver::{Streams, refuse};
+use super::work::{End, Work};
+use crate::cuda::driver::Streams;
 use crate::cuda::{
-    Capture, CaptureMode, Compare, Context, Event, Graph, GraphExec, MemOp, Result, Stream, code,
+    Capture, CaptureMode, Compare, Context, Event, Failure, Graph, GraphExec, MemOp, Result,
+    Stream, code,
 };
 
 impl Streams for Fake {
     fn stream_create(&self) -> Result<Stream> {
-        let call = "cuStreamCreate";
-        let mut state = self.enter(call)?;
-        let context = state.current(call)?;
+        let mut state = self.enter("cuStreamCreate")?;
+        let context = state.current()?;
         // As the driver may, that of one that is gone.
         let number = state.gone_streams.pop().unwrap_or_else(|| state.number());
         state.streams.insert(number, StreamState { context, capture: None });
@@ -23,34 +23,29 @@ impl Streams for Fake {
     }
 
     unsafe fn stream_destroy(&self, stream: Stream) -> Result<()> {
-        let call = "cuStreamDestroy";
-        let mut state = self.enter(call)?;
+        let mut state = self.enter("cuStreamDestroy")?;
         let gone = state.streams.remove(&stream.raw());
         if gone.is_some() {
             state.gone_streams.push(stream.raw());
         }
-        given_back(call, gone)
+        state.given_back(gone)
     }
 
     fn stream_synchronize(&self, stream: Stream) -> Result<()> {
-        let call = "cuStreamSynchronize";
-        idle(call, &*self.enter(call)?, stream)
+        self.enter("cuStreamSynchronize")?.idle(stream)
     }
 
     fn stream_query(&self, stream: Stream) -> Result<bool> {
-        let call = "cuStreamQuery";
-        ready(self.enter(call).and_then(|state| idle(call, &state, stream)))
+        ready(self.enter("cuStreamQuery").and_then(|state| state.idle(stream)))
     }
 
     fn stream_context(&self, stream: Stream) -> Result<Context> {
-        let call = "cuStreamGetCtx";
-        stream_context(call, &*self.enter(call)?, stream)
+        self.enter("cuStreamGetCtx")?.context_of(stream)
     }
 
     fn stream_capture(&self, stream: Stream) -> Result<Capture> {
-        let call = "cuStreamGetCaptureInfo";
-        let state = self.enter(call)?;
-        stream_context(call, &state, stream)?;
+        let state = self.enter("cuStreamGetCaptureInfo")?;
+        state.context_of(stream)?;
         let capture = state.streams.get(&stream.raw()).and_then(|found| found.capture.as_ref());
         Ok(match capture {
             None => Capture::None,
@@ -61,52 +56,47 @@ impl Streams for Fake {
 
     fn stream_wait(&self, stream: Stream, event: Event) -> Result<()> {
         let call = "cuStreamWaitEvent";
-        event_of(call, &self.lock(), event)?;
+        self.begin(call).event_of(event)?;
         // SAFETY: it touches no memory: what was before the event is done already.
         unsafe { self.submit(call, stream, vec![Work::Nothing]) }
     }
 
     fn event_create(&self, timing: bool) -> Result<Event> {
-        let call = "cuEventCreate";
-        let mut state = self.enter(call)?;
-        state.current(call)?;
+        let mut state = self.enter("cuEventCreate")?;
+        state.current()?;
         let number = state.number();
         state.events.insert(number, EventState { timing, recorded: None });
         Ok(Event::new(number))
     }
 
     unsafe fn event_destroy(&self, event: Event) -> Result<()> {
-        let call = "cuEventDestroy";
-        let gone = self.enter(call)?.events.remove(&event.raw());
-        given_back(call, gone)
+        let mut state = self.enter("cuEventDestroy")?;
+        let gone = state.events.remove(&event.raw());
+        state.given_back(gone)
     }
 
     fn event_record(&self, event: Event, stream: Stream) -> Result<()> {
         let call = "cuEventRecord";
-        event_of(call, &self.lock(), event)?;
+        self.begin(call).event_of(event)?;
         // SAFETY: it touches no memory.
         unsafe { self.submit(call, stream, vec![Work::Record(event.raw())]) }
     }
 
     fn event_synchronize(&self, event: Event) -> Result<()> {
-        let call = "cuEventSynchronize";
-        event_of(call, &*self.enter(call)?, event).map(|_| ())
+        self.enter("cuEventSynchronize")?.event_of(event).map(drop)
     }
 
     fn event_query(&self, event: Event) -> Result<bool> {
-        let call = "cuEventQuery";
-        ready(self.enter(call).and_then(|state| event_of(call, &state, event).map(|_| ())))
+        ready(self.enter("cuEventQuery").and_then(|state| state.event_of(event).map(drop)))
     }
 
     fn event_elapsed(&self, start: Event, end: Event) -> Result<f32> {
-        let call = "cuEventElapsedTime";
-        let state = self.enter(call)?;
+        let state = self.enter("cuEventElapsedTime")?;
         let when = |event| {
-            let found = event_of(call, &state, event)?;
-            match found.recorded.filter(|_| found.timing) {
-                Some(instant) => Ok(instant),
-                None => refuse(call, code::INVALID_HANDLE, "it has no timing, or was not recorded"),
-            }
+            let found = state.event_of(event)?;
+            let none =
+                || state.failure(code::INVALID_HANDLE, "it has no timing, or was not recorded");
+            found.recorded.filter(|_| found.timing).ok_or_else(none)
         };
         let (start, end) = (when(start)?, when(end)?);
         Ok(end.saturating_duration_since(start).as_secs_f32() * 1e3)
@@ -176,7 +166,7 @@ impl Streams for Fake {
     }
 
     unsafe fn write32(&self, stream: Stream, address: u64, value: u32) -> Result<()> {
-        let work = Work::Write { address, value: value.into(), wide: false };
+        let work = Work::Word(MemOp::Write32 { address, value });
         // SAFETY: the caller vouches for the word.
         unsafe { self.submit("cuStreamWriteValue32", stream, vec![work]) }
     }
@@ -188,26 +178,15 @@ impl Streams for Fake {
         value: u32,
         compare: Compare,
     ) -> Result<()> {
-        let work = Work::Wait { address, value: value.into(), wide: false, compare };
+        let work = Work::Word(MemOp::Wait32 { address, value, compare });
         // SAFETY: the caller vouches for the word.
         unsafe { self.submit("cuStreamWaitValue32", stream, vec![work]) }
     }
 
     unsafe fn mem_ops(&self, stream: Stream, operations: &[MemOp]) -> Result<()> {
-        let works = operations.iter().map(|&operation| match operation {
-            MemOp::Write32 { address, value } => {
-                Work::Write { address, value: value.into(), wide: false }
-            }
-            MemOp::Write64 { address, value } => Work::Write { address, value, wide: true },
-            MemOp::Wait32 { address, value, compare } => {
-                Work::Wait { address, value: value.into(), wide: false, compare }
-            }
-            MemOp::Wait64 { address, value, compare } => {
-                Work::Wait { address, value, wide: true, compare }
-            }
-        });
+        let works = operations.iter().copied().map(Work::Word).collect();
         // SAFETY: the caller vouches for the words.
-        unsafe { self.submit("cuStreamBatchMemOp", stream, works.collect()) }
+        unsafe { self.submit("cuStreamBatchMemOp", stream, works) }
     }
 
     fn capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
@@ -217,29 +196,27 @@ impl Streams for Fake {
     }
 
     fn capture_begin(&self, stream: Stream) -> Result<()> {
-        let call = "cuStreamBeginCapture";
-        let mut state = self.enter(call)?;
+        let mut state = self.enter("cuStreamBeginCapture")?;
         if stream == Stream::DEFAULT {
-            return refuse(call, code::STREAM_CAPTURE_UNSUPPORTED, "not the default stream");
+            return state.refuse(code::STREAM_CAPTURE_UNSUPPORTED, "not the default stream");
         }
-        stream_context(call, &state, stream)?;
+        state.context_of(stream)?;
         let id = state.number() as u64;
         match state.streams.get_mut(&stream.raw()) {
             Some(found) if found.capture.is_none() => found.capture = Some(Noting::new(id)),
-            _ => return refuse(call, code::ILLEGAL_STATE, "it is being captured already"),
+            _ => return state.refuse(code::ILLEGAL_STATE, "it is being captured already"),
         }
         Ok(())
     }
 
     fn capture_end(&self, stream: Stream) -> Result<Graph> {
-        let call = "cuStreamEndCapture";
-        let mut state = self.enter(call)?;
+        let mut state = self.enter("cuStreamEndCapture")?;
         let found = state.streams.get_mut(&stream.raw()).and_then(|found| found.capture.take());
         let Some(capture) = found else {
-            return refuse(call, code::ILLEGAL_STATE, "it is not being captured");
+            return state.refuse(code::ILLEGAL_STATE, "it is not being captured");
         };
         if capture.invalidated {
-            return refuse(call, code::STREAM_CAPTURE_INVALIDATED, "a call has ended it");
+            return state.refuse(code::STREAM_CAPTURE_INVALIDATED, "a call has ended it");
         }
         let number = state.number();
         state.graphs.insert(number, capture.noted);
@@ -247,10 +224,9 @@ impl Streams for Fake {
     }
 
     fn graph_instantiate(&self, graph: Graph) -> Result<GraphExec> {
-        let call = "cuGraphInstantiate";
-        let mut state = self.enter(call)?;
+        let mut state = self.enter("cuGraphInstantiate")?;
         let Some(works) = state.graphs.get(&graph.raw()).cloned() else {
-            return refuse(call, code::INVALID_VALUE, "that is no graph");
+            return state.refuse(code::INVALID_VALUE, "that is no graph");
         };
         let number = state.number();
         state.execs.insert(number, works);
@@ -259,31 +235,22 @@ impl Streams for Fake {
 
     unsafe fn graph_launch(&self, graph: GraphExec, stream: Stream) -> Result<()> {
         let call = "cuGraphLaunch";
-        let Some(works) = self.lock().execs.get(&graph.raw()).cloned() else {
-            return refuse(call, code::INVALID_VALUE, "that is no executable graph");
-        };
+        let none = || Failure::new(call, code::INVALID_VALUE, "that is no executable graph");
+        let works = self.begin(call).execs.get(&graph.raw()).cloned().ok_or_else(none)?;
         // SAFETY: the caller vouches for what was captured.
         unsafe { self.submit(call, stream, works) }
     }
 
     unsafe fn graph_destroy(&self, graph: Graph) -> Result<()> {
-        let call = "cuGraphDestroy";
-        let gone = self.enter(call)?.graphs.remove(&graph.raw());
-        given_back(call, gone)
+        let mut state = self.enter("cuGraphDestroy")?;
+        let gone = state.graphs.remove(&graph.raw());
+        state.given_back(gone)
     }
 
     unsafe fn graph_exec_destroy(&self, graph: GraphExec) -> Result<()> {
-        let call = "cuGraphExecDestroy";
-        let gone = self.enter(call)?.execs.remove(&graph.raw());
-        given_back(call, gone)
-    }
-}
-
-/// Success, if there was something to give back.
-pub(super) fn given_back<T>(call: &'static str, gone: Option<T>) -> Result<()> {
-    match gone {
-        Some(_) => Ok(()),
-        None => refuse(call, code::INVALID_HANDLE, "it is not there, or not any more"),
+        let mut state = self.enter("cuGraphExecDestroy")?;
+        let gone = state.execs.remove(&graph.raw());
+        state.given_back(gone)
     }
 }
 
@@ -295,18 +262,24 @@ fn ready(asked: Result<()>) -> Result<bool> {
     }
 }
 
-/// A stream can be waited for unless it is being captured.
-fn idle(call: &'static str, state: &State, stream: Stream) -> Result<()> {
-    stream_context(call, state, stream)?;
-    if state.streams.get(&stream.raw()).is_some_and(|found| found.capture.is_some()) {
-        return refuse(call, code::STREAM_CAPTURE_UNSUPPORTED, "it is being captured");
+impl State {
+    /// A stream can be waited for unless it is being captured.
+    fn idle(&self, stream: Stream) -> Result<()> {
+        self.context_of(stream)?;
+        if self.streams.get(&stream.raw()).is_some_and(|found| found.capture.is_some()) {
+            return self.refuse(code::STREAM_CAPTURE_UNSUPPORTED, "it is being captured");
+        }
+        Ok(())
     }
-    Ok(())
-}
 
-fn event_of<'a>(call: &'static str, state: &'a State, event: Event) -> Result<&'a EventState> {
-    match state.events.get(&event.raw()) {
-        Some(found) => Ok(found),
-        None => refuse(call, code::INVALID_HANDLE, format!("{event:?} is no event")),
+    fn event_of(&self, event: Event) -> Result<&EventState> {
+        let none = || self.failure(code::INVALID_HANDLE, format!("{event:?} is no event"));
+        self.events.get(&event.raw()).ok_or_else(none)
+    }
+
+    /// Success, if there was something to give back.
+    pub(super) fn given_back<T>(&self, gone: Option<T>) -> Result<()> {
+        let none = || self.failure(code::INVALID_HANDLE, "it is not there, or not any more");
+        gone.map(drop).ok_or_else(none)
     }
 }

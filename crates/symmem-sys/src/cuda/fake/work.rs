@@ -8,8 +8,7 @@ use std::time::Instant;
 use super::devices::device_of;
 use super::state::{Kernel, State};
 use super::{Fake, Launched, PATIENCE};
-use crate::cuda::driver::refuse;
-use crate::cuda::{Compare, Context, Result, Stream, code};
+use crate::cuda::{Compare, Context, Failure, MemOp, Result, Stream, code};
 
 /// One end of a copy.
 #[derive(Clone, Copy)]
@@ -43,17 +42,7 @@ pub(super) enum Work {
         from: End,
         bytes: usize,
     },
-    Write {
-        address: u64,
-        value: u64,
-        wide: bool,
-    },
-    Wait {
-        address: u64,
-        value: u64,
-        wide: bool,
-        compare: Compare,
-    },
+    Word(MemOp),
     Launch(Launched, Option<Kernel>),
     Record(usize),
     Nothing,
@@ -72,11 +61,11 @@ impl Fake {
         works: Vec<Work>,
     ) -> Result<()> {
         let mut state = self.enter(call)?;
-        let context = stream_context(call, &state, stream)?;
+        let context = state.context_of(stream)?;
         let capture = state.streams.get_mut(&stream.raw()).and_then(|found| found.capture.as_mut());
         if let Some(capture) = capture {
             if capture.invalidated {
-                return refuse(call, code::STREAM_CAPTURE_INVALIDATED, "a call has ended it");
+                return state.refuse(code::STREAM_CAPTURE_INVALIDATED, "a call has ended it");
             }
             capture.noted.extend(works);
             return Ok(());
@@ -94,26 +83,22 @@ impl Fake {
     unsafe fn perform(&self, call: &'static str, context: Context, works: &[Work]) -> Result<()> {
         for work in works {
             if !may(&self.lock(), context, work) {
-                return refuse(
-                    call,
-                    code::ILLEGAL_ADDRESS,
-                    "nothing is mapped there, or no access",
-                );
+                let why = "nothing is mapped there, or no access";
+                return Err(Failure::new(call, code::ILLEGAL_ADDRESS, why));
             }
             match work {
                 // SAFETY: it was just found mapped and accessible; the caller vouches for the rest.
                 Work::Set { address, pattern, count } => unsafe { set(*address, pattern, *count) },
                 // SAFETY: as above, and the caller vouches for the host's memory.
                 Work::Copy { to, from, bytes } => unsafe { copy(*to, *from, *bytes) },
-                Work::Write { address, value, wide } => {
-                    check_aligned(call, *address, *wide)?;
-                    // SAFETY: as above.
-                    unsafe { store(*address, *value, *wide) };
-                }
-                Work::Wait { address, value, wide, compare } => {
-                    check_aligned(call, *address, *wide)?;
-                    // SAFETY: as above.
-                    unsafe { wait(call, *address, *value, *wide, *compare) }?;
+                Work::Word(operation) => {
+                    let (address, bytes) = word(*operation);
+                    if !address.is_multiple_of(bytes as u64) {
+                        let why = "the word is not aligned";
+                        return Err(Failure::new(call, code::INVALID_VALUE, why));
+                    }
+                    // SAFETY: as above, and it is aligned.
+                    unsafe { operate(call, *operation) }?;
                 }
                 Work::Launch(launched, kernel) => {
                     self.lock().launches.push(launched.clone());
@@ -133,14 +118,11 @@ impl Fake {
     }
 }
 
-/// The context of a stream; that of the default stream is the current one.
-pub(super) fn stream_context(call: &'static str, state: &State, stream: Stream) -> Result<Context> {
-    if stream == Stream::DEFAULT {
-        return state.current(call);
-    }
-    match state.streams.get(&stream.raw()) {
-        Some(found) => Ok(found.context),
-        None => refuse(call, code::INVALID_HANDLE, format!("{stream:?} is no stream")),
+/// Where the word of an operation is, and how many bytes it has.
+const fn word(operation: MemOp) -> (u64, usize) {
+    match operation {
+        MemOp::Write32 { address, .. } | MemOp::Wait32 { address, .. } => (address, 4),
+        MemOp::Write64 { address, .. } | MemOp::Wait64 { address, .. } => (address, 8),
     }
 }
 
@@ -148,7 +130,6 @@ pub(super) fn stream_context(call: &'static str, state: &State, stream: Stream) 
 fn may(state: &State, context: Context, work: &Work) -> bool {
     let reach =
         |address, bytes, write| state.reachable(address, bytes, device_of(context).0, write);
-    let width = |wide: &bool| if *wide { 8 } else { 4 };
     match work {
         Work::Set { address, pattern, count } => reach(*address, pattern.len() * count, true),
         Work::Copy { to, from, bytes } => {
@@ -161,17 +142,13 @@ fn may(state: &State, context: Context, work: &Work) -> bool {
             };
             end(*to, true) && end(*from, false)
         }
-        Work::Write { address, wide, .. } => reach(*address, width(wide), true),
-        Work::Wait { address, wide, .. } => reach(*address, width(wide), false),
+        Work::Word(operation) => {
+            let (address, bytes) = word(*operation);
+            let writes = matches!(operation, MemOp::Write32 { .. } | MemOp::Write64 { .. });
+            reach(address, bytes, writes)
+        }
         Work::Launch(..) | Work::Record(_) | Work::Nothing => true,
     }
-}
-
-fn check_aligned(call: &'static str, address: u64, wide: bool) -> Result<()> {
-    if address.is_multiple_of(if wide { 8 } else { 4 }) {
-        return Ok(());
-    }
-    refuse(call, code::INVALID_VALUE, "the word is not aligned")
 }
 
 /// # Safety
@@ -201,58 +178,50 @@ unsafe fn copy(to: End, from: End, bytes: usize) {
     unsafe { target.copy_from(source, bytes) };
 }
 
+/// Stores a word, or waits for it.
+///
 /// # Safety
 ///
-/// The word is mapped and aligned.
-unsafe fn store(address: u64, value: u64, wide: bool) {
+/// The word is mapped and aligned, until it is stored, or has the value, or the patience ends.
+unsafe fn operate(call: &'static str, operation: MemOp) -> Result<()> {
+    let (address, bytes) = word(operation);
     let at = address as usize;
-    if wide {
-        // SAFETY: the caller vouches for the word.
-        let word = unsafe { AtomicU64::from_ptr(with_exposed_provenance_mut(at)) };
-        // Pairs with the acquire in `wait`, and with whatever reads the word elsewhere.
-        word.store(value, Ordering::Release);
-    } else {
-        // SAFETY: the caller vouches for the word.
-        let word = unsafe { AtomicU32::from_ptr(with_exposed_provenance_mut(at)) };
-        // Pairs with the acquire in `wait`, and with whatever reads the word elsewhere.
-        word.store(value as u32, Ordering::Release);
-    }
-}
-
-/// # Safety
-///
-/// The word is mapped and aligned, until it has the value or the patience ends.
-unsafe fn wait(
-    call: &'static str,
-    address: u64,
-    value: u64,
-    wide: bool,
-    compare: Compare,
-) -> Result<()> {
-    let (at, start) = (address as usize, Instant::now());
+    // SAFETY: the caller vouches for the word; this is called only for one of four bytes.
+    let narrow = || unsafe { AtomicU32::from_ptr(with_exposed_provenance_mut(at)) };
+    // SAFETY: the caller vouches for the word; this is called only for one of eight bytes.
+    let wide = || unsafe { AtomicU64::from_ptr(with_exposed_provenance_mut(at)) };
+    let (value, compare) = match operation {
+        // Pairs with the acquire below, and with whatever reads the word elsewhere.
+        MemOp::Write32 { value, .. } => {
+            narrow().store(value, Ordering::Release);
+            return Ok(());
+        }
+        // Likewise.
+        MemOp::Write64 { value, .. } => {
+            wide().store(value, Ordering::Release);
+            return Ok(());
+        }
+        MemOp::Wait32 { value, compare, .. } => (value.into(), compare),
+        MemOp::Wait64 { value, compare, .. } => (value, compare),
+    };
+    let start = Instant::now();
     loop {
-        let word = if wide {
-            // SAFETY: the caller vouches for the word.
-            let word = unsafe { AtomicU64::from_ptr(with_exposed_provenance_mut(at)) };
-            // Pairs with the release in `store`, and with whatever writes the word elsewhere.
-            word.load(Ordering::Acquire)
-        } else {
-            // SAFETY: the caller vouches for the word.
-            let word = unsafe { AtomicU32::from_ptr(with_exposed_provenance_mut(at)) };
-            // Pairs with the release in `store`, and with whatever writes the word elsewhere.
-            word.load(Ordering::Acquire).into()
+        // Pairs with the release above, and with whatever writes the word elsewhere.
+        let word = match bytes {
+            4 => narrow().load(Ordering::Acquire).into(),
+            _ => wide().load(Ordering::Acquire),
         };
         let reached = match compare {
             Compare::Equal => word == value,
             Compare::And => word & value != 0,
-            Compare::GreaterOrEqual if wide => word.wrapping_sub(value).cast_signed() >= 0,
+            Compare::GreaterOrEqual if bytes == 8 => word.wrapping_sub(value).cast_signed() >= 0,
             Compare::GreaterOrEqual => (word as u32).wrapping_sub(value as u32).cast_signed() >= 0,
         };
         if reached {
             return Ok(());
         }
         if start.elapsed() > PATIENCE {
-            return refuse(call, code::LAUNCH_TIMEOUT, "the word did not come");
+            return Err(Failure::new(call, code::LAUNCH_TIMEOUT, "the word did not come"));
         }
         std::thread::yield_now();
     }

@@ -3,9 +3,10 @@
 
 use std::ffi::c_int;
 
-use super::{Cuda, text};
+use super::Cuda;
 use crate::cuda::driver::{Devices, refuse};
 use crate::cuda::{Attribute, Context, Device, MemoryInfo, P2pAttribute, Result, code};
+use crate::table::{written, written_text};
 
 impl Devices for Cuda {
     fn init(&self) -> Result<()> {
@@ -14,16 +15,13 @@ impl Devices for Cuda {
     }
 
     fn version(&self) -> Result<i32> {
-        let mut version = 0;
         // SAFETY: it only writes the number.
-        unsafe { self.c.cuDriverGetVersion(&mut version) }?;
-        Ok(version)
+        written(|version| unsafe { self.c.cuDriverGetVersion(version) })
     }
 
     fn device_count(&self) -> Result<usize> {
-        let mut count = 0;
         // SAFETY: it only writes the number.
-        unsafe { self.c.cuDeviceGetCount(&mut count) }?;
+        let count = written(|count| unsafe { self.c.cuDeviceGetCount(count) })?;
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
@@ -31,67 +29,53 @@ impl Devices for Cuda {
         let Ok(ordinal) = c_int::try_from(ordinal) else {
             return refuse("cuDeviceGet", code::INVALID_DEVICE, "no device has such a number");
         };
-        let mut device = 0;
         // SAFETY: it only writes the number.
-        unsafe { self.c.cuDeviceGet(&mut device, ordinal) }?;
-        Ok(Device(device))
+        written(|device| unsafe { self.c.cuDeviceGet(device, ordinal) }).map(Device)
     }
 
     fn device_name(&self, device: Device) -> Result<String> {
-        let mut name = [0_u8; 256];
         // SAFETY: it writes at most 256 bytes.
-        unsafe { self.c.cuDeviceGetName(name.as_mut_ptr().cast(), 256, device.0) }?;
-        Ok(text(&name))
+        written_text::<256, _>(|name| unsafe { self.c.cuDeviceGetName(name, 256, device.0) })
     }
 
     fn device_uuid(&self, device: Device) -> Result<[u8; 16]> {
-        let mut uuid = [0; 16];
         // SAFETY: it writes 16 bytes.
-        unsafe { self.c.cuDeviceGetUuid(&mut uuid, device.0) }?;
-        Ok(uuid)
+        written(|uuid| unsafe { self.c.cuDeviceGetUuid(uuid, device.0) })
     }
 
     fn pci_bus_id(&self, device: Device) -> Result<String> {
-        let mut id = [0_u8; 32];
         // SAFETY: it writes at most 32 bytes.
-        unsafe { self.c.cuDeviceGetPCIBusId(id.as_mut_ptr().cast(), 32, device.0) }?;
-        Ok(text(&id).to_lowercase())
+        let id =
+            written_text::<32, _>(|id| unsafe { self.c.cuDeviceGetPCIBusId(id, 32, device.0) });
+        id.map(|id| id.to_lowercase())
     }
 
     fn total_memory(&self, device: Device) -> Result<usize> {
-        let mut bytes = 0;
         // SAFETY: it only writes the number.
-        unsafe { self.c.cuDeviceTotalMem(&mut bytes, device.0) }?;
-        Ok(bytes)
+        written(|bytes| unsafe { self.c.cuDeviceTotalMem(bytes, device.0) })
     }
 
     fn attribute(&self, attribute: Attribute, device: Device) -> Result<i32> {
-        let mut value = 0;
         // SAFETY: it only writes the number.
-        unsafe { self.c.cuDeviceGetAttribute(&mut value, attribute as c_int, device.0) }?;
-        Ok(value)
+        written(|value| unsafe { self.c.cuDeviceGetAttribute(value, attribute as c_int, device.0) })
     }
 
     fn can_access_peer(&self, device: Device, peer: Device) -> Result<bool> {
-        let mut can = 0;
         // SAFETY: it only writes the number.
-        unsafe { self.c.cuDeviceCanAccessPeer(&mut can, device.0, peer.0) }?;
+        let can = written(|can| unsafe { self.c.cuDeviceCanAccessPeer(can, device.0, peer.0) })?;
         Ok(can != 0)
     }
 
     fn p2p_attribute(&self, which: P2pAttribute, device: Device, peer: Device) -> Result<i32> {
-        let mut value = 0;
         let which = which as c_int;
         // SAFETY: it only writes the number.
-        unsafe { self.c.cuDeviceGetP2PAttribute(&mut value, which, device.0, peer.0) }?;
-        Ok(value)
+        written(|value| unsafe { self.c.cuDeviceGetP2PAttribute(value, which, device.0, peer.0) })
     }
 
     fn context_retain(&self, device: Device) -> Result<Context> {
-        let mut context = 0;
         // SAFETY: it only writes the handle.
-        unsafe { self.c.cuDevicePrimaryCtxRetain(&mut context, device.0) }?;
-        Ok(Context::new(context))
+        written(|context| unsafe { self.c.cuDevicePrimaryCtxRetain(context, device.0) })
+            .map(Context::new)
     }
 
     unsafe fn context_release(&self, device: Device) -> Result<()> {
@@ -105,9 +89,8 @@ impl Devices for Cuda {
     }
 
     fn context_current(&self) -> Result<Option<Context>> {
-        let mut context = 0;
         // SAFETY: it only writes the handle.
-        unsafe { self.c.cuCtxGetCurrent(&mut context) }?;
+        let context = written(|context| unsafe { self.c.cuCtxGetCurrent(context) })?;
         Ok((context != 0).then(|| Context::new(context)))
     }
 
@@ -117,17 +100,13 @@ impl Devices for Cuda {
     }
 
     fn context_pop(&self) -> Result<Context> {
-        let mut context = 0;
         // SAFETY: it only writes the handle.
-        unsafe { self.c.cuCtxPopCurrent(&mut context) }?;
-        Ok(Context::new(context))
+        written(|context| unsafe { self.c.cuCtxPopCurrent(context) }).map(Context::new)
     }
 
     fn context_device(&self) -> Result<Device> {
-        let mut device = 0;
         // SAFETY: it only writes the number.
-        unsafe { self.c.cuCtxGetDevice(&mut device) }?;
-        Ok(Device(device))
+        written(|device| unsafe { self.c.cuCtxGetDevice(device) }).map(Device)
     }
 
     fn context_synchronize(&self) -> Result<()> {

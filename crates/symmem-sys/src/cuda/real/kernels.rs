@@ -4,10 +4,11 @@
 use std::ffi::{CString, c_int, c_uint, c_void};
 use std::ptr::{null_mut, without_provenance_mut};
 
-use super::{Cuda, text};
+use super::Cuda;
 use crate::cuda::driver::{Kernels, refuse};
 use crate::cuda::raw::{self, LaunchAttribute, LaunchConfig};
 use crate::cuda::{Function, FunctionAttribute, Launch, Module, Result, code};
+use crate::table::{text, written};
 
 /// Bytes of the compiler's log that are kept.
 const LOG_BYTES: usize = 8192;
@@ -38,17 +39,14 @@ impl Kernels for Cuda {
 
     fn module_function(&self, module: Module, name: &str) -> Result<Function> {
         let name = c_string("cuModuleGetFunction", name)?;
-        let mut function = 0;
         // SAFETY: the handle is live, the name ends with a zero.
-        unsafe { self.c.cuModuleGetFunction(&mut function, module.raw(), name.as_ptr()) }?;
-        Ok(Function::new(function))
+        written(|found| unsafe { self.c.cuModuleGetFunction(found, module.raw(), name.as_ptr()) })
+            .map(Function::new)
     }
 
     fn function_attribute(&self, function: Function, which: FunctionAttribute) -> Result<i32> {
-        let mut value = 0;
         // SAFETY: the handle is live.
-        unsafe { self.c.cuFuncGetAttribute(&mut value, which as c_int, function.raw()) }?;
-        Ok(value)
+        written(|value| unsafe { self.c.cuFuncGetAttribute(value, which as c_int, function.raw()) })
     }
 
     fn function_set_attribute(
@@ -66,16 +64,11 @@ impl Kernels for Cuda {
         let Ok(threads) = c_int::try_from(threads) else {
             return refuse(CALL, code::INVALID_VALUE, "too many threads");
         };
-        let (mut blocks, function) = (0, function.raw());
+        let (c, f) = (&self.c, function.raw());
         // SAFETY: the handle is live.
-        unsafe {
-            self.c.cuOccupancyMaxActiveBlocksPerMultiprocessor(
-                &mut blocks,
-                function,
-                threads,
-                shared,
-            )
-        }?;
+        let blocks = written(|blocks| unsafe {
+            c.cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, f, threads, shared)
+        })?;
         Ok(u32::try_from(blocks).unwrap_or(0))
     }
 
@@ -85,21 +78,10 @@ impl Kernels for Cuda {
             (launch.function.raw(), launch.stream.raw(), launch.shared);
         let parameters = parameters.as_mut_ptr();
         if !launch.cooperative && !launch.programmatic {
+            let (c, none) = (&self.c, null_mut());
             // SAFETY: the caller vouches for the parameters and for what the kernel does.
             return unsafe {
-                self.c.cuLaunchKernel(
-                    function,
-                    x,
-                    y,
-                    z,
-                    bx,
-                    by,
-                    bz,
-                    shared,
-                    stream,
-                    parameters,
-                    null_mut(),
-                )
+                c.cuLaunchKernel(function, x, y, z, bx, by, bz, shared, stream, parameters, none)
             };
         }
         // No vector: this is on the way of every call.

@@ -12,20 +12,19 @@ use crate::cuda::{
     Access, Context, Device, FabricHandle, Granularity, HandleType, HostMemory, Memory,
     MemoryProperties, MulticastProperties, PointerInfo, Result, code,
 };
+use crate::table::written;
 
 impl VirtualMemory for Cuda {
     fn granularity(&self, properties: &MemoryProperties, which: Granularity) -> Result<usize> {
-        let (mut bytes, prop, which) = (0, AllocationProp::from(properties), which as c_int);
+        let (prop, which) = (AllocationProp::from(properties), which as c_int);
         // SAFETY: it reads the properties and writes the number.
-        unsafe { self.c.cuMemGetAllocationGranularity(&mut bytes, &prop, which) }?;
-        Ok(bytes)
+        written(|bytes| unsafe { self.c.cuMemGetAllocationGranularity(bytes, &prop, which) })
     }
 
     fn create(&self, bytes: usize, properties: &MemoryProperties) -> Result<Memory> {
-        let (mut handle, prop) = (0, AllocationProp::from(properties));
+        let prop = AllocationProp::from(properties);
         // SAFETY: it reads the properties and writes the handle.
-        unsafe { self.c.cuMemCreate(&mut handle, bytes, &prop, 0) }?;
-        Ok(Memory::new(handle))
+        written(|handle| unsafe { self.c.cuMemCreate(handle, bytes, &prop, 0) }).map(Memory::new)
     }
 
     unsafe fn release(&self, memory: Memory) -> Result<()> {
@@ -34,10 +33,8 @@ impl VirtualMemory for Cuda {
     }
 
     fn reserve(&self, bytes: usize, alignment: usize) -> Result<u64> {
-        let mut address = 0;
         // SAFETY: it only writes the address.
-        unsafe { self.c.cuMemAddressReserve(&mut address, bytes, alignment, 0, 0) }?;
-        Ok(address)
+        written(|address| unsafe { self.c.cuMemAddressReserve(address, bytes, alignment, 0, 0) })
     }
 
     unsafe fn free_address(&self, address: u64, bytes: usize) -> Result<()> {
@@ -79,13 +76,12 @@ impl VirtualMemory for Cuda {
     }
 
     fn import_fd(&self, fd: BorrowedFd<'_>) -> Result<Memory> {
-        let mut handle = 0;
         // The descriptor itself travels in the place of a pointer to a handle.
-        let shareable = std::ptr::without_provenance_mut(fd.as_raw_fd().cast_unsigned() as usize);
+        let from = std::ptr::without_provenance_mut(fd.as_raw_fd().cast_unsigned() as usize);
         let kind = HandleType::Fd as c_int;
         // SAFETY: the descriptor is open, and the driver checks what it is.
-        unsafe { self.c.cuMemImportFromShareableHandle(&mut handle, shareable, kind) }?;
-        Ok(Memory::new(handle))
+        written(|handle| unsafe { self.c.cuMemImportFromShareableHandle(handle, from, kind) })
+            .map(Memory::new)
     }
 
     fn export_fabric(&self, memory: Memory) -> Result<FabricHandle> {
@@ -97,18 +93,17 @@ impl VirtualMemory for Cuda {
     }
 
     fn import_fabric(&self, handle: &FabricHandle) -> Result<Memory> {
-        let (mut bytes, mut memory) = (*handle, 0);
+        let mut bytes = *handle;
         let (from, kind) = ((&raw mut bytes).cast(), HandleType::Fabric as c_int);
         // SAFETY: it reads the 64 bytes, and checks them.
-        unsafe { self.c.cuMemImportFromShareableHandle(&mut memory, from, kind) }?;
-        Ok(Memory::new(memory))
+        written(|handle| unsafe { self.c.cuMemImportFromShareableHandle(handle, from, kind) })
+            .map(Memory::new)
     }
 
     fn retain(&self, address: u64) -> Result<Memory> {
-        let mut handle = 0;
         // SAFETY: the driver only looks the address up.
-        unsafe { self.c.cuMemRetainAllocationHandle(&mut handle, address) }?;
-        Ok(Memory::new(handle))
+        written(|handle| unsafe { self.c.cuMemRetainAllocationHandle(handle, address) })
+            .map(Memory::new)
     }
 
     fn pointer_info(&self, address: u64) -> Result<PointerInfo> {
@@ -138,17 +133,15 @@ impl VirtualMemory for Cuda {
         properties: &MulticastProperties,
         which: Granularity,
     ) -> Result<usize> {
-        let (mut bytes, prop, which) = (0, MulticastProp::from(properties), which as c_int);
+        let (prop, which) = (MulticastProp::from(properties), which as c_int);
         // SAFETY: it reads the properties and writes the number.
-        unsafe { self.c.cuMulticastGetGranularity(&mut bytes, &prop, which) }?;
-        Ok(bytes)
+        written(|bytes| unsafe { self.c.cuMulticastGetGranularity(bytes, &prop, which) })
     }
 
     fn multicast_create(&self, properties: &MulticastProperties) -> Result<Memory> {
-        let (mut handle, prop) = (0, MulticastProp::from(properties));
+        let prop = MulticastProp::from(properties);
         // SAFETY: it reads the properties and writes the handle.
-        unsafe { self.c.cuMulticastCreate(&mut handle, &prop) }?;
-        Ok(Memory::new(handle))
+        written(|handle| unsafe { self.c.cuMulticastCreate(handle, &prop) }).map(Memory::new)
     }
 
     fn multicast_add(&self, multicast: Memory, device: Device) -> Result<()> {
@@ -188,14 +181,12 @@ impl VirtualMemory for Cuda {
         let Some(found) = NonNull::new(host.cast::<u8>()) else {
             return refuse("cuMemHostAlloc", code::INVALID_VALUE, "no bytes were asked for");
         };
-        let mut device = 0;
         // SAFETY: the memory is the one just allocated.
-        let answer = unsafe { self.c.cuMemHostGetDevicePointer(&mut device, host, 0) };
-        if let Err(failure) = answer {
+        let device = written(|at| unsafe { self.c.cuMemHostGetDevicePointer(at, host, 0) });
+        let device = device.inspect_err(|_| {
             // SAFETY: nobody has seen it yet. The first failure is the one to report.
             let _ = unsafe { self.c.cuMemFreeHost(host) };
-            return Err(failure);
-        }
+        })?;
         Ok(HostMemory { host: found, device })
     }
 

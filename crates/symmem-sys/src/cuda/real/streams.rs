@@ -10,13 +10,13 @@ use crate::cuda::raw::{self, BatchMemOp};
 use crate::cuda::{
     Capture, CaptureMode, Compare, Context, Event, Graph, GraphExec, MemOp, Result, Stream, code,
 };
+use crate::table::written;
 
 impl Streams for Cuda {
     fn stream_create(&self) -> Result<Stream> {
-        let mut stream = 0;
         // SAFETY: it only writes the handle.
-        unsafe { self.c.cuStreamCreate(&mut stream, raw::STREAM_NON_BLOCKING) }?;
-        Ok(Stream::new(stream))
+        written(|stream| unsafe { self.c.cuStreamCreate(stream, raw::STREAM_NON_BLOCKING) })
+            .map(Stream::new)
     }
 
     unsafe fn stream_destroy(&self, stream: Stream) -> Result<()> {
@@ -35,24 +35,17 @@ impl Streams for Cuda {
     }
 
     fn stream_context(&self, stream: Stream) -> Result<Context> {
-        let mut context = 0;
         // SAFETY: the handle is live.
-        unsafe { self.c.cuStreamGetCtx(stream.raw(), &mut context) }?;
-        Ok(Context::new(context))
+        written(|context| unsafe { self.c.cuStreamGetCtx(stream.raw(), context) }).map(Context::new)
     }
 
     fn stream_capture(&self, stream: Stream) -> Result<Capture> {
-        let (mut status, mut id, stream): (c_int, _, _) = (0, 0, stream.raw());
+        let (mut status, mut id, c): (c_int, _, _) = (0, 0, &self.c);
+        let (graph, dependencies, count) = (null_mut(), null_mut(), null_mut());
         // SAFETY: the handle is live; what we do not want to know may be null.
         unsafe {
-            self.c.cuStreamGetCaptureInfo(
-                stream,
-                &mut status,
-                &mut id,
-                null_mut(),
-                null_mut(),
-                null_mut(),
-            )
+            let stream = stream.raw();
+            c.cuStreamGetCaptureInfo(stream, &mut status, &mut id, graph, dependencies, count)
         }?;
         Ok(match status {
             0 => Capture::None,
@@ -67,11 +60,9 @@ impl Streams for Cuda {
     }
 
     fn event_create(&self, timing: bool) -> Result<Event> {
-        let mut event = 0;
         let flags = if timing { raw::EVENT_DEFAULT } else { raw::EVENT_NO_TIMING };
         // SAFETY: it only writes the handle.
-        unsafe { self.c.cuEventCreate(&mut event, flags) }?;
-        Ok(Event::new(event))
+        written(|event| unsafe { self.c.cuEventCreate(event, flags) }).map(Event::new)
     }
 
     unsafe fn event_destroy(&self, event: Event) -> Result<()> {
@@ -95,10 +86,8 @@ impl Streams for Cuda {
     }
 
     fn event_elapsed(&self, start: Event, end: Event) -> Result<f32> {
-        let mut milliseconds = 0.0;
         // SAFETY: the handles are live.
-        unsafe { self.c.cuEventElapsedTime(&mut milliseconds, start.raw(), end.raw()) }?;
-        Ok(milliseconds)
+        written(|time| unsafe { self.c.cuEventElapsedTime(time, start.raw(), end.raw()) })
     }
 
     unsafe fn memset8(&self, address: u64, value: u8, bytes: usize, stream: Stream) -> Result<()> {
@@ -198,17 +187,14 @@ impl Streams for Cuda {
     }
 
     fn capture_end(&self, stream: Stream) -> Result<Graph> {
-        let mut graph = 0;
         // SAFETY: the handle is live.
-        unsafe { self.c.cuStreamEndCapture(stream.raw(), &mut graph) }?;
-        Ok(Graph::new(graph))
+        written(|graph| unsafe { self.c.cuStreamEndCapture(stream.raw(), graph) }).map(Graph::new)
     }
 
     fn graph_instantiate(&self, graph: Graph) -> Result<GraphExec> {
-        let mut exec = 0;
         // SAFETY: the handle is live.
-        unsafe { self.c.cuGraphInstantiate(&mut exec, graph.raw(), 0) }?;
-        Ok(GraphExec::new(exec))
+        written(|exec| unsafe { self.c.cuGraphInstantiate(exec, graph.raw(), 0) })
+            .map(GraphExec::new)
     }
 
     unsafe fn graph_launch(&self, graph: GraphExec, stream: Stream) -> Result<()> {

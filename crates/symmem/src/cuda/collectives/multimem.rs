@@ -11,12 +11,12 @@ use crate::cuda::symmetric::{Symmetric, View};
 use crate::dtype::{DType, Element, Order, ReduceOp};
 use crate::error::{Error, Result};
 
-/// The PTX file of the types that the switch can sum.
-const fn file(dtype: DType) -> Option<&'static str> {
+/// The types that the switch can sum, and of which tiles are reduced: the PTX files of the one and of the other.
+pub(super) const fn files(dtype: DType) -> Option<(&'static str, &'static str)> {
     match dtype {
-        DType::F32 => Some("multimem_f32"),
-        DType::F16 => Some("multimem_f16"),
-        DType::BF16 => Some("multimem_bf16"),
+        DType::F32 => Some(("multimem_f32", "tiles_f32")),
+        DType::F16 => Some(("multimem_f16", "tiles_f16")),
+        DType::BF16 => Some(("multimem_bf16", "tiles_bf16")),
         _ => None,
     }
 }
@@ -48,7 +48,7 @@ impl<T: Element> Symmetric<T> {
     pub(in crate::cuda) fn may_multimem(&self, op: ReduceOp) -> bool {
         self.group().order() == Order::Any
             && op == ReduceOp::Sum
-            && file(T::DTYPE).is_some()
+            && files(T::DTYPE).is_some()
             && self.handle.multicast_ptr().is_some()
     }
 
@@ -106,7 +106,7 @@ impl<T: Element> Symmetric<T> {
         name: &'static str,
         op: ReduceOp,
     ) -> Result<(&'static str, u64)> {
-        let Some(file) = file(T::DTYPE).filter(|_| op == ReduceOp::Sum) else {
+        let Some((file, _)) = files(T::DTYPE).filter(|_| op == ReduceOp::Sum) else {
             let expected = "a sum of f32, f16 or bf16, which is what the switch can add up";
             let got = format!("{op} of {}", T::DTYPE);
             return Err(self.group().usage(name, expected.to_owned(), got));
@@ -123,10 +123,8 @@ impl<T: Element> Symmetric<T> {
             } else {
                 "not every rank has a device of its own that can"
             };
-            Error::Unavailable {
-                what: format!("multicast for {name} on rank {} of {group:?}", group.rank()),
-                why: why.to_owned(),
-            }
+            let what = format!("multicast for {name} on rank {} of {group:?}", group.rank());
+            Error::unavailable(what, why)
         })
     }
 }

@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::collectives::{block_len, check_len};
 use crate::cuda::device::gpu::Gpu;
 use crate::cuda::device::kernels::parameters;
-use crate::cuda::group::comm::LaunchContext;
 use crate::cuda::stream::Stream;
 use crate::cuda::symmetric::{Buffer, Symmetric, ViewMut};
 use crate::dtype::Element;
@@ -107,7 +106,7 @@ impl Rows {
         stream: &Stream,
     ) -> Result<()> {
         let (group, ranks) = (x.group(), x.group().size());
-        let experts = self.check(x, splits)?;
+        let mut experts = self.check(x, splits)?;
         let pieces = ranks * self.experts;
         check_len(group, self.name, "splits and offsets received", 2 * pieces, received.len)?;
         if x.comm.is_apart() {
@@ -115,21 +114,30 @@ impl Rows {
         }
         let (row_bytes, out_rows) = (self.row_len * size_of::<T>(), out.len / self.row_len);
         let words = 1 + 3 * pieces + ranks * splits.len();
-        let words = scratch(group, &x.gpu, self.name, words, stream)?;
+        let mut words = scratch(group, &x.gpu, self.name, words, stream)?;
         let agreed = [self.row_len, self.align, out_rows, self.experts, splits.handle.digest()];
         let call = digest(self.name, T::DTYPE, x.handle.digest(), x.len(), &agreed);
-        let launch = Launch {
-            words,
-            experts,
-            offsets: u32::from(self.is_back),
-            in_rows: (x.len() / self.row_len) as u64,
-            out_rows: out_rows as u64,
-            align: self.align.min(TOO_MANY) as u64,
-            row_bytes: row_bytes as u64,
-            out: out.address,
-            received: received.address,
-        };
-        x.comm.enqueue(group, self.name, call, stream, |context| launch.both(x, splits, &context))
+        let (in_rows, align) = (x.len() / self.row_len, self.align.min(TOO_MANY));
+        let (mut in_rows, mut out_rows) = (in_rows as u64, out_rows as u64);
+        let (mut align, mut row_bytes) = (align as u64, row_bytes as u64);
+        let (mut out, mut received) = (out.address, received.address);
+        let (mut parts, mut tables) = (x.parts, splits.parts);
+        let mut offsets = u32::from(self.is_back);
+        x.comm.enqueue(group, self.name, call, stream, |context| {
+            let mut group = context.group;
+            let plan = x.gpu.kernel("rows", "all_to_all_v_plan", THREADS)?;
+            let bytes = (out_rows * row_bytes) as usize;
+            let (fetch, blocks) = x.shaped("rows", "all_to_all_v", bytes)?;
+            let list =
+                parameters![group, tables, words, experts, offsets, in_rows, out_rows, align];
+            // SAFETY: the kernel's parameters in order; tables and words are as long as it takes for so many experts.
+            unsafe { x.launch(plan, 1, context.target, list) }?;
+            let list = parameters![
+                group, parts, out, received, words, experts, offsets, row_bytes, out_rows
+            ];
+            // SAFETY: the kernel's parameters in order; it moves what the plan found to lie within the parts and `out`.
+            unsafe { x.launch(fetch, blocks, context.target, list) }
+        })
     }
 
     /// The number of experts as the kernels take it, if all is as it should be.
@@ -149,59 +157,6 @@ impl Rows {
             let expected = format!("at most {} experts of a rank", u32::MAX);
             group.usage(self.name, expected, self.experts.to_string())
         })
-    }
-}
-
-/// What the two kernels get, besides the group and all ranks' memory.
-struct Launch {
-    words: u64,
-    experts: u32,
-    offsets: u32,
-    in_rows: u64,
-    out_rows: u64,
-    align: u64,
-    row_bytes: u64,
-    out: u64,
-    received: u64,
-}
-
-impl Launch {
-    fn both<T: Element>(
-        mut self,
-        x: &Symmetric<T>,
-        splits: &Symmetric<i64>,
-        context: &LaunchContext<'_>,
-    ) -> Result<()> {
-        let mut group = context.group;
-        let plan = x.gpu.kernel("rows", "all_to_all_v_plan", THREADS)?;
-        let bytes = (self.out_rows * self.row_bytes) as usize;
-        let (fetch, blocks) = x.shaped("rows", "all_to_all_v", bytes)?;
-        let (mut parts, mut tables) = (x.parts, splits.parts);
-        let list = parameters![
-            group,
-            tables,
-            self.words,
-            self.experts,
-            self.offsets,
-            self.in_rows,
-            self.out_rows,
-            self.align,
-        ];
-        // SAFETY: the kernel's parameters in order; tables and words are as long as it takes for so many experts.
-        unsafe { x.launch(plan, 1, context.target, list) }?;
-        let list = parameters![
-            group,
-            parts,
-            self.out,
-            self.received,
-            self.words,
-            self.experts,
-            self.offsets,
-            self.row_bytes,
-            self.out_rows,
-        ];
-        // SAFETY: the kernel's parameters in order; it moves what the plan found to lie within the parts and `out`.
-        unsafe { x.launch(fetch, blocks, context.target, list) }
     }
 }
 

@@ -3,10 +3,11 @@
 
 use crate::collectives::check_len;
 use crate::cuda::Algorithm;
+use crate::cuda::collectives::multimem::files;
 use crate::cuda::device::kernels::parameters;
 use crate::cuda::stream::Stream;
 use crate::cuda::symmetric::{Symmetric, ViewMut};
-use crate::dtype::{DType, Element, Number, ReduceOp};
+use crate::dtype::{Element, Number, ReduceOp};
 use crate::error::Result;
 
 /// The most tiles of one rank in a call.
@@ -70,16 +71,6 @@ struct Tiles {
     rows: [u64; MAX_TILES],
     columns: [u64; MAX_TILES],
     out: [u64; MAX_TILES],
-}
-
-/// The PTX file of the types of which tiles are reduced.
-const fn file(dtype: DType) -> Option<&'static str> {
-    match dtype {
-        DType::F32 => Some("tiles_f32"),
-        DType::F16 => Some("tiles_f16"),
-        DType::BF16 => Some("tiles_bf16"),
-        _ => None,
-    }
 }
 
 impl<T: Number> Symmetric<T> {
@@ -238,7 +229,7 @@ impl<T: Number> Symmetric<T> {
         stream: &Stream,
     ) -> Result<()> {
         let by_switch = self.by_switch(name, op, algorithm, "Auto or Multimem")?;
-        let Some(tiled) = file(T::DTYPE) else {
+        let Some((_, tiled)) = files(T::DTYPE) else {
             let expected = "elements of f32, f16 or bf16".to_owned();
             return Err(self.group().usage(name, expected, T::DTYPE.to_string()));
         };
@@ -331,14 +322,7 @@ impl Tiles {
     }
 }
 
-impl<T> std::fmt::Debug for TileMut<'_, T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TileMut")
-            .field("view", &self.view)
-            .field("pitch", &self.pitch)
-            .finish_non_exhaustive()
-    }
-}
+debug_of!([T] TileMut<'_, T>, "TileMut": |this| view = this.view, pitch = this.pitch);
 
 #[cfg(test)]
 mod tests {

@@ -5,6 +5,7 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
+use symmem_sys::Missing;
 use symmem_sys::cuda::{
     self, Attribute, Capture, CaptureMode, Context, Device, Driver, Event, Failure, Stream,
 };
@@ -33,8 +34,6 @@ struct Inner {
     capability: (i32, i32),
     /// Bytes of the cache that all multiprocessors share.
     cache: usize,
-    /// Kernels can be launched before the ones before them have ended.
-    hopper: bool,
     /// It has fabric handles, once that was asked.
     fabric: OnceLock<bool>,
     kernels: Kernels,
@@ -101,10 +100,8 @@ impl Gpu {
         if let Some(gpu) = living.find(|gpu| gpu.number == number) {
             return Ok(Self(gpu, None));
         }
-        let driver = cuda::load().map_err(|missing| Error::Unavailable {
-            what: "the CUDA driver".into(),
-            why: missing.to_string(),
-        })?;
+        let missing = |why: Missing| Error::unavailable("the CUDA driver", why.to_string());
+        let driver = cuda::load().map_err(missing)?;
         let gpu = Self::with_driver(driver, number)?;
         open.push(Arc::downgrade(&gpu.0));
         Ok(gpu)
@@ -116,10 +113,8 @@ impl Gpu {
         driver.init().map_err(failed)?;
         let count = driver.device_count().map_err(failed)?;
         if number as usize >= count {
-            return Err(Error::Unavailable {
-                what: format!("cuda:{number}"),
-                why: format!("this process sees {count} devices"),
-            });
+            let why = format!("this process sees {count} devices");
+            return Err(Error::unavailable(format!("cuda:{number}"), why));
         }
         let device = driver.device(number as usize).map_err(failed)?;
         for (attribute, what) in [
@@ -129,30 +124,26 @@ impl Gpu {
             if !driver.has(attribute, device) {
                 let name = driver.device_name(device).unwrap_or_default();
                 let why = format!("cuda:{number} ({name}) does not have it");
-                return Err(Error::Unavailable { what: what.to_owned(), why });
+                return Err(Error::unavailable(what, why));
             }
         }
-        let multiprocessors = driver.attribute(Attribute::SmCount, device).map_err(failed)?;
         let number_of = |attribute| driver.attribute(attribute, device).map_err(failed);
+        let multiprocessors = number_of(Attribute::SmCount)?;
         let capability = (number_of(Attribute::ComputeMajor)?, number_of(Attribute::ComputeMinor)?);
-        let hopper = capability.0 >= 9;
-        let cache = driver.attribute(Attribute::L2Bytes, device).unwrap_or(0);
+        let cache = number_of(Attribute::L2Bytes).unwrap_or(0);
         let uuid = driver.device_uuid(device).map_err(failed)?;
         let context = driver.context_retain(device).map_err(failed)?;
-        let kernels = Kernels::default();
-        let multiprocessors = u32::try_from(multiprocessors).unwrap_or(1);
         let inner = Arc::new(Inner {
             driver,
             device,
             number,
             uuid,
             context,
-            multiprocessors,
+            multiprocessors: u32::try_from(multiprocessors).unwrap_or(1),
             capability,
             cache: usize::try_from(cache).unwrap_or(0),
-            hopper,
             fabric: OnceLock::new(),
-            kernels,
+            kernels: Kernels::default(),
             occupancy: Occupancy::new(),
             failures: Failures::default(),
             retired: Mutex::default(),
@@ -179,9 +170,9 @@ impl Gpu {
     pub(crate) fn heap(&self) -> Result<Arc<Heap>> {
         let backend = self.backend();
         let nvshmem = (&*backend as &dyn Any).downcast_ref::<NvshmemMemory>();
-        nvshmem.map(|memory| Arc::clone(&memory.0)).ok_or_else(|| Error::Unavailable {
-            what: "NVSHMEM for this memory".into(),
-            why: format!("its backend is {}", backend.name()),
+        nvshmem.map(|memory| Arc::clone(&memory.0)).ok_or_else(|| {
+            let why = format!("its backend is {}", backend.name());
+            Error::unavailable("NVSHMEM for this memory", why)
         })
     }
 
@@ -216,8 +207,9 @@ impl Gpu {
         self.0.cache
     }
 
+    /// Whether kernels can be launched before the ones before them have ended.
     pub(crate) fn is_hopper(&self) -> bool {
-        self.0.hopper
+        self.0.capability.0 >= 9
     }
 
     pub(crate) fn fabric(&self) -> &OnceLock<bool> {
@@ -297,9 +289,8 @@ impl Gpu {
     pub(crate) fn at_liberty<R>(&self, f: impl FnOnce() -> R) -> R {
         let had = self.driver().capture_mode(CaptureMode::Relaxed);
         let done = f();
-        if let Err(e) = had.and_then(|had| self.driver().capture_mode(had)) {
-            tracing::warn!("{e}");
-        }
+        let back = had.and_then(|had| self.driver().capture_mode(had));
+        back.map(drop).unwrap_or_else(|e| tracing::warn!("{e}"));
         done
     }
 
@@ -433,10 +424,7 @@ impl Gpu {
         let over = over.unwrap_or(true); // a context that has failed runs nothing
         if over {
             // SAFETY: S4: made in `ends`, and not used again.
-            let gone = self.call(|driver| unsafe { driver.event_destroy(event) });
-            if let Err(e) = gone {
-                tracing::warn!("{e}");
-            }
+            self.give_back(|driver| unsafe { driver.event_destroy(event) });
         }
         over
     }
@@ -449,6 +437,11 @@ impl Gpu {
     /// Runs `f`, which calls a library that works in the current context, with this device's.
     pub(crate) fn within<R>(&self, f: impl FnOnce() -> R) -> Result<R> {
         self.call(|_| Ok(f()))
+    }
+
+    /// Has the driver take something back. If it cannot, only the log says so.
+    pub(crate) fn give_back(&self, f: impl FnOnce(&dyn Driver) -> Result<(), Failure>) {
+        self.call(f).unwrap_or_else(|e| tracing::warn!("{e}"));
     }
 
     /// Calls the driver with this device's context current, and leaves the thread with the one it had.
@@ -483,14 +476,11 @@ impl Drop for Inner {
         let retired = self.retired.get_mut().unwrap_or_else(PoisonError::into_inner);
         for end in retired.ends.drain(..) {
             // SAFETY: S4: made in `ends`, and not used again; the driver keeps it for as long as it needs it.
-            if let Err(e) = unsafe { self.driver.event_destroy(end) } {
-                tracing::warn!("{e}");
-            }
+            unsafe { self.driver.event_destroy(end) }.unwrap_or_else(|e| tracing::warn!("{e}"));
         }
         self.kernels.unload(&*self.driver, self.context);
         // SAFETY: S4: retained once, in `with_driver`; whatever uses the context keeps this alive.
-        if let Err(e) = unsafe { self.driver.context_release(self.device) } {
-            tracing::warn!("{e}");
-        }
+        unsafe { self.driver.context_release(self.device) }
+            .unwrap_or_else(|e| tracing::warn!("{e}"));
     }
 }

@@ -20,7 +20,7 @@ const ARCHIVE: &[u8] = include_bytes!("../../../kernels/ptx.zst");
 /// All PTX files that the library carries, by name.
 #[doc(hidden)]
 pub fn ptx_files() -> Result<Vec<(String, String)>> {
-    let broken = |why: String| Error::Unavailable { what: "the library's kernels".into(), why };
+    let broken = |why: String| Error::unavailable("the library's kernels", why);
     let mut decoder = StreamingDecoder::new(ARCHIVE).map_err(|e| broken(e.to_string()))?;
     let mut text = String::new();
     decoder.read_to_string(&mut text).map_err(|e| broken(e.to_string()))?;
@@ -70,9 +70,7 @@ impl Kernels {
         }
         for (_, (module, _)) in loaded.modules.drain() {
             // SAFETY: S4: loaded by us; nothing is left that could launch something of it.
-            if let Err(e) = unsafe { driver.module_unload(module) } {
-                tracing::warn!("{e}");
-            }
+            unsafe { driver.module_unload(module) }.unwrap_or_else(|e| tracing::warn!("{e}"));
         }
         let _ = driver.context_pop();
     }
@@ -114,10 +112,9 @@ impl Gpu {
         let files = ptx_files()?;
         let find = |name: &str| files.iter().find(|(known, _)| known == name);
         let newer = find(&format!("{file}_90")).filter(|_| self.is_hopper());
-        let (_, text) = newer.or_else(|| find(file)).ok_or_else(|| Error::Unavailable {
-            what: format!("the kernels {file}"),
-            why: "there are none".into(),
-        })?;
+        let (_, text) = newer
+            .or_else(|| find(file))
+            .ok_or_else(|| Error::unavailable(format!("the kernels {file}"), "there are none"))?;
         self.call(|driver| driver.module_load(text)).map(|module| (module, newer.is_some()))
     }
 

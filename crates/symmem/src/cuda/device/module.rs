@@ -93,7 +93,7 @@ impl Kernel {
         if stream.gpu() != gpu {
             let (expected, got) =
                 (format!("a stream of {gpu:?}"), format!("one of {:?}", stream.gpu()));
-            return Err(Error::Usage { op: "launch", rank: None, expected, got });
+            return Err(Error::usage("launch", expected, got));
         }
         let mut values: Vec<_> = parameters.iter().map(|parameter| parameter.value).collect();
         let launch = Launch { grid, block, ..Launch::new(self.raw, 1, 1, stream.raw()) };
@@ -120,10 +120,7 @@ struct Unload {
 impl Drop for Unload {
     fn drop(&mut self) {
         // SAFETY: S4: loaded by us, nobody can launch anything of it, and all is done that was in any stream.
-        let gone = self.gpu.call(|driver| unsafe { driver.module_unload(self.raw) });
-        if let Err(e) = gone {
-            tracing::warn!("{e}");
-        }
+        self.gpu.give_back(|driver| unsafe { driver.module_unload(self.raw) });
     }
 }
 

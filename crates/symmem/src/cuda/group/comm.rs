@@ -55,7 +55,8 @@ pub(crate) struct Comm {
     pub(crate) over_fabric: bool,
     /// A rank that not all others reach by an address: the same on all ranks.
     apart: Option<usize>,
-    parameter: GroupParameter,
+    /// What all its kernels get alike.
+    pub(in crate::cuda) parameter: GroupParameter,
     /// Always there, until this goes.
     pub(in crate::cuda) mailbox: Option<Mailbox>,
     members: Vec<usize>,
@@ -103,14 +104,15 @@ impl Comm {
         }
         gpu.check_free(group, OP)?;
         // Whatever can fail on one rank alone comes before all agree to go on.
-        let (places, own) = gather_placements(group, gpu, Own::new(group, gpu))?;
+        let own = Own::new(group, gpu);
+        let (places, own) = group.gather_and(OP, Placed::new(group, gpu), |places| {
+            check_apart(group, &places)?;
+            Ok((places, own?))
+        })?;
         let Own { block, mailbox, events, default_limit } = own;
         let (neighbours, ranks_per_device) = (most_on_one(&places), ranks_per_device(&places));
         let able: Vec<bool> = places.iter().map(|target| target.has_fabric).collect();
-        let mapped = match apart {
-            None => Some(map_pads(group, &block, &able)?),
-            Some(_) => None,
-        };
+        let mapped = apart.is_none().then(|| map_pads(group, &block, &able)).transpose()?;
         let handle = mapped.as_ref().map(|(handle, _)| handle);
         let parameter = GroupParameter {
             rank: group.rank() as u32,
@@ -165,18 +167,6 @@ impl Comm {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn mailbox_address(&self) -> u64 {
-        self.parameter.mailbox
-    }
-
-    pub(crate) fn pads(&self) -> Pointers {
-        self.parameter.pads
-    }
-
-    pub(crate) fn scope(&self) -> u32 {
-        self.parameter.scope
     }
 
     /// The most blocks of a kernel that each rank may launch, where `fit` are on this rank's device at once: the same on all
@@ -294,7 +284,7 @@ impl Comm {
         let note = Note { kind: TOLD, op, channel: 0, rank, ours: 0, theirs: 0 };
         self.mailbox.iter().for_each(|mailbox| mailbox.note(&note));
         let pads = self.parameter.pads.0.iter().copied().filter(|pad| *pad != 0);
-        let service = self.gpu.service()?;
+        let service = self.gpu.stream()?;
         self.gpu.call(|driver| {
             for pad in pads {
                 // SAFETY: S3: the first word of a pad, which any rank may set at any time; S1: mapped as long as this.
@@ -309,7 +299,7 @@ impl Comm {
         if self.is_apart() {
             return Ok(());
         }
-        let (service, words) = (self.gpu.service()?, pad_bytes(self.members.len()) / 4);
+        let (service, words) = (self.gpu.stream()?, pad_bytes(self.members.len()) / 4);
         let others = others.iter().map(|(_, address, words)| (*address, *words));
         self.gpu.call(|driver| {
             for (address, words) in others.chain([(self.own_pad(), words)]) {
@@ -369,21 +359,14 @@ impl Own {
     }
 }
 
-/// Where all ranks are, once all of them have what they need; an error on all if one has not.
-fn gather_placements(group: &Group, gpu: &Gpu, own: Result<Own>) -> Result<(Vec<Placed>, Own)> {
-    group.gather_and(OP, Placed::new(group, gpu), |places| {
-        check_apart(group, &places)?;
-        Ok((places, own?))
-    })
-}
-
 /// The error of a kernel of ours that would have to reach a rank that only the network connects.
 pub(crate) fn out_of_reach(group: &Group, op: &'static str, rank: usize) -> Error {
-    Error::Unavailable {
-        what: format!("{op} by a kernel on rank {} of {group:?}", group.rank()),
-        why: format!(
+    let what = format!("{op} by a kernel on rank {} of {group:?}", group.rank());
+    Error::unavailable(
+        what,
+        format!(
             "only the network connects rank {rank} with some ranks; put, get and the operations of Symmetric::nvshmem go \
              over it"
         ),
-    }
+    )
 }

@@ -94,7 +94,7 @@ impl Comm {
             }
             Error::PeerFailed { op, rank, reason } => {
                 let reason = format!("{reason} (of the group {:?})", group.name());
-                Error::PeerFailed { op, rank, reason }
+                Error::peer_failed(op, rank, reason)
             }
             other => other,
         })
@@ -150,22 +150,16 @@ impl Comm {
 fn error_of(group: &Group, during: &'static str, note: &Note, limit: u64) -> Error {
     let rank = note.rank as usize;
     let awaited = note.theirs.checked_sub(1).map(|awaited| awaited as usize);
+    let timeout = |waiting_for, nanoseconds| {
+        let (channel, after) = (Some(note.channel as usize), Duration::from_nanos(nanoseconds));
+        Error::Timeout { op: during, channel, waiting_for, after, doing: Vec::new() }
+    };
     match note.kind {
         // A kernel that gives up tells all ranks, its own included, before it notes why: another one may note that first.
-        TOLD if rank == group.rank() && awaited.is_some() => Error::Timeout {
-            op: during,
-            channel: Some(note.channel as usize),
-            waiting_for: awaited.into_iter().collect(),
-            after: Duration::from_nanos(limit),
-            doing: Vec::new(),
-        },
-        1 => Error::Timeout {
-            op: during,
-            channel: Some(note.channel as usize),
-            waiting_for: vec![rank],
-            after: Duration::from_nanos(u64::from(note.ours) | u64::from(note.theirs) << 32),
-            doing: Vec::new(),
-        },
+        TOLD if rank == group.rank() && awaited.is_some() => {
+            timeout(awaited.into_iter().collect(), limit)
+        }
+        1 => timeout(vec![rank], u64::from(note.ours) | u64::from(note.theirs) << 32),
         2 => Error::PeerLost { rank, during, how: "its group is poisoned".into() },
         3 => Error::Mismatch {
             op: during,
@@ -179,7 +173,7 @@ fn error_of(group: &Group, during: &'static str, note: &Note, limit: u64) -> Err
                 Some(awaited) => format!("it waited in vain for rank {awaited}"),
                 None => "it could not finish an operation of the group".to_owned(),
             };
-            Error::PeerFailed { op: during, rank, reason }
+            Error::peer_failed(during, rank, reason)
         }
         6 => Error::PeerLost { rank, during, how: "it left".into() },
         _ => {
@@ -200,10 +194,7 @@ impl Resync for Comm {
         let deadline = deadline.start();
         while !self.is_idle()? {
             if deadline.expired() {
-                let (channel, waiting_for) = (None, vec![group.rank()]);
-                let after = deadline.elapsed();
-                let doing = Vec::new();
-                return Err(Error::Timeout { op: OP, channel, waiting_for, after, doing });
+                return Err(Error::timeout(OP, vec![group.rank()], deadline.elapsed()));
             }
             yield_now();
         }

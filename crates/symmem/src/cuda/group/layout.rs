@@ -77,20 +77,20 @@ pub(crate) struct MailboxWords {
     pub(crate) left: [SharedWord; 4],
 }
 
+impl MailboxWords {
+    /// Those of a note, from its kind on.
+    pub(crate) fn note(&self) -> [&SharedWord; 6] {
+        [&self.kind, &self.op, &self.channel, &self.rank, &self.ours, &self.theirs]
+    }
+}
+
 /// Bytes of the pad of a rank in a group of `size`.
 pub(crate) const fn pad_bytes(size: usize) -> usize {
     (4096 + 2048 * size).next_multiple_of(4096) + 524_288 * size
 }
 
-impl std::fmt::Debug for DeviceHandle {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DeviceHandle")
-            .field("rank", &self.rank)
-            .field("size", &self.size)
-            .field("channels", &self.channels)
-            .finish_non_exhaustive()
-    }
-}
+debug_of!([] DeviceHandle, "DeviceHandle":
+    |this| rank = this.rank, size = this.size, channels = this.channels);
 
 #[cfg(test)]
 mod tests {

@@ -59,8 +59,7 @@ impl Mailbox {
             return None;
         }
         let [kind, op, channel, rank, ours, theirs] =
-            [&words.kind, &words.op, &words.channel, &words.rank, &words.ours, &words.theirs]
-                .map(|word| word.load(Ordering::Relaxed));
+            words.note().map(|word| word.load(Ordering::Relaxed));
         Some(Note { kind, op, channel, rank, ours, theirs })
     }
 
@@ -103,14 +102,7 @@ impl Mailbox {
             return;
         }
         let Note { kind, op, channel, rank, ours, theirs } = *note;
-        for (word, value) in [
-            (&words.kind, kind),
-            (&words.op, op),
-            (&words.channel, channel),
-            (&words.rank, rank),
-            (&words.ours, ours),
-            (&words.theirs, theirs),
-        ] {
+        for (word, value) in words.note().into_iter().zip([kind, op, channel, rank, ours, theirs]) {
             word.store(value, Ordering::Relaxed);
         }
         words.state.store(2, Ordering::Release);
@@ -127,9 +119,6 @@ impl Mailbox {
 impl Drop for Mailbox {
     fn drop(&mut self) {
         // SAFETY: S4: from one `host_alloc`; kernels that look into it are done.
-        let gone = self.gpu.call(|driver| unsafe { driver.host_free(self.memory.host) });
-        if let Err(e) = gone {
-            tracing::warn!("{e}");
-        }
+        self.gpu.give_back(|driver| unsafe { driver.host_free(self.memory.host) });
     }
 }

@@ -64,7 +64,7 @@ impl Heap {
     pub(crate) fn open(gpu: &Gpu, group: &Group) -> Result<Arc<Self>> {
         if group.size() > 1 && group.context().mesh.in_one_process() {
             let why = "its ranks are processes, and these are threads of one".to_owned();
-            return Err(Error::Unavailable { what: "NVSHMEM".into(), why });
+            return Err(Error::unavailable("NVSHMEM", why));
         }
         let mut known = HEAP.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(heap) = &*known {
@@ -91,11 +91,7 @@ impl Heap {
     fn initialise(gpu: &Gpu, group: &Group) -> Result<Self> {
         let (rank, size) = (group.rank(), group.size());
         // A rank without it says so before the others wait for it inside NVSHMEM.
-        let opened = sys::Nvshmem::open().map_err(|missing| Error::Unavailable {
-            what: "NVSHMEM".into(),
-            why: missing.to_string(),
-        });
-        let opened = opened.and_then(|library| {
+        let opened = library().and_then(|library| {
             let version = library.version().map_err(failed)?;
             let id = (rank == 0).then(|| library.unique_id()).transpose().map_err(failed)?;
             Ok((library, version, id))
@@ -107,7 +103,8 @@ impl Heap {
             let (versions, ids): (Vec<_>, Vec<_>) = all.into_iter().flatten().unzip();
             check_versions(version, &versions)?;
             let id = ids.into_iter().next().flatten().and_then(|id| id.try_into().ok());
-            Ok((library, UniqueId(id.ok_or_else(no_id)?)))
+            let none = || Error::protocol("rank 0", "a unique id of NVSHMEM", "none");
+            Ok((library, UniqueId(id.ok_or_else(none)?)))
         })?;
         let joined = gpu.call(|_| Ok(library.init(&id, rank as i32, size as i32)))?.map_err(failed);
         group.gather_and(OP, (), |_| joined)?;
@@ -165,10 +162,9 @@ impl Heap {
 
     /// The group whose ranks it has, which all allocate together.
     pub(crate) fn group(&self, op: &'static str) -> Result<Group> {
-        lock(&self.group).upgrade().ok_or_else(|| Error::Unavailable {
-            what: format!("{op} on NVSHMEM's heap"),
-            why: "the group that it was opened with is gone; open it with its successor".into(),
-        })
+        let why = "the group that it was opened with is gone; open it with its successor";
+        let gone = || Error::unavailable(format!("{op} on NVSHMEM's heap"), why);
+        lock(&self.group).upgrade().ok_or_else(gone)
     }
 
     /// The PE of each rank of a group.
@@ -189,31 +185,29 @@ impl Heap {
     }
 }
 
+fn spelled((major, minor, patch): (i32, i32, i32)) -> String {
+    format!("{major}.{minor}.{patch}")
+}
+
 /// Refuses libraries that differ in more than a patch: their PEs would talk at cross purposes.
 fn check_versions(own: (i32, i32, i32), all: &[(i32, i32, i32)]) -> Result<()> {
     let alike = |other: &(i32, i32, i32)| (other.0, other.1) == (own.0, own.1);
     match all.iter().enumerate().find(|(_, other)| !alike(other)) {
         None if own.0 == 3 => Ok(()),
-        None => Err(Error::Unavailable {
-            what: "NVSHMEM".into(),
-            why: format!("version 3 is needed, and this is {}.{}.{}", own.0, own.1, own.2),
-        }),
-        Some((rank, other)) => Err(Error::Mismatch {
-            op: OP,
-            what: "version of NVSHMEM",
-            rank,
-            ours: format!("{}.{}.{}", own.0, own.1, own.2),
-            theirs: format!("{}.{}.{}", other.0, other.1, other.2),
-        }),
+        None => {
+            let why = format!("version 3 is needed, and this is {}", spelled(own));
+            Err(Error::unavailable("NVSHMEM", why))
+        }
+        Some((rank, other)) => {
+            let (ours, theirs) = (spelled(own), spelled(*other));
+            Err(Error::Mismatch { op: OP, what: "version of NVSHMEM", rank, ours, theirs })
+        }
     }
 }
 
-fn no_id() -> Error {
-    Error::Protocol {
-        with: "rank 0".into(),
-        expected: "a unique id of NVSHMEM".into(),
-        got: "none".into(),
-    }
+/// The library of this machine, not initialised.
+fn library() -> Result<sys::Nvshmem> {
+    sys::Nvshmem::open().map_err(|missing| Error::unavailable("NVSHMEM", missing.to_string()))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -225,8 +219,6 @@ pub(crate) fn heap_bytes(bytes: usize) -> String {
 }
 
 pub(crate) fn exhausted(bytes: usize) -> Error {
-    Error::Unavailable {
-        what: heap_bytes(bytes),
-        why: "it has not as much left; NVSHMEM_SYMMETRIC_SIZE sets its size".into(),
-    }
+    let why = "it has not as much left; NVSHMEM_SYMMETRIC_SIZE sets its size";
+    Error::unavailable(heap_bytes(bytes), why)
 }

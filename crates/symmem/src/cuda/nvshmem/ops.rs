@@ -14,7 +14,7 @@ use crate::collectives::check_len;
 use crate::cuda::Module;
 use crate::cuda::{Gpu, Stream, Symmetric, View, ViewMut};
 use crate::dtype::{DType, Element, ReduceOp};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::group::Group;
 use crate::symmetric::check_elements;
 
@@ -190,13 +190,9 @@ impl<T: Element> Nvshmem<'_, T> {
 
     /// A 64-bit word of this rank's pad, as NVSHMEM names those of all ranks.
     fn word(&self, op: &'static str, word: usize) -> Result<u64> {
-        let (handle, group) = (self.x.handle(), self.x.group());
-        let words = handle.signal_pad_size() / 8;
-        if word >= words {
-            let expected = format!("a word of 8 bytes among the {words} of the signal pad");
-            return Err(group.usage(op, expected, word.to_string()));
-        }
-        let pad = handle.signal_pad_ptrs().get(group.rank()).copied().unwrap_or(0);
+        self.x.check_word(op, word)?;
+        let pads = self.x.handle().signal_pad_ptrs();
+        let pad = pads.get(self.x.group().rank()).copied().unwrap_or(0);
         Ok((pad + 8 * word) as u64)
     }
 
@@ -247,11 +243,7 @@ impl Gpu {
 
     /// The version of NVSHMEM, if it is there: [`Error::Unavailable`] says why it is not.
     pub fn nvshmem_version() -> Result<(i32, i32, i32)> {
-        let library = sys::Nvshmem::open().map_err(|missing| Error::Unavailable {
-            what: "NVSHMEM".into(),
-            why: missing.to_string(),
-        })?;
-        library.version().map_err(super::failed)
+        super::library()?.version().map_err(super::failed)
     }
 }
 
@@ -279,8 +271,4 @@ const fn operator(op: ReduceOp) -> Option<&'static str> {
     }
 }
 
-impl<T: Element> std::fmt::Debug for Nvshmem<'_, T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Nvshmem").field("memory", &self.x).finish_non_exhaustive()
-    }
-}
+debug_of!([T: Element] Nvshmem<'_, T>, "Nvshmem": |this| memory = this.x);

@@ -20,9 +20,7 @@ impl Heap {
         let shape = self.shape(op, group)?;
         self.make_teams(Some(shape))?;
         let made = self.state().teams.get(&shape).copied().flatten();
-        made.ok_or_else(|| {
-            too_many(format!("{shape:?} (first, stride, number)"), "it was not made")
-        })
+        made.ok_or_else(|| too_many(shape, "it was not made"))
     }
 
     /// The team of a group, if there is one already. The same on all ranks of the group.
@@ -36,11 +34,10 @@ impl Heap {
 
     fn shape(&self, op: &'static str, group: &Group) -> Result<Shape> {
         let pes = self.pes(op, group)?;
-        shape(&pes).ok_or_else(|| Error::Unavailable {
-            what: format!("{op} by NVSHMEM on {group:?}"),
-            why: format!(
-                "a team has more than one rank, a constant stride apart, and these are {pes:?}"
-            ),
+        shape(&pes).ok_or_else(|| {
+            let rule = "a team has more than one rank, a constant stride apart";
+            let why = format!("{rule}, and these are {pes:?}");
+            Error::unavailable(format!("{op} by NVSHMEM on {group:?}"), why)
         })
     }
 
@@ -63,8 +60,7 @@ impl Heap {
         }
         let (start, stride, size) = shape;
         let made = self.call(|library| library.split(Team::WORLD, start, stride, size));
-        let team = made
-            .map_err(|e| too_many(format!("{shape:?} (first, stride, number)"), &e.to_string()))?;
+        let team = made.map_err(|e| too_many(shape, &e.to_string()))?;
         self.state().teams.insert(shape, team);
         Ok(())
     }
@@ -79,12 +75,11 @@ impl Heap {
         if !self.in_turns {
             return Ok(());
         }
-        Err(Error::Unavailable {
-            what: format!("{op} by NVSHMEM"),
-            why: "ranks share a device and use it in turns; it needs MPS, with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE so \
-                  that all ranks of a device stay within 100"
-                .into(),
-        })
+        Err(Error::unavailable(
+            format!("{op} by NVSHMEM"),
+            "ranks share a device and use it in turns; it needs MPS, with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE so \
+                  that all ranks of a device stay within 100",
+        ))
     }
 }
 
@@ -96,11 +91,10 @@ fn shape(pes: &[usize]) -> Option<Shape> {
     even.then_some((first as i32, stride as i32, pes.len() as i32))
 }
 
-fn too_many(what: String, why: &str) -> Error {
-    Error::Unavailable {
-        what: format!("a team of NVSHMEM of the PEs {what}"),
-        why: format!("{why}; there are at most as many as NVSHMEM_MAX_TEAMS says, 32 by default"),
-    }
+fn too_many(shape: Shape, why: &str) -> Error {
+    let what = format!("a team of NVSHMEM of the PEs {shape:?} (first, stride, number)");
+    let most = "there are at most as many as NVSHMEM_MAX_TEAMS says, 32 by default";
+    Error::unavailable(what, format!("{why}; {most}"))
 }
 
 #[cfg(test)]

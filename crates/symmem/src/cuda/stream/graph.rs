@@ -104,10 +104,7 @@ impl Stream {
 
 fn destroy(gpu: &crate::cuda::Gpu, graph: sys::Graph) {
     // SAFETY: S4: ours, from a capture, and not used again.
-    let gone = gpu.call(|driver| unsafe { driver.graph_destroy(graph) });
-    if let Err(e) = gone {
-        tracing::warn!("{e}");
-    }
+    gpu.give_back(|driver| unsafe { driver.graph_destroy(graph) });
 }
 
 impl Graph {
@@ -143,9 +140,6 @@ impl Graph {
 impl Drop for Graph {
     fn drop(&mut self) {
         // SAFETY: S4: ours, and not used again; a launch that is under way is still done.
-        let gone = self.gpu.call(|driver| unsafe { driver.graph_exec_destroy(self.exec) });
-        if let Err(e) = gone {
-            tracing::warn!("{e}");
-        }
+        self.gpu.give_back(|driver| unsafe { driver.graph_exec_destroy(self.exec) });
     }
 }

@@ -33,11 +33,6 @@ impl Gpu {
         let raw = self.call(|driver| driver.stream_create())?;
         Ok(Stream { gpu: self.clone(), id: self.adopt(raw, true), ours: true })
     }
-
-    /// A stream for what is done and waited for at once.
-    pub(crate) fn service(&self) -> Result<Stream> {
-        self.stream()
-    }
 }
 
 impl Stream {
@@ -86,7 +81,7 @@ impl Stream {
             return Ok(());
         }
         let expected = "a stream that can be waited for".to_owned();
-        Err(Error::Usage { op, rank: None, expected, got: "one while capturing a graph".into() })
+        Err(Error::usage(op, expected, "one while capturing a graph"))
     }
 
     /// Where what is put into it goes now.
@@ -119,10 +114,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: S4: made in `new`, and not used again.
-        let gone = self.gpu.call(|driver| unsafe { driver.event_destroy(self.raw) });
-        if let Err(e) = gone {
-            tracing::warn!("{e}");
-        }
+        self.gpu.give_back(|driver| unsafe { driver.event_destroy(self.raw) });
     }
 }
 
@@ -131,10 +123,7 @@ impl Drop for Stream {
         self.gpu.part_from(self.id);
         if self.ours {
             // SAFETY: S4: made here, and not used again; what is in it is still done.
-            let gone = self.gpu.call(|driver| unsafe { driver.stream_destroy(self.raw()) });
-            if let Err(e) = gone {
-                tracing::warn!("{e}");
-            }
+            self.gpu.give_back(|driver| unsafe { driver.stream_destroy(self.raw()) });
         }
         self.gpu.collect();
     }

@@ -34,9 +34,8 @@ impl Gpu {
     fn try_fabric(&self) -> Result<()> {
         let properties = self.properties(HandleType::FdOrFabric);
         let bytes = self.driver().granularity(&properties, Granularity::Minimum).map_err(failed)?;
-        let memory = self.driver().create(bytes, &properties).map_err(failed)?;
-        let memory = Physical { gpu: self.clone(), memory };
-        self.driver().export_fabric(memory.memory).map(drop).map_err(failed)
+        let memory = Physical::new(self, self.driver().create(bytes, &properties))?;
+        memory.export_fabric().map(drop)
     }
 
     /// How its memory can be handed on.

@@ -12,7 +12,9 @@ use std::any::Any;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use symmem_sys::cuda::{Access, Attribute, Granularity, HandleType, Memory, MemoryProperties};
+use symmem_sys::cuda::{
+    self as sys, Access, Attribute, Granularity, HandleType, Memory, MemoryProperties,
+};
 
 pub(crate) use fabric::map_pads;
 pub(crate) use multicast::agreed;
@@ -21,7 +23,7 @@ use crate::cuda::{Gpu, InUse, failed};
 use crate::error::{Error, Result};
 use crate::group::{Group, no_descriptor};
 use crate::memory::region::Region;
-use crate::memory::{Allocation, Backend, Device, Exported};
+use crate::memory::{Allocation, Backend, Exported};
 use crate::symmetric::Handle;
 
 /// A backend whose memory lies on a device.
@@ -54,23 +56,41 @@ pub(crate) struct Physical {
 }
 
 impl Physical {
+    /// What a call of the driver has given.
+    fn new(gpu: &Gpu, given: sys::Result<Memory>) -> Result<Self> {
+        Ok(Self { gpu: gpu.clone(), memory: given.map_err(failed)? })
+    }
+
     /// What was exported, here or by a peer.
     pub(crate) fn import(gpu: &Gpu, exported: &Exported) -> Result<Self> {
-        let memory = match exported {
-            Exported::Descriptor(fd) => gpu.driver().import_fd(fd.as_fd()),
-            Exported::Bytes(handle) => gpu.driver().import_fabric(handle),
-            Exported::Mapping(_) => return Err(no_descriptor()),
-        };
-        Ok(Self { gpu: gpu.clone(), memory: memory.map_err(failed)? })
+        let driver = gpu.driver();
+        match exported {
+            Exported::Descriptor(fd) => Self::new(gpu, driver.import_fd(fd.as_fd())),
+            Exported::Bytes(handle) => Self::new(gpu, driver.import_fabric(handle)),
+            Exported::Mapping(_) => Err(no_descriptor()),
+        }
+    }
+
+    /// What is mapped at an address, by whomever.
+    pub(crate) fn at(gpu: &Gpu, address: u64) -> Result<Self> {
+        Self::new(gpu, gpu.driver().retain(address))
+    }
+
+    /// A descriptor of it.
+    pub(crate) fn export(&self) -> Result<Exported> {
+        self.gpu.driver().export_fd(self.memory).map(Exported::Descriptor).map_err(failed)
+    }
+
+    /// A fabric handle of it, where it has one.
+    pub(crate) fn export_fabric(&self) -> Result<Exported> {
+        self.gpu.driver().export_fabric(self.memory).map(Exported::Bytes).map_err(failed)
     }
 }
 
 impl Drop for Physical {
     fn drop(&mut self) {
         // SAFETY: S4: ours, from one create or import, and not used again.
-        if let Err(e) = unsafe { self.gpu.driver().release(self.memory) } {
-            tracing::warn!("{e}");
-        }
+        unsafe { self.gpu.driver().release(self.memory) }.unwrap_or_else(|e| tracing::warn!("{e}"));
     }
 }
 
@@ -84,9 +104,8 @@ struct Reserved {
 impl Drop for Reserved {
     fn drop(&mut self) {
         // SAFETY: S4: exactly what one reserve gave; the mapping there went before.
-        if let Err(e) = unsafe { self.gpu.driver().free_address(self.address, self.bytes) } {
-            tracing::warn!("{e}");
-        }
+        unsafe { self.gpu.driver().free_address(self.address, self.bytes) }
+            .unwrap_or_else(|e| tracing::warn!("{e}"));
     }
 }
 
@@ -125,35 +144,8 @@ impl Mapped {
 impl Drop for Mapped {
     fn drop(&mut self) {
         // SAFETY: S4: our own mapping; S1: nobody has a region of it any more, and nothing runs: see `InUse`.
-        if let Err(e) = unsafe { self.at.gpu.driver().unmap(self.at.address, self.at.bytes) } {
-            tracing::warn!("{e}");
-        }
-    }
-}
-
-/// Memory that another library of this process has allocated by the driver, for a peer.
-impl Gpu {
-    /// A descriptor of what is mapped at `address`.
-    pub(crate) fn export_at(&self, address: u64) -> Result<Exported> {
-        let memory = self.mapped_at(address)?;
-        self.driver().export_fd(memory.memory).map(Exported::Descriptor).map_err(failed)
-    }
-
-    /// A fabric handle of it, where it has one.
-    pub(crate) fn export_fabric_at(&self, address: u64) -> Result<Exported> {
-        let memory = self.mapped_at(address)?;
-        self.driver().export_fabric(memory.memory).map(Exported::Bytes).map_err(failed)
-    }
-
-    /// Bytes of the range in which `address` is the first.
-    pub(crate) fn range_at(&self, address: u64) -> Result<usize> {
-        let info = self.call(|driver| driver.pointer_info(address))?;
-        Ok((info.base + info.bytes as u64).saturating_sub(address) as usize)
-    }
-
-    fn mapped_at(&self, address: u64) -> Result<Physical> {
-        let memory = self.driver().retain(address).map_err(failed)?;
-        Ok(Physical { gpu: self.clone(), memory })
+        unsafe { self.at.gpu.driver().unmap(self.at.address, self.at.bytes) }
+            .unwrap_or_else(|e| tracing::warn!("{e}"));
     }
 }
 
@@ -168,13 +160,11 @@ impl Allocation for Allocated {
     }
 
     fn export(&self) -> Result<Exported> {
-        let driver = self.memory.gpu.driver();
-        driver.export_fd(self.memory.memory).map(Exported::Descriptor).map_err(failed)
+        self.memory.export()
     }
 
     fn export_fabric(&self) -> Result<Exported> {
-        let driver = self.memory.gpu.driver();
-        driver.export_fabric(self.memory.memory).map(Exported::Bytes).map_err(failed)
+        self.memory.export_fabric()
     }
 }
 
@@ -190,20 +180,15 @@ impl Gpu {
         let properties = self.properties(self.handle_type());
         let granularity = self.driver().granularity(&properties, Granularity::Recommended);
         let granularity = granularity.map_err(failed)?;
-        bytes.checked_next_multiple_of(granularity).ok_or_else(|| Error::Unavailable {
-            what: format!("{bytes} bytes of {self:?}"),
-            why: "they do not fit the address space".into(),
-        })
+        let what = || format!("{bytes} bytes of {self:?}");
+        let none = || Error::unavailable(what(), "they do not fit the address space");
+        bytes.checked_next_multiple_of(granularity).ok_or_else(none)
     }
 }
 
 impl Backend for DriverMemory {
     fn name(&self) -> &'static str {
         "cuda"
-    }
-
-    fn device(&self) -> Device {
-        Device::Cuda(self.0.number())
     }
 
     fn probe(&self) -> Result<()> {
@@ -215,8 +200,7 @@ impl Backend for DriverMemory {
         gpu.collect();
         let whole = gpu.whole(bytes)?;
         let properties = gpu.properties(gpu.handle_type());
-        let memory = gpu.driver().create(whole, &properties).map_err(failed)?;
-        let memory = Arc::new(Physical { gpu: gpu.clone(), memory });
+        let memory = Arc::new(Physical::new(gpu, gpu.driver().create(whole, &properties))?);
         let region = Mapped::new(Arc::clone(&memory), whole)?.region(bytes)?;
         gpu.clear(&region, 0, bytes)?;
         Ok(Arc::new(Allocated { memory, region }))
@@ -226,18 +210,30 @@ impl Backend for DriverMemory {
         self.0.import(exported, bytes)
     }
 
-    fn clear(&self, region: &Region, offset: usize, bytes: usize) -> Result<()> {
-        self.0.clear(region, offset, bytes)
-    }
-
-    fn occupation(&self) -> Result<Option<String>> {
-        self.0.occupation()
-    }
-
-    fn after_use(&self, then: Box<dyn FnOnce() + Send + Sync>) {
-        self.0.after_use(then);
-    }
+    as_its_gpu!(|self| self.0);
 }
+
+/// The methods of `Backend` in which all backends for a device do as the device.
+macro_rules! as_its_gpu {
+    (|$this:ident| $gpu:expr) => {
+        fn device(&$this) -> $crate::memory::Device {
+            $crate::memory::Device::Cuda($gpu.number())
+        }
+
+        fn clear(&$this, region: &Region, offset: usize, bytes: usize) -> Result<()> {
+            $gpu.clear(region, offset, bytes)
+        }
+
+        fn occupation(&$this) -> Result<Option<String>> {
+            $gpu.occupation()
+        }
+
+        fn after_use(&$this, then: Box<dyn FnOnce() + Send + Sync>) {
+            $gpu.after_use(then);
+        }
+    };
+}
+pub(crate) use as_its_gpu;
 
 /// What all backends for a device do alike.
 impl Gpu {
@@ -253,7 +249,7 @@ impl Gpu {
     /// Zeroes memory that nobody else has yet.
     pub(crate) fn clear(&self, region: &Region, offset: usize, bytes: usize) -> Result<()> {
         let region = region.part(offset, bytes)?;
-        let stream = self.service()?;
+        let stream = self.stream()?;
         self.call(|driver| {
             // SAFETY: S3: within the region, which lives until the stream is empty; nobody else has it yet.
             unsafe { driver.memset8(region.address() as u64, 0, bytes, stream.raw()) }?;

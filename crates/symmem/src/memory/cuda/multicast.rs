@@ -80,13 +80,12 @@ impl Made {
     fn new(gpu: &Gpu, bytes: usize, ranks: usize, handle: HandleType) -> Result<Self> {
         let (driver, devices) = (gpu.driver(), ranks as u32);
         let properties = MulticastProperties { devices, bytes, handle };
-        let memory = driver.multicast_create(&properties).map_err(failed)?;
-        let object = Physical { gpu: gpu.clone(), memory };
+        let object = Physical::new(gpu, driver.multicast_create(&properties))?;
         let exported = match handle {
-            HandleType::Fabric => driver.export_fabric(memory).map(Exported::Bytes),
-            _ => driver.export_fd(memory).map(Exported::Descriptor),
+            HandleType::Fabric => object.export_fabric()?,
+            _ => object.export()?,
         };
-        Ok(Self { exported: exported.map_err(failed)?, _object: object })
+        Ok(Self { exported, _object: object })
     }
 }
 
@@ -100,8 +99,7 @@ fn join(gpu: &Gpu, made: Option<&Made>, sent: Option<Exported>) -> Result<Physic
 
 /// The object at addresses of this process, with our memory as our device's part.
 fn bind(gpu: &Gpu, object: Physical, own: &Region, bytes: usize) -> Result<Region> {
-    let memory = gpu.driver().retain(own.address() as u64).map_err(failed)?;
-    let memory = Physical { gpu: gpu.clone(), memory };
+    let memory = Physical::at(gpu, own.address() as u64)?;
     let object = Arc::new(object);
     // SAFETY: S4: our own memory, all of it; all that may store to the address may store to the memory, which is symmetric.
     unsafe { gpu.driver().multicast_bind(object.memory, 0, memory.memory, 0, bytes) }
@@ -125,9 +123,7 @@ impl Drop for Bound {
         let Physical { gpu, memory } = &*self.object;
         // SAFETY: S4: bound in `bind`; nobody has the mapping of the object any more.
         let gone = unsafe { gpu.driver().multicast_unbind(*memory, gpu.device(), 0, self.bytes) };
-        if let Err(e) = gone.map_err(failed) {
-            tracing::warn!("{e}");
-        }
+        gone.map_err(failed).unwrap_or_else(|e| tracing::warn!("{e}"));
     }
 }
 

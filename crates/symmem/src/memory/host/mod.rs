@@ -57,10 +57,10 @@ impl Backend for Host {
                 Region::map(fd.as_fd(), whole)?.part(0, bytes)
             }
             Exported::Mapping(region) => region.part(0, bytes),
-            Exported::Bytes(_) => Err(Error::Unavailable {
-                what: "the host backend".into(),
-                why: "the peer sent a handle to memory of a device".into(),
-            }),
+            Exported::Bytes(_) => Err(Error::unavailable(
+                "the host backend",
+                "the peer sent a handle to memory of a device",
+            )),
         }
     }
 }
@@ -117,13 +117,11 @@ fn check_foreign(fd: BorrowedFd<'_>, bytes: usize) -> Result<usize> {
     if seals.contains(SIZE_SEALS) && size >= bytes as i64 {
         return Ok(size as usize);
     }
-    Err(Error::Protocol {
-        with: "a peer's memory".into(),
-        expected: format!(
-            "a memfd of at least {bytes} bytes, sealed against shrinking and growing"
-        ),
-        got: format!("{size} bytes with seals {seals:?}"),
-    })
+    Err(Error::protocol(
+        "a peer's memory",
+        format!("a memfd of at least {bytes} bytes, sealed against shrinking and growing"),
+        format!("{size} bytes with seals {seals:?}"),
+    ))
 }
 
 /// Refuses what the machine, or a limit of this process's control groups, cannot hold: without this the kernel would end
@@ -134,10 +132,10 @@ pub(super) fn check_available(bytes: usize) -> Result<()> {
         (left, format!("within the memory limit of the control group {}", group.display()))
     });
     match machine.into_iter().chain(group).min() {
-        Some((available, place)) if bytes > available => Err(Error::Unavailable {
-            what: format!("{} MiB of host memory", bytes >> 20),
-            why: format!("{} MiB are available {place}", available >> 20),
-        }),
+        Some((available, place)) if bytes > available => Err(Error::unavailable(
+            format!("{} MiB of host memory", bytes >> 20),
+            format!("{} MiB are available {place}", available >> 20),
+        )),
         _ => Ok(()),
     }
 }
