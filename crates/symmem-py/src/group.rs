@@ -202,6 +202,25 @@ impl Group {
         Ok(Some(Self { inner, life: Arc::clone(&self.life) }))
     }
 
+    /// The ranks of the group by host: the hosts in the order of their first ranks in the world. Only ranks of one host reach each
+    /// other's memory by an address.
+    fn hosts(&self) -> Vec<Vec<usize>> {
+        self.inner.hosts()
+    }
+
+    /// Whether rank `rank` is on this rank's host. False if there is no such rank.
+    fn is_local(&self, rank: usize) -> bool {
+        self.inner.is_local(rank)
+    }
+
+    /// Makes a group of this group's ranks on this rank's host. All of those call it. In it, every rank reaches every rank's memory by
+    /// an address.
+    fn host_group(&self, py: Python<'_>) -> PyResult<Self> {
+        self.check_open(py, "host_group")?;
+        let inner = detached(py, || self.inner.host_group())?;
+        Ok(Self { inner, life: Arc::clone(&self.life) })
+    }
+
     /// Waits for all ranks of the group. What any rank wrote before the barrier, all see after it.
     #[pyo3(signature = (timeout=None, channel=0))]
     fn barrier(&self, py: Python<'_>, timeout: Option<f64>, channel: usize) -> PyResult<()> {

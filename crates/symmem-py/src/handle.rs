@@ -118,6 +118,10 @@ impl Handle {
         };
         let shape = vec![nbytes.unwrap_or_else(|| len.saturating_sub(offset))];
         Array::check(py, op, (len, offset), Type::of(symmem::DType::U8), &shape)?;
+        if *address == 0 {
+            // On another host: the library's own error says what works instead.
+            detached(py, || self.raw().view::<u8>(rank, 0, 0).map(drop))?;
+        }
         let (keep, used): (Arc<Inner>, _) = (Arc::clone(&self.0), self.0.allocation.used.clone());
         let keep = (keep as Arc<dyn Send + Sync>, used);
         Ok(Array::new(address + offset, Type::of(symmem::DType::U8), shape, self.place(), keep))
@@ -168,7 +172,7 @@ impl Handle {
         Memory::new(Arc::clone(&self.0.allocation))
     }
 
-    /// The addresses of all ranks' memory as mapped here, by rank.
+    /// The addresses of all ranks' memory as mapped here, by rank; 0 for a rank that only the network connects.
     #[getter]
     fn buffer_ptrs(&self) -> Vec<usize> {
         self.0.mapped.buffers.clone()
@@ -180,7 +184,7 @@ impl Handle {
         detached(py, || Ok(self.0.mapped.tables()?.0))
     }
 
-    /// The addresses of all ranks' signal pads as mapped here, by rank.
+    /// The addresses of all ranks' signal pads as mapped here, by rank; 0 for a rank that only the network connects.
     #[getter]
     fn signal_pad_ptrs(&self) -> Vec<usize> {
         self.0.mapped.pads.clone()
@@ -190,6 +194,17 @@ impl Handle {
     #[getter]
     fn signal_pad_ptrs_dev(&self, py: Python<'_>) -> PyResult<usize> {
         detached(py, || Ok(self.0.mapped.tables()?.1))
+    }
+
+    /// Whether rank `rank`'s memory has an address here, and is not reached by the network alone.
+    fn is_reachable(&self, rank: usize) -> bool {
+        self.raw().is_reachable(rank)
+    }
+
+    /// Whether all ranks' memory has an address here. If not, `view` fails for some ranks, which `get` and `put` reach.
+    #[getter]
+    fn is_within_direct_access(&self) -> bool {
+        self.raw().is_within_direct_access()
     }
 
     /// Bytes of this memory's signal pad.
@@ -289,7 +304,7 @@ impl Handle {
         })
     }
 
-    /// A view of rank `rank`'s memory, as bytes.
+    /// A view of rank `rank`'s memory, as bytes. Unavailable for a rank on another host.
     #[pyo3(signature = (rank, nbytes=None, offset=0))]
     fn view(
         &self,
@@ -302,7 +317,7 @@ impl Handle {
         self.bytes_at(py, "view", whole, rank, (nbytes, offset))
     }
 
-    /// A view of rank `rank`'s signal pad of this memory, as bytes.
+    /// A view of rank `rank`'s signal pad of this memory, as bytes. Unavailable for a rank on another host.
     #[pyo3(signature = (rank, nbytes=None, offset=0))]
     fn pad_view(
         &self,

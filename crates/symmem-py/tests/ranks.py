@@ -31,16 +31,29 @@ def run(n, body):
     return output
 
 
-def run_apart(n, body):
-    """Runs `n` ranks of `body(world)` that nobody ends when one dies; exit code and output of each."""
+def run_on_hosts(hosts, body):
+    """Runs a rank of `body(world)` on each of the named hosts; all must succeed."""
+    for rank, (code, output) in enumerate(run_apart(len(hosts), body, hosts)):
+        assert code == 0, f"rank {rank}:\n{output}"
+
+
+def run_apart(n, body, hosts=None):
+    """Runs `n` ranks of `body(world)` that nobody ends when one dies; exit code and output of each.
+
+    `hosts` names the host of each rank: ranks of two hosts meet as if they were on two machines.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     job = {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+    def host(rank):
+        return {"SYMMEM_HOST": hosts[rank], "SYMMEM_ADDR": "127.0.0.1"} if hosts else {}
+
     started = [
         subprocess.Popen(
             command(body),
-            env={**os.environ, **job, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env={**os.environ, **job, **host(rank), "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

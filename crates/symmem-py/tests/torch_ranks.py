@@ -25,16 +25,16 @@ def needs(name):
     return pytest.mark.skipif(not there, reason=f"this torch has no symm_mem::{name}")
 
 
-def ranks(size, lost=()):
+def ranks(size, lost=(), hosts=None):
     """A test that `size` processes run; its first argument is the rank. Those of `lost` are not expected to return.
 
-    With several sizes, one test for each of them.
+    With several sizes, one test for each of them. `hosts` names the host of each rank.
     """
     sizes = (size,) if isinstance(size, int) else tuple(size)
 
     def decorate(body):
         def test(n=sizes[0], **arguments):
-            _launch(n, lost, body.__module__, body.__name__, arguments)
+            _launch(n, lost, body.__module__, body.__name__, arguments, hosts)
 
         parameters = list(inspect.signature(body).parameters.values())[1:]
         if len(sizes) > 1:
@@ -48,7 +48,12 @@ def ranks(size, lost=()):
     return decorate
 
 
-def _launch(size, lost, module, name, arguments):
+def on_hosts(hosts, test, **arguments):
+    """Runs a test of another file with a rank on each of the named hosts."""
+    _launch(len(hosts), (), test.body.__module__, test.body.__name__, arguments, hosts)
+
+
+def _launch(size, lost, module, name, arguments, hosts=None):
     # Forked from a process that has loaded torch: each rank starts in no time.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed._symmetric_memory"])
@@ -56,7 +61,9 @@ def _launch(size, lost, module, name, arguments):
         pipes, processes = [], []
         for rank in range(size):
             mine, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_rank, args=(rank, size, module, name, arguments, folder, theirs))
+            host = hosts[rank] if hosts else None
+            job = (rank, size, module, name, arguments, folder, host, theirs)
+            process = context.Process(target=_rank, args=job)
             process.start()
             theirs.close()
             pipes.append(mine)
@@ -91,11 +98,13 @@ def _collect(pipes, processes):
     return failures
 
 
-def _rank(rank, size, module, name, arguments, folder, pipe):
+def _rank(rank, size, module, name, arguments, folder, host, pipe):
     import torch.distributed as dist
 
     os.environ.setdefault("SYMMEM_TIMEOUT", "60")
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size))
+    if host:
+        os.environ.update(SYMMEM_HOST=host, SYMMEM_ADDR="127.0.0.1")
     try:
         import symmem.torch  # noqa: F401
 

@@ -126,14 +126,15 @@ class Symmetric:
         return self.array.numpy()
 
     def peer_array(self, rank: int) -> Array:
-        """Rank `rank`'s array, for numpy, torch and others, through DLPack."""
+        """Rank `rank`'s array, for numpy, torch and others, through DLPack. Unavailable for a rank on another host: use `get`."""
         view = self._handle.view(rank, self._nbytes, self._offset)
         return view.view(self._dtype, self._shape)
 
     def peer(self, rank: int) -> numpy.ndarray:
         """Rank `rank`'s array as a numpy array, without a copy.
 
-        Use `barrier` or signals so that no rank reads elements while another writes them.
+        Use `barrier` or signals so that no rank reads elements while another writes them. Unavailable for a rank on another host: use
+        `get` and `put`.
         """
         return self.peer_array(rank).numpy()
 

@@ -32,13 +32,13 @@ impl Handle {
         let is_read = matches!(offer.ownership, Ownership::Read(..));
         let usable = |known: &Arc<Mapping>| !is_read && !known.is_suspended(generation);
         let known = block.mapping(group.id()?).filter(usable);
+        if matches!(offer.ownership, Ownership::Address) {
+            block.set_raw(); // first: a peer on another host may put as soon as it has the handle
+        }
         let mapping = match known {
             Some(known) => known,
             None => map_all(block, group, offer)?,
         };
-        if matches!(offer.ownership, Ownership::Address) {
-            block.set_raw();
-        }
         block.remember(group.id()?, &mapping);
         group.context().table.insert(block);
         let (group, block) = (group.clone(), Arc::clone(block));

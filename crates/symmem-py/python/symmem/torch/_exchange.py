@@ -33,10 +33,11 @@ def _store_with_all(place: Part, input: torch.Tensor, out: torch.Tensor) -> None
     """Copy this rank's rows into every rank's `out`."""
     if input.numel() == 0:
         return
+    flat = input.reshape(-1)
     place.barrier()
     for step in range(place.group.size):
         peer = (place.group.rank + step) % place.group.size
-        place.of(peer, out).view(place.group.size, -1)[place.group.rank].copy_(input.reshape(-1))
+        place.write(peer, flat, place.group.rank * flat.numel())
     place.barrier()
 
 
@@ -53,7 +54,7 @@ def memcpy_to_multicast_(
     if place.offset + byte_offset + raw.numel() > place.allocation.nbytes:
         raise RuntimeError(f"{op}: byte_offset + src size ({byte_offset + raw.numel()}) exceeds dst buffer size")
     for rank in range(place.group.size):
-        place.rows(rank, raw, byte_offset, raw.numel()).copy_(raw)
+        place.write(rank, raw, byte_offset)
     return symm_mem_out
 
 
@@ -148,7 +149,7 @@ def multi_root_tile_reduce(
     result = None
     for place, tile, root in zip(places, in_tiles, roots):
         if root == group.rank:
-            result = total((place.of(rank, tile) for rank in range(group.size)), tile.dtype)
+            result = total((place.read(rank, tile) for rank in range(group.size)), tile.dtype)
     # The output may be a tile that other ranks are still reading.
     places[0].barrier()
     if result is not None:

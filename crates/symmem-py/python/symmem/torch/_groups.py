@@ -8,6 +8,7 @@ do not use symmetric memory are not waited for. A name that is used again for ot
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import threading
 import weakref
@@ -160,7 +161,7 @@ def world_of(name: str) -> _native.World:
 def _of_process_group(name: str, process_group: dist.ProcessGroup) -> Group:
     membership = _members.setdefault(process_group, _Membership())
     if getattr(process_group, "use_pg_for_symm_mem_rendezvous", False):
-        return _joined(membership, lambda attempt: _join_by_group(name, process_group))
+        return _joined(membership, lambda attempt: _join_by_group(name, process_group, attempt))
     store = c10d._get_process_group_store(process_group)
     where = (process_group.rank(), process_group.size(), store)
     return _joined(membership, lambda attempt: _join_by_store(name, *where, attempt))
@@ -184,13 +185,19 @@ def _join_by_store(name: str, rank: int, size: int, store: c10d.Store, attempt: 
     return group
 
 
-def _join_by_group(name: str, process_group: dist.ProcessGroup) -> Group:
-    """Join through one all-gather of the group, in which rank 0 sends the address of its store."""
+def _join_by_group(name: str, process_group: dist.ProcessGroup, attempt: int) -> Group:
+    """Join through one all-gather of the group, in which rank 0 sends the address of its store.
+
+    Ranks of other hosts cannot reach that. If there are any, all ranks join through the process group's store.
+    """
     rank, size = process_group.rank(), process_group.size()
     with tempfile.TemporaryDirectory(prefix="symmem-") as folder:
         proposal = {**_proposal(), "store": f"unix:{folder}/store"}
         proposals = _gather(process_group, proposal)
         _check(name, proposals)
+        if len({each["host"] for each in proposals}) > 1:
+            store = c10d.PrefixStore(f"symmem/{attempt}", c10d._get_process_group_store(process_group))
+            return _join(name, rank, size, store, proposal)
         # The folder is needed until all ranks have connected, which this waits for.
         return _join(name, rank, size, proposals[0]["store"], proposal)
 
@@ -220,7 +227,7 @@ def _join(name: str, rank: int, size: int, store: c10d.Store | str, proposal: di
 
 
 def _proposal() -> dict:
-    return {"pad": _SymmetricMemory.signal_pad_size, "machine": _machine()}
+    return {"pad": _SymmetricMemory.signal_pad_size, "host": _host()}
 
 
 def _exchange(store: c10d.Store, rank: int, size: int, proposal: dict) -> list[dict]:
@@ -233,12 +240,11 @@ def _check(name: str, proposals: list[dict]) -> None:
     pads = [proposal["pad"] for proposal in proposals]
     if len(set(pads)) > 1:
         raise RuntimeError(f"group {name}: ranks disagree on the signal pad size: {pads} bytes by rank")
-    machines = [proposal["machine"] for proposal in proposals]
-    if len(set(machines)) > 1:
-        raise RuntimeError(
-            f"group {name}: expected all ranks on one machine, as symmetric memory on CPU needs, got {machines} by rank"
-        )
 
 
-def _machine() -> str:
+def _host() -> str:
+    """The identity of this host, as the library tells hosts apart."""
+    named = os.environ.get("SYMMEM_HOST")
+    if named:
+        return named
     return BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""

@@ -52,7 +52,7 @@ class SymmetricMemory:
 
     @property
     def buffer_ptrs(self) -> list[int]:
-        """The address of every rank's allocation as mapped here, without `offset`."""
+        """The address of every rank's allocation as mapped here, without `offset`; 0 for a rank on another host."""
         return list(self.native.buffer_ptrs)
 
     @property
@@ -62,7 +62,7 @@ class SymmetricMemory:
 
     @property
     def signal_pad_ptrs(self) -> list[int]:
-        """The address of every rank's signal pad of this allocation as mapped here."""
+        """The address of every rank's signal pad of this allocation as mapped here; 0 for a rank on another host."""
         return list(self.native.signal_pad_ptrs)
 
     @property
@@ -86,13 +86,20 @@ class SymmetricMemory:
         address = self.native.multicast_ptr
         return address + self.offset if address else 0
 
+    def world_within_direct_access(self) -> bool:
+        """Whether this rank has an address of every rank's memory. False if some ranks are on other hosts."""
+        return self.native.is_within_direct_access
+
     @staticmethod
     def has_multicast_support(device_type: DeviceType, device_idx: int) -> bool:
         """Whether the device has multicast. CPUs do not."""
         return _SymmetricMemory.has_multicast_support(device_type, device_idx)
 
     def get_buffer(self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int = 0) -> torch.Tensor:
-        """A rank's memory as a tensor, from element `storage_offset`. The tensor keeps the memory alive."""
+        """A rank's memory as a tensor, from element `storage_offset`. The tensor keeps the memory alive.
+
+        Raises `symmem.Unavailable` for a rank on another host.
+        """
         return self._buffer_at("get_buffer", rank, sizes, dtype, storage_offset * dtype.itemsize)
 
     def get_remote_tensor(self, peer: int, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -165,6 +172,29 @@ class SymmetricMemory:
     def get_multimem_cft_handle(self) -> tuple[int, int]:
         """The endpoint and offset of all ranks' memory at once. Only NCCL memory has them."""
         return _backends.cft_handle("get_multimem_cft_handle", self._allocation.memory, self.native)
+
+
+def fetched(
+    handle: SymmetricMemory, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int = 0
+) -> torch.Tensor:
+    """As `get_buffer`, to read from: of a rank on another host it is a copy."""
+    if handle.native.is_reachable(rank):
+        return handle.get_buffer(rank, sizes, dtype, storage_offset)
+    copy = torch.empty(tuple(sizes), dtype=dtype, device=handle.device)
+    handle.native.get(rank, storage_offset * dtype.itemsize, _memory.moved(copy), stream=_stream(handle))
+    return copy
+
+
+def store(handle: SymmetricMemory, rank: int, tensor: torch.Tensor) -> None:
+    """Copy a contiguous tensor to a rank's memory, to the start of the storage that was at the rendezvous."""
+    if handle.native.is_reachable(rank):
+        handle.get_remote_tensor(rank, tensor.shape, tensor.dtype).copy_(tensor)
+    else:
+        handle.native.put(rank, handle.offset, _memory.moved(tensor), stream=_stream(handle))
+
+
+def _stream(handle: SymmetricMemory) -> int:
+    return 0 if handle.device.type == "cpu" else _groups.stream(handle.device.index)
 
 
 def _span(op: str, sizes: Sequence[int], dtype: torch.dtype, offset: int, limit: int) -> int:

@@ -60,6 +60,18 @@ def tensor_over(
     return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, 0, tuple(size), tuple(stride))
 
 
+#: Types of the same size, for elements that are only moved.
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def moved(tensor: torch.Tensor) -> torch.Tensor | tuple[int, int, torch.Tensor]:
+    """A contiguous tensor of any type, as the library's `put` and `get` take it."""
+    if not tensor.is_cpu:
+        return (tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
+    parts = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    return parts.view(_WORDS[parts.element_size()])
+
+
 class Allocation:
     """Memory of this rank, and its handle in every group that has mapped it."""
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from symmem.torch._groups import Group
-from symmem.torch._handle import SymmetricMemory
+from symmem.torch._handle import SymmetricMemory, fetched, store
 from symmem.torch._parts import Part, contiguous, part, run
 from symmem.torch._reduce import total
 from symmem.torch._refusals import told
@@ -29,13 +29,13 @@ def get(dst: torch.Tensor, hdl: SymmetricMemory, peer: int, offset: int = 0) -> 
     first = hdl.offset // size + offset
     if (first + dst.numel()) * size > hdl.buffer_size:
         raise ValueError("get: requested range exceeds symmetric allocation")
-    dst.copy_(hdl.get_buffer(peer, dst.shape, dst.dtype, first))
+    dst.copy_(fetched(hdl, peer, dst.shape, dst.dtype, first))
 
 
 def put_signal(src: torch.Tensor, hdl: SymmetricMemory, peer: int) -> None:
     """Copy `src` to the start of the handle in the peer's memory, then signal the peer on channel 0."""
     contiguous("put_signal", src, "src")
-    hdl.get_remote_tensor(peer, src.shape, src.dtype).copy_(src)
+    store(hdl, peer, src)
     hdl.put_signal(peer)
 
 
@@ -47,20 +47,20 @@ def wait_signal(hdl: SymmetricMemory, peer: int) -> None:
 @operator("nvshmem_put", "nccl_put", fake=nothing)
 def put(tensor: torch.Tensor, peer: int) -> None:
     """Copy a tensor to the same tensor of a rank of the world. PyTorch's operators for this have no group."""
-    _counterpart("put", tensor, peer).copy_(tensor)
+    _whole("put", tensor, peer).write(peer, tensor)
 
 
 @operator("nvshmem_get", "nccl_get", fake=nothing)
 def copy_from(tensor: torch.Tensor, peer: int) -> None:
     """Copy the same tensor of a rank of the world to this one."""
-    tensor.copy_(_counterpart("get", tensor, peer))
+    tensor.copy_(_whole("get", tensor, peer).read(peer, tensor))
 
 
-def _counterpart(op: str, tensor: torch.Tensor, peer: int) -> torch.Tensor:
+def _whole(op: str, tensor: torch.Tensor, peer: int) -> Part:
     contiguous(op, tensor)
     place = part(op, tensor, dist.group.WORLD.group_name)
     place.group.check_rank(peer)
-    return place.of(peer, tensor)
+    return place
 
 
 @operator("nvshmem_broadcast", fake=first)
@@ -117,7 +117,7 @@ def reduce_scatter_offset(
     place.barrier()
     try:
         for (begin, end), result in zip(blocks, out):
-            peers = (place.of(peer, input).narrow(dim, begin, end - begin) for peer in range(size))
+            peers = (place.read(peer, input).narrow(dim, begin, end - begin) for peer in range(size))
             result.copy_(total(peers, result.dtype))
     finally:
         place.barrier()
@@ -174,7 +174,7 @@ def _exchange_blocks(place: Part, input: torch.Tensor, out: torch.Tensor, scatte
     size, rank = place.group.size, place.group.rank
     place.barrier()
     for peer in range(size):
-        theirs = place.of(peer, input)
+        theirs = place.read(peer, input)
         if scatter_dim == 1:
             block = theirs.reshape(input.shape[0], size, -1)[:, rank]
             out.view(size, input.shape[0], -1)[peer].copy_(block)

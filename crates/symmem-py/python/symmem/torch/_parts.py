@@ -53,16 +53,25 @@ class Part:
         """Rank `rank`'s tensor, with the shape and strides of `like`."""
         return self._view(rank, like.shape, like.stride(), like.dtype, 0)
 
-    def rows(self, rank: int, like: torch.Tensor, first: int, count: int) -> torch.Tensor:
-        """Rows of rank `rank`'s tensor, which is like the contiguous `like` and may have more rows."""
-        shape = (count, *like.shape[1:])
-        return self._view(rank, shape, like.stride(), like.dtype, first * row_length(like))
+    def read(self, rank: int, like: torch.Tensor) -> torch.Tensor:
+        """As `of`, to read from: of a rank on another host it is a copy."""
+        if self.native.is_reachable(rank) or not like.numel():
+            return self.of(rank, like)
+        copy = like.new_empty(_span(like.shape, like.stride()))
+        self.native.get(rank, self.offset, _memory.moved(copy), **self.how)
+        return copy.as_strided(like.shape, like.stride())
+
+    def write(self, rank: int, data: torch.Tensor, first: int = 0) -> None:
+        """Copy a contiguous tensor to rank `rank`'s, from element `first` of that on."""
+        if self.native.is_reachable(rank) or not data.numel():
+            self._view(rank, data.shape, data.stride(), data.dtype, first).copy_(data)
+        else:
+            self.native.put(rank, self.offset + first * data.dtype.itemsize, _memory.moved(data), **self.how)
 
     def _view(self, rank: int, shape, stride, dtype: torch.dtype, first: int) -> torch.Tensor:
         if 0 in shape:
             return torch.empty(shape, dtype=dtype, device=self.allocation.device)
-        span = sum((size - 1) * step for size, step in zip(shape, stride)) + 1
-        array = self.native.view(rank, span * dtype.itemsize, self.offset + first * dtype.itemsize)
+        array = self.native.view(rank, _span(shape, stride) * dtype.itemsize, self.offset + first * dtype.itemsize)
         storage, _ = _memory.storage_over(array, self)
         return _memory.tensor_over(storage, shape, stride, dtype)
 
@@ -73,6 +82,11 @@ class Part:
         else:
             # In the group's pads: the allocation's pad may hold the user's signals.
             self.native.group_barrier(_groups.stream(self.allocation.number))
+
+
+def _span(shape, stride) -> int:
+    """The elements from the first to the last of a tensor that has some."""
+    return sum((size - 1) * step for size, step in zip(shape, stride)) + 1
 
 
 def part(op: str, tensor: torch.Tensor, group_name: str, what: str = "input") -> Part:

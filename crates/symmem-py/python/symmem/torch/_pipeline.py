@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 
 from symmem.torch import _groups
+from symmem.torch._handle import fetched
 from symmem.torch._workspace import workspace
 
 ALIGN = 128
@@ -37,7 +38,8 @@ def multi_all_gather_and_consume(
     rank, size = handle.rank, handle.world_size
 
     def pieces(peer: int) -> list[torch.Tensor]:
-        return [handle.get_buffer(peer, x.shape, x.dtype, start // x.element_size()) for x, start in zip(shard, starts)]
+        placed = zip(shard, starts)
+        return [fetched(handle, peer, x.shape, x.dtype, start // x.element_size()) for x, start in placed]
 
     handle.barrier(channel=0)
     for to, tensor in zip(pieces(rank), shard):
@@ -93,7 +95,7 @@ def produce_and_all2all(
     handle.barrier(channel=1)
     for step in range(1, size):
         peer = (rank + step) % size
-        chunks[peer].copy_(handle.get_buffer(peer, shape, output.dtype, rank * count))
+        chunks[peer].copy_(fetched(handle, peer, shape, output.dtype, rank * count))
     handle.barrier(channel=0)
 
 
