@@ -6,7 +6,7 @@ use super::{Row, row};
 const SECRET: &str = "SYMMEM_SECRET";
 
 /// Names and meanings.
-const VARIABLES: [(&str, &str); 27] = [
+const VARIABLES: [(&str, &str); 28] = [
     ("SYMMEM_TIMEOUT", "seconds after which a wait gives up; 0 for ever; default 300"),
     (
         "SYMMEM_DEVICE_TIMEOUT",
