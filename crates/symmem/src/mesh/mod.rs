@@ -23,7 +23,7 @@ mod stream;
 mod watcher;
 mod wire;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -185,11 +185,12 @@ impl Mesh {
 
     /// The address of this host by which a rank of another one is reached.
     pub(crate) fn address_between_hosts(&self) -> Option<IpAddr> {
-        let streams = self.links.iter().filter_map(|link| match link {
+        let stream = self.links.iter().find_map(|link| match link {
             Link::Stream(stream) => Some(stream),
             _ => None,
         });
-        streams.filter_map(|stream| stream.local_address()).next()
+        let address: SocketAddr = rustix::net::getsockname(&**stream?).ok()?.try_into().ok()?;
+        Some(address.ip().to_canonical())
     }
 
     pub(crate) fn tag(&self) -> u64 {

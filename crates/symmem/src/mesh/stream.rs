@@ -9,7 +9,6 @@
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
-use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -447,12 +446,6 @@ impl Stream {
     /// Tells the peer that we go. One that does not take it learns as much from the closed connection.
     pub(super) fn say_goodbye(&self, gone: &Gone) {
         let _ = self.send(&Packet::Bye(gone.clone()), Deadline::after(socket::GOODBYE));
-    }
-
-    /// The address of this end.
-    pub(super) fn local_address(&self) -> Option<IpAddr> {
-        let address: SocketAddr = net::getsockname(&self.socket).ok()?.try_into().ok()?;
-        Some(address.ip().to_canonical())
     }
 
     /// Ends the connection at both ends, whoever else holds it.

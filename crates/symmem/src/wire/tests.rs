@@ -1,4 +1,5 @@
 //! Messages over an engine that delays, reorders, loses and kills.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
