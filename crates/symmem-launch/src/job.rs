@@ -86,6 +86,10 @@ impl Job {
             command.env("PYTHONUNBUFFERED", "1");
         }
         command.envs(self.variables(local, store));
+        if self.nodes > 1 && std::env::var_os("UCX_MEM_EVENTS").is_none() {
+            // Else UCX patches the ranks' memory calls, which they cannot prevent themselves.
+            command.env("UCX_MEM_EVENTS", "n");
+        }
         for (name, value) in UCX {
             if std::env::var_os(name).is_none() {
                 command.env(name, value);

@@ -40,7 +40,7 @@ impl Hosts {
         Self { of, names }
     }
 
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.names.len()
     }
 
