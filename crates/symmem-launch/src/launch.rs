@@ -1,5 +1,7 @@
 //! The launcher's one loop: it reads the ranks' output, passes signals on and notices who ends, and how.
 
+mod together;
+
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -8,10 +10,10 @@ use rustix::process::Signal;
 use signal_hook::consts::{SIGCHLD, SIGPIPE};
 
 use super::job::{OnFailure, StoreAddress};
-use super::nodes::{self, Heard, News, Nodes};
+use super::nodes::{News, Nodes};
 use super::output::{Printer, Stream};
 use super::rank::Rank;
-use super::{End, Failure, Job, Outcome, Request, Requests, Signals, guard, signals, spawn};
+use super::{End, Failure, Job, Outcome, Request, Requests, Signals, signals, spawn};
 use crate::descendants;
 
 /// How long ranks may go on after the first failure: those that wait for the lost one hear of it from the library, and
@@ -201,66 +203,6 @@ impl Launch<'_> {
         self.look_at_ranks()
     }
 
-    /// What other nodes tell. Their failures are ours.
-    fn take_news(&mut self) {
-        for heard in self.nodes.as_ref().map(Nodes::take).unwrap_or_default() {
-            match heard {
-                Heard::News(News::Left) => {}
-                Heard::News(news @ News::Failed { .. }) => {
-                    self.printer.say(&news.to_string());
-                    self.cause.get_or_insert(news);
-                    self.fail();
-                }
-                Heard::News(news @ News::Told { signal, again, .. }) => {
-                    self.printer.say(&news.to_string());
-                    self.interrupted = Some(signal);
-                    self.bad_since.get_or_insert_with(Instant::now);
-                    match Signal::from_named_raw(signal) {
-                        Some(_) if again => {
-                            self.at_once = true;
-                            self.kill();
-                        }
-                        Some(signal) => self.tell_to_end(signal),
-                        None => {}
-                    }
-                }
-                Heard::Gone(why) => {
-                    self.printer.say(&format!("node 0 is gone: {why}"));
-                    self.is_cut_off = true;
-                    self.fail();
-                }
-            }
-        }
-    }
-
-    /// The job has failed: ranks that have not ended soon are told to.
-    fn fail(&mut self) {
-        // Ranks that were told to end have been told how long they may take.
-        if self.bad_since.is_none() && self.interrupted.is_none() {
-            self.end_at = Instant::now().checked_add(LAST_WORDS);
-        }
-        self.bad_since.get_or_insert_with(Instant::now);
-    }
-
-    /// Leaves together with the other nodes, and learns from them why the job failed.
-    fn part(&mut self, store: &str) {
-        // As long as they may take to end, and a moment.
-        let most = self.job.grace.saturating_add(LAST_WORDS + 2 * descendants::DYING);
-        let limit = self.bad_since.and_then(|since| since.checked_add(most));
-        let shares = self.nodes.is_some();
-        // Without others to agree with, this only decides how long they have a store.
-        if !shares && self.job.node == 0 && self.code() != 0 && self.interrupted.is_some() {
-            return;
-        }
-        match nodes::part(self.job, store, self.nodes.take(), limit, self.signals) {
-            Ok(cause) => self.cause = cause.or(self.cause.take()),
-            Err(error) => tracing::warn!("leaving before the other nodes: {error:#}"),
-        }
-        if let Some(cause) = &self.cause {
-            guard::say(format!("the job failed: {cause}"));
-        }
-    }
-
     /// A signal to the launcher is meant for the ranks.
     fn pass_on(&mut self, signal: i32) {
         tracing::debug!(signal = signals::name(signal), "passed on to the ranks");
@@ -285,13 +227,6 @@ impl Launch<'_> {
                 self.printer.say(&format!("{name} again: killing the ranks"));
                 self.kill();
             }
-        }
-    }
-
-    fn tell_nodes(&mut self, signal: Signal, again: bool) {
-        self.bad_since.get_or_insert_with(Instant::now);
-        if let Some(nodes) = &self.nodes {
-            nodes.tell(News::Told { node: self.job.node, signal: signal.as_raw(), again });
         }
     }
 
