@@ -60,6 +60,20 @@ impl<'h> Board<'h> {
         Ok(Self { rank: handle.rank(), pads, oversubscribed, trips: Cell::new(0) })
     }
 
+    /// In memory that ranks of several hosts share besides.
+    pub(super) fn shared(rank: usize, ranks: usize, words: &'h [AtomicU32]) -> Result<Self> {
+        let each = Self::pad_size(ranks) / size_of::<AtomicU32>();
+        let pads: Vec<_> = words.chunks_exact(each).take(ranks).collect();
+        (pads.len() == ranks).then_some(()).context("too little memory for all ranks")?;
+        let oversubscribed = !clock::has_core_each(ranks);
+        Ok(Self { rank, pads, oversubscribed, trips: Cell::new(0) })
+    }
+
+    /// Whether waiting keeps the awaited rank from running.
+    pub(super) fn is_oversubscribed(&self) -> bool {
+        self.oversubscribed
+    }
+
     /// Which rank this is.
     pub(super) fn rank(&self) -> usize {
         self.rank

@@ -8,6 +8,7 @@
 mod board;
 mod clock;
 mod device;
+mod hosts;
 mod html;
 mod measure;
 mod peers;
@@ -19,6 +20,7 @@ mod record;
 mod report;
 mod rows;
 mod settings;
+mod sockets;
 mod startup;
 mod value;
 
@@ -30,13 +32,14 @@ use anyhow::{Context, Result, bail, ensure};
 
 pub use rank::{Args as RankArgs, SUBCOMMAND as RANK};
 
+use hosts::Network;
 use peers::Peers;
 use plan::Plan;
 use progress::Progress;
 use record::Record;
 use rows::ROWS;
 use settings::{Backend, Settings};
-use symmem_launch::{Job, Outcome, Signals, launch_watched};
+use symmem_launch::{Job, Outcome, Secret, Signals, launch_watched};
 
 /// Measures the library on this machine and checks its results
 #[derive(clap::Args, Debug)]
@@ -83,6 +86,7 @@ impl Args {
         }
         self.settings.check()?;
         let ranks = self.ranks.map(usize::from);
+        self.settings.ranks = ranks;
         let plan = Plan::new(&self.rows, ranks, self.rounds.into(), &self.settings)?;
         // Before the work, so that a file that cannot be written costs nobody half a minute.
         let mut json = self.json.as_ref().map(create).transpose()?;
@@ -96,7 +100,8 @@ impl Args {
             progress: Progress::start(steps),
             records: Vec::new(),
         };
-        let interrupted = self.measure(&plan, &mut peers, &mut session)?;
+        let network = self.network()?;
+        let interrupted = self.measure(&plan, &mut peers, network.as_ref(), &mut session)?;
         session.progress.clear();
         if let Some(file) = &mut json {
             let text: String = session.records.iter().map(Record::line).collect::<Result<_>>()?;
@@ -110,7 +115,8 @@ impl Args {
             file.write_all(page.as_bytes()).context("cannot write the page")?;
         }
         let about_peers = peers.as_ref().map_or_else(String::new, Peers::text);
-        print(&(report::text(&session.records) + &plan.text() + &about_peers))?;
+        let heading = network.map_or_else(String::new, |network| network.text(has_secret()));
+        print(&(heading + &report::text(&session.records) + &plan.text() + &about_peers))?;
         let wrong = session.records.iter().find(|record| !record.verified);
         if let Some(Record { system, collective, ranks, round, .. }) = wrong {
             bail!("{system}: {collective} of {ranks} ranks gave a wrong result in round {round}");
@@ -123,6 +129,7 @@ impl Args {
         &self,
         plan: &Plan,
         peers: &mut Option<Peers>,
+        network: Option<&Network>,
         session: &mut Session,
     ) -> Result<Option<i32>> {
         // With peers, the ranks are started again in every round, so that all take turns.
@@ -130,7 +137,7 @@ impl Args {
         let rounds = if peers.is_some() { 1 } else { plan.rounds };
         for first in firsts {
             for (ranks, rows) in plan.jobs() {
-                let job = self.job(ranks, &rows, first, rounds);
+                let job = self.job(ranks, &rows, (first, rounds), network);
                 let mut interrupted = session.run(&job, plan.rounds)?;
                 if let (Some(peers), None) = (peers.as_mut(), interrupted) {
                     interrupted =
@@ -145,11 +152,35 @@ impl Args {
         plan.startup().map_or(Ok(None), |ranks| startup::measure(ranks, quick, session))
     }
 
-    fn job(&self, ranks: usize, rows: &[&'static str], first: usize, rounds: usize) -> Job {
+    /// The hosts, if there are to be several.
+    fn network(&self) -> Result<Option<Network>> {
+        let Some((each, hosts)) = self.settings.shape() else { return Ok(None) };
+        ensure!(self.peers.is_none(), "--peers are measured on one host: leave out --hosts");
+        let ranks = self.settings.ranks.unwrap_or(each * hosts);
+        Network::make(hosts, self.settings.rate.as_deref(), ranks).map(Some)
+    }
+
+    fn job(
+        &self,
+        ranks: usize,
+        rows: &[&'static str],
+        (first, rounds): (usize, usize),
+        network: Option<&Network>,
+    ) -> Job {
         let mut options = vec![format!("--first={first}"), format!("--rounds={rounds}")];
         options.extend(self.no_pin.then(|| "--no-pin".to_owned()));
         options.extend(self.settings.options());
         options.extend(rows.iter().map(|&row| row.to_owned()));
+        if let Some(network) = network {
+            options.extend(network.options());
+            // As the sockets that they are compared with, unless the user has given a secret.
+            let place = Some(network.store());
+            return Job {
+                secret: Secret::Inherited,
+                master_addr: place,
+                ..rank::job(ranks, options)
+            };
+        }
         if self.settings.backend != Backend::Process {
             return rank::job(ranks, options);
         }
@@ -191,6 +222,12 @@ fn ended(outcome: &Outcome) -> Result<Option<i32>> {
         ensure!(outcome.first.is_none(), "a rank failed, so there is nothing to compare");
     }
     Ok(outcome.interrupted)
+}
+
+/// Whether the user has given one, with which ranks encrypt what passes between hosts.
+fn has_secret() -> bool {
+    let given = ["SYMMEM_SECRET", "SYMMEM_SECRET_FILE"].map(std::env::var_os);
+    given.iter().flatten().any(|value| !value.is_empty())
 }
 
 fn create(path: &PathBuf) -> Result<std::fs::File> {

@@ -3,6 +3,7 @@
 //! Before each sample all ranks synchronise. The sample runs from the last rank's start to the last rank's end, and a tiny call
 //! is made several times in a row. What prepares and what checks is not timed.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -67,11 +68,17 @@ type Samples = (Vec<Sample>, Vec<Sample>);
 pub(super) struct Bench<'a> {
     pub(super) group: &'a Group,
     pub(super) board: &'a Board<'a>,
-    /// Where the ranks put their clocks' readings together; of [`Bench::readings`] elements.
-    readings: Option<Symmetric<u64>>,
+    readings: Readings,
     /// What is left of [`PATIENCE`].
     patience: Duration,
     quick: bool,
+}
+
+/// Where the ranks put their clocks' readings together.
+enum Readings {
+    Symmetric(Option<Symmetric<u64>>),
+    /// Between hosts, which are all on one machine here.
+    Shared(&'static [AtomicU64]),
 }
 
 /// The readings of one sample: start, end, end of the reading, whether near.
@@ -81,16 +88,36 @@ const MOST: usize = 1000;
 
 impl<'a> Bench<'a> {
     pub(super) fn new(group: &'a Group, board: &'a Board<'a>, quick: bool) -> Result<Self> {
-        let readings = group.alloc(READINGS * MOST)?.rendezvous(group)?;
+        let readings = Readings::Symmetric(Some(group.alloc(READINGS * MOST)?.rendezvous(group)?));
+        Ok(Self::with(group, board, readings, quick))
+    }
+
+    /// Of ranks of several hosts, which share some memory besides.
+    pub(super) fn between_hosts(
+        group: &'a Group,
+        board: &'a Board<'a>,
+        readings: &'static [AtomicU64],
+        quick: bool,
+    ) -> Self {
+        Self::with(group, board, Readings::Shared(readings), quick)
+    }
+
+    /// The bytes of a rank's readings.
+    pub(super) fn readings_size() -> usize {
+        READINGS * MOST * size_of::<u64>()
+    }
+
+    fn with(group: &'a Group, board: &'a Board<'a>, readings: Readings, quick: bool) -> Self {
         let patience = if quick { Duration::ZERO } else { PATIENCE };
-        Ok(Self { group, board, readings: Some(readings), patience, quick })
+        Self { group, board, readings, patience, quick }
     }
 
     /// Takes the samples of one round.
     pub(super) fn measure(&mut self, measure: &Measure, case: &mut dyn Case) -> Result<Taken> {
         let mut verified = case.verify()?;
         let count = self.warm_up(measure, case)?;
-        let on_host = measure.on.is_none();
+        // Between hosts it matters little.
+        let on_host = measure.on.is_none() && matches!(self.readings, Readings::Symmetric(_));
         if on_host {
             self.settle();
         }
@@ -114,7 +141,7 @@ impl<'a> Bench<'a> {
             readings.extend([start, end, end_of_read, u64::from(near)]);
         }
         verified &= case.verify()?;
-        let (samples, with_read) = self.gather(&readings, measure.batch)?;
+        let (samples, with_read) = self.gather(&readings, measure)?;
         Ok(Taken { samples, with_read: measure.read.then_some(with_read), verified })
     }
 
@@ -156,24 +183,59 @@ impl<'a> Bench<'a> {
     }
 
     /// Puts all ranks' readings together: a sample ends with the last rank, and begins when the last one does.
-    fn gather(&mut self, readings: &[u64], batch: usize) -> Result<Samples> {
-        let mut own = self.readings.take().context("an earlier round failed")?;
+    fn gather(&mut self, readings: &[u64], measure: &Measure) -> Result<Samples> {
+        let readings_of = match &mut self.readings {
+            Readings::Shared(shared) => {
+                return gather_shared(self.board, shared, readings, measure);
+            }
+            Readings::Symmetric(own) => own,
+        };
+        let mut own = readings_of.take().context("an earlier round failed")?;
         let part = own.local_mut().get_mut(..readings.len());
         part.context("too many samples")?.copy_from_slice(readings);
         let shared = own.share()?;
         let ranks: Vec<_> =
             (0..self.board.ranks()).map(|rank| shared.peer(rank)).collect::<Result<_, _>>()?;
-        let sample = |index: usize, end: usize| {
-            let latest = |what: usize| {
-                ranks.iter().filter_map(|part| part.get(READINGS * index + what)).max().copied()
-            };
-            let time = latest(end).unwrap_or(0).saturating_sub(latest(0).unwrap_or(0));
-            let near = ranks.first().and_then(|part| part.get(READINGS * index + 3));
-            Sample { ns: time as f64 / batch as f64, as_near: near == Some(&1) }
-        };
-        let all = |end| (0..readings.len() / READINGS).map(|index| sample(index, end)).collect();
-        let samples = (all(1), all(2));
-        self.readings = Some(shared.release()?);
+        let samples = sum_up(&ranks, readings.len() / READINGS, measure);
+        *readings_of = Some(shared.release()?);
         Ok(samples)
     }
+}
+
+/// As [`Bench::gather`], through memory that all ranks share besides.
+fn gather_shared(
+    board: &Board<'_>,
+    shared: &[AtomicU64],
+    readings: &[u64],
+    measure: &Measure,
+) -> Result<Samples> {
+    let each = READINGS * MOST;
+    let part = |rank: usize| shared.get(rank * each..)?.get(..readings.len());
+    let own = part(board.rank()).context("too many samples")?;
+    // Relaxed: the barriers order them.
+    own.iter().zip(readings).for_each(|(word, reading)| word.store(*reading, Ordering::Relaxed));
+    board.barrier();
+    let read =
+        |rank| Some(part(rank)?.iter().map(|w| w.load(Ordering::Relaxed)).collect::<Vec<_>>());
+    let all: Vec<_> = (0..board.ranks()).filter_map(read).collect();
+    board.barrier();
+    let ranks: Vec<_> = all.iter().map(Vec::as_slice).collect();
+    Ok(sum_up(&ranks, readings.len() / READINGS, measure))
+}
+
+/// The samples of all ranks' readings.
+fn sum_up(ranks: &[&[u64]], count: usize, measure: &Measure) -> Samples {
+    let sample = |index: usize, end: usize| {
+        let latest = |what: usize| {
+            ranks.iter().filter_map(|part| part.get(READINGS * index + what)).max().copied()
+        };
+        let of_first =
+            |what: usize| ranks.first().and_then(|part| part.get(READINGS * index + what));
+        let begin = if measure.one_way { of_first(0).copied() } else { latest(0) };
+        let time = latest(end).unwrap_or(0).saturating_sub(begin.unwrap_or(0));
+        let near = of_first(3);
+        Sample { ns: time as f64 / measure.batch as f64, as_near: near == Some(&1) }
+    };
+    let all = |end| (0..count).map(|index| sample(index, end)).collect();
+    (all(1), all(2))
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Result, bail};
 
 use super::ROWS;
-use super::rows::{How, Row};
+use super::rows::{How, Row, between};
 use super::settings::{Backend, Memory, Settings};
 use super::startup;
 
@@ -41,11 +41,23 @@ impl Plan {
             named(row.name) || row.fixed().iter().any(|m| floors.contains(&m.collective))
         };
         let on_devices = settings.backend == Backend::Cuda;
+        let hosts = settings.hosts.is_some();
         let can = |row: &&Row| {
+            if hosts || row.name == between::PUT.name {
+                return hosts && between::has(row.name);
+            }
             (row.on_slices || settings.memory == Memory::Symmetric)
                 && (row.on_devices || !on_devices)
         };
-        let skipped = ROWS.iter().filter(|row| named(row.name) && !can(row)).map(|row| row.name);
+        // What nobody asked for by name is not missed where it makes no sense.
+        let missed = |row: &Row| {
+            if hosts || row.name == between::PUT.name {
+                names.iter().any(|n| n == row.name)
+            } else {
+                named(row.name)
+            }
+        };
+        let skipped = ROWS.iter().filter(|row| missed(row) && !can(row)).map(|row| row.name);
         let skipped: Vec<_> = skipped.collect();
         if !names.is_empty() && names.iter().all(|name| skipped.contains(&name.as_str())) {
             bail!("no row is left: {} there is no {}", place(settings), skipped.join(", "));
@@ -66,7 +78,7 @@ impl Plan {
     }
 
     fn ranks(&self, row: &Row) -> usize {
-        self.ranks.unwrap_or(row.ranks)
+        self.ranks.unwrap_or(self.settings.hosts.map_or(row.ranks, usize::from))
     }
 
     /// Rows of as many ranks share their processes; fewest ranks first.
@@ -97,7 +109,12 @@ impl Plan {
 
 /// Where rows may have no form.
 fn place(settings: &Settings) -> &'static str {
-    if settings.backend == Backend::Cuda { "on devices" } else { "on slices" }
+    match settings {
+        Settings { hosts: Some(_), .. } => "between hosts",
+        Settings { backend: Backend::Cuda, .. } => "on devices",
+        Settings { memory: Memory::Slices, .. } => "on slices",
+        _ => "without --hosts",
+    }
 }
 
 #[cfg(test)]

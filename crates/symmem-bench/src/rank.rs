@@ -1,19 +1,22 @@
 //! The hidden subcommand that each rank runs: goes through the rows in rounds, and rank 0 reports each figure.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::Write;
-use std::process::ExitCode;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
 use std::sync::atomic::Ordering;
 use symmem::World;
 
 use super::board::Board;
-use super::clock;
 use super::measure::Bench;
 use super::record::Record;
 use super::rows::{How, Measure, ROWS};
 use super::settings::{Backend, Settings};
+use super::{clock, hosts, raw};
 use symmem_launch::Job;
 
 /// The name of the hidden subcommand.
@@ -36,6 +39,15 @@ pub struct Args {
     threads: Option<usize>,
     #[arg(long)]
     no_pin: bool,
+    /// The network namespace of each host
+    #[arg(long)]
+    space: Vec<PathBuf>,
+    /// What ranks of several hosts share besides
+    #[arg(long)]
+    shared: Option<PathBuf>,
+    /// Whether this process is in the place of its host already
+    #[arg(long)]
+    placed: bool,
 }
 
 /// A job of `ranks` ranks that run this subcommand.
@@ -54,6 +66,9 @@ impl Args {
         }
         let size = std::env::var("WORLD_SIZE").ok().and_then(|size| size.parse().ok());
         let size = self.threads.or(size).unwrap_or(1);
+        if let Some(hosts) = self.settings.hosts.filter(|_| !self.placed) {
+            return self.take_place(size / usize::from(hosts));
+        }
         let options = World::builder()
             .signal_pad_size(Board::pad_size(size).max(symmem::DEFAULT_SIGNAL_PAD_SIZE))
             .backend(self.settings.backend.of_world().to_owned());
@@ -67,7 +82,43 @@ impl Args {
         Ok(ExitCode::SUCCESS)
     }
 
+    /// Starts again as a rank of its host.
+    fn take_place(&self, ranks_each: usize) -> Result<ExitCode> {
+        let rank = std::env::var("RANK").ok().and_then(|rank| rank.parse::<usize>().ok());
+        let host = rank.context("there is no RANK")? / ranks_each.max(1);
+        if let Some(space) = self.space.get(host) {
+            hosts::enter(&File::open(space).context("the host's network namespace is gone")?)?;
+        }
+        let mut command = Command::new("/proc/self/exe");
+        command.args(std::env::args_os().skip(1)).arg("--placed");
+        command.env("SYMMEM_HOST", format!("host-{host}"));
+        for name in ["SYMMEM_ADDR", "SYMMEM_IFACE", "SYMMEM_PORTS"] {
+            command.env_remove(name);
+        }
+        if std::env::var_os("RUST_LOG").is_none() {
+            // The heading says whether connections are encrypted.
+            command.env("RUST_LOG", "warn,symmem::mesh::connect=error");
+        }
+        Err(command.exec()).context("cannot start again as a rank of its host")
+    }
+
+    fn measure_between(&self, world: &World, shared: &Path) -> Result<()> {
+        let file = File::options().read(true).write(true).open(shared);
+        let file = file.context("the memory of all ranks is gone")?;
+        let flags = Board::pad_size(world.size()) * world.size();
+        let (words, readings) = raw::map_shared(&file, flags)?;
+        let board = Board::shared(world.rank(), world.size(), words)?;
+        if !self.no_pin {
+            clock::pin(world.rank())?;
+        }
+        self.rounds(Bench::between_hosts(world, &board, readings, self.settings.quick))?;
+        Ok(world.barrier()?)
+    }
+
     fn measure(&self, world: &World) -> Result<()> {
+        if let Some(shared) = &self.shared {
+            return self.measure_between(world, shared);
+        }
         let memory = world.alloc::<u64>(0)?.rendezvous(world)?;
         let board = Board::new(memory.handle())?;
         // The driver has threads of its own, which would have to share the core.
@@ -92,7 +143,9 @@ impl Args {
     fn rounds(&self, mut bench: Bench<'_>) -> Result<()> {
         let inside = ROWS.iter().filter(|row| row.how == How::InRanks);
         let wanted = inside.filter(|row| self.rows.iter().any(|name| name == row.name));
-        let measures: Vec<_> = wanted.flat_map(|row| row.measures(&self.settings)).collect();
+        let mut settings = self.settings.clone();
+        settings.ranks = Some(bench.group.size());
+        let measures: Vec<_> = wanted.flat_map(|row| row.measures(&settings)).collect();
         for round in self.first..self.first + self.rounds {
             for measure in &measures {
                 self.figure(&mut bench, measure, round)?;
@@ -118,6 +171,12 @@ impl Args {
             record.collective += ending;
             self.settings.backend.name().clone_into(&mut record.backend);
             record.host_us = case.host_us();
+            if let Some(hosts) = self.settings.hosts {
+                record.hosts = Some(hosts.into());
+                let network = if self.space.is_empty() { "loopback" } else { "namespaces" };
+                record.network = Some(network.to_owned());
+                record.rate.clone_from(&self.settings.rate);
+            }
             let line = record.line()?;
             std::io::stdout().write_all(line.as_bytes()).context("cannot report")?;
         }

@@ -1,9 +1,13 @@
 //! Writing and reading symmetric memory through pointers, as a user's own protocol does: eight bytes, and the bare data
-//! movement of the collectives; the fence that the clock needs; and what on a device takes a promise.
+//! movement of the collectives; the fence that the clock needs; what on a device takes a promise; and what ranks of several
+//! hosts share on this machine.
 #![allow(unsafe_code)] // S1 (the memory is borrowed with the pointers), S2 (volatile access, ordered by signals), S4
 
+use std::fs::File;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use anyhow::{Result, ensure};
 use symmem::{Symmetric, cuda};
@@ -18,6 +22,39 @@ pub(super) fn load_fence() {
     unsafe {
         core::arch::x86_64::_mm_lfence();
     }
+}
+
+/// Memory of so many bytes, all zero, that other processes can map by its descriptor.
+pub(super) fn shareable(bytes: u64) -> rustix::io::Result<OwnedFd> {
+    let memory = rustix::fs::memfd_create("symmem-bench", rustix::fs::MemfdFlags::CLOEXEC)?;
+    rustix::fs::ftruncate(&memory, bytes)?;
+    Ok(memory)
+}
+
+/// The words at the beginning of such memory, as many bytes of them, and those after them; mapped for as long as the process lives.
+pub(super) fn map_shared(
+    file: &File,
+    first: usize,
+) -> Result<(&'static [AtomicU32], &'static [AtomicU64])> {
+    use rustix::mm::{MapFlags, ProtFlags, mmap};
+    let len = usize::try_from(file.metadata()?.len())?;
+    ensure!(first <= len && first.is_multiple_of(size_of::<u64>()), "the memory is too small");
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping, at an address of the kernel's choice.
+    let base = unsafe { mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, file, 0) }?;
+    let (low, high) = (base.cast(), base.wrapping_byte_add(first).cast());
+    let (low_len, high_len) = (first / size_of::<u32>(), (len - first) / size_of::<u64>());
+    // SAFETY: within the mapping, aligned, and never unmapped; all processes touch it by atomics alone.
+    let low = unsafe { std::slice::from_raw_parts(low, low_len) };
+    // SAFETY: as above, and apart from the other.
+    let high = unsafe { std::slice::from_raw_parts(high, high_len) };
+    Ok((low, high))
+}
+
+/// Moves the calling thread into a network namespace of its own.
+pub(super) fn leave_network() -> rustix::io::Result<()> {
+    // SAFETY: descriptors stay shared with the other threads.
+    unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) }
 }
 
 /// The first word of each rank's part. What is written is for the rank that is signalled afterwards.

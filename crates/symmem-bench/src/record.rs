@@ -9,7 +9,7 @@ use super::settings::human;
 /// One line of JSON. The same for this library, for the machine's limits and for other systems.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Record {
-    /// `symmem`, or `limits` for what the machine itself allows.
+    /// `symmem`, or `limits` for what the machine itself allows, `sockets` for what its network does.
     pub(super) system: String,
     pub(super) collective: String,
     pub(super) ranks: usize,
@@ -37,6 +37,15 @@ pub(super) struct Record {
     /// Of calls on devices that were not: how long rank 0 took to make one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) host_us: Option<f64>,
+    /// Between how many hosts, if several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) hosts: Option<usize>,
+    /// What these hosts are: `namespaces` or `loopback`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) network: Option<String>,
+    /// What passes between them each way, if limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) rate: Option<String>,
     /// Counted from 1.
     pub(super) round: usize,
 }
@@ -83,6 +92,9 @@ impl Record {
             as_near,
             graph: measure.on.is_some_and(|on| on.graph),
             host_us: None,
+            hosts: None,
+            network: None,
+            rate: None,
             round,
         }
     }
@@ -90,6 +102,9 @@ impl Record {
     /// What it is, for people.
     pub(super) fn title(&self) -> String {
         let mut words = self.collective.replace('_', " ");
+        if self.hosts.is_some() && !self.is_sized() && self.bytes > 0 {
+            words += &format!(" {}", human(self.bytes));
+        }
         if self.is_sized() {
             words += &format!(" {} {}", self.dtype, human(self.bytes));
         }
@@ -107,7 +122,12 @@ impl Record {
 
     /// Whether it is ours or the floor's, rather than another system's.
     pub(super) fn is_own(&self) -> bool {
-        matches!(self.system.as_str(), "symmem" | "limits")
+        self.system == "symmem" || self.is_floor()
+    }
+
+    /// Whether it is what ours is compared with.
+    pub(super) fn is_floor(&self) -> bool {
+        matches!(self.system.as_str(), "limits" | "sockets")
     }
 
     /// Whether it is another round of the same.

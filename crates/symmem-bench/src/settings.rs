@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use symmem::cuda::Algorithm;
 
+use super::rows::between::Shape;
 use super::value::DTYPES;
 
 /// The sizes that are measured unless the user names others; 128 MiB and more on request.
@@ -44,6 +45,18 @@ pub(super) struct Settings {
     /// With `--backend cuda`: the device that all ranks use [default: one after the other]
     #[arg(long, value_name = "N")]
     pub(super) device: Option<u32>,
+
+    /// Spreads the ranks over so many hosts, all on this machine: as root in network namespaces, else in name only
+    #[arg(long, value_name = "H", value_parser = clap::value_parser!(u16).range(2..))]
+    pub(super) hosts: Option<u16>,
+
+    /// With --hosts, as root: what passes each way, as tc writes it
+    #[arg(long, value_name = "1gbit", requires = "hosts", value_parser = rate)]
+    pub(super) rate: Option<String>,
+
+    /// With --hosts: how many ranks there are
+    #[arg(skip)]
+    pub(super) ranks: Option<usize>,
 
     /// A few samples of each: checks the results, measures nothing worth telling
     #[arg(long, hide = true)]
@@ -165,6 +178,12 @@ impl Settings {
         if has { self.algorithm.name() } else { "-" }
     }
 
+    /// With several hosts, how many ranks are on each of how many.
+    pub(super) fn shape(&self) -> Option<Shape> {
+        let hosts = usize::from(self.hosts?);
+        Some(((self.ranks.unwrap_or(hosts) / hosts).max(1), hosts))
+    }
+
     /// How long the samples of one figure may take in one round.
     pub(super) fn time(&self) -> Duration {
         Duration::from_millis(self.time.unwrap_or(200).into())
@@ -186,6 +205,9 @@ impl Settings {
         }
         let chosen = self.memory == Memory::Slices && self.algorithm != How::Auto;
         ensure!(!chosen, "on slices there is one algorithm: leave out --algorithm or --memory");
+        if self.hosts.is_some() {
+            ensure!(self.backend == Backend::Host, "--hosts needs --backend host");
+        }
         if self.backend == Backend::Cuda {
             ensure!(self.memory == Memory::Symmetric, "on devices the memory is symmetric");
             return super::device::check(self.device);
@@ -210,10 +232,20 @@ impl Settings {
             format!("--time={}", self.time().as_millis()),
         ];
         options.extend(self.device.map(|device| format!("--device={device}")));
+        options.extend(self.hosts.map(|hosts| format!("--hosts={hosts}")));
+        options.extend(self.rate.as_ref().map(|rate| format!("--rate={rate}")));
         options.extend(self.graph.then(|| "--graph".to_owned()));
         options.extend(self.quick.then(|| "--quick".to_owned()));
         options
     }
+}
+
+/// A number with a unit of `tc`.
+fn rate(text: &str) -> Result<String> {
+    let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());
+    let known = ["bit", "kbit", "mbit", "gbit"].contains(&unit.to_ascii_lowercase().as_str());
+    ensure!(known && unit.len() < text.len(), "a rate is a number with bit, kbit, mbit or gbit");
+    Ok(text.to_ascii_lowercase())
 }
 
 /// 16K, 1M, 2G or a plain number of bytes.

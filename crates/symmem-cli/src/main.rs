@@ -32,8 +32,7 @@ enum Command {
     Launching(Launching),
     Explain(explain::Args),
     Calibrate(calibrate::Args),
-    /// Says what works on this machine, and what is missing for the rest
-    Doctor,
+    Doctor(doctor::Args),
     Topo(topo::Args),
     #[command(subcommand, name = guard::SUBCOMMAND, hide = true)]
     Guarded(Launching),
@@ -74,7 +73,7 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Explain(args) => args.run(),
         Command::Calibrate(args) => args.run(),
         Command::BenchRank(args) => args.run(),
-        Command::Doctor => doctor::run(),
+        Command::Doctor(args) => args.run(),
         Command::Topo(args) => args.run(),
     }
 }

@@ -213,7 +213,7 @@ fn a_bad_row_is_answered_with_the_rows() {
     assert_eq!(output.status.code(), Some(1));
     assert!(out.is_empty(), "{out}");
     assert!(err.contains("\"barier\""), "{err}");
-    assert!(err.contains("floor, barrier, put_signal, all_reduce, "), "{err}");
+    assert!(err.contains("floor, barrier, put_signal, put, all_reduce, "), "{err}");
 }
 
 #[test]
@@ -270,4 +270,88 @@ fn an_interrupt_ends_everything() {
         sleep(Duration::from_millis(10));
     };
     assert_eq!(status.code(), Some(130));
+}
+
+/// The rows between hosts, of `ranks` ranks on `hosts` hosts.
+fn between(
+    test: &str,
+    hosts: &str,
+    ranks: &str,
+    more: &[&str],
+) -> (String, Vec<serde_json::Value>) {
+    let path = json_file(test);
+    let args = ["barrier", "put_signal", "put", "all_reduce", "--hosts", hosts, "-n", ranks];
+    let args = [&args[..], more, &["--quick", "--rounds", "1", "--json", path.to_str().unwrap()]];
+    let (output, out, err) = run(&args.concat());
+    assert!(output.status.success(), "{out}{err}");
+    (out, records(&path))
+}
+
+#[test]
+fn rows_between_hosts_are_compared_with_bare_sockets() {
+    let (out, records) = between("hosts", "2", "2", &[]);
+    assert!(out.starts_with("2 hosts: "), "{out}");
+    assert!(out.contains("× sockets"), "{out}");
+    for (collective, bytes) in [
+        ("barrier", 0),
+        ("put_signal", 8),
+        ("put", 16384),
+        ("all_reduce", 8),
+        ("all_reduce", 16384),
+    ] {
+        for system in ["sockets", "symmem"] {
+            let is = |r: &&serde_json::Value| {
+                (&r["collective"], &r["bytes"], &r["system"])
+                    == (&collective.into(), &bytes.into(), &system.into())
+            };
+            let found: Vec<_> = records.iter().filter(is).collect();
+            assert_eq!(found.len(), 1, "{system} {collective} {bytes}");
+            assert!(found[0]["verified"] == true && found[0]["hosts"] == 2, "{found:?}");
+            assert!(["namespaces", "loopback"].iter().any(|n| found[0]["network"] == *n));
+        }
+    }
+}
+
+/// As it is where namespaces cannot be made.
+#[test]
+fn without_the_tool_for_namespaces_hosts_are_told_apart_over_loopback() {
+    let mut command = bench(&["barrier", "--hosts", "2", "--quick", "--rounds", "1"]);
+    let output = command.env("PATH", "/nonexistent").output().unwrap();
+    let out = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{out}");
+    assert!(out.contains("loopback") && out.contains("SYMMEM_HOST"), "{out}");
+    let mut command = bench(&["barrier", "--hosts", "2", "--rate", "1gbit", "--quick"]);
+    let output = command.env("PATH", "/nonexistent").output().unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && err.contains("--rate needs network namespaces"), "{err}");
+}
+
+#[test]
+fn three_hosts_are_joined_by_a_bridge_with_a_limited_rate() {
+    let can = Command::new("unshare").args(["-n", "tc", "qdisc"]).output();
+    if !can.is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: network namespaces need root, ip and tc");
+        return;
+    }
+    let (out, records) = between("bridge", "3", "6", &["--rate", "1gbit"]);
+    assert!(out.starts_with("3 hosts: network namespaces"), "{out}");
+    assert!(out.contains("at 1gbit each way"), "{out}");
+    assert!(records.iter().all(|r| r["rate"] == "1gbit" && r["network"] == "namespaces"));
+}
+
+#[test]
+fn what_makes_no_sense_between_hosts_is_refused() {
+    for (args, word) in [
+        (&["barrier", "--hosts", "2", "-n", "3"][..], "3 ranks"),
+        (&["barrier", "--hosts", "1"], "1 is not in"),
+        (&["floor", "--hosts", "2"], "between hosts there is no floor"),
+        (&["put"], "without --hosts there is no put"),
+        (&["barrier", "--hosts", "2", "--backend", "process"], "--backend host"),
+        (&["barrier", "--hosts", "2", "--peers"], "--peers"),
+        (&["barrier", "--hosts", "2", "--rate", "fast"], "gbit"),
+        (&["barrier", "--rate", "1gbit"], "--hosts"),
+    ] {
+        let (output, _, err) = run(args);
+        assert!(!output.status.success() && err.contains(word), "{args:?}: {err}");
+    }
 }

@@ -49,6 +49,7 @@ mod run {
     mod ending;
     mod failing;
     mod keeping;
+    mod nodes;
     mod nothing_left;
     mod output;
 }
@@ -188,7 +189,8 @@ fn node_0_keeps_the_store_until_the_other_nodes_have_ended() {
     let node = |rank: &str, script: &str| {
         let port = port.to_string();
         let options = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", &port];
-        job(1, &[&options[..], &["--node-rank", rank]].concat(), script).spawn().unwrap()
+        let mut command = job(1, &[&options[..], &["--node-rank", rank]].concat(), script);
+        command.env("SYMMEM_SECRET", "correct horse battery staple").spawn().unwrap()
     };
     let first = node("0", "exit 0");
     let late = "sleep 0.5; exec bash -c ': < /dev/tcp/$MASTER_ADDR/$MASTER_PORT'";

@@ -108,7 +108,7 @@ fn code(status: ExitStatus) -> ExitCode {
 }
 
 /// Writes to standard error, but does not wait long for somebody who does not read it.
-fn say(text: String) {
+pub(super) fn say(text: String) {
     let (told, heard) = mpsc::channel();
     thread::spawn(move || {
         let _ = writeln!(stderr(), "symmem: {text}");

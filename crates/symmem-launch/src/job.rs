@@ -9,6 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use symmem::store::TcpServer;
 
+use super::Secret;
+
 /// How long ranks may take to end, unless the user says otherwise.
 pub const GRACE: Duration = Duration::from_secs(5);
 
@@ -20,6 +22,9 @@ pub enum OnFailure {
     /// They go on, and the exit status is 0 if all finish with 0 but the first that failed and those that a signal ended
     Keep,
 }
+
+/// What UCX must be told before it is loaded: to leave `mmap` and its like alone, and how a process ends to us.
+const UCX: [(&str, &str); 2] = [("UCX_MEM_EVENTS", "n"), ("UCX_HANDLE_ERRORS", "none")];
 
 /// A program to run as several ranks.
 #[derive(Clone, Debug)]
@@ -40,8 +45,8 @@ pub struct Job {
     pub grace: Duration,
     /// What becomes of the other ranks when one fails.
     pub on_failure: OnFailure,
-    /// With which ranks seal what they write to the store; `None` if the user has given one, or several nodes need the same.
-    pub secret: Option<String>,
+    /// With what ranks seal what they write to the store. [`Job::new`] makes one, of which other nodes do not know.
+    pub secret: Secret,
     /// Whether standard output is collected for [`Outcome::stdout`](super::Outcome::stdout) instead of shown.
     pub collect: bool,
 }
@@ -58,7 +63,7 @@ impl Job {
             master_port: None,
             grace: GRACE,
             on_failure: OnFailure::Kill,
-            secret: own_secret(),
+            secret: Secret::own(),
             collect: false,
         }
     }
@@ -81,9 +86,16 @@ impl Job {
             command.env("PYTHONUNBUFFERED", "1");
         }
         command.envs(self.variables(local, store));
-        if let Some(secret) = self.secret.as_ref().filter(|_| self.nodes == 1) {
-            command.env("SYMMEM_SECRET", secret);
+        if self.nodes > 1 && std::env::var_os("UCX_MEM_EVENTS").is_none() {
+            // Else UCX patches the ranks' memory calls, which they cannot prevent themselves.
+            command.env("UCX_MEM_EVENTS", "n");
         }
+        for (name, value) in UCX {
+            if std::env::var_os(name).is_none() {
+                command.env(name, value);
+            }
+        }
+        self.secret.tell(&mut command);
         Ok(command)
     }
 
@@ -130,18 +142,6 @@ impl Job {
         let server = (self.node == 0).then(bind_all).transpose()?;
         Ok((StoreAddress { host, port }, server))
     }
-}
-
-/// A random secret, unless the user has given one.
-fn own_secret() -> Option<String> {
-    let given = ["SYMMEM_SECRET", "SYMMEM_SECRET_FILE"].map(std::env::var_os);
-    if given.iter().flatten().any(|value| !value.is_empty()) {
-        return None;
-    }
-    let mut bytes = [0; 16];
-    // Without it the store is as open as one that has no secret.
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).ok()?;
-    Some(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Where the ranks find the store.

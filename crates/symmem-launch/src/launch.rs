@@ -8,9 +8,10 @@ use rustix::process::Signal;
 use signal_hook::consts::{SIGCHLD, SIGPIPE};
 
 use super::job::{OnFailure, StoreAddress};
+use super::nodes::{self, Heard, News, Nodes};
 use super::output::{Printer, Stream};
 use super::rank::Rank;
-use super::{End, Failure, Job, Outcome, Request, Requests, Signals, farewell, signals, spawn};
+use super::{End, Failure, Job, Outcome, Request, Requests, Signals, guard, signals, spawn};
 use crate::descendants;
 
 /// How long ranks may go on after the first failure: those that wait for the lost one hear of it from the library, and
@@ -37,6 +38,7 @@ pub fn launch_watched(
     watch: &mut dyn FnMut(usize, &[u8]),
 ) -> Result<Outcome> {
     let (address, _store) = job.host_store()?;
+    let nodes = Nodes::join(job, &address.to_string())?;
     let mut launch = Launch {
         job,
         signals,
@@ -53,6 +55,10 @@ pub fn launch_watched(
         kill_at: None,
         leave_at: None,
         over: false,
+        nodes,
+        bad_since: None,
+        cause: None,
+        is_cut_off: false,
     };
     launch.start(&address)?;
     while !(launch.over && launch.printer.is_idle()) {
@@ -65,16 +71,10 @@ pub fn launch_watched(
         launch.ranks.iter_mut().for_each(|rank| rank.written.show_fresh(watch));
         launch.look_at_clock();
     }
-    let outcome = launch.outcome();
-    // Our ranks are done either way; this only decides how long the others have a store.
-    let kept = job.on_failure == OnFailure::Keep && outcome.interrupted.is_none();
-    if job.nodes > 1
-        && (job.node > 0 || outcome.code == 0 || kept)
-        && let Err(error) = farewell::part(job, &address.to_string(), signals)
-    {
-        tracing::warn!("leaving before the other nodes: {error:#}");
+    if job.nodes > 1 {
+        launch.part(&address.to_string());
     }
-    Ok(outcome)
+    Ok(launch.outcome())
 }
 
 struct Launch<'a> {
@@ -101,12 +101,20 @@ struct Launch<'a> {
     leave_at: Option<Instant>,
     /// Whether all ranks have ended, and all that they had started.
     over: bool,
+    nodes: Option<Nodes>,
+    /// When the job was found to be failing, or was told to end.
+    bad_since: Option<Instant>,
+    /// The first failure of all nodes, as far as it is known.
+    cause: Option<News>,
+    /// Whether node 0, which hosts the store, has gone.
+    is_cut_off: bool,
 }
 
 /// What the loop was woken by.
 #[derive(Clone, Copy)]
 enum Event {
     Signal,
+    News,
     Target(Stream),
     Readable(usize, Stream),
 }
@@ -126,6 +134,10 @@ impl Launch<'_> {
     fn wait(&self) -> Result<Vec<Event>> {
         let mut events = vec![Event::Signal];
         let mut fds = vec![PollFd::from_borrowed_fd(self.signals.fd(), PollFlags::IN)];
+        if let Some(nodes) = self.nodes.as_ref().filter(|_| !self.over) {
+            events.push(Event::News);
+            fds.push(PollFd::from_borrowed_fd(nodes.fd(), PollFlags::IN));
+        }
         for (target, fd, flags) in self.printer.targets() {
             events.push(Event::Target(target));
             fds.push(PollFd::from_borrowed_fd(fd, flags));
@@ -145,6 +157,7 @@ impl Launch<'_> {
     fn handle(&mut self, event: Event) -> Result<()> {
         match event {
             Event::Signal => return self.take_signals(),
+            Event::News => self.take_news(),
             Event::Target(target) => {
                 if !self.printer.advance(target) {
                     self.close(target);
@@ -188,6 +201,66 @@ impl Launch<'_> {
         self.look_at_ranks()
     }
 
+    /// What other nodes tell. Their failures are ours.
+    fn take_news(&mut self) {
+        for heard in self.nodes.as_ref().map(Nodes::take).unwrap_or_default() {
+            match heard {
+                Heard::News(News::Left) => {}
+                Heard::News(news @ News::Failed { .. }) => {
+                    self.printer.say(&news.to_string());
+                    self.cause.get_or_insert(news);
+                    self.fail();
+                }
+                Heard::News(news @ News::Told { signal, again, .. }) => {
+                    self.printer.say(&news.to_string());
+                    self.interrupted = Some(signal);
+                    self.bad_since.get_or_insert_with(Instant::now);
+                    match Signal::from_named_raw(signal) {
+                        Some(_) if again => {
+                            self.at_once = true;
+                            self.kill();
+                        }
+                        Some(signal) => self.tell_to_end(signal),
+                        None => {}
+                    }
+                }
+                Heard::Gone(why) => {
+                    self.printer.say(&format!("node 0 is gone: {why}"));
+                    self.is_cut_off = true;
+                    self.fail();
+                }
+            }
+        }
+    }
+
+    /// The job has failed: ranks that have not ended soon are told to.
+    fn fail(&mut self) {
+        // Ranks that were told to end have been told how long they may take.
+        if self.bad_since.is_none() && self.interrupted.is_none() {
+            self.end_at = Instant::now().checked_add(LAST_WORDS);
+        }
+        self.bad_since.get_or_insert_with(Instant::now);
+    }
+
+    /// Leaves together with the other nodes, and learns from them why the job failed.
+    fn part(&mut self, store: &str) {
+        // As long as they may take to end, and a moment.
+        let most = self.job.grace.saturating_add(LAST_WORDS + 2 * descendants::DYING);
+        let limit = self.bad_since.and_then(|since| since.checked_add(most));
+        let shares = self.nodes.is_some();
+        // Without others to agree with, this only decides how long they have a store.
+        if !shares && self.job.node == 0 && self.code() != 0 && self.interrupted.is_some() {
+            return;
+        }
+        match nodes::part(self.job, store, self.nodes.take(), limit, self.signals) {
+            Ok(cause) => self.cause = cause.or(self.cause.take()),
+            Err(error) => tracing::warn!("leaving before the other nodes: {error:#}"),
+        }
+        if let Some(cause) = &self.cause {
+            guard::say(format!("the job failed: {cause}"));
+        }
+    }
+
     /// A signal to the launcher is meant for the ranks.
     fn pass_on(&mut self, signal: i32) {
         tracing::debug!(signal = signals::name(signal), "passed on to the ranks");
@@ -201,12 +274,24 @@ impl Launch<'_> {
             (Request::First | Request::Again, _) if self.over => self.abandon_output(),
             (Request::Other, Some(_)) if self.over => {}
             (Request::Other, Some(signal)) => self.send(signal),
-            (Request::First, Some(signal)) => self.tell_to_end(signal),
-            (Request::Again, Some(_)) => {
+            (Request::First, Some(signal)) => {
+                self.tell_nodes(signal, false);
+                self.tell_to_end(signal);
+            }
+            (Request::Again, Some(signal)) => {
+                self.tell_nodes(signal, true);
                 self.at_once = true;
-                self.printer.say(&format!("{} again: killing the ranks", signals::name(signal)));
+                let name = signals::name(signal.as_raw());
+                self.printer.say(&format!("{name} again: killing the ranks"));
                 self.kill();
             }
+        }
+    }
+
+    fn tell_nodes(&mut self, signal: Signal, again: bool) {
+        self.bad_since.get_or_insert_with(Instant::now);
+        if let Some(nodes) = &self.nodes {
+            nodes.tell(News::Told { node: self.job.node, signal: signal.as_raw(), again });
         }
     }
 
@@ -253,12 +338,16 @@ impl Launch<'_> {
     fn take_failure(&mut self, index: usize, failure: Failure) {
         self.failed.push(index);
         let (first, keep) = (self.failed.len() == 1, self.job.on_failure == OnFailure::Keep);
-        if first || keep && !failure.is_due_to(&self.sent) {
+        // Ended by us for the failure of another node.
+        let is_consequence = self.cause.is_some() && failure.is_due_to(&self.sent);
+        if first && !is_consequence || keep && !failure.is_due_to(&self.sent) {
             self.tell(index, failure);
         }
-        // Ranks that were told to end have been told how long they may take.
-        if first && self.interrupted.is_none() && !keep {
-            self.end_at = Instant::now().checked_add(LAST_WORDS);
+        if first && !keep && !is_consequence {
+            if let Some(nodes) = &self.nodes {
+                nodes.tell(News::Failed { node: self.job.node, failure });
+            }
+            self.fail();
         }
     }
 
@@ -391,7 +480,12 @@ impl Launch<'_> {
             OnFailure::Keep => survivor.or(first),
             OnFailure::Kill => first,
         };
-        decisive.map_or(0, |failure| failure.end.code())
+        let own = decisive.map_or(0, |failure| failure.end.code());
+        match &self.cause {
+            Some(News::Failed { failure, .. }) => failure.end.code(),
+            _ if self.is_cut_off && decisive.is_none_or(|f| f.is_due_to(&self.sent)) => 1,
+            _ => own,
+        }
     }
 
     /// The failures after the first that are not our own doing.

@@ -5,18 +5,20 @@
 #![deny(unsafe_code, missing_docs)]
 
 mod descendants;
-mod farewell;
 pub mod guard;
 mod job;
 mod launch;
+mod nodes;
 mod output;
 mod pump;
 mod rank;
+mod secret;
 mod signals;
 mod spawn;
 
 use std::ffi::OsString;
 use std::fmt;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -25,6 +27,7 @@ use anyhow::Result;
 pub use job::{GRACE, Job, OnFailure};
 pub use launch::{launch, launch_watched};
 pub use rank::End;
+pub use secret::Secret;
 pub use signals::{Request, Requests, Signals, name as signal_name};
 
 /// Starts a program as several ranks
@@ -51,6 +54,12 @@ pub struct Args {
     #[arg(long, value_name = "P")]
     master_port: Option<u16>,
 
+    /// The file with the job's secret, the same on all nodes and of mode 0600: 16 bytes or more
+    ///
+    /// On one node the launcher makes a secret of its own, unless SYMMEM_SECRET or SYMMEM_SECRET_FILE is set.
+    #[arg(long, value_name = "F")]
+    secret_file: Option<PathBuf>,
+
     /// How long ranks that are told to end may take before they are killed
     ///
     /// They are told when another has failed, and when the launcher gets SIGINT, SIGTERM, SIGHUP or SIGQUIT. A second
@@ -75,7 +84,19 @@ impl Args {
 
     /// Runs the job.
     pub fn run(self) -> Result<ExitCode> {
+        let secret = match &self.secret_file {
+            Some(path) => Secret::file(path)?,
+            None if self.nnodes > 1 => Secret::Inherited,
+            None => Secret::own(),
+        };
+        if self.nnodes > 1 && self.node_rank == 0 && !secret.is_there() {
+            tracing::warn!(
+                "several nodes and no secret: whoever reaches the store can disturb the job, and what passes between nodes is not \
+                 encrypted; give every node the same --secret-file"
+            );
+        }
         let job = Job {
+            secret,
             nodes: self.nnodes.into(),
             node: self.node_rank.into(),
             master_addr: self.master_addr,

@@ -11,6 +11,7 @@ pub mod conformance;
 pub mod kernels;
 mod nccl;
 mod processes;
+mod ucx;
 
 pub use nccl::{FakeNccl, Live};
 pub use processes::{
@@ -18,6 +19,7 @@ pub use processes::{
     stop_until,
 };
 pub use symmem_chaos::random::Random;
+pub use ucx::has_ucx;
 
 /// The path of the test function that it stands in, as the test harness names it.
 #[macro_export]

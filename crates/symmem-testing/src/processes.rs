@@ -12,7 +12,7 @@ use symmem::World;
 use symmem::store::TcpServer;
 
 /// Tells a process that it is a rank of the test named in it.
-const TEST: &str = "SYMMEM_TEST";
+pub(crate) const TEST: &str = "SYMMEM_TEST";
 /// Longer than any test should take on a busy machine: a hang ends here instead of never.
 const HANG: Duration = Duration::from_secs(120);
 

@@ -22,7 +22,7 @@
 #![deny(unsafe_code, missing_docs)]
 #![cfg_attr(not(loom), warn(missing_debug_implementations))]
 // Without devices, hooks that only they use are left.
-#![cfg_attr(not(feature = "cuda"), allow(dead_code, unused_imports))]
+#![cfg_attr(not(all(feature = "cuda", feature = "ucx")), allow(dead_code, unused_imports))]
 
 mod collectives;
 #[cfg(feature = "cuda")]
@@ -41,6 +41,7 @@ mod signal;
 pub mod store;
 mod symmetric;
 mod sync;
+mod wire;
 
 /// For the `symmem` program, its benchmark and its tests. Not part of the interface: it may change in any release.
 #[doc(hidden)]
@@ -50,6 +51,7 @@ pub mod internals {
     pub use crate::machine::{Costs, InUse, Measured, Origin, costs_path, measure};
     #[cfg(fuzzing)]
     pub use crate::mesh::fuzzing::frames as fuzz_frames;
+    pub use crate::mesh::{between_hosts, host_identity};
 }
 
 /// What the models in `tests/loom.rs` explore.

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use symmem::{World, WorldBuilder};
-use symmem_testing::{Ranks, conformance, test_name};
+use symmem_testing::{Ranks, conformance, has_ucx, test_name};
 
 fn options(backend: &str) -> WorldBuilder {
     let timeout = Duration::from_secs(20);
@@ -29,22 +29,31 @@ fn processes(test: &'static str, ranks: usize, check: impl Fn(World)) {
 
 /// On two hosts: the first half of the ranks on one of them, so that each has ranks on its own and on the other.
 fn two_hosts(test: &'static str, ranks: usize, check: impl Fn(World)) {
-    on_hosts(test, ranks, |rank| usize::from(rank >= ranks.div_ceil(2)), check);
+    on_hosts(test, ranks, "mesh", |rank| usize::from(rank >= ranks.div_ceil(2)), check);
+}
+
+/// Likewise, with UCX between the hosts, where there is one.
+fn two_hosts_over_ucx(test: &'static str, ranks: usize, check: impl Fn(World)) {
+    if has_ucx(test) {
+        on_hosts(test, ranks, "ucx", |rank| usize::from(rank >= ranks.div_ceil(2)), check);
+    }
 }
 
 /// Each rank on a host of its own.
 fn a_host_each(test: &'static str, ranks: usize, check: impl Fn(World)) {
-    on_hosts(test, ranks, |rank| rank, check);
+    on_hosts(test, ranks, "mesh", |rank| rank, check);
 }
 
 /// Each rank on the host of this number.
 fn on_hosts(
     test: &'static str,
     ranks: usize,
+    wire: &str,
     host: impl Fn(usize) -> usize,
     check: impl Fn(World),
 ) {
-    Ranks::new(ranks).start(test, || {
+    let ranks = Ranks::new(ranks).env("SYMMEM_WIRE", wire).env("UCX_MEM_EVENTS", "n");
+    ranks.start(test, || {
         let rank: usize = std::env::var("RANK").unwrap().parse().unwrap();
         // SAFETY: this process has no other thread that reads the environment.
         unsafe { std::env::set_var("SYMMEM_HOST", format!("host-{}", host(rank))) };
@@ -69,6 +78,10 @@ mod every_backend {
         symmem_testing::everywhere!(host: crate::two_hosts, "host");
     }
 
+    mod two_hosts_over_ucx {
+        symmem_testing::everywhere!(host: crate::two_hosts_over_ucx, "host");
+    }
+
     mod a_host_each {
         symmem_testing::everywhere!(host: crate::a_host_each, "host");
     }
@@ -80,6 +93,7 @@ macro_rules! conforms {
         conforms! { @ threads_over_host_memory $($name($ranks);)* }
         conforms! { @ processes $($name($ranks);)* }
         conforms! { @ two_hosts $($name($ranks);)* }
+        conforms! { @ two_hosts_over_ucx $($name($ranks);)* }
     };
     (on one host: $($name:ident($ranks:expr);)*) => {
         mod one_host {

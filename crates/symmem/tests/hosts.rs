@@ -19,6 +19,7 @@ mod hosts {
     mod namespaces;
     mod settings;
     mod strangers;
+    mod ucx;
 
     fn rank() -> usize {
         std::env::var("RANK").unwrap().parse().unwrap()

@@ -58,12 +58,12 @@ pub(in super::super) fn entries<'a>(
         let peers = peers.into_iter().filter_map(|name| Some((name, compare(name, true)?)));
         let peer = peers.min_by(|a, b| a.1.median.total_cmp(&b.1.median));
         // Of the other rows those that somebody else has too.
-        (of.is_sized() || peer.is_some()).then(|| Entry {
+        (of.is_sized() || of.hosts.is_some() || peer.is_some()).then(|| Entry {
             of,
             median: line.over_rounds(|r| r.median_us),
             p10: line.over_rounds(|r| r.p10_us),
             p90: line.over_rounds(|r| r.p90_us),
-            floor: compare("limits", false),
+            floor: compare(if of.hosts.is_some() { "sockets" } else { "limits" }, false),
             peer,
         })
     };
@@ -89,7 +89,15 @@ pub(super) fn text(lines: &[Line<'_>], records: &[Record]) -> String {
     }
     let peers = records.iter().any(|record| !record.is_own());
     let mut table = Table::new();
-    let header = HEADER.iter().chain(PEER_HEADER.iter().filter(|_| peers));
+    let floor =
+        if records.iter().any(|record| record.hosts.is_some()) { "sockets" } else { "floor" };
+    let times = format!("× {floor}");
+    let own = HEADER.iter().map(|name| match *name {
+        "floor" => floor,
+        "× floor" => &times,
+        name => name,
+    });
+    let header = own.chain(PEER_HEADER.into_iter().filter(|_| peers));
     table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header);
     table.set_content_arrangement(ContentArrangement::Disabled);
     for entry in &entries {
@@ -114,7 +122,11 @@ pub(in super::super) fn cells(entry: &Entry<'_>) -> Vec<String> {
     vec![
         entry.of.collective.clone(),
         entry.of.dtype.clone(),
-        if entry.of.is_sized() { human(entry.of.bytes) } else { dash() },
+        if entry.of.bytes > 0 && (entry.of.is_sized() || entry.of.hosts.is_some()) {
+            human(entry.of.bytes)
+        } else {
+            dash()
+        },
         entry.of.ranks.to_string(),
         time(entry.median),
         time(entry.p10),

@@ -74,7 +74,7 @@ impl Line<'_> {
     }
 
     fn is_sized(&self) -> bool {
-        self.first().is_some_and(|record| record.is_sized() || !record.is_own())
+        self.first().is_some_and(|r| r.is_sized() || !r.is_own() || r.hosts.is_some())
     }
 
     /// The median over the rounds of one of their figures.

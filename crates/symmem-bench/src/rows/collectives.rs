@@ -11,7 +11,7 @@ use super::super::measure::Case;
 use super::super::settings::{Memory, Settings, algorithm};
 use super::super::value::Value;
 use super::data::{Data, Input, Kind, ROOT, Way, make};
-use super::{How, Make, Measure, Measures, Row, limits};
+use super::{How, Measure, Measures, Row, limits};
 
 pub(super) const ALL_REDUCE: Row = row("all_reduce", "in place, as all those below over sizes");
 pub(super) const REDUCE_SCATTER: Row = row("reduce_scatter", "into private memory");
@@ -41,14 +41,39 @@ const SAMPLES: [(usize, usize); 4] = [(TINY, 300), (16 << 10, 500), (1 << 20, 25
 
 /// For each type and size the floor and then the library, so that both run under the same conditions.
 fn measures(name: &'static str, settings: &Settings) -> Vec<Measure> {
-    let one = |dtype, bytes: usize, system: &'static str, make: Make| Measure {
-        system,
+    let both = |ours: Measure| {
+        let floor = Measure {
+            system: "limits",
+            memory: Memory::Symmetric.name(),
+            algorithm: "-",
+            make: Some(make::<limits::Floor>),
+            ..ours.clone()
+        };
+        [floor, ours]
+    };
+    library(name, settings).into_iter().flat_map(both).collect()
+}
+
+/// Those of the library, for each type and size.
+pub(super) fn library(name: &'static str, settings: &Settings) -> Vec<Measure> {
+    let chooses = name == "all_reduce" && settings.memory == Memory::Symmetric;
+    let one = |dtype, bytes| Measure {
+        dtype,
+        memory: settings.memory.name(),
+        algorithm: if chooses { settings.algorithm() } else { "-" },
+        make: Some(make::<Library>),
+        ..sized(name, bytes, settings)
+    };
+    let types = settings.dtypes().into_iter();
+    types.flat_map(|t| settings.sizes().into_iter().map(move |b| one(t, b))).collect()
+}
+
+/// How often and how long so many bytes are measured.
+pub(super) fn sized(name: &'static str, bytes: usize, settings: &Settings) -> Measure {
+    Measure {
         collective: name,
         bytes,
-        dtype,
         memory: Memory::Symmetric.name(),
-        algorithm: "-",
-        on: None,
         batch: if bytes <= TINY { 20 } else { 1 },
         read: bytes >= READ_FROM,
         samples: SAMPLES.iter().find(|(most, _)| bytes <= *most).map_or(20, |found| found.1),
@@ -56,21 +81,8 @@ fn measures(name: &'static str, settings: &Settings) -> Vec<Measure> {
         time: settings.time(),
         // Large buffers take some dozens of calls to settle in a shared cache.
         warm: if bytes > 1 << 20 { settings.time() } else { settings.time() / 2 },
-        floor: None,
-        target: None,
-        make: Some(make),
-    };
-    let chooses = name == "all_reduce" && settings.memory == Memory::Symmetric;
-    let both = |dtype, bytes| {
-        let ours = Measure {
-            memory: settings.memory.name(),
-            algorithm: if chooses { settings.algorithm() } else { "-" },
-            ..one(dtype, bytes, "symmem", make::<Library>)
-        };
-        [one(dtype, bytes, "limits", make::<limits::Floor>), ours]
-    };
-    let types = settings.dtypes().into_iter();
-    types.flat_map(|t| settings.sizes().into_iter().flat_map(move |b| both(t, b))).collect()
+        ..Measure::TINY
+    }
 }
 
 /// The library's own calls.

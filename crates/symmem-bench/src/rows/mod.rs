@@ -1,6 +1,7 @@
 //! The rows of the table: what there is to measure. A further one is a file here and its name in [`ROWS`].
 
 mod barrier;
+pub(super) mod between;
 mod collectives;
 mod data;
 mod devices;
@@ -24,6 +25,7 @@ pub(super) const ROWS: &[Row] = &[
     floor::ROW,
     barrier::ROW,
     put_signal::ROW,
+    between::PUT,
     collectives::ALL_REDUCE,
     collectives::REDUCE_SCATTER,
     collectives::ALL_GATHER,
@@ -70,6 +72,9 @@ impl Row {
         if settings.backend == Backend::Cuda {
             return devices::measures(self.name, settings);
         }
+        if settings.shape().is_some() {
+            return between::measures(self.name, settings);
+        }
         match self.measures {
             Measures::Fixed(measures) => measures.to_vec(),
             Measures::BySize(measures) => measures(self.name, settings),
@@ -97,10 +102,12 @@ pub(super) enum How {
 /// One line of the table.
 #[derive(Clone, Debug)]
 pub(super) struct Measure {
-    /// `symmem`, or `limits` for what the machine itself allows.
+    /// `symmem`, or `limits` for what the machine itself allows, `sockets` for what its network does.
     pub(super) system: &'static str,
     pub(super) collective: &'static str,
     pub(super) bytes: usize,
+    /// Of bare sockets: how many bytes pass instead.
+    pub(super) wire: usize,
     pub(super) dtype: &'static str,
     /// `symmetric` or `slices`.
     pub(super) memory: &'static str,
@@ -111,6 +118,8 @@ pub(super) struct Measure {
     pub(super) batch: usize,
     /// Whether the reading of the result is timed too, as a figure of its own.
     pub(super) read: bool,
+    /// Whether it begins with rank 0, which sends, and not with the last rank.
+    pub(super) one_way: bool,
     /// Samples in one round, if there is time for so many.
     pub(super) samples: usize,
     /// Samples in one round in any case.
@@ -132,12 +141,14 @@ impl Measure {
         system: "symmem",
         collective: "",
         bytes: 0,
+        wire: 0,
         dtype: "-",
         memory: "-",
         algorithm: "-",
         on: None,
         batch: 20,
         read: false,
+        one_way: false,
         samples: 300,
         least: 20,
         time: Duration::from_millis(700),

@@ -6,7 +6,7 @@ use super::{Row, row};
 const SECRET: &str = "SYMMEM_SECRET";
 
 /// Names and meanings.
-const VARIABLES: [(&str, &str); 27] = [
+const VARIABLES: [(&str, &str); 28] = [
     ("SYMMEM_TIMEOUT", "seconds after which a wait gives up; 0 for ever; default 300"),
     (
         "SYMMEM_DEVICE_TIMEOUT",
@@ -49,6 +49,10 @@ const VARIABLES: [(&str, &str); 27] = [
         "the file of NCCL; default the one in use, that of a Python package, or what the linker finds",
     ),
     ("SYMMEM_NVSHMEM", "the file of NVSHMEM; likewise"),
+    (
+        "SYMMEM_WIRE",
+        "ucx or mesh: how ranks reach those of other hosts; default ucx if all have it and there is no secret",
+    ),
     ("SYMMEM_UCX", "the file of UCX, libucp.so.0; likewise"),
     ("RANK", "this process's rank in the world; set by symmem run and torchrun"),
     ("WORLD_SIZE", "how many ranks there are; without it this process is alone"),

@@ -310,7 +310,7 @@ impl<T: Element> Symmetric<T> {
 
 /// All ranks' parts into `to`, which has room for them.
 fn gather_parts(memory: &Memory, call: &Call, to: *mut u8) -> Result<()> {
-    memory.read_parts(*call, true, |parts| {
+    memory.read_large(*call, true, |parts| {
         for rank in memory.ranks_from_own() {
             let to = to.wrapping_add(rank * memory.bytes());
             // SAFETY: nobody writes the part; there is room for each.
@@ -328,7 +328,7 @@ fn fetch_rows(
     out: *mut u8,
 ) -> Result<()> {
     let bytes = row * memory.size();
-    memory.read_parts(*call, true, |parts| {
+    memory.read_large(*call, true, |parts| {
         for piece in pieces.iter().filter(|piece| piece.rows != 0) {
             let from = parts[piece.source].wrapping_add(piece.from * bytes);
             let to = out.wrapping_add(piece.to * bytes);

@@ -173,7 +173,7 @@ impl Memory {
     }
 
     #[inline(never)] // or the way of a small message would have to save its registers
-    fn read_large(
+    pub(super) fn read_large(
         &self,
         call: Call,
         is_source: bool,

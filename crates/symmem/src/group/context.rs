@@ -14,9 +14,12 @@ use crate::signal::Layout;
 use crate::store::{SharedStore, TcpServer};
 use crate::sync::Ordering;
 use crate::sync::atomic::AtomicBool;
+use crate::wire::Choice;
 
 pub(crate) struct Context {
     pub(crate) mesh: Mesh,
+    /// How its ranks reach those of other hosts.
+    pub(crate) choice: Choice,
     pub(crate) store: SharedStore,
     /// For users' memory.
     pub(crate) backend: Arc<dyn Backend>,
@@ -59,6 +62,7 @@ impl Context {
     ) -> Result<Self> {
         let pad_backend: Arc<dyn Backend> =
             if mesh.in_one_process() { Arc::new(Process) } else { Arc::new(Host) };
+        let choice = Choice::prepare(&mesh)?;
         let world: Arc<WorldPads> = Arc::default();
         // The first to be told of losses, so that every group finds them in the order that all ranks see.
         let observer: Weak<WorldPads> = Arc::downgrade(&world);
@@ -66,6 +70,7 @@ impl Context {
         Ok(Self {
             pad_backend,
             mesh,
+            choice,
             store,
             backend,
             pad_size,
@@ -133,6 +138,13 @@ impl Context {
         (0..Layout::THREADS).filter_map(read).collect()
     }
 
+    /// Says goodbye to all ranks, after all that they were told.
+    pub(super) fn leave(&self, how: &str, blamed: Option<usize>) {
+        self.choice.finish();
+        self.mesh.leave(how, blamed);
+        self.choice.end();
+    }
+
     pub(crate) fn persistent(&self) -> MutexGuard<'_, HashMap<u64, (DType, Arc<Block>)>> {
         lock(&self.persistent)
     }
@@ -142,7 +154,7 @@ impl Drop for Context {
     fn drop(&mut self) {
         let farewell = Farewell::now();
         self.world.say(farewell);
-        self.mesh.leave(farewell.text(), None);
+        self.leave(farewell.text(), None);
     }
 }
 

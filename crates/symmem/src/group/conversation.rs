@@ -164,7 +164,7 @@ impl Conversation<'_> {
     }
 
     /// Tells all how our part went and learns how theirs did.
-    fn conclude<T>(&self, done: Result<T>) -> Result<T> {
+    pub(super) fn conclude<T>(&self, done: Result<T>) -> Result<T> {
         let done = done.or_else(|e| self.abort(Phase::Outcome, e))?;
         self.send_all(Phase::Outcome, &Body::Done, std::iter::repeat_with(|| None))?;
         // Who gave up waiting for a peer takes its own word back: that peer may come and find everything done.

@@ -21,6 +21,10 @@ use crate::mesh::{Gone, Listener, Phase, Scope, Subject};
 use crate::signal::{Layout, Signals};
 use crate::sync::atomic::AtomicU32;
 use crate::sync::{Deadline, Expiry, Ordering, Patience, Setting, SharedWord, lock_by};
+use crate::wire::Offer;
+
+/// The operation that forms the group of all ranks.
+pub(super) const WORLD: &str = "world";
 
 /// A group as its creator wants it.
 pub(super) struct Plan {
@@ -70,7 +74,8 @@ impl Plan {
         let words = pad.region().words(4 * Layout::RATES, rates.len())?;
         words.iter().zip(&rates).for_each(|(word, rate)| word.store(*rate, Ordering::Relaxed));
         let id = crate::mesh::endpoint::random()?;
-        let data = postcard::to_stdvec(&Card { id, rates }).unwrap_or_default();
+        let offer = context.choice.offer().filter(|_| self.op == WORLD).cloned();
+        let data = postcard::to_stdvec(&Card { id, rates, offer }).unwrap_or_default();
         Ok((pad, Proposal::new(&self.terms(), data)))
     }
 
@@ -121,6 +126,8 @@ struct Card {
     id: u128,
     /// What all plan with, by rank 0.
     rates: Vec<u32>,
+    /// Of the world: how the member would talk with other hosts.
+    offer: Option<Offer>,
 }
 
 /// A group whose members have not all been heard of.
@@ -291,8 +298,15 @@ impl Inner {
         let (proposals, memories) = collected?;
         let proposals = forming.proposals.insert(proposals);
         conversation.agree(&self.plan.terms(), proposals)?;
-        let card = |proposal: &Proposal| postcard::from_bytes::<Card>(&proposal.data).ok();
-        let card = proposals.first().and_then(card).ok_or_else(|| conversation.garbled(0))?;
+        let read = |(rank, proposal): (usize, &Proposal)| {
+            postcard::from_bytes::<Card>(&proposal.data).map_err(|_| conversation.garbled(rank))
+        };
+        let mut cards: Vec<Card> = proposals.iter().enumerate().map(read).collect::<Result<_>>()?;
+        if self.plan.op == WORLD {
+            let offers: Vec<_> = cards.iter_mut().map(|card| card.offer.take()).collect();
+            self.settle_transport(&conversation, &offers)?;
+        }
+        let card = cards.into_iter().next().ok_or_else(|| conversation.garbled(0))?;
         let pads = self.map_pads(&pad, memories, &card).inspect_err(|e| {
             // For us and for all others this group is broken.
             let how = format!("it could not map the group's pads: {e}");
@@ -317,12 +331,34 @@ impl Inner {
         if let Some(call) = self.not_made.lock().unwrap_or_else(PoisonError::into_inner).take() {
             formed.put_off(&call);
         }
-        if self.plan.op == "world" {
+        if self.plan.op == WORLD {
             self.context.world.set(formed);
         }
         self.context.mesh.inbox().close(&self.health.subject);
         // Who was lost while nobody could be told through the pads.
         self.health.pass_on();
+        Ok(())
+    }
+
+    /// How the ranks of a world reach those of other hosts.
+    fn settle_transport(
+        &self,
+        conversation: &Conversation<'_>,
+        offers: &[Option<Offer>],
+    ) -> Result<()> {
+        let Context { choice, mesh, .. } = &*self.context;
+        if !choice.settle(mesh, offers)? {
+            return Ok(());
+        }
+        match conversation.conclude(choice.connect(mesh, conversation.deadline)) {
+            Ok(()) => choice.go_with(),
+            Err(e @ (Error::Unavailable { .. } | Error::PeerFailed { .. }))
+                if choice.is_optional() =>
+            {
+                choice.go_without(mesh, &e.to_string());
+            }
+            Err(e) => return Err(e),
+        }
         Ok(())
     }
 
@@ -357,7 +393,7 @@ impl Inner {
                 .map(|r| r.part(0, words).and_then(Words::new))
                 .collect::<Result<_>>()?,
             stages: whole.iter().map(|r| r.part(staging, 2 * STAGE)).collect::<Result<_>>()?,
-            wire: Wire::to(mesh, &self.plan.members, card.id),
+            wire: Wire::to(&self.context, &self.plan.members, card.id),
         })
     }
 

@@ -16,6 +16,7 @@ mod shrink;
 mod signals;
 mod staging;
 mod subgroup;
+mod told;
 mod waiting;
 mod wire;
 mod world;
@@ -37,7 +38,8 @@ pub(crate) use resync::Resync;
 pub(crate) use sequence::Running;
 pub(crate) use signals::Act;
 pub(crate) use staging::{STAGE, Staging};
-pub(crate) use wire::{Ask, Place};
+pub(crate) use told::Ask;
+pub(crate) use wire::Place;
 pub(crate) use world::{DEFAULT_TIMEOUT, setting};
 
 use crate::error::{Error, Result};

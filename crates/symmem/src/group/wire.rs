@@ -5,74 +5,21 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use serde::{Deserialize, Serialize};
-
 use super::Group;
+use super::context::Context;
 use super::form::Formed;
 use super::signals::Act;
 use super::staging::STAGE;
+use super::told::{Ask, Told, Whole, encode};
 use crate::error::{Error, Result};
 use crate::memory::block::{Access, Block, Mapping};
 use crate::memory::region::Region;
 use crate::memory::units::{load_units, store_units};
-use crate::mesh::{FarLine, Listener, MOST, Mesh};
+use crate::mesh::Listener;
 use crate::signal::{GROUP, News, Nonsense, SlotAct};
 use crate::sync::shared::{AtomicU32, AtomicU64};
 use crate::sync::{Deadline, Ordering};
-
-/// One message.
-#[derive(Debug, Serialize, Deserialize)]
-enum Told<'a> {
-    /// What happens in the pads.
-    News(News),
-    /// A piece of what it stages for exchange `epoch`, from byte `at` of its staging buffer on.
-    Staged { epoch: u32, at: usize, bytes: Whole<'a> },
-    /// Bytes for our part of the memory of rendezvous `memory`, from byte `at` on, touched by atomics of `unit` bytes.
-    Put { memory: u64, at: usize, unit: u8, bytes: Whole<'a> },
-    /// Something to do there of which it wants to know the result.
-    Ask { ticket: u64, memory: u64, at: usize, unit: u8, ask: Ask },
-    /// The result, or why there is none.
-    Answer {
-        ticket: u64,
-        #[serde(borrow)]
-        answer: std::result::Result<Whole<'a>, String>,
-    },
-    /// Why a `Put` was not done.
-    Refused { memory: u64, why: String },
-}
-
-/// Bytes that are written as one, and not as a list of numbers, which would take far longer.
-#[derive(Clone, Copy)]
-struct Whole<'a>(&'a [u8]);
-
-impl Serialize for Whole<'_> {
-    fn serialize<S: serde::Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
-        to.serialize_bytes(self.0)
-    }
-}
-
-impl<'de: 'a, 'a> Deserialize<'de> for Whole<'a> {
-    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
-        <&[u8]>::deserialize(from).map(Self)
-    }
-}
-
-impl std::fmt::Debug for Whole<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} bytes", self.0.len())
-    }
-}
-
-/// What a rank asks for.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) enum Ask {
-    /// So many bytes.
-    Read(usize),
-    /// To add this, wrapping, to an integer of `unit` bytes, and what was there before.
-    Add(u64),
-    /// To replace `expected` by `new`, and what was there before.
-    Swap { expected: u64, new: u64 },
-}
+use crate::wire::Transport;
 
 /// A place in a rank's part of the memory of a rendezvous.
 #[derive(Clone, Copy, Debug)]
@@ -86,14 +33,14 @@ pub(crate) struct Place {
     pub(crate) unit: usize,
 }
 
-/// The most bytes of data in one message: a whole number of units of any size.
-const DATA: usize = (MOST - 64) / 64 * 64;
-
 /// The way from one member of a group to those on other hosts.
 pub(super) struct Wire {
     group: u128,
-    /// By rank in the group; nothing for those of this host.
-    lines: Vec<Option<FarLine>>,
+    transport: Arc<dyn Transport>,
+    /// By rank in the group: whether it is on another host.
+    far: Vec<bool>,
+    /// Those of them, by their numbers in the world.
+    far_members: Vec<usize>,
     /// World ranks, in group order.
     members: Vec<usize>,
     /// What peers may put to and ask of, by the number of its rendezvous.
@@ -121,11 +68,14 @@ type Answer = std::result::Result<Vec<u8>, String>;
 
 impl Wire {
     /// To these ranks of the world; nothing if all are on this host.
-    pub(super) fn to(mesh: &Mesh, members: &[usize], group: u128) -> Option<Self> {
-        let lines: Vec<_> = members.iter().map(|&member| mesh.far_line(member)).collect();
-        lines.iter().any(Option::is_some).then(|| Self {
+    pub(super) fn to(context: &Context, members: &[usize], group: u128) -> Option<Self> {
+        let far: Vec<bool> = members.iter().map(|&m| !context.mesh.is_local(m)).collect();
+        let transport = context.choice.chosen().filter(|_| far.contains(&true))?;
+        Some(Self {
             group,
-            lines,
+            transport: Arc::clone(transport),
+            far,
+            far_members: members.iter().copied().filter(|&m| !context.mesh.is_local(m)).collect(),
             members: members.to_vec(),
             memories: Mutex::default(),
             asked: Mutex::default(),
@@ -133,17 +83,27 @@ impl Wire {
         })
     }
 
+    /// The most bytes of data in one message: a whole number of units of any size.
+    fn most(&self) -> usize {
+        (self.transport.most() - 64) / 64 * 64
+    }
+
+    /// A rank on another host, by its number in the world.
+    fn world_rank(&self, rank: usize) -> Option<usize> {
+        self.members.get(rank).copied().filter(|_| self.is_far(rank))
+    }
+
     pub(super) fn is_far(&self, rank: usize) -> bool {
-        self.lines.get(rank).is_some_and(Option::is_some)
+        self.far.get(rank).is_some_and(|far| *far)
     }
 
     pub(super) fn far_ranks(&self) -> impl Iterator<Item = usize> {
-        (0..self.lines.len()).filter(|&rank| self.is_far(rank))
+        (0..self.far.len()).filter(|&rank| self.is_far(rank))
     }
 
     /// Takes in what has come from the members on other hosts.
     pub(super) fn progress(&self) {
-        self.lines.iter().flatten().for_each(FarLine::take_in);
+        self.transport.progress(&self.far_members);
     }
 
     pub(super) fn tell(&self, to: usize, news: &News) {
@@ -157,29 +117,30 @@ impl Wire {
 
     /// Tells rank `to` what this rank has staged, from byte `at` of its buffer on.
     pub(super) fn stage(&self, to: usize, epoch: u32, at: usize, bytes: &[u8]) {
-        for (i, bytes) in bytes.chunks(DATA).enumerate() {
-            let told = Told::Staged { epoch, at: at + i * DATA, bytes: Whole(bytes) };
+        let most = self.most();
+        for (i, bytes) in bytes.chunks(most).enumerate() {
+            let told = Told::Staged { epoch, at: at + i * most, bytes: Whole(bytes) };
             self.post_soon(to, &told); // the arrival comes behind it
         }
     }
 
     fn post(&self, to: usize, told: &Told<'_>) {
-        if let Some(Some(line)) = self.lines.get(to) {
-            line.post(self.group, encode(told));
+        if let Some(to) = self.world_rank(to) {
+            self.transport.post(to, self.group, encode(told));
         }
     }
 
     fn post_soon(&self, to: usize, told: &Told<'_>) {
-        if let Some(Some(line)) = self.lines.get(to) {
-            line.post_soon(self.group, encode(told));
+        if let Some(to) = self.world_rank(to) {
+            self.transport.post_soon(to, self.group, encode(told));
         }
     }
 
     /// Once there is room for it: what nobody answers has no other bound.
     fn send(&self, to: usize, told: &Told<'_>, deadline: Deadline) -> Result<()> {
-        match self.lines.get(to) {
-            Some(Some(line)) => line.send(self.group, encode(told), deadline),
-            _ => Ok(()),
+        match self.world_rank(to) {
+            Some(to) => self.transport.send(to, self.group, encode(told), deadline),
+            None => Ok(()),
         }
     }
 
@@ -210,11 +171,6 @@ impl Wire {
         let served = memories.get(&memory)?;
         Some((served.block.upgrade()?, served.mapping.upgrade()?))
     }
-}
-
-fn encode(told: &Told<'_>) -> Vec<u8> {
-    // Fails only for types that cannot be serialised at all.
-    postcard::to_stdvec(told).unwrap_or_default()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -271,7 +227,9 @@ impl Formed {
             }
             Told::Ask { ticket, memory, at, unit, ask } => {
                 let answer = match wire.served(*memory) {
-                    Some((block, _)) => answer(&block, *at, usize::from(*unit), *ask)?,
+                    Some((block, _)) => {
+                        answer(&block, (*at, wire.most()), usize::from(*unit), *ask)?
+                    }
                     None => Err("the memory is gone there".to_owned()),
                 };
                 let answer = answer.as_deref().map(Whole).map_err(Clone::clone);
@@ -328,7 +286,7 @@ fn place_in(block: &Block, at: usize, bytes: usize, unit: usize) -> Option<*mut 
 /// Does what a peer asks for.
 fn answer(
     block: &Block,
-    at: usize,
+    (at, most): (usize, usize),
     unit: usize,
     ask: Ask,
 ) -> std::result::Result<Answer, Nonsense> {
@@ -339,7 +297,7 @@ fn answer(
     if !block.allows(access) {
         return Ok(Err("the memory is in another phase there".to_owned()));
     }
-    if bytes > DATA {
+    if bytes > most {
         return Err(Nonsense);
     }
     let place = place_in(block, at, bytes, unit).ok_or(Nonsense)?;
@@ -410,9 +368,10 @@ impl Group {
         self.check_refused(op, place.memory)?;
         let deadline = self.deadline().start();
         let Place { rank, memory, at, unit } = place;
-        for (i, bytes) in data.chunks(DATA).enumerate() {
+        let most = wire.most();
+        for (i, bytes) in data.chunks(most).enumerate() {
             let (unit, bytes) = (unit as u8, Whole(bytes));
-            let told = Told::Put { memory, at: at + i * DATA, unit, bytes };
+            let told = Told::Put { memory, at: at + i * most, unit, bytes };
             wire.send(rank, &told, deadline).map_err(|e| self.of_far(op, rank, e))?;
         }
         Ok(())
@@ -421,13 +380,14 @@ impl Group {
     /// Asks a rank on another host, and waits for what it answers: a read, in pieces, into `out`.
     pub(crate) fn get_far(&self, op: &'static str, place: Place, out: &mut [u8]) -> Result<()> {
         let deadline = self.deadline().start();
+        let most = self.wire().ok_or_else(|| self.out_of_reach(place.rank))?.most();
         let mut tickets = Vec::new();
-        for at in (0..out.len()).step_by(DATA) {
-            let ask = Ask::Read(DATA.min(out.len() - at));
+        for at in (0..out.len()).step_by(most) {
+            let ask = Ask::Read(most.min(out.len() - at));
             let place = Place { at: place.at + at, ..place };
             tickets.push(self.ask_far(op, place, ask, deadline)?);
         }
-        for (ticket, out) in tickets.into_iter().zip(out.chunks_mut(DATA)) {
+        for (ticket, out) in tickets.into_iter().zip(out.chunks_mut(most)) {
             let answer = self.await_answer(op, place, ticket, deadline)?;
             if answer.len() != out.len() {
                 return Err(self.bad_answer(op, place.rank, format!("{} bytes", answer.len())));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::Group;
 use super::context::{Context, DeviceRules};
 use super::environment::{self, Assignment};
-use super::form::Plan;
+use super::form::{Plan, WORLD};
 use crate::dtype::Order;
 use crate::error::{Error, Failed, Result};
 use crate::memory::{Backend, by_name};
@@ -99,7 +99,7 @@ impl World {
     /// without this rank, and may write.
     #[allow(unsafe_code)] // S2: for callers whose language has no owners
     pub unsafe fn leave_unchecked(&self) {
-        self.context().mesh.leave("it left", None);
+        self.context().leave("it left", None);
     }
 }
 
@@ -112,7 +112,7 @@ impl Group {
                 Error::Timeout { waiting_for, .. } => waiting_for.first().copied(),
                 _ => None,
             };
-            self.context().mesh.leave(&e.to_string(), blamed);
+            self.context().leave(&e.to_string(), blamed);
         })
     }
 }
@@ -300,7 +300,7 @@ impl WorldBuilder {
         let context = Context::new(mesh, store, backend, pad_size, devices, server)?;
         let context = Arc::new(context);
         let plan = Plan {
-            op: "world",
+            op: WORLD,
             scope: String::new(),
             label: "world".into(),
             _claim: Some(context.claim_name("world".into())?),

@@ -37,20 +37,29 @@ impl Settings {
 
     /// The address, and what it is called in errors.
     fn choose(&self, store: &SharedStore) -> Result<(IpAddr, String)> {
+        self.choose_from(store.local_address(), &|| store.describe())
+    }
+
+    /// The same, of a rank that reaches the store from `local`.
+    fn choose_from(
+        &self,
+        local: Option<IpAddr>,
+        store: &dyn Fn() -> String,
+    ) -> Result<(IpAddr, String)> {
         let (address, named) = match (&self.address, &self.interface) {
             (Some(_), Some(_)) => {
                 return Err(usage(format!("one of {ADDR} and {IFACE}"), "both".to_owned()));
             }
             (Some(text), None) => (parse(text)?, format!("{ADDR}={text}")),
             (None, Some(name)) => (of_interface(name)?, format!("{IFACE}={name}")),
-            (None, None) => match store.local_address() {
+            (None, None) => match local {
                 Some(address) => {
                     (address, "the address by which this rank reaches the store".to_owned())
                 }
                 None => {
                     return Err(Error::Unavailable {
                         what: "an address for ranks of other hosts".into(),
-                        why: format!("{} is not reached over TCP; set {NAMES}", store.describe()),
+                        why: format!("{} is not reached over TCP; set {NAMES}", store()),
                     });
                 }
             },
@@ -72,6 +81,14 @@ impl Settings {
         let expected = || format!("{PORTS} to be two ports, as in 40000-40099");
         range.ok_or_else(|| usage(expected(), format!("{text:?}")))
     }
+}
+
+/// Where ranks of other hosts find one that reaches the store from `local`: the address, what chose it, and its interface.
+pub fn between_hosts(local: Option<IpAddr>) -> Result<(IpAddr, String, Option<String>)> {
+    let (address, named) = Settings::read().choose_from(local, &|| "the store".to_owned())?;
+    let found = interfaces::addresses().unwrap_or_default();
+    let interface = found.into_iter().find(|(_, own)| *own == address).map(|(name, _)| name);
+    Ok((address, named, interface))
 }
 
 /// Listens for ranks of other hosts.

@@ -94,7 +94,9 @@ pub(crate) fn connect(bootstrap: &Bootstrap) -> Result<Mesh> {
     match joining.run(deadline) {
         Ok(()) => {
             let streams = joining.far.map(Far::into_connected).unwrap_or_default();
-            Mesh::connected(bootstrap.rank, joining.connected, streams, hosts)
+            let mesh = Mesh::connected(bootstrap.rank, joining.connected, streams, hosts)?;
+            let key = records.key_between_hosts();
+            Ok(Mesh { tag: tag(token, key), is_sealed: key.is_some(), ..mesh })
         }
         Err(verdict) => {
             // Tells everyone why, before our closed connections do; takes the first verdict as ours.
@@ -103,6 +105,14 @@ pub(crate) fn connect(bootstrap: &Bootstrap) -> Result<Mesh> {
             Err(verdict.error(bootstrap.rank, deadline))
         }
     }
+}
+
+/// What no stranger can guess, where the job has a secret.
+fn tag(token: u128, key: Option<[u8; 32]>) -> u64 {
+    let mut hasher = blake3::Hasher::new_derive_key("symmem 2026 tag of messages between hosts");
+    hasher.update(&token.to_le_bytes()).update(&key.unwrap_or_default());
+    let [a, b, c, d, e, f, g, h, ..] = *hasher.finalize().as_bytes();
+    u64::from_le_bytes([a, b, c, d, e, f, g, h])
 }
 
 /// Listens for ranks of other hosts, and finds out where they do. `is_gone` tells of ranks of this host.

@@ -7,7 +7,7 @@ const LONGEST: usize = 64;
 
 /// The identity of this host: `SYMMEM_HOST`, or the boot id. Host names repeat. Boot ids repeat where ranks run in network
 /// namespaces of one machine, or in copies of one running machine.
-pub(super) fn identity() -> Result<String> {
+pub fn identity() -> Result<String> {
     match std::env::var_os(HOST).filter(|set| !set.is_empty()) {
         Some(set) => checked(&set.to_string_lossy()),
         None => Ok(boot_id()),
@@ -40,7 +40,7 @@ impl Hosts {
         Self { of, names }
     }
 
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.names.len()
     }
 

@@ -99,7 +99,7 @@ impl Inbox {
     }
 
     /// Tells a group what rank `from` of another host has for it. An error says why that rank is none of this job.
-    pub(super) fn tell(&self, from: usize, group: u128, bytes: &[u8]) -> Result<(), String> {
+    pub(crate) fn tell(&self, from: usize, group: u128, bytes: &[u8]) -> Result<(), String> {
         let found = self.listeners().find(from, group, bytes)?;
         found.map_or(Ok(()), |listener| listener.told(from, bytes))
     }

@@ -47,6 +47,12 @@ pub(super) fn addresses() -> Result<Vec<(String, IpAddr)>, Errno> {
     Ok(found.into_iter().filter_map(name).collect())
 }
 
+/// The interface that has this address.
+pub(crate) fn name_of(address: IpAddr) -> Option<String> {
+    let all = addresses().ok()?;
+    all.into_iter().find(|(_, own)| *own == address).map(|(name, _)| name)
+}
+
 /// Takes in the addresses of one answer, with the numbers of their interfaces; whether it is the last.
 fn read(mut answer: &[u8], found: &mut Vec<(u32, IpAddr)>) -> Result<bool, Errno> {
     while let Some(len) = field(answer, 0).map(u32::from_ne_bytes) {

@@ -5,6 +5,7 @@
 //! socket; between hosts, a TCP stream, which carries no memory; between threads of one process, the peer's inbox itself.
 
 mod address;
+mod carrier;
 mod connect;
 pub(crate) mod endpoint;
 mod far;
@@ -22,13 +23,18 @@ mod stream;
 mod watcher;
 mod wire;
 
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use serde::{Deserialize, Serialize};
 
+pub use address::between_hosts;
+pub(crate) use carrier::Carrier;
 pub(crate) use connect::{Bootstrap, connect};
+pub use host::identity as host_identity;
 pub(crate) use inbox::{Gone, Inbox, Message, Shortfall};
+pub(crate) use interfaces::name_of as interface_of;
 pub(crate) use records::Ballot;
 pub(crate) use wire::{FarLine, Listener, MOST};
 
@@ -89,6 +95,10 @@ pub(crate) struct Mesh {
     hosts: Hosts,
     inbox: Arc<Inbox>,
     watcher: Mutex<Option<Watcher>>,
+    /// What messages of this world's ranks have that go other ways between hosts, and those of strangers have not.
+    tag: u64,
+    /// Whether connections between hosts are encrypted.
+    is_sealed: bool,
     /// The process whose connections they are; a fork of it has copies.
     process: u32,
 }
@@ -143,7 +153,7 @@ impl Mesh {
     fn new(rank: usize, links: Vec<Link>, inbox: Arc<Inbox>, watcher: Option<Watcher>) -> Self {
         let (watcher, process) = (Mutex::new(watcher), std::process::id());
         let hosts = Hosts::one(links.len());
-        Self { rank, links, hosts, inbox, watcher, process }
+        Self { rank, links, hosts, inbox, watcher, tag: 0, is_sealed: false, process }
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -171,6 +181,37 @@ impl Mesh {
     pub(crate) fn far_line(&self, rank: usize) -> Option<FarLine> {
         let Some(Link::Stream(stream)) = self.links.get(rank) else { return None };
         Some(FarLine { rank, stream: Arc::clone(stream), peers: self.peers()? })
+    }
+
+    /// The address of this host by which a rank of another one is reached.
+    pub(crate) fn address_between_hosts(&self) -> Option<IpAddr> {
+        let stream = self.links.iter().find_map(|link| match link {
+            Link::Stream(stream) => Some(stream),
+            _ => None,
+        });
+        let address: SocketAddr = rustix::net::getsockname(&**stream?).ok()?.try_into().ok()?;
+        Some(address.ip().to_canonical())
+    }
+
+    pub(crate) fn tag(&self) -> u64 {
+        self.tag
+    }
+
+    /// Whether the job has a secret, and what its hosts say to each other is encrypted.
+    pub(crate) fn is_sealed(&self) -> bool {
+        self.is_sealed
+    }
+
+    /// Who is told what ranks of other hosts have for their groups.
+    pub(crate) fn listeners(&self) -> Arc<Inbox> {
+        Arc::clone(&self.inbox)
+    }
+
+    /// From here on, the watcher also looks after this.
+    pub(crate) fn carry(&self, carrier: Option<Arc<dyn Carrier>>) {
+        if let Some(peers) = self.peers() {
+            peers.carry(carrier);
+        }
     }
 
     /// How many ranks of the world are on this host.

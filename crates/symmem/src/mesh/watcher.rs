@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
+use super::carrier::{self, Carrier};
 use super::inbox::{Gone, Inbox, Message};
 use super::socket::{self, Packet, Received};
 use super::stream::Stream;
@@ -30,6 +31,8 @@ pub(super) struct Peers {
     teller: std::io::PipeWriter,
     /// The thread sleeps until something happens: it sends nothing that is held back meanwhile.
     is_asleep: AtomicBool,
+    /// What else brings messages.
+    carrier: Mutex<Option<Arc<dyn Carrier>>>,
 }
 
 const END: u8 = 0;
@@ -131,12 +134,13 @@ impl Watcher {
             was_looked_at: AtomicBool::new(false),
         };
         let peers = lines.into_iter().map(peer).collect();
-        let (farewells, is_asleep) = (Mutex::default(), AtomicBool::new(false));
-        let peers = Arc::new(Peers { inbox, peers, farewells, teller, is_asleep });
+        let (farewells, carrier) = (Mutex::default(), Mutex::default());
+        let is_asleep = AtomicBool::new(false);
+        let peers = Arc::new(Peers { inbox, peers, farewells, teller, is_asleep, carrier });
         let watched = Arc::clone(&peers);
         let thread = std::thread::Builder::new()
             .name("symmem-watcher".into())
-            .stack_size(512 << 10)
+            .stack_size(1 << 20)
             .spawn(move || {
                 let mut here: Vec<&Peer> = watched.peers.iter().collect();
                 // What came behind a peer's first words has left the kernel, which does not tell of it again.
@@ -167,6 +171,16 @@ impl Drop for Watcher {
 impl Peers {
     fn tell_thread(&self, what: u8) {
         let _ = std::io::Write::write_all(&mut &self.teller, &[what]);
+    }
+
+    /// From here on, the thread also serves this.
+    pub(super) fn carry(&self, carrier: Option<Arc<dyn Carrier>>) {
+        *self.carrier.lock().unwrap_or_else(PoisonError::into_inner) = carrier;
+        self.tell_thread(LOOK);
+    }
+
+    fn carrier(&self) -> Option<Arc<dyn Carrier>> {
+        self.carrier.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Takes in what a rank has sent, unless another thread does. For threads that look again and again.
@@ -200,12 +214,17 @@ impl Peers {
     fn ended_or_served(&self, told: &std::io::PipeReader, peers: &mut Vec<&Peer>) -> bool {
         let mut fds = vec![PollFd::new(told, PollFlags::IN)];
         let mut limit = (!self.farewells().is_empty()).then_some(GRACE / 10);
+        let carrier = self.carrier();
+        let carried = carrier.as_ref().map(|carrier| carrier::serve(&**carrier));
+        if let Some((_, nap)) = carried {
+            limit = Some(limit.map_or(nap, |limit| limit.min(nap)));
+        }
         for peer in peers.iter() {
             let line = peer.line.fd();
             let flags = match peer.was_looked_at.swap(false, Ordering::Relaxed) {
                 false => PollFlags::IN,
                 true => {
-                    limit = Some(LEFT_ALONE);
+                    limit = Some(limit.map_or(LEFT_ALONE, |limit| limit.min(LEFT_ALONE)));
                     PollFlags::empty()
                 }
             };
@@ -217,6 +236,8 @@ impl Peers {
             };
             fds.push(PollFd::from_borrowed_fd(process, flags));
         }
+        let descriptor = carried.and_then(|(descriptor, _)| descriptor);
+        fds.extend(descriptor.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         self.is_asleep.store(limit.is_none(), Ordering::SeqCst);
         // What comes after this is sent by whoever holds it back.
         self.peers.iter().for_each(|peer| peer.line.send_held());
@@ -243,7 +264,20 @@ impl Peers {
             };
             !(readable || ended) || self.serve(peer, ended)
         });
+        for (rank, how) in carrier.map(|carrier| carrier.lost()).unwrap_or_default() {
+            if let Some(at) = peers.iter().position(|peer| peer.rank == rank) {
+                self.lose(peers.swap_remove(at), how);
+            }
+        }
         false
+    }
+
+    /// A carrier has lost a peer, which may just have told how it goes.
+    fn lose(&self, peer: &Peer, how: String) {
+        if self.serve(peer, false) {
+            peer.line.end(); // so that it learns that it is over
+            self.inbox.mark_gone(peer.rank, Gone::lost(how));
+        }
     }
 
     /// Takes in what a peer has sent, and notes if that was its last; false if so.
@@ -257,6 +291,9 @@ impl Peers {
         let closed = take_in(&self.inbox, peer);
         let gone = closed.or_else(|| ended.then(|| Gone::lost("its process ended")));
         let Some(gone) = gone else { return true };
+        if let Some(carrier) = self.carrier().filter(|_| peer.line.is_stream()) {
+            carrier::drain(&*carrier); // what it has told before comes first
+        }
         // If it lives after all, or a child of its holds the connection, they learn that it is over.
         peer.line.end();
         if self.farewells().iter().any(|farewell| farewell.rank == peer.rank) {

@@ -1,5 +1,7 @@
 //! Ranks on several hosts: the protocols over messages that are late, each pair's in order and those of different pairs in any.
 
+#![allow(clippy::unwrap_used, reason = "a broken test may panic")]
+
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock, Weak};
 

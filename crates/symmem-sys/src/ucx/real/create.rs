@@ -112,6 +112,8 @@ fn new_context(ucx: &Ucx, settings: &Settings) -> Result<usize> {
     config.cache_nothing()?;
     if must_copy(ucx.version()) {
         config.set("ZCOPY_THRESH", "inf")?;
+        // A call of the kernel for 64 KiB, and not for 8.
+        config.set_if_known("TCP_TX_SEG_SIZE", "64k")?;
     }
     let params = ContextParams {
         field_mask: context_field::FEATURES
@@ -176,16 +178,20 @@ impl<'a> Config<'a> {
     /// Does without the cache of registered memory: with it, every `munmap` of the process runs code of the library. (That
     /// the library patches `munmap` when it is loaded, only `UCX_MEM_EVENTS=n` in the environment prevents.)
     fn cache_nothing(&self) -> Result<()> {
-        match self.set("RCACHE_ENABLE", "n") {
-            // 1.12 has no such cache at this level.
-            Err(failure) if failure.status == Some(NO_SUCH_SETTING) => {}
-            other => other?,
-        }
+        self.set_if_known("RCACHE_ENABLE", "n")?; // 1.12 has no such cache at this level
         if needs_cache(self.ucx.version()) {
             // Then all bodies travel with their messages.
             self.set("RNDV_THRESH", "inf")?;
         }
         Ok(())
+    }
+
+    /// As `set`, if this version has such a setting.
+    fn set_if_known(&self, name: &str, value: &str) -> Result<()> {
+        match self.set(name, value) {
+            Err(failure) if failure.status == Some(NO_SUCH_SETTING) => Ok(()),
+            other => other,
+        }
     }
 
     /// Sets a value, unless the user has set it in the environment.
