@@ -47,8 +47,8 @@ pub(super) const TCP: Costs = Costs {
     store: 24,
 };
 
-/// TCP as the library uses it: who waits looks at one connection after the other.
-pub(super) const TODAY: Costs = Costs { look: 208_000, search: 1_000, ..TCP };
+/// TCP over the connections of the library's mesh: who waits looks at one connection after the other.
+pub(super) const MESH: Costs = Costs { look: 208_000, search: 1_000, ..TCP };
 
 /// RDMA over 100 Gbit/s.
 pub(super) const RDMA: Costs =

@@ -156,7 +156,7 @@ impl Program for Flat {
 
 #[cfg(test)]
 mod tests {
-    use super::super::costs::{RDMA, TCP, TODAY};
+    use super::super::costs::{MESH, RDMA, TCP};
     use super::*;
 
     #[test]
@@ -180,7 +180,7 @@ mod tests {
     /// Ranks of a host that stand for each other take as long as they would themselves.
     #[test]
     fn folded_ranks_take_as_long() {
-        for costs in [RDMA, TCP, TODAY] {
+        for costs in [RDMA, TCP, MESH] {
             let time = |lanes, weight| {
                 let mut net = Network::new(costs, 32, lanes, weight);
                 let (mut flat, ..) = Flat::all_reduce(&net, 1 << 16, 2);

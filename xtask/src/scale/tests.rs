@@ -42,11 +42,11 @@ fn one_message_takes_each_thing_once() {
 
 #[test]
 fn a_thread_looks_at_all_its_connections() {
-    let looks = 2 * (TODAY.look + 2 * TODAY.search);
-    assert_eq!(run(TODAY, (2, 2), vec![message(0, 3, 8)]), alone(TCP, 8) + looks);
+    let looks = 2 * (MESH.look + 2 * MESH.search);
+    assert_eq!(run(MESH, (2, 2), vec![message(0, 3, 8)]), alone(TCP, 8) + looks);
     // What comes while it takes in another one needs another look.
     let both = vec![message(0, 3, 8), message(1, 3, 8)];
-    assert_eq!(run(TODAY, (2, 2), both), alone(TCP, 8) + 2 * looks + TCP.receive + TCP.bytes(8));
+    assert_eq!(run(MESH, (2, 2), both), alone(TCP, 8) + 2 * looks + TCP.receive + TCP.bytes(8));
 }
 
 #[test]
