@@ -10,6 +10,7 @@ mod gpu;
 mod kernels;
 mod nightly;
 mod python;
+mod scale;
 mod suites;
 mod tidy;
 
@@ -55,6 +56,7 @@ const TASKS: &[Task] = &[
     Task { name: "wheel", options: "", about: "builds the Python package, with the symmem program, into target/wheels (maturin from PyPI)", run: python::wheel },
     Task { name: "dist", options: "[--only sdist|x86_64|aarch64]", about: "what PyPI gets, into target/dist: the source distribution and the manylinux wheels, each checked and tried", run: dist::dist },
     Task { name: "python", options: "[--site DIR] [--profile NAME]", about: "tests the wheel in a clean environment; --site: where torch is, unless SYMMEM_TEST_PYTHON has it; --profile: how it is built (dev)", run: python::python },
+    Task { name: "scale", options: "[--check]", about: "simulates barriers and all-reduces on many hosts: the tables of docs/scale.md; --check: compares them", run: scale::scale },
     Task { name: "fuzz", options: "[--seconds N]", about: "fuzzes each target (default 20 seconds; nightly)", run: nightly::fuzz },
 ];
 

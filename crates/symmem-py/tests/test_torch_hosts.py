@@ -75,7 +75,7 @@ def test_signals_barriers_and_copies_reach_another_host(rank):
         assert (handle.get_buffer(rank, (7,), dtype) == torch.full((7,), far, dtype=dtype)).all()
         handle.barrier()
     with pytest.raises(symmem.Timeout):
-        handle.wait_signal(far, timeout_ms=50)
+        handle.wait_signal(far, channel=9, timeout_ms=50)
     handle.barrier()
     tensor.fill_(rank)
     handle.barrier()
