@@ -22,6 +22,7 @@ mod cuda_fake {
     mod fabric;
     mod failing;
     mod failures;
+    mod hosts;
     mod launching;
     mod mailbox;
     mod memory;

@@ -14,6 +14,7 @@ use symmem_testing::{FakeNccl, Live, Ranks, test_name};
 mod nccl_memory {
     mod device;
     mod everywhere;
+    mod hosts;
 }
 
 const LEN: usize = 1000;

@@ -22,6 +22,7 @@ mod nvshmem_fake {
     mod apart;
     mod choosing;
     mod everywhere;
+    mod hosts;
     mod memory;
     mod ops;
     mod teams;

@@ -7,6 +7,7 @@
 use std::ffi::c_void;
 use std::time::Duration;
 
+use super::nvshmem::Nvshmem;
 use super::symmetric::{Symmetric, View, ViewMut};
 use crate::cuda::device::kernels::parameters;
 use crate::cuda::group::comm::out_of_reach;
@@ -114,7 +115,7 @@ impl<T: Element> Symmetric<T> {
         const NAME: &str = "put";
         let to = self.place(NAME, rank, at, data.len)?;
         if !self.reaches(rank) {
-            return self.nvshmem()?.put(rank, at, data, stream);
+            return self.over_network(NAME, rank)?.put(rank, at, data, stream);
         }
         self.copied(NAME, to, data.address, data.len, stream)
     }
@@ -125,7 +126,7 @@ impl<T: Element> Symmetric<T> {
         const NAME: &str = "get";
         let from = self.place(NAME, rank, at, out.len)?;
         if !self.reaches(rank) {
-            return self.nvshmem()?.get(rank, at, out, stream);
+            return self.over_network(NAME, rank)?.get(rank, at, out, stream);
         }
         self.copied(NAME, out.address, from, out.len, stream)
     }
@@ -250,6 +251,11 @@ impl<T: Element> Symmetric<T> {
     /// Whether rank `rank`'s part has an address here.
     fn reaches(&self, rank: usize) -> bool {
         self.parts.0.get(rank).is_some_and(|&part| part != 0)
+    }
+
+    /// What reaches a rank that only the network connects.
+    fn over_network(&self, name: &'static str, rank: usize) -> Result<Nvshmem<'_, T>> {
+        self.nvshmem().map_err(|_| out_of_reach(self.group(), name, rank))
     }
 
     /// Refuses a rank that there is not, or that only the network connects.

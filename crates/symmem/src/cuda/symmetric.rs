@@ -109,9 +109,9 @@ impl<T: Element> Buffer<T> {
     pub fn symmetric(&self, group: &Group) -> Result<Symmetric<T>> {
         let backend = self.gpu.backend();
         let comm = Comm::of(group, &self.gpu, backend.unreached(group))?;
-        let handle = comm.map(&self.block, group, T::DTYPE)?;
+        let handle = comm.map(&self.block, group, &*backend, T::DTYPE)?;
         if comm.has_multicast {
-            let set_up = || backend.multicast(&self.gpu, &handle, comm.over_fabric);
+            let set_up = || backend.multicast(&self.gpu, &handle, comm.is_over_fabric());
             Multicast::try_for(&self.block, handle.mapping(), set_up)?;
         }
         backend.mapped(&handle)?;

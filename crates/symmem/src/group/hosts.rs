@@ -63,7 +63,15 @@ impl Group {
         self.0.health.formed.get().is_some_and(|formed| formed.signals.spans())
     }
 
-    /// The error for a pointer to the memory of a rank on another host.
+    /// The first rank that is not on the host of rank 0. The same on all ranks.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn first_beyond(&self) -> Option<usize> {
+        let hosts = self.context().mesh.hosts();
+        let first = self.world_ranks().first()?;
+        self.world_ranks().iter().position(|&member| !hosts.are_together(*first, member))
+    }
+
+    /// The error for a pointer to the host memory of a rank on another host.
     pub(crate) fn out_of_reach(&self, rank: usize) -> Error {
         let member = self.world_ranks().get(rank).copied().unwrap_or_default();
         if self.is_local(rank) {

@@ -32,6 +32,10 @@ impl NcclMemory {
 }
 
 impl DeviceBackend for NcclMemory {
+    fn has_network(&self) -> bool {
+        true
+    }
+
     fn mapped(&self, handle: &Handle) -> Result<()> {
         register_windows(&self.nccl, &self.gpu, handle)
     }

@@ -36,6 +36,10 @@ impl DeviceBackend for NvshmemMemory {
         self.0.unreached(group)
     }
 
+    fn has_network(&self) -> bool {
+        true
+    }
+
     fn multicast(&self, _gpu: &Gpu, handle: &Handle, _fabric: bool) -> Result<Option<Region>> {
         self.0.multicast(handle)
     }

@@ -27,7 +27,7 @@ pub struct Handle {
 
 impl Handle {
     /// Maps all counterparts of `block` in `group`; collective the first time, afterwards known.
-    pub(crate) fn offer(block: &Arc<Block>, group: &Group, offer: &Offer) -> Result<Self> {
+    pub(crate) fn offer(block: &Arc<Block>, group: &Group, offer: &Offer<'_>) -> Result<Self> {
         let generation = group.generation();
         let is_read = matches!(offer.ownership, Ownership::Read(..));
         let usable = |known: &Arc<Mapping>| !is_read && !known.is_suspended(generation);
@@ -165,7 +165,9 @@ impl Handle {
         let data = self.data(OP, rank)?;
         let at = offset.saturating_mul(size_of::<T>());
         data.at(at, len).map_err(|e| match e {
-            Error::Unavailable { .. } => self.group.out_of_reach(rank),
+            Error::Unavailable { .. } if self.device() == Device::Host => {
+                self.group.out_of_reach(rank)
+            }
             Error::Usage { .. } => self.group.usage(
                 OP,
                 format!("aligned elements within the {} bytes of rank {rank}", data.bytes()),
@@ -214,23 +216,37 @@ impl Group {
 
 /// What a rank offers to the others in a rendezvous, besides the memory.
 #[derive(Clone, Copy)]
-pub(crate) struct Offer {
+pub(crate) struct Offer<'a> {
     pub(crate) dtype: DType,
     /// Where its handle begins.
     pub(crate) offset: usize,
     pub(crate) ownership: Ownership,
     /// It is handed on as a fabric handle, which all ranks' memory has.
     pub(crate) over_fabric: bool,
+    /// How ranks of other hosts get it, if it is of a device.
+    pub(crate) far: Far<'a>,
     /// The rendezvous at which ranks found out on which devices they are. The same on all ranks.
     pub(crate) placement: Option<u64>,
 }
 
-impl Offer {
+impl Offer<'_> {
     /// All of a block that this rank owns.
     pub(crate) fn new(dtype: DType) -> Self {
         let ownership = Ownership::Owned;
-        Self { dtype, offset: 0, ownership, over_fabric: false, placement: None }
+        let far = Far::OverFabric;
+        Self { dtype, offset: 0, ownership, over_fabric: false, far, placement: None }
     }
+}
+
+/// How ranks of other hosts get a device's memory. The same on all ranks.
+#[derive(Clone, Copy)]
+pub(crate) enum Far<'a> {
+    /// By a fabric handle: then all ranks get that.
+    OverFabric,
+    /// Only if it needs no descriptor: without, they have no address of it.
+    IfItCan,
+    /// Not at all, for this reason.
+    Never(&'a str),
 }
 
 /// By what right a rank offers memory.
@@ -252,10 +268,53 @@ struct Contribution {
     /// The rendezvous (group and number) by which peers may be reading it still. A rank that has a counterpart of
     /// that rendezvous must offer exactly that, which proves that it does not read.
     read_in: Option<(u128, u64)>,
+    /// Why ranks of other hosts cannot have it, if they must.
+    stays: Option<String>,
+}
+
+impl Contribution {
+    fn read(rank: usize, bytes: &[u8]) -> Result<Self> {
+        postcard::from_bytes(bytes).map_err(|e| Error::Protocol {
+            with: format!("rank {rank}"),
+            expected: "where its memory lies".into(),
+            got: e.to_string(),
+        })
+    }
+}
+
+/// A device's memory on its way to ranks of which some are on other hosts.
+struct Leaving {
+    /// For all ranks alike.
+    handle: Option<Exported>,
+    stays: Option<String>,
+}
+
+impl Leaving {
+    fn new(block: &Block, offer: &Offer<'_>) -> Self {
+        match offer.far {
+            Far::IfItCan => Self { handle: None, stays: None },
+            Far::Never(why) => Self { handle: None, stays: Some(why.to_owned()) },
+            Far::OverFabric => match block.segment().export_fabric() {
+                Ok(handle) => Self { handle: Some(handle), stays: None },
+                Err(e) => Self { handle: None, stays: Some(e.to_string()) },
+            },
+        }
+    }
+}
+
+/// The error for memory of a device that does not get to other hosts.
+fn stays(backend: &str, why: &str) -> Error {
+    Error::Unavailable {
+        what: format!("memory of the backend {backend} for ranks of several hosts"),
+        why: format!(
+            "it goes between hosts by fabric handles (multi-node NVLink), and {why}; over a network NCCL and NVSHMEM reach \
+             memory of theirs (backends nccl, nvshmem)"
+        ),
+    }
 }
 
 /// Exchanges what the ranks brought and maps it: all of them agree and succeed, or none does.
-fn map_all(block: &Arc<Block>, group: &Group, offer: &Offer) -> Result<Arc<Mapping>> {
+fn map_all(block: &Arc<Block>, group: &Group, offer: &Offer<'_>) -> Result<Arc<Mapping>> {
     group.check_free(OP, &*block.segment().backend)?;
     let read_in = match offer.ownership {
         Ownership::Read(group, number) => Some((group, number)),
@@ -272,54 +331,60 @@ fn map_all(block: &Arc<Block>, group: &Group, offer: &Offer) -> Result<Arc<Mappi
         ("signal pad size", format!("{} bytes", block.shape().pad)),
         ("placement of ranks", placement.map_or("none".into(), |n| format!("by rendezvous {n}"))),
     ];
-    let own = Contribution { range: block.range(), read_in };
+    let on_host = backend.device() == Device::Host;
+    let leaving = (!on_host && group.spans_hosts()).then(|| Leaving::new(block, offer));
+    let keeps = leaving.as_ref().and_then(|leaving| leaving.stays.clone());
+    let own = Contribution { range: block.range(), read_in, stays: keeps };
     let own = postcard::to_stdvec(&own).unwrap_or_default();
     let imports = &group.context().imports;
     let import = |rank: usize, brought: &[u8], memory: Option<Exported>| {
         if rank == group.rank() {
             return Ok((block.region().clone(), block.range()));
         }
-        let Contribution { range, read_in } =
-            postcard::from_bytes(brought).map_err(|e| Error::Protocol {
-                with: format!("rank {rank}"),
-                expected: "where its memory lies".into(),
-                got: e.to_string(),
-            })?;
+        let Contribution { range, read_in, .. } = Contribution::read(rank, brought)?;
         let besides = (!matches!(offer.ownership, Ownership::Address)).then_some(block);
         if read_in.is_some_and(|(id, number)| group.context().table.holds(id, number, besides)) {
             let expected = format!("the counterpart of the memory that rank {rank} brings");
             return Err(group.usage(OP, expected, "another one while holding that".into()));
         }
-        if memory.is_none() && !group.is_local(rank) && backend.device() == Device::Host {
+        let may_stay = on_host || matches!(offer.far, Far::IfItCan);
+        if memory.is_none() && !group.is_local(rank) && may_stay {
             return Ok((Region::elsewhere(block.shape().total().unwrap_or(0)), range));
         }
-        let exported = || memory.ok_or_else(|| group.out_of_reach(rank));
+        let exported = || memory.ok_or_else(no_descriptor);
         let region = imports.block(backend.as_ref(), range, exported, block.shape())?;
         Ok((region, range))
     };
     let export = || {
         // From here on a peer may have it mapped, whatever becomes of this rendezvous.
         block.set_exposed();
-        if offer.over_fabric { block.segment().export_fabric() } else { block.segment().export() }
+        match &leaving {
+            Some(Leaving { stays: Some(_), .. }) => Ok(None),
+            Some(Leaving { handle: Some(handle), .. }) => handle.try_clone().map(Some),
+            _ if offer.over_fabric => block.segment().export_fabric().map(Some),
+            _ => block.segment().export().map(Some),
+        }
     };
     group.converse(OP, group.deadline(), |conversation| {
-        conversation.hold(
-            &terms,
-            own,
-            || export().map(Some),
-            |brought, memories| {
-                let ranks = brought.iter().zip(memories).enumerate();
-                let blocks: Result<Vec<_>> = ranks.map(|(r, (b, m))| import(r, b, m)).collect();
-                let (blocks, places) = blocks?.into_iter().unzip();
-                let number = conversation.subject.number;
-                let mapping =
-                    Mapping::new(number, blocks, places, block.shape(), group.downgrade());
-                let mapping = mapping.with_mirrors(|rank| !group.is_local(rank))?;
-                let mapping = Arc::new(mapping);
-                group.serve(block, &mapping); // before any peer knows that we are here
-                Ok(mapping)
-            },
-        )
+        conversation.hold(&terms, own, export, |brought, memories| {
+            for (rank, brought) in brought.iter().enumerate().filter(|_| leaving.is_some()) {
+                if let Some(why) = Contribution::read(rank, brought)?.stays {
+                    return Err(stays(backend.name(), &why));
+                }
+            }
+            let ranks = brought.iter().zip(memories).enumerate();
+            let blocks: Result<Vec<_>> = ranks.map(|(r, (b, m))| import(r, b, m)).collect();
+            let (blocks, places) = blocks?.into_iter().unzip();
+            let number = conversation.subject.number;
+            let mapping = Mapping::new(number, blocks, places, block.shape(), group.downgrade());
+            if !on_host {
+                return Ok(Arc::new(mapping));
+            }
+            let mapping = mapping.with_mirrors(|rank| !group.is_local(rank))?;
+            let mapping = Arc::new(mapping);
+            group.serve(block, &mapping); // before any peer knows that we are here
+            Ok(mapping)
+        })
     })
 }
 

@@ -38,7 +38,7 @@ use crate::memory::Backend;
 use crate::memory::block::Access;
 use crate::memory::block::{Block, Segment, Shape};
 use handle::keeping;
-pub(crate) use handle::{Offer, Ownership};
+pub(crate) use handle::{Far, Offer, Ownership};
 
 /// Memory of this rank alone, not yet mapped by anyone else. Zeroed.
 pub struct Buffer<T> {

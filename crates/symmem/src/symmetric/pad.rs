@@ -39,7 +39,8 @@ impl<'a> SignalPad<'a> {
     /// The words of rank `rank`'s pad, or of their mirror.
     fn pad(&self, op: &'static str, rank: usize) -> Result<&'a [SharedWord]> {
         self.group.check_rank(op, rank)?;
-        self.mapping.pad(rank).ok_or_else(no_descriptor)
+        let of_device = || self.mapping.pad_region(rank)?.check_host().err();
+        self.mapping.pad(rank).ok_or_else(|| of_device().unwrap_or_else(no_descriptor))
     }
 
     /// Release: sets our word of `channel` in rank `to`'s pad; waits while the last signal there is not consumed.

@@ -32,15 +32,43 @@ fn what_it_moves_is_right_where_it_prefers_copy_engines() {
     with_the_real_library(test_name!(), &[("NCCL_CTA_POLICY", "2")], moved);
 }
 
+/// Each rank says to NCCL that it is on a host of its own, and the first half of them and the others to this library that they are on
+/// two: without fabric handles, memory of NCCL is of use to both, and the driver's to each alone.
+#[test]
+#[ignore = "needs a CUDA device: cargo xtask gpu"]
+fn memory_of_the_real_library_is_reduced_between_hosts() {
+    joined(test_name!(), &[], on_two_hosts, between_hosts);
+}
+
 pub(super) fn with_the_real_library(
     test: &'static str,
     set: &[(&str, &str)],
     body: impl Fn(&World, &Gpu, &Stream),
 ) {
+    joined(test, set, |_| World::from_env().unwrap(), body);
+}
+
+/// Joins the world as one of `n` ranks on two hosts.
+fn on_two_hosts(n: usize) -> World {
+    let rank: usize = std::env::var("RANK").unwrap().parse().unwrap();
+    // SAFETY: nothing else of this process reads the environment now.
+    unsafe { std::env::set_var("SYMMEM_HOST", if rank < n.div_ceil(2) { "a" } else { "b" }) };
+    World::from_env().unwrap()
+}
+
+fn joined(
+    test: &'static str,
+    set: &[(&str, &str)],
+    join: impl Fn(usize) -> World,
+    body: impl Fn(&World, &Gpu, &Stream),
+) {
     for n in gpu_ranks() {
         let ranks = Ranks::new(n).env("NCCL_SOCKET_IFNAME", "lo");
         let ranks = set.iter().fold(ranks, |ranks, (name, value)| ranks.env(name, value));
-        ranks.run(test, |world| {
+        ranks.start(test, || {
+            // As many as this job has: the test's loop begins anew in each process.
+            let n = std::env::var("WORLD_SIZE").unwrap().parse().unwrap();
+            let world = join(n);
             // SAFETY: nothing else of this process reads the environment now.
             unsafe { std::env::set_var("NCCL_HOSTID", format!("host{}", world.rank())) };
             let (nccl, gpu) = match (Nccl::load(), Gpu::open(0)) {
@@ -81,6 +109,43 @@ fn on_a_device(world: &World, gpu: &Gpu, stream: &Stream) {
     let x = gpu.alloc::<f32>(world, 16).unwrap().rendezvous(world).unwrap();
     x.barrier(stream).unwrap();
     x.synchronize(stream).unwrap();
+}
+
+fn between_hosts(world: &World, gpu: &Gpu, stream: &Stream) {
+    let len = 5000;
+    let own: Vec<f32> = (0..len).map(|i| (i % 71 * (world.rank() + 1)) as f32).collect();
+    let ranks: usize = (1..=world.size()).sum();
+    let expected: Vec<f32> = (0..len).map(|i| (i % 71 * ranks) as f32).collect();
+    for _ in 0..3 {
+        let mut x = gpu.alloc::<f32>(world, len).unwrap().rendezvous(world).unwrap();
+        x.write(&own, stream).unwrap();
+        let mut theirs = gpu.alloc::<f32>(world, len).unwrap();
+        let communicator = x.nccl().unwrap().communicator().clone();
+        communicator.all_reduce(x.view(), theirs.view_mut(), ReduceOp::Sum, stream).unwrap();
+        communicator.synchronize(stream).unwrap();
+        assert!(theirs.read(stream).unwrap() == expected, "between hosts");
+        let reached = x.handle().is_within_direct_access();
+        assert!(
+            (0..world.size())
+                .all(|rank| reached || x.handle().is_reachable(rank) == world.is_local(rank))
+        );
+        let ours = x.all_reduce(ReduceOp::Sum, stream);
+        match ours {
+            Ok(()) => assert!(reached && x.read(stream).unwrap() == expected),
+            Err(e) => assert!(!reached && e.to_string().contains("Symmetric::nccl"), "{e}"),
+        }
+        world.barrier().unwrap();
+        let driver = gpu.with_backend(Some("cuda"), world).unwrap();
+        let driver = driver.alloc::<f32>(world, len).unwrap().rendezvous(world);
+        match driver {
+            Ok(_) => assert!(reached || world.hosts().len() == 1),
+            Err(e) => {
+                assert!(matches!(e, Error::Unavailable { .. }) && !reached, "{e}");
+                assert!(e.to_string().contains("nccl"), "{e}");
+            }
+        }
+        world.barrier().unwrap();
+    }
 }
 
 fn captured(world: &World, gpu: &Gpu, stream: &Stream) {

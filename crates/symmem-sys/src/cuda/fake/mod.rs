@@ -211,7 +211,9 @@ impl Fake {
     /// Memory of the current device that all devices reach and that can be exported, as libraries allocate theirs.
     pub fn allocate(&self, bytes: usize) -> Result<u64> {
         let device = self.context_device()?;
-        let properties = MemoryProperties { device, handle: HandleType::Fd, rdma: false };
+        let fabric = self.lock().config(device)?.fabric == Fabric::Yes;
+        let handle = if fabric { HandleType::FdOrFabric } else { HandleType::Fd };
+        let properties = MemoryProperties { device, handle, rdma: false };
         let granule = self.granularity(&properties, Granularity::Recommended)?;
         let bytes = bytes.max(1).next_multiple_of(granule);
         let memory = self.create(bytes, &properties)?;

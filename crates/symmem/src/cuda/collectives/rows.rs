@@ -109,9 +109,10 @@ impl Rows {
         let mut experts = self.check(x, splits)?;
         let pieces = ranks * self.experts;
         check_len(group, self.name, "splits and offsets received", 2 * pieces, received.len)?;
-        if x.comm.is_apart() {
+        if x.comm.is_apart() && x.gpu.heap().is_ok() {
             return self.over_network(x, splits, out, received, stream);
         }
+        x.comm.check_together(group, self.name)?;
         let (row_bytes, out_rows) = (self.row_len * size_of::<T>(), out.len / self.row_len);
         let words = 1 + 3 * pieces + ranks * splits.len();
         let mut words = scratch(group, &x.gpu, self.name, words, stream)?;

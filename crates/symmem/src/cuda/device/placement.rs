@@ -90,14 +90,18 @@ pub(in crate::cuda) fn most_on_one(places: &[Placed]) -> usize {
 
 /// The most ranks that may have kernels on one device at once, which must all fit on it: the same on all ranks.
 ///
-/// Where ranks of the group share a device, those that are not in it may be there, too, for all that is known.
+/// Where ranks of the group share a device, those of its host that are not in it may be there, too, for all that is known.
 /// A rank that has a device to itself leaves half of it free: something else may wait for its kind there, such as another group's
 /// kernels, or NCCL's.
-pub(in crate::cuda) fn ranks_per_device(places: &[Placed]) -> usize {
+pub(in crate::cuda) fn ranks_per_device(group: &Group, places: &[Placed]) -> usize {
     let here = most_on_one(places);
     let told = places.iter().filter_map(|place| place.ranks_per_device).max();
-    let everyone = places.iter().map(|place| place.ranks_here).max().unwrap_or(0);
-    let others = everyone.saturating_sub(places.len());
+    let others = |members: &Vec<usize>| {
+        let of_host = members.iter().filter_map(|&rank| places.get(rank));
+        let everyone = of_host.map(|place| place.ranks_here).max().unwrap_or(0);
+        everyone.saturating_sub(members.len())
+    };
+    let others = group.hosts().iter().map(others).max().unwrap_or(0);
     let seen = if here > 1 { here + others } else { 2 };
     told.unwrap_or(seen).min(MOST_RANKS)
 }

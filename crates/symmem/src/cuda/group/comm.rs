@@ -25,9 +25,9 @@ use crate::error::{Error, Result};
 use crate::group::{Context, Group, WeakGroup, op_code};
 use crate::memory::Attachment;
 use crate::memory::block::{Block, Mapping};
-use crate::memory::cuda::{DriverMemory, map_pads};
+use crate::memory::cuda::{DeviceBackend, DriverMemory, Way, map_pads};
 use crate::mesh::{Gone, PeerObserver, Subject};
-use crate::symmetric::{Handle, Offer};
+use crate::symmetric::{Far, Handle, Offer};
 use crate::sync::Ordering;
 use crate::sync::atomic::AtomicBool;
 
@@ -51,8 +51,8 @@ pub(crate) struct Comm {
     unlike: Option<u32>,
     /// All ranks have devices of their own that can be reached at once.
     pub(crate) has_multicast: bool,
-    /// Memory is handed on by fabric handles.
-    pub(crate) over_fabric: bool,
+    /// How memory is handed on: the same on all ranks.
+    way: Way,
     /// A rank that not all others reach by an address: the same on all ranks.
     apart: Option<usize>,
     /// What all its kernels get alike.
@@ -70,7 +70,7 @@ pub(crate) struct Comm {
     /// This rank's signal pads of memory that the group uses: where, and how many words.
     pub(crate) signal_pads: Mutex<Vec<(Weak<Mapping>, u64, usize)>>,
     /// Not the handle, which would keep the group, which keeps this.
-    pads: Option<(Arc<Block>, Arc<Mapping>)>,
+    pads: (Arc<Block>, Arc<Mapping>),
 }
 
 /// One launch of a group: what its kernel gets, and where it goes.
@@ -89,8 +89,8 @@ struct State {
 impl Comm {
     /// That of `group` on `gpu`; collective the first time.
     ///
-    /// Where the group's memory says that a rank is `apart`, which only the network connects, there are no pads, and no
-    /// kernel synchronises others: see [`Comm::check_together`].
+    /// Where the group's memory says that a rank is `apart`, which only the network connects, or ranks of several hosts have
+    /// no fabric handles, no kernel synchronises all: see [`Comm::check_together`].
     pub(crate) fn of(group: &Group, gpu: &Gpu, apart: Option<usize>) -> Result<Arc<Self>> {
         let number = u64::from(gpu.number()) | u64::from(apart.is_some()) << 32;
         group.attached(number, || Self::form(group, gpu, apart))
@@ -110,10 +110,11 @@ impl Comm {
             Ok((places, own?))
         })?;
         let Own { block, mailbox, events, default_limit } = own;
-        let (neighbours, ranks_per_device) = (most_on_one(&places), ranks_per_device(&places));
+        let neighbours = most_on_one(&places);
         let able: Vec<bool> = places.iter().map(|target| target.has_fabric).collect();
-        let mapped = apart.is_none().then(|| map_pads(group, &block, &able)).transpose()?;
-        let handle = mapped.as_ref().map(|(handle, _)| handle);
+        let (handle, way) = map_pads(group, &block, &able)?;
+        let is_parted = matches!(way, Way::WithinHosts(_));
+        let apart = apart.or_else(|| group.first_beyond().filter(|_| is_parted));
         let parameter = GroupParameter {
             rank: group.rank() as u32,
             size: size as u32,
@@ -123,7 +124,7 @@ impl Comm {
             reserved: 0,
             timeout: 0,
             mailbox: mailbox.memory.device,
-            pads: Pointers::new(&handle.map(Handle::buffer_ptrs).unwrap_or_default()),
+            pads: pads_to_tell(&handle),
         };
         let comm = Arc::new_cyclic(|me| Self {
             me: me.clone(),
@@ -131,11 +132,11 @@ impl Comm {
             group: group.weak(),
             context: Arc::downgrade(group.context()),
             neighbours,
-            ranks_per_device,
+            ranks_per_device: ranks_per_device(group, &places),
             cache: smallest_cache(&places),
             unlike: smallest_if_unlike(&places),
-            has_multicast: has_multicast(group, &places),
-            over_fabric: mapped.as_ref().is_some_and(|(_, over_fabric)| *over_fabric),
+            has_multicast: !is_parted && has_multicast(group, &places),
+            way,
             apart,
             parameter,
             mailbox: Some(mailbox),
@@ -148,7 +149,7 @@ impl Comm {
             replaced: AtomicBool::new(false),
             default_limit,
             signal_pads: Mutex::default(),
-            pads: handle.map(Handle::keep),
+            pads: handle.keep(),
         });
         let (observer, hook): (Weak<Self>, Weak<Self>) = (comm.me.clone(), comm.me.clone());
         group.context().mesh.watch(observer);
@@ -158,11 +159,27 @@ impl Comm {
         Ok(comm)
     }
 
-    /// Maps all ranks' counterparts of `block`. Collective the first time.
-    pub(crate) fn map(&self, block: &Arc<Block>, group: &Group, dtype: DType) -> Result<Handle> {
-        let placement = self.pads.as_ref().map(|(_, mapping)| mapping.number);
-        let offer = Offer { over_fabric: self.over_fabric, placement, ..Offer::new(dtype) };
-        Handle::offer(block, group, &offer)
+    /// Maps all ranks' counterparts of `block`, which is of this backend. Collective the first time.
+    pub(crate) fn map(
+        &self,
+        block: &Arc<Block>,
+        group: &Group,
+        backend: &dyn DeviceBackend,
+        dtype: DType,
+    ) -> Result<Handle> {
+        let placement = Some(self.pads.1.number);
+        let far = match &self.way {
+            Way::WithinHosts(why) if !backend.has_network() => Far::Never(why),
+            Way::WithinHosts(_) => Far::IfItCan,
+            Way::Fabric | Way::Descriptors => Far::OverFabric,
+        };
+        let over_fabric = self.is_over_fabric();
+        Handle::offer(block, group, &Offer { over_fabric, far, placement, ..Offer::new(dtype) })
+    }
+
+    /// Whether memory is handed on by fabric handles.
+    pub(crate) fn is_over_fabric(&self) -> bool {
+        matches!(self.way, Way::Fabric)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -283,7 +300,7 @@ impl Comm {
         let (rank, op) = (self.parameter.rank, op_code(op));
         let note = Note { kind: TOLD, op, channel: 0, rank, ours: 0, theirs: 0 };
         self.mailbox.iter().for_each(|mailbox| mailbox.note(&note));
-        let pads = self.parameter.pads.0.iter().copied().filter(|pad| *pad != 0);
+        let pads = self.parameter.pads.0.iter().copied().take(self.members.len());
         let service = self.gpu.stream()?;
         self.gpu.call(|driver| {
             for pad in pads {
@@ -296,9 +313,6 @@ impl Comm {
 
     /// Makes this rank's pad what it was in the beginning, and those of memory likewise: addresses and words.
     pub(crate) fn clear_pads(&self, others: &[(Arc<Mapping>, u64, usize)]) -> Result<()> {
-        if self.is_apart() {
-            return Ok(());
-        }
         let (service, words) = (self.gpu.stream()?, pad_bytes(self.members.len()) / 4);
         let others = others.iter().map(|(_, address, words)| (*address, *words));
         self.gpu.call(|driver| {
@@ -342,6 +356,14 @@ impl Drop for Comm {
     }
 }
 
+/// Where a kernel of this rank tells each rank that it gave up: in its pad, or in our own for one that has no address.
+fn pads_to_tell(handle: &Handle) -> Pointers {
+    let pads = handle.buffer_ptrs();
+    let own = pads.get(handle.rank()).copied().unwrap_or(0);
+    let of = |&pad: &usize| if pad == 0 { own } else { pad };
+    Pointers::new(&pads.iter().map(of).collect::<Vec<_>>())
+}
+
 /// What a rank has for itself before it tells the others.
 struct Own {
     block: Arc<Block>,
@@ -366,7 +388,7 @@ pub(crate) fn out_of_reach(group: &Group, op: &'static str, rank: usize) -> Erro
         what,
         format!(
             "only the network connects rank {rank} with some ranks; put, get and the operations of Symmetric::nvshmem go \
-             over it"
+             over it on memory of the backend nvshmem, and NCCL's collectives and signals (Symmetric::nccl) on memory of nccl"
         ),
     )
 }

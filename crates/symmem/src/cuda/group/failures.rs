@@ -103,7 +103,9 @@ impl Comm {
     /// Remembers the signal pad of memory that the group uses here, which is made new with the group's own.
     pub(in crate::cuda) fn watch_pad(&self, handle: &Handle) {
         let own = handle.signal_pad_ptrs().get(handle.rank()).copied();
-        let Some(address) = own.filter(|_| !self.is_apart()) else { return };
+        // There, signals of NVSHMEM's may be under way, which no rank can wait for.
+        let is_networked = self.is_apart() && handle.backend_name() == "nvshmem";
+        let Some(address) = own.filter(|_| !is_networked) else { return };
         let (mapping, words) = (Arc::downgrade(&handle.keep().1), handle.signal_pad_size() / 4);
         let mut pads = self.signal_pads.lock().unwrap_or_else(PoisonError::into_inner);
         pads.retain(|(known, ..)| known.strong_count() > 0 && !known.ptr_eq(&mapping));

@@ -1,7 +1,7 @@
 //! Fabric handles: by which memory reaches every device on the same NVLink fabric, not only those of this machine.
 //!
 //! Memory is created for them wherever they can be had, and can be handed on as a descriptor all the same. A group uses
-//! them if all its ranks can, and its pads have arrived that way; else it uses descriptors.
+//! them if all its ranks can, and its pads have arrived that way; else it uses descriptors, which do not leave a host.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::memory::block::Block;
-use crate::symmetric::{Handle, Offer};
+use crate::symmetric::{Far, Handle, Offer};
 
 impl Gpu {
     /// Whether memory of this device can be handed on by fabric handles. Found out once, by trying: a device may say yes
@@ -44,24 +44,37 @@ impl Gpu {
     }
 }
 
-/// Maps the pads of all ranks, over the fabric if each of them is `able` to; and whether it was that.
-pub(crate) fn map_pads(group: &Group, pads: &Arc<Block>, able: &[bool]) -> Result<(Handle, bool)> {
-    match able.iter().position(|able| !able) {
-        None => {
-            match Handle::offer(pads, group, &Offer { over_fabric: true, ..Offer::new(DType::U8) })
-            {
-                Ok(handle) => return Ok((handle, true)),
-                Err(e @ (Error::PeerLost { .. } | Error::Timeout { .. })) => return Err(e),
-                // It failed on all ranks, so all of them go on below.
-                Err(e) => {
-                    tracing::warn!("no fabric handles in {group:?}, descriptors are used: {e}")
-                }
+/// How memory of a group's ranks gets to the others. The same on all ranks.
+#[derive(Debug)]
+pub(crate) enum Way {
+    Fabric,
+    Descriptors,
+    /// By descriptors within each host, and not at all to others, for this reason.
+    WithinHosts(String),
+}
+
+/// Maps the pads of all ranks, over the fabric if each of them is `able` to, else by descriptors; and which it was. Those of ranks
+/// that are reached by neither have no address.
+pub(crate) fn map_pads(group: &Group, pads: &Arc<Block>, able: &[bool]) -> Result<(Handle, Way)> {
+    let offer = Offer { far: Far::IfItCan, ..Offer::new(DType::U8) };
+    let (why, is_strange) = match able.iter().position(|able| !able) {
+        None => match Handle::offer(pads, group, &Offer { over_fabric: true, ..offer }) {
+            Ok(handle) => return Ok((handle, Way::Fabric)),
+            Err(
+                e @ (Error::PeerLost { .. } | Error::Timeout { .. } | Error::Interrupted { .. }),
+            ) => {
+                return Err(e);
             }
-        }
-        Some(rank) if able.contains(&true) => tracing::warn!(
-            "no fabric handles in {group:?}, descriptors are used: the device of rank {rank} has none"
-        ),
-        Some(_) => {}
+            // It failed on all ranks, so all of them go on below.
+            Err(e) => (e.to_string(), true),
+        },
+        Some(rank) => (format!("the device of rank {rank} has none"), able.contains(&true)),
+    };
+    let spans = group.spans_hosts();
+    if is_strange {
+        let hosts = if spans { ", which do not reach other hosts" } else { "" };
+        tracing::warn!("no fabric handles in {group:?}, descriptors are used{hosts}: {why}");
     }
-    Ok((Handle::offer(pads, group, &Offer::new(DType::U8))?, false))
+    let way = if spans { Way::WithinHosts(why) } else { Way::Descriptors };
+    Ok((Handle::offer(pads, group, &offer)?, way))
 }

@@ -16,7 +16,7 @@ use symmem_sys::cuda::{
     self as sys, Access, Attribute, Granularity, HandleType, Memory, MemoryProperties,
 };
 
-pub(crate) use fabric::map_pads;
+pub(crate) use fabric::{Way, map_pads};
 pub(crate) use multicast::agreed;
 
 use crate::cuda::{Gpu, InUse, failed};
@@ -31,6 +31,11 @@ pub(crate) trait DeviceBackend: Backend + Any {
     /// A rank of the group that not all others reach by an address. The same on all ranks.
     fn unreached(&self, _group: &Group) -> Option<usize> {
         None
+    }
+
+    /// Whether ranks that have no address of each other's memory reach it by what the backend's library does.
+    fn has_network(&self) -> bool {
+        false
     }
 
     /// The address at which a store reaches all ranks' segments, if there is one. Collective.
