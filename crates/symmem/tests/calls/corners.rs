@@ -55,7 +55,7 @@ fn huge_alignments_are_refused_by_every_rank() {
         let mut x = world.alloc::<f32>(8).unwrap().rendezvous(&world).unwrap();
         let mut splits = world.alloc::<i64>(4).unwrap().rendezvous(&world).unwrap();
         for align in [usize::MAX, usize::MAX / 2 + 2, 1 << 62] {
-            splits.local_mut().copy_from_slice(&[1, 0, 1, 0]);
+            splits.local_mut().copy_from_slice(&[1, 0, 0, 1]);
             let mut received = [0; 8];
             let e =
                 x.all_to_all_v_2d(2, &mut splits, align, &mut [0.0; 8], &mut received).unwrap_err();
