@@ -5,9 +5,9 @@ use std::ffi::c_char;
 /// A struct with one pointer for each function, and a method for each that calls it.
 ///
 /// A line reads `cuMemGetInfo = "cuMemGetInfo_v2"(free: *mut usize, total: *mut usize);`: the name in the
-/// documentation, the symbol in the library where that is another, the arguments. A function returns what the line says after `->`, or else a C
-/// `int` that is 0 for success. A method makes a `Failure` of any other `int`, by the table's own method `failure`, and of a
-/// function that the library does not have.
+/// documentation, the symbol in the library where that is another, the arguments. A function returns what the line says
+/// after `->`, or else a C `int` that is 0 for success. A method makes a `Failure` of any other `int`, by the table's own
+/// method `failure`, and of a function that the library does not have.
 macro_rules! functions {
     (@symbol $name:ident) => { stringify!($name) };
     (@symbol $name:ident $symbol:literal) => { $symbol };
