@@ -17,7 +17,6 @@ fn doctor_prints_every_row() {
         "cuda",
         "nccl",
         "nvshmem",
-        "ucx",
         "between hosts",
         "address",
         "MTU",

@@ -25,13 +25,7 @@ pub(super) fn rows() -> Vec<Row> {
         checked("cuda", cuda.clone()),
         checked("nccl", needs_cuda(nccl())),
         checked("nvshmem", needs_cuda(nvshmem())),
-        checked("ucx", planned(found(Library::Ucx))),
     ]
-}
-
-/// Of a backend that there is not yet, whatever its library.
-fn planned(library: Result<String, String>) -> Result<String, String> {
-    Err(format!("planned, and not there yet; {}", library.unwrap_or_else(|missing| missing)))
 }
 
 /// Asks the driver, and every device for memory that can be shared. No context is made on any.
@@ -109,15 +103,6 @@ mod tests {
     use symmem_sys::cuda::fake::{Config, Fake};
 
     use super::*;
-
-    #[test]
-    fn a_backend_that_is_planned_works_nowhere() {
-        for library in [Ok("UCX 1.2.3".to_owned()), Err("no UCX".to_owned())] {
-            let why = planned(library.clone()).unwrap_err();
-            assert!(why.contains("planned"), "{why}");
-            assert!(why.contains(&library.unwrap_or_else(|missing| missing)), "{why}");
-        }
-    }
 
     #[test]
     fn what_is_missing_for_cuda_is_said_exactly() {

@@ -148,7 +148,9 @@ fn ucx() -> Result<String, String> {
         Ok(library) => {
             let path =
                 library.path().map_or_else(String::new, |path| format!(" ({})", path.display()));
-            Ok(format!("UCX {}{path}", library.version()))
+            let used =
+                "carries messages between hosts if all have this version and the job has no secret";
+            Ok(format!("{}{path}; {used}; see SYMMEM_WIRE", library.version()))
         }
         Err(missing) => Err(format!(
             "{missing}; not needed; any from {} on will do, see SYMMEM_UCX",
