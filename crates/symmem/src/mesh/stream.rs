@@ -10,7 +10,6 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -25,6 +24,8 @@ use super::socket::{self, Packet, Received};
 use super::wire::Tell;
 use crate::error::Result;
 use crate::sync::Deadline;
+use crate::sync::Ordering;
+use crate::sync::atomic::AtomicBool;
 
 /// A kernel that has not answered for so long is gone. Kernels answer for stopped processes too.
 const GONE: Duration = Duration::from_secs(5);

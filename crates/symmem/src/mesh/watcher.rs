@@ -1,7 +1,6 @@
 //! The one thread of a mesh over sockets: takes in messages and notices deaths.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -14,6 +13,8 @@ use super::socket::{self, Packet, Received};
 use super::stream::Stream;
 use super::wire::Tell;
 use crate::error::{Error, Result};
+use crate::sync::Ordering;
+use crate::sync::atomic::AtomicBool;
 
 pub(super) struct Watcher {
     thread: Option<JoinHandle<()>>,
