@@ -149,7 +149,7 @@ fn ucx() -> Result<String, String> {
             let path =
                 library.path().map_or_else(String::new, |path| format!(" ({})", path.display()));
             let used =
-                "carries messages between hosts if all have this version and the job has no secret";
+                "carries messages over RDMA devices if all hosts have this version and the job no secret";
             Ok(format!("{}{path}; {used}; see SYMMEM_WIRE", library.version()))
         }
         Err(missing) => Err(format!(

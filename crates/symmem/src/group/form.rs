@@ -355,7 +355,8 @@ impl Inner {
             Err(e @ (Error::Unavailable { .. } | Error::PeerFailed { .. }))
                 if choice.is_optional() =>
             {
-                choice.go_without(mesh, &e.to_string());
+                choice.warn(mesh, &e.to_string());
+                choice.go_without(mesh);
             }
             Err(e) => return Err(e),
         }

@@ -25,7 +25,7 @@ enum Ucx {}
 /// What the environment asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Wish {
-    /// UCX if all ranks have it.
+    /// UCX if all ranks have it and an RDMA device for it. Over TCP, the mesh is faster.
     Any,
     Mesh,
     Ucx,
@@ -59,6 +59,8 @@ impl Wish {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Offer {
     wish: Wish,
+    /// Whether UCX could use an RDMA device of its host.
+    has_adapter: bool,
     /// Its engine, or why there is none.
     engine: Result<Card, String>,
 }
@@ -96,13 +98,15 @@ impl Choice {
             Wish::Any if mesh.is_sealed() => Wish::Mesh,
             wish => wish,
         };
+        let has_adapter = has_adapter(mesh);
         let engine = match wish {
             Wish::Mesh => Err("it was not asked for".to_owned()),
+            Wish::Any if !has_adapter => Err("no RDMA device".to_owned()),
             Wish::Any | Wish::Ucx => start(mesh),
         };
         let card = engine.as_ref().map(|engine| card(engine)).map_err(Clone::clone);
         let engine = Mutex::new(engine.ok());
-        Ok(Self { offer: Some(Offer { wish, engine: card }), engine, ..Self::default() })
+        Ok(Self { offer: Some(Offer { wish, has_adapter, engine: card }), engine, ..Self::default() })
     }
 
     pub(crate) fn offer(&self) -> Option<&Offer> {
@@ -119,7 +123,10 @@ impl Choice {
             }
             Err(Refusal::Error(error)) => Err(error),
             Err(Refusal::Without(why)) => {
-                self.go_without(mesh, &why);
+                if offers.iter().flatten().any(|offer| offer.has_adapter) {
+                    self.warn(mesh, &why);
+                }
+                self.go_without(mesh);
                 Ok(false)
             }
         }
@@ -149,13 +156,15 @@ impl Choice {
         }
     }
 
-    /// All ranks use the mesh, for this reason.
-    pub(crate) fn go_without(&self, mesh: &Mesh, why: &str) {
+    /// Says why RDMA devices are not used.
+    pub(crate) fn warn(&self, mesh: &Mesh, why: &str) {
         if mesh.rank() == 0 && self.offer.as_ref().is_some_and(|offer| offer.wish == Wish::Any) {
-            tracing::warn!(
-                "ranks of other hosts are reached over TCP without UCX, which is slower: {why}"
-            );
+            tracing::warn!("hosts have RDMA devices, but messages between hosts go over TCP: {why}");
         }
+    }
+
+    /// All ranks use the mesh.
+    pub(crate) fn go_without(&self, mesh: &Mesh) {
         mesh.carry(None);
         self.end();
         let _ = self.chosen.set(Arc::new(OverMesh::new(mesh)));
@@ -237,6 +246,16 @@ fn agree(own: &Offer, offers: &[Option<Offer>]) -> Result<Vec<Card>, Refusal> {
 }
 
 #[cfg(feature = "ucx")]
+fn has_adapter(mesh: &Mesh) -> bool {
+    super::devices::has_adapter(mesh.address_between_hosts())
+}
+
+#[cfg(not(feature = "ucx"))]
+fn has_adapter(_mesh: &Mesh) -> bool {
+    false
+}
+
+#[cfg(feature = "ucx")]
 fn card(engine: &Ucx) -> Card {
     Card { version: engine.version(), address: engine.address().to_vec() }
 }
@@ -309,7 +328,7 @@ mod tests {
 
     fn offer(wish: Wish, engine: Result<&str, &str>) -> Option<Offer> {
         let card = |version: &str| Card { version: version.to_owned(), address: vec![] };
-        Some(Offer { wish, engine: engine.map(card).map_err(str::to_owned) })
+        Some(Offer { wish, has_adapter: true, engine: engine.map(card).map_err(str::to_owned) })
     }
 
     /// What the first of these ranks finds, and the second.

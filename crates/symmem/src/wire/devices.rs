@@ -7,6 +7,8 @@ use symmem_sys::ucx::Version;
 
 use crate::mesh::interface_of;
 
+const INTERFACES: &str = "/sys/class/net";
+
 /// As `UCX_NET_DEVICES` names them; nothing if all may be used.
 pub(super) fn of_address(address: Option<IpAddr>, version: Version) -> Option<String> {
     let address = address?;
@@ -16,8 +18,14 @@ pub(super) fn of_address(address: Option<IpAddr>, version: Version) -> Option<St
         return None;
     }
     let interface = interface_of(address)?;
-    let adapters = adapters_of(Path::new("/sys/class/net"), &interface);
+    let adapters = adapters_of(Path::new(INTERFACES), &interface);
     Some([interface].into_iter().chain(adapters).collect::<Vec<_>>().join(","))
+}
+
+/// Whether the interface of the address has an RDMA device.
+pub(super) fn has_adapter(address: Option<IpAddr>) -> bool {
+    let interface = address.and_then(interface_of);
+    interface.is_some_and(|name| !adapters_of(Path::new(INTERFACES), &name).is_empty())
 }
 
 /// The RDMA device behind an interface, with its port: `mlx5_0:1`.

@@ -187,8 +187,9 @@ impl Ucx {
         self.ask_all();
         let deadline = deadline.start();
         while let Some(rank) = self.unanswered().next() {
-            if let Some(failed) = lock(&self.shared.failed).pop() {
-                return Err(format!("rank {}: {}", failed.rank, failed.how));
+            // A rank that has died is not unanswered for long: the mesh says so.
+            if let Some((rank, how)) = self.lost().pop() {
+                return Err(format!("rank {rank}: {how}"));
             }
             if deadline.expired() {
                 let after = deadline.elapsed();
