@@ -148,8 +148,7 @@ fn ucx() -> Result<String, String> {
         Ok(library) => {
             let path =
                 library.path().map_or_else(String::new, |path| format!(" ({})", path.display()));
-            let used =
-                "carries messages over RDMA devices if all hosts have this version and the job no secret";
+            let used = "carries messages over RDMA devices if all hosts have this version and the job no secret";
             Ok(format!("{}{path}; {used}; see SYMMEM_WIRE", library.version()))
         }
         Err(missing) => Err(format!(

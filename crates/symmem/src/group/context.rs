@@ -138,8 +138,10 @@ impl Context {
         (0..Layout::THREADS).filter_map(read).collect()
     }
 
-    /// Says goodbye to all ranks, after all that they were told.
+    /// Says goodbye to all ranks, after all that they were told. Because of `blamed`, or else of the first loss that any rank of
+    /// this host has noted: this one may know of it from the pads alone.
     pub(super) fn leave(&self, how: &str, blamed: Option<usize>) {
+        let blamed = blamed.or_else(|| self.world.first_lost(|_| true));
         self.choice.finish();
         self.mesh.leave(how, blamed);
         self.choice.end();

@@ -110,6 +110,7 @@ impl Group {
             // Who waits for the same rank, and a little longer, shall blame that one and not us.
             let blamed = match e {
                 Error::Timeout { waiting_for, .. } => waiting_for.first().copied(),
+                Error::PeerLost { rank, .. } => Some(*rank), // a peer may have said so, and we not noticed
                 _ => None,
             };
             self.context().leave(&e.to_string(), blamed);

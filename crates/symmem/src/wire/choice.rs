@@ -106,7 +106,11 @@ impl Choice {
         };
         let card = engine.as_ref().map(|engine| card(engine)).map_err(Clone::clone);
         let engine = Mutex::new(engine.ok());
-        Ok(Self { offer: Some(Offer { wish, has_adapter, engine: card }), engine, ..Self::default() })
+        Ok(Self {
+            offer: Some(Offer { wish, has_adapter, engine: card }),
+            engine,
+            ..Self::default()
+        })
     }
 
     pub(crate) fn offer(&self) -> Option<&Offer> {
@@ -159,7 +163,9 @@ impl Choice {
     /// Says why RDMA devices are not used.
     pub(crate) fn warn(&self, mesh: &Mesh, why: &str) {
         if mesh.rank() == 0 && self.offer.as_ref().is_some_and(|offer| offer.wish == Wish::Any) {
-            tracing::warn!("hosts have RDMA devices, but messages between hosts go over TCP: {why}");
+            tracing::warn!(
+                "hosts have RDMA devices, but messages between hosts go over TCP: {why}"
+            );
         }
     }
 

@@ -49,19 +49,19 @@ fn a_rank_that_dies_while_connecting_is_named_by_all() {
             if rank() == victim {
                 die_after(std::time::Duration::from_micros(set("DEATH")));
             }
-            let blamed = match World::from_env() {
-                Ok(world) => loop {
-                    match world.barrier() {
-                        Ok(()) => {}
-                        Err(Error::PeerLost { rank, .. }) => break vec![rank],
-                        Err(other) => panic!("{other}"),
-                    }
-                },
-                Err(Error::PeerLost { rank, .. }) => vec![rank],
-                Err(Error::Timeout { waiting_for, .. }) => waiting_for,
-                Err(other) => panic!("{other}"),
+            let failed = World::from_env().and_then(|world| {
+                loop {
+                    world.barrier()?;
+                }
+            });
+            let error: Error =
+                failed.map(|never: std::convert::Infallible| match never {}).unwrap_err();
+            let blamed = match &error {
+                Error::PeerLost { rank, .. } => vec![*rank],
+                Error::Timeout { waiting_for, .. } => waiting_for.clone(),
+                other => panic!("{other}"),
             };
-            assert_eq!(blamed, [victim]);
+            assert_eq!(blamed, [victim], "{error}");
             symmem_testing::assert_nothing_is_held();
         });
         println!("round {round}: rank {victim} after {delay} µs");
