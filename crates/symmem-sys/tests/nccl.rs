@@ -13,21 +13,21 @@ use symmem_sys::nccl::{
 };
 
 /// The library has one state.
-static TURN: Mutex<()> = Mutex::new(());
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 struct Fake {
     library: Library,
     path: PathBuf,
-    _turn: MutexGuard<'static, ()>,
+    _held: MutexGuard<'static, ()>,
 }
 
 impl Fake {
     fn new() -> Self {
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let path = std::env::current_exe().unwrap().with_file_name("libsymmem_fake_nccl.so");
         // SAFETY: it has no initialisers.
         let library = unsafe { Library::new(&path) }.unwrap();
-        let fake = Self { library, path, _turn: turn };
+        let fake = Self { library, path, _held: held };
         fake.tell::<extern "C" fn()>("fakeNcclReset")();
         fake
     }

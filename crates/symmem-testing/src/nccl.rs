@@ -8,13 +8,13 @@ use libloading::os::unix::Library;
 use symmem::nccl::Nccl;
 
 /// One test at a time: the library has one state.
-static TURN: Mutex<()> = Mutex::new(());
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// The fake library, answering as at the beginning; other tests wait until it is dropped.
 pub struct FakeNccl {
     library: Library,
     path: PathBuf,
-    _turn: MutexGuard<'static, ()>,
+    _held: MutexGuard<'static, ()>,
 }
 
 /// How many things of the library there are.
@@ -32,12 +32,12 @@ impl FakeNccl {
     /// The library that was built next to this program.
     #[allow(clippy::new_without_default, reason = "it waits")]
     pub fn new() -> Self {
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let program = std::env::current_exe().unwrap();
         let path = program.parent().unwrap().join("libsymmem_fake_nccl.so");
         // SAFETY: it has no initialisers.
         let library = unsafe { Library::new(&path) }.unwrap();
-        let fake = Self { library, path, _turn: turn };
+        let fake = Self { library, path, _held: held };
         fake.call::<extern "C" fn()>("fakeNcclReset")();
         fake
     }

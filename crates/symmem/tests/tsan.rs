@@ -68,12 +68,12 @@ fn the_allocations_pad_orders_data(world: &World) -> Result<()> {
 
 /// An address that a thread may take along.
 #[derive(Clone, Copy)]
-struct Place(*mut u64);
+struct SharedWord(*mut u64);
 
 // SAFETY: the barriers order what is done through it.
-unsafe impl Send for Place {}
+unsafe impl Send for SharedWord {}
 
-impl Place {
+impl SharedWord {
     fn write(self, value: u64) {
         // SAFETY: the caller's rank is the only one to write it, between two barriers.
         unsafe { self.0.write(value) };
@@ -86,7 +86,7 @@ impl Place {
 }
 
 /// Everyone writes its word and reads all words, each behind a barrier on `channel`.
-fn cross(world: &World, channel: usize, words: &[Place]) -> Result<()> {
+fn cross(world: &World, channel: usize, words: &[SharedWord]) -> Result<()> {
     for round in 0..ROUNDS {
         words[world.rank()].write(round);
         world.barrier_on(channel, LIMIT)?;
@@ -98,8 +98,8 @@ fn cross(world: &World, channel: usize, words: &[Place]) -> Result<()> {
 
 fn threads_of_one_rank_use_channels_of_their_own(world: &World) -> Result<()> {
     let x = world.alloc::<u64>(64)?.rendezvous(world)?;
-    let words = |channel: usize| -> Result<Vec<Place>> {
-        (0..RANKS).map(|r| Ok(Place(x.handle().view(r, 8 * channel, 1)?.as_ptr()))).collect()
+    let words = |channel: usize| -> Result<Vec<SharedWord>> {
+        (0..RANKS).map(|r| Ok(SharedWord(x.handle().view(r, 8 * channel, 1)?.as_ptr()))).collect()
     };
     let (first, second) = (words(2)?, words(5)?);
     std::thread::scope(|scope| {

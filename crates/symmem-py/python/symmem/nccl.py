@@ -198,7 +198,7 @@ def reduce_scatter(
     call.make(op)
 
 
-class _Place(NamedTuple):
+class _Operand(NamedTuple):
     """An array on a device."""
 
     address: int
@@ -219,8 +219,8 @@ class _Call:
         self.streams = _streams(streams, len(self.inputs))
         self.comms = _comms(comms, len(self.inputs))
         self.size = self.comms[0].size if self.comms else len(self.inputs)
-        self.first: _Place | None = None
-        self.sources: list[_Place] = []
+        self.first: _Operand | None = None
+        self.sources: list[_Operand] = []
         self.targets: list[tuple[int, int]] = []
 
     def check_root(self, root: int) -> None:
@@ -269,7 +269,7 @@ class _Call:
             raise Usage("output must be of size input_size * size_multiplier")
         self.targets.append((found.address, found.count))
 
-    def _check_one(self, given: Any) -> _Place:
+    def _check_one(self, given: Any) -> _Operand:
         found = _place(given)
         if found is None or not found.dense:
             raise Usage("input and output elements have to be cuda dense Tensors")
@@ -359,7 +359,7 @@ def _extract(given: Any) -> list[Any]:
     return tensors
 
 
-def _place(given: Any) -> _Place | None:
+def _place(given: Any) -> _Operand | None:
     """The array's memory; None if it is not on a device."""
     if _is_torch_tensor(given):
         if not given.is_cuda:
@@ -367,7 +367,7 @@ def _place(given: Any) -> _Place | None:
         dense = not given.is_sparse and str(given.layout) == "torch.strided"
         dtype = str(given.dtype).removeprefix("torch.")
         address = given.data_ptr() if dense else 0
-        return _Place(address, given.numel(), dtype, given.get_device(), dense, dense and given.is_contiguous())
+        return _Operand(address, given.numel(), dtype, given.get_device(), dense, dense and given.is_contiguous())
     interface = getattr(given, "__cuda_array_interface__", None)
     if interface is not None:
         return _of_interface(given, interface)
@@ -376,12 +376,12 @@ def _place(given: Any) -> _Place | None:
     return None
 
 
-def _of_interface(given: Any, interface: dict[str, Any]) -> _Place:
+def _of_interface(given: Any, interface: dict[str, Any]) -> _Operand:
     shape, typestr = interface["shape"], interface["typestr"]
     bits = 8 * int(typestr[2:])
     dtype = "bool" if typestr[1] == "b" else f"{_KINDS.get(typestr[1], typestr[1])}{bits}"
     strides = interface.get("strides")
-    return _Place(
+    return _Operand(
         interface["data"][0],
         math.prod(shape),
         dtype,
@@ -391,15 +391,15 @@ def _of_interface(given: Any, interface: dict[str, Any]) -> _Place:
     )
 
 
-def _of_dlpack(given: Any) -> _Place:
+def _of_dlpack(given: Any) -> _Operand:
     from symmem._native import span
 
     device = given.__dlpack_device__()[1]
     try:
         address, size, dtype = span(given)
     except BufferError:
-        return _Place(0, 0, "", device, dense=True, contiguous=False)
-    return _Place(address, size // _item_size(dtype), dtype, device, dense=True, contiguous=True)
+        return _Operand(0, 0, "", device, dense=True, contiguous=False)
+    return _Operand(address, size // _item_size(dtype), dtype, device, dense=True, contiguous=True)
 
 
 def _item_size(dtype: str) -> int:

@@ -9,7 +9,7 @@
 //!   within an event are refused. A panic there ends the engine.
 //!
 //! Several threads may use an engine. One that comes while another progresses does not progress, but returns.
-#![allow(unsafe_code)] // S1, S2: bodies and places
+#![allow(unsafe_code)] // S1, S2: bodies and receive buffers
 
 use std::any::Any;
 use std::fmt;
@@ -95,8 +95,8 @@ pub trait Events: Send + Sync {
     /// A message has arrived. The header is what the sender says, and proves nothing.
     fn message(&self, header: &[u8], data: Data<'_>) -> Answer;
 
-    /// What [`Answer::Receive`] has asked for is over. If it failed, the place has any contents.
-    fn received(&self, token: u64, place: Place, result: Result<()>);
+    /// What [`Answer::Receive`] has asked for is over. If it failed, the buffer has any contents.
+    fn received(&self, token: u64, buffer: ReceiveBuffer, result: Result<()>);
 
     /// A message that was pending is sent, and its body is free. It may still get lost with the connection.
     fn sent(&self, token: u64, result: Result<()>);
@@ -136,10 +136,10 @@ pub enum Answer {
     Done,
     /// Nothing: it is not wanted. A sender that still has the body gets a failure.
     Refuse,
-    /// The body goes to this place, wherever it is now, and [`Events::received`] tells when it is there.
+    /// The body goes to this buffer, wherever it is now, and [`Events::received`] tells when it is there.
     Receive {
         /// Of the body's size or larger.
-        place: Place,
+        buffer: ReceiveBuffer,
         /// What [`Events::received`] gets.
         token: u64,
     },
@@ -214,8 +214,8 @@ impl fmt::Debug for Body {
     }
 }
 
-/// Memory that a body is received into, which belongs to the engine until it is.
-pub struct Place {
+/// Memory that the engine receives a body into. It belongs to the engine until then.
+pub struct ReceiveBuffer {
     start: NonNull<u8>,
     bytes: usize,
     keeper: Keeper,
@@ -227,12 +227,12 @@ enum Keeper {
     Owner(#[allow(dead_code, reason = "it is kept for its drop")] Owner),
 }
 
-// SAFETY: the place has its memory for itself, or its maker has vouched for it; the owner may be moved and shared.
-unsafe impl Send for Place {}
+// SAFETY: the buffer has its memory for itself, or its maker has vouched for it; the owner may be moved and shared.
+unsafe impl Send for ReceiveBuffer {}
 // SAFETY: nothing can be done to it by reference.
-unsafe impl Sync for Place {}
+unsafe impl Sync for ReceiveBuffer {}
 
-impl Place {
+impl ReceiveBuffer {
     /// Memory of its own.
     pub fn new(bytes: usize) -> Self {
         let mut memory = vec![0; bytes];
@@ -260,7 +260,7 @@ impl Place {
         self.bytes == 0
     }
 
-    /// The bytes, of a place that has its own.
+    /// The bytes, of a buffer that has its own.
     pub fn into_bytes(self) -> Option<Vec<u8>> {
         match self.keeper {
             Keeper::Bytes(bytes) => Some(bytes),
@@ -277,15 +277,15 @@ impl Place {
         if bytes.len() > self.bytes {
             return false;
         }
-        // SAFETY: there is room, what has come is in nobody's place, and the place may be written.
+        // SAFETY: there is room, the bytes that have come lie elsewhere, and the buffer may be written.
         unsafe { self.start().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         true
     }
 }
 
-impl fmt::Debug for Place {
+impl fmt::Debug for ReceiveBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Place of {} bytes", self.bytes)
+        write!(f, "ReceiveBuffer of {} bytes", self.bytes)
     }
 }
 
@@ -294,23 +294,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_takes_what_fits() {
-        let mut place = Place::new(4);
-        assert!(!place.take(b"large"));
-        assert!(place.take(b"fit"));
-        assert_eq!(place.into_bytes().unwrap(), b"fit\0");
+    fn a_buffer_takes_what_fits() {
+        let mut buffer = ReceiveBuffer::new(4);
+        assert!(!buffer.take(b"large"));
+        assert!(buffer.take(b"fit"));
+        assert_eq!(buffer.into_bytes().unwrap(), b"fit\0");
     }
 
     #[test]
-    fn memory_of_an_owner_stays_as_long_as_the_body_and_the_place() {
+    fn memory_of_an_owner_stays_as_long_as_the_body_and_the_buffer() {
         let owner: Arc<Vec<u8>> = Arc::new(vec![7; 8]);
         let start = NonNull::from(owner.as_slice()).cast();
         // SAFETY: the owner keeps them.
         let body = unsafe { Body::in_memory(start, 8, owner.clone()) };
         // SAFETY: nobody writes there.
-        let place = unsafe { Place::in_memory(start, 8, owner.clone()) };
-        assert_eq!((body.len(), place.len(), Arc::strong_count(&owner)), (8, 8, 3));
-        assert!(place.into_bytes().is_none());
+        let buffer = unsafe { ReceiveBuffer::in_memory(start, 8, owner.clone()) };
+        assert_eq!((body.len(), buffer.len(), Arc::strong_count(&owner)), (8, 8, 3));
+        assert!(buffer.into_bytes().is_none());
         drop(body);
         assert_eq!(Arc::strong_count(&owner), 1);
     }

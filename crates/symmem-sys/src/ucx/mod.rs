@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 pub use engine::{
-    Answer, Body, Data, Endpoint, Engine, Events, MAX_HEADER, Place, Posted, Settings,
+    Answer, Body, Data, Endpoint, Engine, Events, MAX_HEADER, Posted, ReceiveBuffer, Settings,
 };
 pub use failure::Failure;
 pub use real::Worker;

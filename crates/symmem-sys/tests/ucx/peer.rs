@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use symmem_sys::ucx::{
-    Answer, Body, Data, Endpoint, Engine, Events, Failure, Place, Result, Settings, Ucx,
+    Answer, Body, Data, Endpoint, Engine, Events, Failure, ReceiveBuffer, Result, Settings, Ucx,
 };
 
 const PEER: &str = "SYMMEM_TEST_UCX_PEER";
@@ -75,15 +75,18 @@ impl Events for Echo {
             Data::Rendezvous(bytes) => {
                 let mut headers = self.headers.lock().unwrap();
                 headers.push(header.to_vec());
-                Answer::Receive { place: Place::new(bytes), token: headers.len() as u64 - 1 }
+                Answer::Receive {
+                    buffer: ReceiveBuffer::new(bytes),
+                    token: headers.len() as u64 - 1,
+                }
             }
         }
     }
 
-    fn received(&self, token: u64, place: Place, result: Result<()>) {
+    fn received(&self, token: u64, buffer: ReceiveBuffer, result: Result<()>) {
         if result.is_ok() {
             let header = self.headers.lock().unwrap()[token as usize].clone();
-            self.back.lock().unwrap().push((header, place.into_bytes().unwrap()));
+            self.back.lock().unwrap().push((header, buffer.into_bytes().unwrap()));
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use symmem_sys::ucx::{
-    Answer, Body, Data, Endpoint, Engine, Events, Failure, Place, Posted, Result,
+    Answer, Body, Data, Endpoint, Engine, Events, Failure, Posted, ReceiveBuffer, Result,
 };
 
 /// More than anything takes, even on a busy machine.
@@ -53,16 +53,16 @@ impl Events for Recorder {
                 log.rendezvous += 1;
                 let token = log.tokens;
                 log.coming.insert(token, header.to_vec());
-                Answer::Receive { place: Place::new(bytes), token }
+                Answer::Receive { buffer: ReceiveBuffer::new(bytes), token }
             }
         }
     }
 
-    fn received(&self, token: u64, place: Place, result: Result<()>) {
+    fn received(&self, token: u64, buffer: ReceiveBuffer, result: Result<()>) {
         let mut log = self.log();
         let header = log.coming.remove(&token).unwrap();
         match result {
-            Ok(()) => log.messages.push((header, place.into_bytes().unwrap())),
+            Ok(()) => log.messages.push((header, buffer.into_bytes().unwrap())),
             Err(failure) => log.broken.push(failure),
         }
     }

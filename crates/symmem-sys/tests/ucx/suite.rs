@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use symmem_sys::ucx::{
-    Answer, Body, Data, Endpoint, Engine, Events, Failure, MAX_HEADER, Place, Posted, Result,
+    Answer, Body, Data, Endpoint, Engine, Events, Failure, MAX_HEADER, Posted, ReceiveBuffer,
+    Result,
 };
 
 use super::recorder::{LONG, Pair, Recorder, Side, Start, drive, pattern};
@@ -228,12 +229,12 @@ impl Events for Into {
         assert!(data.len() <= 2 << 20);
         let start = NonNull::new(start.wrapping_add(offset)).unwrap();
         // SAFETY: the region stays, and everybody uses atomics there.
-        let place = unsafe { Place::in_memory(start, room, self.0.clone()) };
-        Answer::Receive { place, token: 0 }
+        let buffer = unsafe { ReceiveBuffer::in_memory(start, room, self.0.clone()) };
+        Answer::Receive { buffer, token: 0 }
     }
 
-    fn received(&self, _: u64, place: Place, result: Result<()>) {
-        drop(place);
+    fn received(&self, _: u64, buffer: ReceiveBuffer, result: Result<()>) {
+        drop(buffer);
         self.1.lock().unwrap().push(result);
     }
 
@@ -264,13 +265,13 @@ pub fn bodies_go_straight_to_their_places(start: Start<'_>) {
             there.iter().map(|byte| byte.load(std::sync::atomic::Ordering::Relaxed)).collect();
         assert!(there == pattern(offset.into(), bytes), "{bytes} bytes");
     }
-    // What is too large for its place is not received at all.
+    // What is too large for its buffer is not received at all.
     a.post(to, &0_u32.to_le_bytes(), vec![9; (1 << 20) + 1], 5).unwrap();
     ends(1);
     let failure = into.1.lock().unwrap().pop().unwrap().unwrap_err();
     assert_eq!(failure.status, Some(Failure::TRUNCATED));
     assert!(region.memory[0].load(std::sync::atomic::Ordering::Relaxed) == 0);
-    assert_eq!(Arc::strong_count(&region), 2, "a place is still held");
+    assert_eq!(Arc::strong_count(&region), 2, "a buffer is still held");
 }
 
 pub fn a_body_belongs_to_the_engine_until_it_is_sent(start: Start<'_>) {
@@ -307,7 +308,7 @@ impl Events for Meddler {
         Answer::Done
     }
 
-    fn received(&self, _: u64, _: Place, _: Result<()>) {}
+    fn received(&self, _: u64, _: ReceiveBuffer, _: Result<()>) {}
 
     fn sent(&self, _: u64, _: Result<()>) {}
 

@@ -44,6 +44,6 @@ impl Group {
 
     /// Whether survivors of a broken group made it by [`Group::shrink`].
     pub(crate) fn is_of_survivors(&self) -> bool {
-        self.0.plan.root.is_some()
+        self.0.spec.root.is_some()
     }
 }

@@ -27,7 +27,7 @@ use crate::wire::Offer;
 pub(super) const WORLD: &str = "world";
 
 /// A group as its creator wants it.
-pub(super) struct Plan {
+pub(super) struct Spec {
     pub(super) op: &'static str,
     /// How the members find each other.
     pub(super) scope: String,
@@ -43,7 +43,7 @@ pub(super) struct Plan {
     pub(super) root: Option<Root>,
 }
 
-impl Plan {
+impl Spec {
     pub(super) fn channels(&self) -> usize {
         self.pad_size / (4 * self.members.len())
     }
@@ -75,7 +75,7 @@ impl Plan {
         words.iter().zip(&rates).for_each(|(word, rate)| word.store(*rate, Ordering::Relaxed));
         let id = crate::mesh::endpoint::random()?;
         let offer = context.choice.offer().filter(|_| self.op == WORLD).cloned();
-        let data = postcard::to_stdvec(&Card { id, rates, offer }).unwrap_or_default();
+        let data = postcard::to_stdvec(&Details { id, rates, offer }).unwrap_or_default();
         Ok((pad, Proposal::new(&self.terms(), data)))
     }
 
@@ -119,14 +119,14 @@ impl Plan {
     }
 }
 
-/// What a member brings besides its pad.
+/// What a member proposes besides its terms: the data of its `Proposal`.
 #[derive(Serialize, Deserialize)]
-struct Card {
-    /// Of the group, if the member is its rank 0.
+struct Details {
+    /// The id of the group, from rank 0; the ids of other ranks are not used.
     id: u128,
-    /// What all plan with, by rank 0.
+    /// The costs by which all members choose algorithms, from rank 0.
     rates: Vec<u32>,
-    /// Of the world: how the member would talk with other hosts.
+    /// For the world: how the member could reach other hosts.
     offer: Option<Offer>,
 }
 
@@ -147,7 +147,7 @@ pub(super) struct Formed {
     pub(super) id: u128,
     pub(super) signals: Signals<RegionPads>,
     pub(super) sequence: Sequence,
-    /// What all members plan with.
+    /// The costs by which all members choose algorithms.
     rates: Rates,
     /// How many groups of survivors this rank has begun to form; see `Group::shrink`.
     pub(super) generations: AtomicU32,
@@ -167,31 +167,31 @@ impl RegionPads {
 /// What there is of a group when it is gone: all that its survivors need to find each other.
 #[derive(Clone)]
 pub(super) struct Root {
-    pub(super) plan: Arc<Plan>,
+    pub(super) spec: Arc<Spec>,
     pub(super) rank: usize,
     pub(super) formed: Arc<Formed>,
 }
 
 impl Group {
     /// Creates a group: tells the other members, and waits for none of them.
-    pub(super) fn begin(context: &Arc<Context>, plan: Plan) -> Result<Self> {
-        let rank = plan.check(context)?;
-        let scope = Scope::Forming { name: plan.scope.clone(), members: plan.members.clone() };
+    pub(super) fn begin(context: &Arc<Context>, spec: Spec) -> Result<Self> {
+        let rank = spec.check(context)?;
+        let scope = Scope::Forming { name: spec.scope.clone(), members: spec.members.clone() };
         let subject = context.mesh.inbox().begin(scope);
-        let made = plan.make_pad(context, rank).or_else(|e| {
+        let made = spec.make_pad(context, rank).or_else(|e| {
             // The others would wait for this rank in vain.
             let told =
-                plan.conversation(context, rank, &subject, plan.limit).abort(Phase::Proposal, e);
+                spec.conversation(context, rank, &subject, spec.limit).abort(Phase::Proposal, e);
             context.mesh.inbox().close(&subject);
             told
         });
         let (pad, own) = made?;
         let inner = Arc::new(Inner {
-            health: Arc::new(Health::new(&plan.members, rank, subject, &context.world)),
+            health: Arc::new(Health::new(&spec.members, rank, subject, &context.world)),
             context: Arc::clone(context),
-            channels: plan.channels(),
-            limit: Setting::new(plan.limit.remaining().map_or(0, nanos)),
-            plan: Arc::new(plan),
+            channels: spec.channels(),
+            limit: Setting::new(spec.limit.remaining().map_or(0, nanos)),
+            spec: Arc::new(spec),
             forming: Mutex::new(Forming {
                 own: (Arc::clone(&pad), own.clone()),
                 proposals: None,
@@ -207,13 +207,13 @@ impl Group {
         });
         let observer: Weak<Health> = Arc::downgrade(&inner.health);
         context.mesh.watch(observer);
-        inner.conversation(inner.plan.limit).send_proposals(&own, || pad.export().map(Some))?;
+        inner.conversation(inner.spec.limit).send_proposals(&own, || pad.export().map(Some))?;
         Ok(Self(inner))
     }
 
     /// In which order its reductions combine the ranks' elements.
     pub fn order(&self) -> Order {
-        self.0.plan.order
+        self.0.spec.order
     }
 
     /// Waits until all members have created the group. Collective, once; any use of the group does the same.
@@ -230,7 +230,7 @@ impl Group {
         self.formed_by(self.deadline())
     }
 
-    /// What all members plan with, so that all come to the same plan.
+    /// The costs by which all members choose algorithms: the same on all, so that all choose alike.
     #[inline]
     pub(crate) fn rates(&self) -> Result<&Rates> {
         self.formed().map(|formed| &formed.rates)
@@ -255,14 +255,14 @@ pub(super) fn nanos(limit: std::time::Duration) -> usize {
 
 impl Inner {
     fn conversation(&self, deadline: Deadline) -> Conversation<'_> {
-        self.plan.conversation(&self.context, self.health.rank, &self.health.subject, deadline)
+        self.spec.conversation(&self.context, self.health.rank, &self.health.subject, deadline)
     }
 
     /// Takes in what the other members sent.
     #[cold]
     fn form(&self, deadline: Deadline) -> Result<()> {
         let deadline = deadline.start();
-        let (op, rank) = (self.plan.op, self.health.rank);
+        let (op, rank) = (self.spec.op, self.health.rank);
         let busy = |(why, after): (Expiry, _)| why.error(op, vec![rank], after);
         let mut forming = lock_by(&self.forming, deadline).map_err(busy)?;
         if self.health.formed.get().is_some() {
@@ -271,17 +271,17 @@ impl Inner {
         let (pad, own) = forming.own.clone();
         let conversation = self.conversation(deadline);
         if let Some((rank, theirs)) = forming.elsewhere.clone() {
-            let ours = format!("{:?}", self.plan.members);
+            let ours = format!("{:?}", self.spec.members);
             return Err(Error::Mismatch { op, what: "members", rank, ours, theirs });
         }
         if let Some(proposals) = &forming.proposals {
-            conversation.agree(&self.plan.terms(), proposals)?;
+            conversation.agree(&self.spec.terms(), proposals)?;
             // They agree, and yet nothing was formed of it: this rank could not do its part.
             let (rank, how) = self.health.missed(|_| true).unwrap_or_default();
-            return Err(Error::PeerLost { rank, during: self.plan.op, how });
+            return Err(Error::PeerLost { rank, during: self.spec.op, how });
         }
         if let Some((rank, how)) = self.health.missed(|_| true).filter(|_| forming.over) {
-            return Err(Error::PeerLost { rank, during: self.plan.op, how });
+            return Err(Error::PeerLost { rank, during: self.spec.op, how });
         }
         let collected = conversation.collect_proposals(own).inspect_err(|e| {
             forming.over = matches!(e, Error::PeerLost { .. } | Error::PeerFailed { .. });
@@ -297,28 +297,29 @@ impl Inner {
         });
         let (proposals, memories) = collected?;
         let proposals = forming.proposals.insert(proposals);
-        conversation.agree(&self.plan.terms(), proposals)?;
+        conversation.agree(&self.spec.terms(), proposals)?;
         let read = |(rank, proposal): (usize, &Proposal)| {
-            postcard::from_bytes::<Card>(&proposal.data).map_err(|_| conversation.garbled(rank))
+            postcard::from_bytes::<Details>(&proposal.data).map_err(|_| conversation.garbled(rank))
         };
-        let mut cards: Vec<Card> = proposals.iter().enumerate().map(read).collect::<Result<_>>()?;
-        if self.plan.op == WORLD {
-            let offers: Vec<_> = cards.iter_mut().map(|card| card.offer.take()).collect();
+        let mut details: Vec<Details> =
+            proposals.iter().enumerate().map(read).collect::<Result<_>>()?;
+        if self.spec.op == WORLD {
+            let offers: Vec<_> = details.iter_mut().map(|details| details.offer.take()).collect();
             self.settle_transport(&conversation, &offers)?;
         }
-        let card = cards.into_iter().next().ok_or_else(|| conversation.garbled(0))?;
-        let pads = self.map_pads(&pad, memories, &card).inspect_err(|e| {
+        let first = details.into_iter().next().ok_or_else(|| conversation.garbled(0))?;
+        let pads = self.map_pads(&pad, memories, &first).inspect_err(|e| {
             // For us and for all others this group is broken.
             let how = format!("it could not map the group's pads: {e}");
             self.health.note(self.health.rank, Departure { left: false, how: how.clone() });
             self.tell_all(&how);
         })?;
-        let near = self.plan.members.iter().filter(|&&member| self.context.mesh.is_local(member));
+        let near = self.spec.members.iter().filter(|&&member| self.context.mesh.is_local(member));
         let patience =
             Patience::among(near.count(), machine::cores(), machine::hints_between_looks());
         let rates = pads.rates();
-        let signals = Signals::new(pads, self.health.rank, self.plan.layout(), patience);
-        let id = card.id;
+        let signals = Signals::new(pads, self.health.rank, self.spec.layout(), patience);
+        let id = first.id;
         let (sequence, generations) = (Sequence::default(), AtomicU32::new(0));
         let first_lost = OnceLock::new();
         let formed = Formed { id, signals, sequence, rates, generations, first_lost };
@@ -331,7 +332,7 @@ impl Inner {
         if let Some(call) = self.not_made.lock().unwrap_or_else(PoisonError::into_inner).take() {
             formed.put_off(&call);
         }
-        if self.plan.op == WORLD {
+        if self.spec.op == WORLD {
             self.context.world.set(formed);
         }
         self.context.mesh.inbox().close(&self.health.subject);
@@ -367,11 +368,11 @@ impl Inner {
         &self,
         own: &Arc<dyn Allocation>,
         memories: Vec<Option<Exported>>,
-        card: &Card,
+        first: &Details,
     ) -> Result<RegionPads> {
-        let bytes = self.plan.pad_bytes();
+        let bytes = self.spec.pad_bytes();
         let mesh = &self.context.mesh;
-        let is_far = |rank: usize| self.plan.members.get(rank).is_some_and(|&m| !mesh.is_local(m));
+        let is_far = |rank: usize| self.spec.members.get(rank).is_some_and(|&m| !mesh.is_local(m));
         let map = |(rank, memory): (usize, Option<Exported>)| match memory {
             Some(memory) => self.context.pad_backend.import(memory, bytes),
             None if rank == self.health.rank => own.region().part(0, bytes),
@@ -380,13 +381,13 @@ impl Inner {
         };
         let whole: Vec<Region> =
             memories.into_iter().enumerate().map(map).collect::<Result<_>>()?;
-        let words = self.plan.layout().words() * 4;
-        let staging = staging_offset(self.plan.layout());
+        let words = self.spec.layout().words() * 4;
+        let staging = staging_offset(self.spec.layout());
         if is_far(0) {
             let words =
-                whole.first().map(|mirror| mirror.words(4 * Layout::RATES, card.rates.len()));
+                whole.first().map(|mirror| mirror.words(4 * Layout::RATES, first.rates.len()));
             let words = words.transpose()?.unwrap_or_default();
-            words.iter().zip(&card.rates).for_each(|(w, rate)| w.store(*rate, Ordering::Relaxed));
+            words.iter().zip(&first.rates).for_each(|(w, rate)| w.store(*rate, Ordering::Relaxed));
         }
         Ok(RegionPads {
             words: whole
@@ -394,7 +395,7 @@ impl Inner {
                 .map(|r| r.part(0, words).and_then(Words::new))
                 .collect::<Result<_>>()?,
             stages: whole.iter().map(|r| r.part(staging, 2 * STAGE)).collect::<Result<_>>()?,
-            wire: Wire::to(&self.context, &self.plan.members, card.id),
+            wire: Wire::to(&self.context, &self.spec.members, first.id),
         })
     }
 
@@ -407,11 +408,11 @@ impl Inner {
     /// Tells all members that this rank cannot take part.
     pub(super) fn tell_all(&self, how: &str) {
         let mesh = &self.context.mesh;
-        let because_of = mesh.inbox().first_lost(|rank| self.plan.members.contains(&rank));
+        let because_of = mesh.inbox().first_lost(|rank| self.spec.members.contains(&rank));
         let gone = Gone { left: false, how: how.to_owned(), because_of };
         // Fails only for types that cannot be serialised at all.
         let notice = postcard::to_stdvec(&gone).unwrap_or_default();
-        for &peer in self.plan.members.iter().filter(|&&m| m != mesh.rank()) {
+        for &peer in self.spec.members.iter().filter(|&&m| m != mesh.rank()) {
             let soon = Deadline::after(std::time::Duration::from_millis(50));
             let _ = mesh.send(peer, &self.health.subject, Phase::Notice, &notice, None, soon);
         }

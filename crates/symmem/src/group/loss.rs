@@ -13,7 +13,7 @@ impl Health {
         self.formed.get().and_then(|formed| formed.signals.poisoned())
     }
 
-    /// Whether a wait for `awaited` can no longer be met.
+    /// Whether a wait for `awaited` can no longer succeed.
     pub(super) fn is_fatal(&self, awaited: impl Fn(usize) -> bool) -> bool {
         self.trouble() && self.loss(awaited).is_some()
     }

@@ -39,7 +39,7 @@ pub(crate) use sequence::Running;
 pub(crate) use signals::Act;
 pub(crate) use staging::{STAGE, Staging};
 pub(crate) use told::Ask;
-pub(crate) use wire::Place;
+pub(crate) use wire::FarAddress;
 pub(crate) use world::{DEFAULT_TIMEOUT, setting};
 
 use crate::error::{Error, Result};
@@ -48,7 +48,7 @@ use crate::mesh::Scope;
 use crate::store::SharedStore;
 use crate::sync::{Deadline, Ordering, Setting, lock_by};
 use call::RENDEZVOUS;
-use form::{Forming, Plan};
+use form::{Forming, Spec};
 use health::Health;
 use waiting::Waiting;
 
@@ -65,7 +65,7 @@ pub struct Group(Arc<Inner>);
 
 struct Inner {
     context: Arc<Context>,
-    plan: Arc<Plan>,
+    spec: Arc<Spec>,
     channels: usize,
     /// Of waits that are given no deadline, in nanoseconds; 0 for ever.
     limit: Setting,
@@ -93,17 +93,17 @@ impl Group {
 
     /// How many ranks the group has.
     pub fn size(&self) -> usize {
-        self.0.plan.members.len()
+        self.0.spec.members.len()
     }
 
     /// The ranks' numbers in the world, by their numbers here.
     pub fn world_ranks(&self) -> &[usize] {
-        &self.0.plan.members
+        &self.0.spec.members
     }
 
     /// The group's name; generated if none was given.
     pub fn name(&self) -> &str {
-        &self.0.plan.label
+        &self.0.spec.label
     }
 
     /// The store of the job.
@@ -113,7 +113,7 @@ impl Group {
 
     /// Bytes of the signal pad.
     pub fn signal_pad_size(&self) -> usize {
-        self.0.plan.pad_size
+        self.0.spec.pad_size
     }
 
     /// How many channels `barrier_on`, `put_signal` and `wait_signal` have.
@@ -153,7 +153,7 @@ impl Group {
     /// Whether nothing else of this rank's world is alive.
     fn is_last(&self) -> bool {
         // The group holds the context, and so does its name.
-        let own = 1 + usize::from(self.0.plan._claim.is_some());
+        let own = 1 + usize::from(self.0.spec._claim.is_some());
         Arc::strong_count(&self.0) == 1 && Arc::strong_count(&self.0.context) == own
     }
 

@@ -1,7 +1,7 @@
 //! Continuing without lost ranks: the survivors agree on who is left and form a smaller group.
 
 use super::Group;
-use super::form::{Plan, Root};
+use super::form::{Root, Spec};
 use crate::error::{Error, Result};
 use crate::mesh::{Ballot, Gone, Scope};
 use crate::sync::{Deadline, Ordering, lock_by};
@@ -57,9 +57,9 @@ impl Group {
     /// formed generation n, and another that saw a member die while forming it, both go on to n + 1.
     fn next_generation(&self, deadline: Deadline) -> Result<Group> {
         let root = self.root()?;
-        let (signals, members) = (&root.formed.signals, &root.plan.members);
+        let (signals, members) = (&root.formed.signals, &root.spec.members);
         let generation = root.formed.generations.load(Ordering::Relaxed) as usize;
-        if generation >= root.plan.layout().generations() {
+        if generation >= root.spec.layout().generations() {
             return Err(Error::Unavailable {
                 what: "another group of survivors".into(),
                 why: format!("{generation} have been formed of one group; create a subgroup"),
@@ -88,10 +88,10 @@ impl Group {
             // A rendezvous that is pending will never be, whatever memory peers have sent for it.
             inbox.begin_no_more(&Scope::Group(formed.id));
         }
-        let plan = Plan {
+        let spec = Spec {
             op: OP,
             scope: format!("{:032x} shrunk {generation}", root.formed.id),
-            label: format!("{}, shrunk to {ranks:?}", root.plan.label),
+            label: format!("{}, shrunk to {ranks:?}", root.spec.label),
             _claim: None,
             members,
             pad_size: self.signal_pad_size(),
@@ -99,7 +99,7 @@ impl Group {
             order: self.order(),
             root: Some(root),
         };
-        Self::begin(&self.0.context, plan)
+        Self::begin(&self.0.context, spec)
     }
 
     /// The first rank to come decides, for all hosts. Those that cannot reach the store do not go on: the others may be going
@@ -111,7 +111,7 @@ impl Group {
         is_here: &dyn Fn(usize) -> bool,
         deadline: Deadline,
     ) -> Result<Vec<usize>> {
-        let here: Vec<usize> = (0..root.plan.members.len()).filter(|&rank| is_here(rank)).collect();
+        let here: Vec<usize> = (0..root.spec.members.len()).filter(|&rank| is_here(rank)).collect();
         let question = format!("survivors/{:032x}/{generation}", root.formed.id);
         let decided = Ballot::open(self.store(), deadline)
             .and_then(|ballot| ballot.decide::<Vec<usize>>(&question, &here));
@@ -123,9 +123,9 @@ impl Group {
 
     fn root(&self) -> Result<Root> {
         let own = || {
-            let (plan, formed) = (self.0.plan.clone(), self.formed()?.clone());
-            Ok(Root { plan, rank: self.rank(), formed })
+            let (spec, formed) = (self.0.spec.clone(), self.formed()?.clone());
+            Ok(Root { spec, rank: self.rank(), formed })
         };
-        self.0.plan.root.clone().map_or_else(own, Ok)
+        self.0.spec.root.clone().map_or_else(own, Ok)
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Group;
-use super::form::Plan;
+use super::form::Spec;
 use crate::dtype::Order;
 use crate::error::Result;
 use crate::sync::Deadline;
@@ -77,7 +77,7 @@ impl GroupBuilder<'_> {
     fn form(self, op: &'static str, members: Vec<usize>) -> Result<Group> {
         let (group, name) = (self.group, self.name);
         let context = &group.0.context;
-        let plan = Plan {
+        let spec = Spec {
             op,
             scope: name.clone().unwrap_or_default(),
             label: name.clone().unwrap_or_else(|| format!("ranks {members:?}")),
@@ -88,7 +88,7 @@ impl GroupBuilder<'_> {
             order: self.order.unwrap_or_else(|| group.order()),
             root: None,
         };
-        Group::begin(context, plan)
+        Group::begin(context, spec)
     }
 }
 

@@ -21,9 +21,9 @@ use crate::sync::shared::{AtomicU32, AtomicU64};
 use crate::sync::{Deadline, Ordering};
 use crate::wire::Transport;
 
-/// A place in a rank's part of the memory of a rendezvous.
+/// An address in a rank's part of the memory of a rendezvous.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct FarAddress {
     pub(crate) rank: usize,
     /// The number of the rendezvous.
     pub(crate) memory: u64,
@@ -144,13 +144,13 @@ impl Wire {
         }
     }
 
-    fn ask(&self, place: Place, ask: Ask, deadline: Deadline) -> Result<u64> {
+    fn ask(&self, target: FarAddress, ask: Ask, deadline: Deadline) -> Result<u64> {
         let mut asked = lock(&self.asked);
         asked.last += 1;
         let ticket = asked.last;
-        asked.answers.insert(ticket, (place.rank, None));
+        asked.answers.insert(ticket, (target.rank, None));
         drop(asked);
-        let Place { rank, memory, at, unit } = place;
+        let FarAddress { rank, memory, at, unit } = target;
         let told = Told::Ask { ticket, memory, at, unit: unit as u8, ask };
         self.send(rank, &told, deadline).inspect_err(|_| drop(self.answer(ticket)))?;
         Ok(ticket)
@@ -217,7 +217,7 @@ impl Formed {
                     return Ok(());
                 }
                 let unit = usize::from(*unit);
-                let to = place_in(&block, *at, bytes.len(), unit).ok_or(Nonsense)?;
+                let to = data_at(&block, *at, bytes.len(), unit).ok_or(Nonsense)?;
                 crate::sync::atomic::fence(Ordering::Release); // a word is found with all that was told before it
                 // SAFETY: within the data of a block that is held here, at a multiple of the unit; in this phase everyone
                 // touches it by such atomics.
@@ -237,11 +237,11 @@ impl Formed {
                 Ok(())
             }
             Told::Answer { ticket, answer } => {
-                if let Some((asked, place)) = lock(&wire.asked).answers.get_mut(ticket) {
-                    if *asked != from || place.is_some() {
+                if let Some((asked, slot)) = lock(&wire.asked).answers.get_mut(ticket) {
+                    if *asked != from || slot.is_some() {
                         return Err(Nonsense);
                     }
-                    *place = Some(answer.clone().map(|bytes| bytes.0.to_vec()));
+                    *slot = Some(answer.clone().map(|bytes| bytes.0.to_vec()));
                 }
                 self.signals.ring_own();
                 Ok(())
@@ -275,7 +275,7 @@ impl Formed {
 }
 
 /// `bytes` of the data of a block at a multiple of `unit`, which is a size of atomics.
-fn place_in(block: &Block, at: usize, bytes: usize, unit: usize) -> Option<*mut u8> {
+fn data_at(block: &Block, at: usize, bytes: usize, unit: usize) -> Option<*mut u8> {
     let fits = at.checked_add(bytes).is_some_and(|end| end <= block.shape().bytes);
     let is_whole = [1, 2, 4, 8].contains(&unit) && at.is_multiple_of(unit);
     let data: &Region = block.region();
@@ -300,17 +300,17 @@ fn answer(
     if bytes > most {
         return Err(Nonsense);
     }
-    let place = place_in(block, at, bytes, unit).ok_or(Nonsense)?;
+    let data = data_at(block, at, bytes, unit).ok_or(Nonsense)?;
     let mut found = vec![0; bytes];
     match (ask, unit) {
         (Ask::Read(_), _) => {
             // SAFETY: within the data of a block that is held here, at a multiple of the unit; nobody writes it meanwhile, or
             // only by such atomics.
-            unsafe { load_units(unit, place, found.as_mut_ptr(), bytes) };
+            unsafe { load_units(unit, data, found.as_mut_ptr(), bytes) };
         }
         (ask, 4) => {
             // SAFETY: as above.
-            let word = unsafe { AtomicU32::from_ptr(place.cast()) };
+            let word = unsafe { AtomicU32::from_ptr(data.cast()) };
             let before = match ask {
                 Ask::Swap { expected, new } => swapped(word.compare_exchange(
                     expected as u32,
@@ -325,7 +325,7 @@ fn answer(
         }
         (ask, 8) => {
             // SAFETY: as above.
-            let word = unsafe { AtomicU64::from_ptr(place.cast()) };
+            let word = unsafe { AtomicU64::from_ptr(data.cast()) };
             let before = match ask {
                 Ask::Swap { expected, new } => swapped(word.compare_exchange(
                     expected,
@@ -362,12 +362,12 @@ impl Group {
     }
 
     /// Relaxed: hands bytes over to a rank on another host. The next signal or barrier of this rank comes behind them.
-    pub(crate) fn put_far(&self, op: &'static str, place: Place, data: &[u8]) -> Result<()> {
-        let Some(wire) = self.wire() else { return Err(self.out_of_reach(place.rank)) };
+    pub(crate) fn put_far(&self, op: &'static str, target: FarAddress, data: &[u8]) -> Result<()> {
+        let Some(wire) = self.wire() else { return Err(self.out_of_reach(target.rank)) };
         self.check_whole(op)?;
-        self.check_refused(op, place.memory)?;
+        self.check_refused(op, target.memory)?;
         let deadline = self.deadline().start();
-        let Place { rank, memory, at, unit } = place;
+        let FarAddress { rank, memory, at, unit } = target;
         let most = wire.most();
         for (i, bytes) in data.chunks(most).enumerate() {
             let (unit, bytes) = (unit as u8, Whole(bytes));
@@ -378,19 +378,24 @@ impl Group {
     }
 
     /// Asks a rank on another host, and waits for what it answers: a read, in pieces, into `out`.
-    pub(crate) fn get_far(&self, op: &'static str, place: Place, out: &mut [u8]) -> Result<()> {
+    pub(crate) fn get_far(
+        &self,
+        op: &'static str,
+        target: FarAddress,
+        out: &mut [u8],
+    ) -> Result<()> {
         let deadline = self.deadline().start();
-        let most = self.wire().ok_or_else(|| self.out_of_reach(place.rank))?.most();
+        let most = self.wire().ok_or_else(|| self.out_of_reach(target.rank))?.most();
         let mut tickets = Vec::new();
         for at in (0..out.len()).step_by(most) {
             let ask = Ask::Read(most.min(out.len() - at));
-            let place = Place { at: place.at + at, ..place };
-            tickets.push(self.ask_far(op, place, ask, deadline)?);
+            let target = FarAddress { at: target.at + at, ..target };
+            tickets.push(self.ask_far(op, target, ask, deadline)?);
         }
         for (ticket, out) in tickets.into_iter().zip(out.chunks_mut(most)) {
-            let answer = self.await_answer(op, place, ticket, deadline)?;
+            let answer = self.await_answer(op, target, ticket, deadline)?;
             if answer.len() != out.len() {
-                return Err(self.bad_answer(op, place.rank, format!("{} bytes", answer.len())));
+                return Err(self.bad_answer(op, target.rank, format!("{} bytes", answer.len())));
             }
             out.copy_from_slice(&answer);
         }
@@ -398,42 +403,48 @@ impl Group {
     }
 
     /// Changes an integer of a rank on another host; what was there before.
-    pub(crate) fn change_far(&self, op: &'static str, place: Place, ask: Ask) -> Result<u64> {
+    pub(crate) fn change_far(&self, op: &'static str, target: FarAddress, ask: Ask) -> Result<u64> {
         let deadline = self.deadline().start();
-        let ticket = self.ask_far(op, place, ask, deadline)?;
-        let answer = self.await_answer(op, place, ticket, deadline)?;
+        let ticket = self.ask_far(op, target, ask, deadline)?;
+        let answer = self.await_answer(op, target, ticket, deadline)?;
         let mut bytes = [0; 8];
-        let end = bytes.get_mut(..answer.len()).filter(|_| answer.len() == place.unit);
+        let end = bytes.get_mut(..answer.len()).filter(|_| answer.len() == target.unit);
         let Some(end) = end else {
-            return Err(self.bad_answer(op, place.rank, format!("{} bytes", answer.len())));
+            return Err(self.bad_answer(op, target.rank, format!("{} bytes", answer.len())));
         };
         end.copy_from_slice(&answer);
         Ok(u64::from_le_bytes(bytes))
     }
 
-    fn ask_far(&self, op: &'static str, place: Place, ask: Ask, deadline: Deadline) -> Result<u64> {
-        let Some(wire) = self.wire() else { return Err(self.out_of_reach(place.rank)) };
+    fn ask_far(
+        &self,
+        op: &'static str,
+        target: FarAddress,
+        ask: Ask,
+        deadline: Deadline,
+    ) -> Result<u64> {
+        let Some(wire) = self.wire() else { return Err(self.out_of_reach(target.rank)) };
         self.check_whole(op)?;
-        self.check_refused(op, place.memory)?;
-        wire.ask(place, ask, deadline).map_err(|e| self.of_far(op, place.rank, e))
+        self.check_refused(op, target.memory)?;
+        wire.ask(target, ask, deadline).map_err(|e| self.of_far(op, target.rank, e))
     }
 
     fn await_answer(
         &self,
         op: &'static str,
-        place: Place,
+        target: FarAddress,
         ticket: u64,
         deadline: Deadline,
     ) -> Result<Vec<u8>> {
-        let Some(wire) = self.wire() else { return Err(self.out_of_reach(place.rank)) };
-        let act = Act { op, peer: place.rank, channel: 0 };
+        let Some(wire) = self.wire() else { return Err(self.out_of_reach(target.rank)) };
+        let act = Act { op, peer: target.rank, channel: 0 };
         let waited = self.await_act(act, deadline, || wire.is_answered(ticket));
         let answer = wire.answer(ticket);
         waited?;
         match answer {
             Some(Ok(bytes)) => Ok(bytes),
-            Some(Err(why)) => Err(self.bad_answer(op, place.rank, why)),
-            None => Err(self.bad_answer(op, place.rank, "nothing".to_owned())),
+            Some(Err(why)) => Err(self.bad_answer(op, target.rank, why)),
+            None => Err(self.bad_answer(op, target.rank, "nothing".to_owned())),
         }
     }
 

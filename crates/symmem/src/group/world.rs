@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::Group;
 use super::context::{Context, DeviceRules};
 use super::environment::{self, Assignment};
-use super::form::{Plan, WORLD};
+use super::form::{Spec, WORLD};
 use crate::dtype::Order;
 use crate::error::{Error, Failed, Result};
 use crate::memory::{Backend, by_name};
@@ -300,7 +300,7 @@ impl WorldBuilder {
         let devices = DeviceRules { strict, ranks, ranks_here };
         let context = Context::new(mesh, store, backend, pad_size, devices, server)?;
         let context = Arc::new(context);
-        let plan = Plan {
+        let spec = Spec {
             op: WORLD,
             scope: String::new(),
             label: "world".into(),
@@ -311,7 +311,7 @@ impl WorldBuilder {
             order: Order::Ranked,
             root: None,
         };
-        let group = Group::begin(&context, plan)?;
+        let group = Group::begin(&context, spec)?;
         group.join_by(deadline)?;
         Ok(World { group, local_rank })
     }

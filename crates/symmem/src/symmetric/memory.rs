@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{Atomic, Handle, Offer, Ownership};
 use crate::dtype::{DType, Element};
 use crate::error::Result;
-use crate::group::{Ask, Group, Place};
+use crate::group::{Ask, FarAddress, Group};
 use crate::memory::Reach;
 use crate::memory::block::Access;
 use crate::memory::region::Region;
@@ -150,9 +150,9 @@ impl Memory {
     }
 
     /// Element `at` of the part of a rank on another host.
-    fn far_place(&self, rank: usize, at: usize) -> Place {
+    fn far_address(&self, rank: usize, at: usize) -> FarAddress {
         let at = self.handle.offset() + at * self.size;
-        Place { rank, memory: self.handle.number(), at, unit: unit(self.size) }
+        FarAddress { rank, memory: self.handle.number(), at, unit: unit(self.size) }
     }
 
     /// Relaxed: writes elements there, from element `at` on, in a phase in which all do by atomics.
@@ -166,7 +166,7 @@ impl Memory {
         let bytes = data.as_ptr().cast::<u8>();
         // SAFETY: none of the elements' bits are undefined.
         let bytes = unsafe { std::slice::from_raw_parts(bytes, size_of_val(data)) };
-        self.group().put_far(op, self.far_place(rank, at), bytes)
+        self.group().put_far(op, self.far_address(rank, at), bytes)
     }
 
     /// Relaxed: reads elements from there.
@@ -180,7 +180,7 @@ impl Memory {
         let bytes = out.as_mut_ptr().cast::<u8>();
         // SAFETY: every pattern of bits is a value of an element.
         let bytes = unsafe { std::slice::from_raw_parts_mut(bytes, size_of_val(out)) };
-        self.group().get_far(op, self.far_place(rank, at), bytes)
+        self.group().get_far(op, self.far_address(rank, at), bytes)
     }
 
     /// Changes element `at` there; what it was before.
@@ -191,7 +191,7 @@ impl Memory {
         at: usize,
         ask: Ask,
     ) -> Result<T> {
-        self.group().change_far(op, self.far_place(rank, at), ask).map(T::of_bits)
+        self.group().change_far(op, self.far_address(rank, at), ask).map(T::of_bits)
     }
 
     /// The same memory in another group.

@@ -62,19 +62,19 @@ pub(crate) struct Offer {
     /// Whether UCX could use an RDMA device of its host.
     has_adapter: bool,
     /// Its engine, or why there is none.
-    engine: Result<Card, String>,
+    engine: Result<EngineInfo, String>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Card {
+struct EngineInfo {
     version: String,
     address: Vec<u8>,
 }
 
-impl Card {
+impl EngineInfo {
     /// What must be equal: releases of one version understand each other.
-    fn line(&self) -> &str {
-        self.version.rsplit_once('.').map_or(self.version.as_str(), |(line, _)| line)
+    fn release(&self) -> &str {
+        self.version.rsplit_once('.').map_or(self.version.as_str(), |(release, _)| release)
     }
 }
 
@@ -83,7 +83,7 @@ impl Card {
 pub(crate) struct Choice {
     offer: Option<Offer>,
     engine: Mutex<Option<Arc<Ucx>>>,
-    cards: Mutex<Vec<Card>>,
+    engines: Mutex<Vec<EngineInfo>>,
     chosen: OnceLock<Arc<dyn Transport>>,
 }
 
@@ -104,10 +104,10 @@ impl Choice {
             Wish::Any if !has_adapter => Err("no RDMA device".to_owned()),
             Wish::Any | Wish::Ucx => start(mesh),
         };
-        let card = engine.as_ref().map(|engine| card(engine)).map_err(Clone::clone);
+        let info = engine.as_ref().map(|engine| info_of(engine)).map_err(Clone::clone);
         let engine = Mutex::new(engine.ok());
         Ok(Self {
-            offer: Some(Offer { wish, has_adapter, engine: card }),
+            offer: Some(Offer { wish, has_adapter, engine: info }),
             engine,
             ..Self::default()
         })
@@ -121,8 +121,8 @@ impl Choice {
     pub(crate) fn settle(&self, mesh: &Mesh, offers: &[Option<Offer>]) -> Result<bool> {
         let Some(own) = &self.offer else { return Ok(false) };
         match agree(own, offers) {
-            Ok(cards) => {
-                *self.cards.lock().unwrap_or_else(PoisonError::into_inner) = cards;
+            Ok(engines) => {
+                *self.engines.lock().unwrap_or_else(PoisonError::into_inner) = engines;
                 Ok(true)
             }
             Err(Refusal::Error(error)) => Err(error),
@@ -139,10 +139,11 @@ impl Choice {
     /// Connects with all ranks of other hosts, and waits until they answer. Where this fails on any rank, all go without, if
     /// they may.
     pub(crate) fn connect(&self, mesh: &Mesh, deadline: Deadline) -> Result<()> {
-        let cards = std::mem::take(&mut *self.cards.lock().unwrap_or_else(PoisonError::into_inner));
+        let engines =
+            std::mem::take(&mut *self.engines.lock().unwrap_or_else(PoisonError::into_inner));
         let Some(engine) = self.engine().clone() else { return Ok(()) };
         let limit = Deadline::after(deadline.nap(TRIAL));
-        connect(&engine, mesh, &cards, limit).map_err(|why| Error::Unavailable {
+        connect(&engine, mesh, &engines, limit).map_err(|why| Error::Unavailable {
             what: format!("UCX between the hosts, which {VARIABLE}=mesh does without"),
             why,
         })
@@ -210,7 +211,7 @@ enum Refusal {
 }
 
 /// All ranks' engines, if all are to use them. All ranks come to the same verdict.
-fn agree(own: &Offer, offers: &[Option<Offer>]) -> Result<Vec<Card>, Refusal> {
+fn agree(own: &Offer, offers: &[Option<Offer>]) -> Result<Vec<EngineInfo>, Refusal> {
     let offers: Vec<(usize, &Offer)> = offers
         .iter()
         .enumerate()
@@ -226,10 +227,10 @@ fn agree(own: &Offer, offers: &[Option<Offer>]) -> Result<Vec<Card>, Refusal> {
             theirs,
         }));
     }
-    let mut cards: Vec<Card> = Vec::with_capacity(offers.len());
+    let mut engines: Vec<EngineInfo> = Vec::with_capacity(offers.len());
     for (rank, offer) in offers {
         match (&offer.engine, own.wish) {
-            (Ok(card), _) => cards.push(card.clone()),
+            (Ok(info), _) => engines.push(info.clone()),
             (Err(why), Wish::Ucx) => {
                 let what = format!("UCX on rank {rank}, for {VARIABLE}=ucx");
                 return Err(Refusal::Error(Error::Unavailable { what, why: why.clone() }));
@@ -237,10 +238,10 @@ fn agree(own: &Offer, offers: &[Option<Offer>]) -> Result<Vec<Card>, Refusal> {
             (Err(why), _) => return Err(Refusal::Without(format!("rank {rank} has none, {why}"))),
         }
     }
-    let ours = own.engine.as_ref().map(Card::line).unwrap_or_default();
-    let other = cards.iter().enumerate().find(|(_, card)| card.line() != ours);
-    let Some((rank, other)) = other else { return Ok(cards) };
-    let version = own.engine.as_ref().map(|card| card.version.clone()).unwrap_or_default();
+    let ours = own.engine.as_ref().map(EngineInfo::release).unwrap_or_default();
+    let other = engines.iter().enumerate().find(|(_, info)| info.release() != ours);
+    let Some((rank, other)) = other else { return Ok(engines) };
+    let version = own.engine.as_ref().map(|info| info.version.clone()).unwrap_or_default();
     let theirs = other.version.clone();
     Err(match own.wish {
         Wish::Ucx => {
@@ -262,8 +263,8 @@ fn has_adapter(_mesh: &Mesh) -> bool {
 }
 
 #[cfg(feature = "ucx")]
-fn card(engine: &Ucx) -> Card {
-    Card { version: engine.version(), address: engine.address().to_vec() }
+fn info_of(engine: &Ucx) -> EngineInfo {
+    EngineInfo { version: engine.version(), address: engine.address().to_vec() }
 }
 
 /// An engine over UCX, for the ranks of other hosts.
@@ -291,14 +292,14 @@ fn start(mesh: &Mesh) -> Result<Arc<Ucx>, String> {
 fn connect(
     engine: &Arc<Ucx>,
     mesh: &Mesh,
-    cards: &[Card],
+    engines: &[EngineInfo],
     deadline: Deadline,
 ) -> Result<(), String> {
     let observer: std::sync::Weak<Ucx> = Arc::downgrade(engine);
     mesh.watch(observer);
     mesh.carry(Some(engine.clone()));
-    for (rank, card) in cards.iter().enumerate().filter(|(rank, _)| !mesh.is_local(*rank)) {
-        engine.connect(rank, &card.address).map_err(|why| format!("rank {rank}: {why}"))?;
+    for (rank, info) in engines.iter().enumerate().filter(|(rank, _)| !mesh.is_local(*rank)) {
+        engine.connect(rank, &info.address).map_err(|why| format!("rank {rank}: {why}"))?;
     }
     engine.try_all(deadline)
 }
@@ -309,7 +310,7 @@ fn transport(engine: Arc<Ucx>) -> Arc<dyn Transport> {
 }
 
 #[cfg(not(feature = "ucx"))]
-fn card(engine: &Ucx) -> Card {
+fn info_of(engine: &Ucx) -> EngineInfo {
     match *engine {}
 }
 
@@ -319,7 +320,7 @@ fn start(_mesh: &Mesh) -> Result<Arc<Ucx>, String> {
 }
 
 #[cfg(not(feature = "ucx"))]
-fn connect(engine: &Arc<Ucx>, _: &Mesh, _: &[Card], _: Deadline) -> Result<(), String> {
+fn connect(engine: &Arc<Ucx>, _: &Mesh, _: &[EngineInfo], _: Deadline) -> Result<(), String> {
     match **engine {}
 }
 
@@ -333,15 +334,15 @@ mod tests {
     use super::*;
 
     fn offer(wish: Wish, engine: Result<&str, &str>) -> Option<Offer> {
-        let card = |version: &str| Card { version: version.to_owned(), address: vec![] };
-        Some(Offer { wish, has_adapter: true, engine: engine.map(card).map_err(str::to_owned) })
+        let info = |version: &str| EngineInfo { version: version.to_owned(), address: vec![] };
+        Some(Offer { wish, has_adapter: true, engine: engine.map(info).map_err(str::to_owned) })
     }
 
     /// What the first of these ranks finds, and the second.
     fn verdicts(wish: Wish, engines: [Result<&str, &str>; 2]) -> [String; 2] {
         let offers = engines.map(|engine| offer(wish, engine));
         [0, 1].map(|rank| match agree(offers[rank].as_ref().unwrap(), &offers) {
-            Ok(cards) => format!("{} engines", cards.len()),
+            Ok(engines) => format!("{} engines", engines.len()),
             Err(Refusal::Without(why)) => format!("without: {why}"),
             Err(Refusal::Error(error)) => error.to_string(),
         })

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use symmem_sys::ucx::{Answer, Data, Endpoint, Events, Failure, Place};
+use symmem_sys::ucx::{Answer, Data, Endpoint, Events, Failure, ReceiveBuffer};
 
 use super::inbound::Inbound;
 use super::message::{Header, Kind};
@@ -160,7 +160,7 @@ impl Shared {
                 bodies.last += 1;
                 let token = bodies.last;
                 bodies.coming.insert(token, (rank, number));
-                return Ok(Answer::Receive { place: Place::new(len), token });
+                return Ok(Answer::Receive { buffer: ReceiveBuffer::new(len), token });
             }
         }
         Ok(Answer::Done)
@@ -219,13 +219,13 @@ impl Events for Shared {
         self.admit(rank, peer, &header, data)
     }
 
-    fn received(&self, token: u64, place: Place, result: symmem_sys::ucx::Result<()>) {
+    fn received(&self, token: u64, buffer: ReceiveBuffer, result: symmem_sys::ucx::Result<()>) {
         let Some((rank, number)) = lock(&self.bodies).coming.remove(&token) else { return };
         let Some(peer) = self.peer(rank) else { return };
-        match (result, place.into_bytes()) {
+        match (result, buffer.into_bytes()) {
             (Ok(()), Some(bytes)) => self.fill(rank, peer, number, bytes),
             (Err(failure), _) => self.note_failure(rank, &failure),
-            (Ok(()), None) => {} // no place of ours
+            (Ok(()), None) => {} // not a buffer of ours
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use symmem_sys::ucx::fake::{Fake, Network, Script};
-use symmem_sys::ucx::{Answer, Data, Endpoint, Engine, Events, Failure, Place};
+use symmem_sys::ucx::{Answer, Data, Endpoint, Engine, Events, Failure, ReceiveBuffer};
 
 use super::Transport;
 use super::message::{Header, Kind};
@@ -248,7 +248,7 @@ impl Events for Deaf {
     fn message(&self, _header: &[u8], _data: Data<'_>) -> Answer {
         Answer::Refuse
     }
-    fn received(&self, _: u64, _: Place, _: symmem_sys::ucx::Result<()>) {}
+    fn received(&self, _: u64, _: ReceiveBuffer, _: symmem_sys::ucx::Result<()>) {}
     fn sent(&self, _token: u64, _result: symmem_sys::ucx::Result<()>) {}
     fn failed(&self, _endpoint: Endpoint, _why: Failure) {}
 }

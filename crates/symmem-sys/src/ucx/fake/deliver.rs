@@ -3,7 +3,7 @@
 use super::Fake;
 use super::state::{Content, Event, Parcel};
 use crate::ucx::Failure;
-use crate::ucx::engine::{Answer, Data, Place};
+use crate::ucx::engine::{Answer, Data, ReceiveBuffer};
 
 impl Fake {
     pub(super) fn tell(&self, event: Event) {
@@ -13,8 +13,8 @@ impl Fake {
                 drop(body);
                 self.events.sent(token, result);
             }
-            Event::Received { token, place, result } => {
-                self.events.received(token, place, result);
+            Event::Received { token, buffer, result } => {
+                self.events.received(token, buffer, result);
             }
             Event::Failed { endpoint, failure } => self.events.failed(endpoint, failure),
         }
@@ -29,18 +29,18 @@ impl Fake {
         match self.events.message(&parcel.header, data) {
             Answer::Done => self.finish(&parcel, Ok(())),
             Answer::Refuse => self.finish(&parcel, refused()),
-            Answer::Receive { place, token } if bytes > place.len() => {
-                let failure = too_small(&place, bytes);
-                self.events.received(token, place, Err(failure));
+            Answer::Receive { buffer, token } if bytes > buffer.len() => {
+                let failure = too_small(&buffer, bytes);
+                self.events.received(token, buffer, Err(failure));
                 self.finish(&parcel, refused());
             }
-            Answer::Receive { mut place, token } => match &parcel.content {
+            Answer::Receive { mut buffer, token } => match &parcel.content {
                 Content::Inline(bytes) => {
-                    place.take(bytes);
-                    self.events.received(token, place, Ok(()));
+                    buffer.take(bytes);
+                    self.events.received(token, buffer, Ok(()));
                 }
                 Content::Rendezvous(_) => {
-                    self.network.lock().receive(self.number, parcel, token, place);
+                    self.network.lock().receive(self.number, parcel, token, buffer);
                 }
             },
         }
@@ -58,7 +58,7 @@ fn refused() -> crate::ucx::Result<()> {
     Err(Failure::of("post", Failure::REJECTED))
 }
 
-fn too_small(place: &Place, bytes: usize) -> Failure {
-    let text = format!("a body of {bytes} bytes, for a place of {}", place.len());
+fn too_small(buffer: &ReceiveBuffer, bytes: usize) -> Failure {
+    let text = format!("a body of {bytes} bytes, for a buffer of {}", buffer.len());
     Failure { call: "receive", status: Some(Failure::TRUNCATED), text }
 }

@@ -81,7 +81,7 @@ impl Network {
         let own = [self.0.id.to_le_bytes(), (number as u64).to_le_bytes()].concat();
         let address = address::wrap(VERSION, &own)?;
         let network = self.clone();
-        Ok(Fake { network, number, address, bell, events, turn: Mutex::new(()) })
+        Ok(Fake { network, number, address, bell, events, running: Mutex::new(()) })
     }
 
     /// Messages from one engine to the other stay on their way, until [`release`](Self::release).
@@ -130,8 +130,8 @@ pub struct Fake {
     address: Vec<u8>,
     bell: Arc<OwnedFd>,
     events: Arc<dyn Events>,
-    /// Of who tells events.
-    turn: Mutex<()>,
+    /// Held by the thread that runs events.
+    running: Mutex<()>,
 }
 
 impl fmt::Debug for Fake {
@@ -211,15 +211,15 @@ impl Engine for Fake {
             return Err(Failure::refused("post", text));
         }
         let body = Arc::new(body);
-        // Its last owner drops it behind the lock, for then anything may happen.
+        // The last owner drops it after the lock is released, because a `drop` may do anything.
         self.enter("post")?.post(self.number, to, header, &body, token)
     }
 
     fn progress(&self) -> Result<usize> {
         drop(self.enter("progress")?);
-        let _turn = match self.turn.try_lock() {
-            Ok(turn) => turn,
-            Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
+        let _running = match self.running.try_lock() {
+            Ok(held) => held,
+            Err(TryLockError::Poisoned(held)) => held.into_inner(),
             Err(TryLockError::WouldBlock) => return Ok(0),
         };
         self.work()
@@ -257,7 +257,7 @@ impl Engine for Fake {
         if IN_EVENT.get() {
             return Err(Failure::refused("shutdown", "called within an event"));
         }
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if self.network.lock().usable(self.number, "shutdown").is_err() {
             return Ok(());
         }

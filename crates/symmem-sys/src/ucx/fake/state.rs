@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::Script;
-use crate::ucx::engine::{Body, Endpoint, Place, Posted};
+use crate::ucx::engine::{Body, Endpoint, Posted, ReceiveBuffer};
 use crate::ucx::{Failure, Result};
 
 /// A network.
@@ -81,7 +81,7 @@ pub(super) struct Receiving {
     from: usize,
     due: u64,
     pub token: u64,
-    pub place: Place,
+    pub buffer: ReceiveBuffer,
     body: Arc<Body>,
 }
 
@@ -89,7 +89,7 @@ pub(super) struct Receiving {
 pub(super) enum Event {
     Message(Parcel),
     Sent { token: u64, result: Result<()>, body: Arc<Body> },
-    Received { token: u64, place: Place, result: Result<()> },
+    Received { token: u64, buffer: ReceiveBuffer, result: Result<()> },
     Failed { endpoint: Endpoint, failure: Failure },
 }
 
@@ -192,12 +192,18 @@ impl State {
     }
 
     /// Begins to receive a body.
-    pub(super) fn receive(&mut self, process: usize, parcel: Parcel, token: u64, place: Place) {
+    pub(super) fn receive(
+        &mut self,
+        process: usize,
+        parcel: Parcel,
+        token: u64,
+        buffer: ReceiveBuffer,
+    ) {
         let Content::Rendezvous(body) = parcel.content else { return };
         let due = self.processes[process].step + 1 + self.up_to(self.script.delay);
         let number = self.number();
         let (from, parcel) = (parcel.from, parcel.number);
-        let receiving = Receiving { number, parcel, from, due, token, place, body };
+        let receiving = Receiving { number, parcel, from, due, token, buffer, body };
         self.processes[process].receiving.push(receiving);
         self.ring(process);
     }
@@ -306,16 +312,16 @@ impl State {
             return Some(Event::Message(own.inbox.remove(at)));
         }
         let at = own.receiving.iter().position(|receiving| receiving.number == number)?;
-        let Receiving { parcel, from, token, mut place, body, .. } = own.receiving.remove(at);
+        let Receiving { parcel, from, token, mut buffer, body, .. } = own.receiving.remove(at);
         // In one hold of the lock: a sender that gives up is told so before or after, and its body is read only before.
         let there = self.processes[from].sending.contains_key(&parcel);
-        let result = if there && place.take(&body.to_vec()) {
+        let result = if there && buffer.take(&body.to_vec()) {
             self.finish(from, parcel, Ok(()));
             Ok(())
         } else {
             Err(Failure::of("receive", Failure::CONNECTION_RESET))
         };
-        Some(Event::Received { token, place, result })
+        Some(Event::Received { token, buffer, result })
     }
 
     /// What is pending on a link ends, and some of what is on its way gets lost.

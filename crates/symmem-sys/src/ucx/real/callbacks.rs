@@ -7,7 +7,7 @@ use std::slice;
 use std::sync::atomic::Ordering;
 
 use super::Shared;
-use crate::ucx::engine::{Answer, Body, Data, MAX_HEADER, Place};
+use crate::ucx::engine::{Answer, Body, Data, MAX_HEADER, ReceiveBuffer};
 use crate::ucx::raw::Asked;
 use crate::ucx::types::{
     self, Callback, HandlerParams, ReceiveParams, RequestParams, Status, handler_field, operation,
@@ -49,7 +49,7 @@ impl Sending {
 struct Receiving {
     shared: *const Shared,
     token: u64,
-    place: Place,
+    buffer: ReceiveBuffer,
 }
 
 impl Shared {
@@ -86,33 +86,33 @@ impl Shared {
             Arrived::Here(bytes) => Data::Inline(bytes),
             Arrived::Elsewhere(_, bytes) => Data::Rendezvous(bytes),
         };
-        let answer = self.turns.tell(|| self.events.message(header, data));
+        let answer = self.lock.tell(|| self.events.message(header, data));
         match answer {
             Some(Answer::Done) => types::OK,
             Some(Answer::Refuse) | None => body.refused(),
-            Some(Answer::Receive { place, token }) => self.receive(body, place, token),
+            Some(Answer::Receive { buffer, token }) => self.receive(body, buffer, token),
         }
     }
 
-    /// Receives a body into its place.
-    fn receive(&self, body: Arrived<'_>, mut place: Place, token: u64) -> Status {
+    /// Receives a body into its buffer.
+    fn receive(&self, body: Arrived<'_>, mut buffer: ReceiveBuffer, token: u64) -> Status {
         let descriptor = match body {
             Arrived::Here(bytes) => {
                 let result =
-                    if place.take(bytes) { Ok(()) } else { Err(too_small(&place, bytes.len())) };
-                self.turns.tell(|| self.events.received(token, place, result));
+                    if buffer.take(bytes) { Ok(()) } else { Err(too_small(&buffer, bytes.len())) };
+                self.lock.tell(|| self.events.received(token, buffer, result));
                 return types::OK;
             }
-            Arrived::Elsewhere(_, bytes) if bytes > place.len() => {
-                let result = Err(too_small(&place, bytes));
-                self.turns.tell(|| self.events.received(token, place, result));
+            Arrived::Elsewhere(_, bytes) if bytes > buffer.len() => {
+                let result = Err(too_small(&buffer, bytes));
+                self.lock.tell(|| self.events.received(token, buffer, result));
                 return body.refused();
             }
             Arrived::Elsewhere(descriptor, bytes) => (descriptor, bytes),
         };
         let (descriptor, bytes) = descriptor;
-        let start = place.start().cast();
-        let receiving = Box::new(Receiving { shared: ptr::from_ref(self), token, place });
+        let start = buffer.start().cast();
+        let receiving = Box::new(Receiving { shared: ptr::from_ref(self), token, buffer });
         let receiving = Box::into_raw(receiving);
         let params = RequestParams {
             mask: operation::CALLBACK | operation::USER_DATA,
@@ -122,7 +122,7 @@ impl Shared {
         };
         self.pending.fetch_add(1, Ordering::Relaxed);
         let receive = self.ucx.c.ucp_am_recv_data_nbx;
-        // SAFETY: the descriptor is the one that the library has just handed over; the place has room for the body, and
+        // SAFETY: the descriptor is the one that the library has just handed over; the buffer has room for the body, and
         // stays until the callback, or the lines below, free it.
         let asked = unsafe { receive(self.handles.worker(), descriptor, start, bytes, &params) };
         let status = match Asked::from(asked) {
@@ -138,8 +138,8 @@ impl Shared {
     fn is_received(&self, receiving: Receiving, status: Status) {
         self.pending.fetch_sub(1, Ordering::Relaxed);
         let result = self.result("ucp_am_recv_data_nbx", status);
-        let Receiving { token, place, .. } = receiving;
-        self.turns.tell(|| self.events.received(token, place, result));
+        let Receiving { token, buffer, .. } = receiving;
+        self.lock.tell(|| self.events.received(token, buffer, result));
     }
 }
 
@@ -161,8 +161,8 @@ impl Arrived<'_> {
     }
 }
 
-fn too_small(place: &Place, bytes: usize) -> Failure {
-    let text = format!("a body of {bytes} bytes, for a place of {}", place.len());
+fn too_small(buffer: &ReceiveBuffer, bytes: usize) -> Failure {
+    let text = format!("a body of {bytes} bytes, for a buffer of {}", buffer.len());
     Failure { call: "receive", status: Some(Failure::TRUNCATED), text }
 }
 
@@ -207,7 +207,7 @@ pub(super) unsafe extern "C" fn sent(request: *mut c_void, status: Status, sendi
     shared.pending.fetch_sub(1, Ordering::Relaxed);
     let result = shared.result("ucp_am_send_nbx", status);
     let token = sending.token;
-    shared.turns.tell(move || {
+    shared.lock.tell(move || {
         drop(sending);
         shared.events.sent(token, result);
     });
@@ -244,6 +244,6 @@ pub(super) unsafe extern "C" fn failed(shared: *mut c_void, endpoint: usize, sta
     let shared = unsafe { &*shared.cast_const().cast::<Shared>() };
     let failure = shared.ucx.failure("connection", status);
     if let Some(endpoint) = shared.endpoints.fail(endpoint, &failure) {
-        shared.turns.tell(|| shared.events.failed(endpoint, failure));
+        shared.lock.tell(|| shared.events.failed(endpoint, failure));
     }
 }

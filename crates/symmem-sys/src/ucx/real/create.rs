@@ -136,7 +136,7 @@ fn new_context(ucx: &Ucx, settings: &Settings) -> Result<usize> {
 /// Everything but what needs shared memory, which we have ourselves, or devices, whose memory goes other ways.
 fn usual_transports(ucx: &Ucx) -> String {
     let mut transports = "^sm".to_owned();
-    // Their modules lie beside the library. A transport that is named and not there is a warning on standard error.
+    // Their modules are next to the library. Naming a transport that is not installed makes UCX print a warning.
     let modules = ucx.path().and_then(|file| std::fs::read_dir(file.parent()?.join("ucx")).ok());
     let modules: Vec<_> = modules.into_iter().flatten().flatten().map(|m| m.file_name()).collect();
     for device in ["cuda", "rocm", "ze"] {

@@ -95,7 +95,7 @@ fn closed() -> Failure {
 }
 
 impl Shared {
-    /// `ucp_ep_create`, in this thread's turn; `address` is out of its frame.
+    /// `ucp_ep_create`, by a thread that holds the worker's lock; `address` is out of its frame.
     pub(super) fn connect(&self, address: &[u8]) -> Result<Endpoint> {
         let fields = endpoint_field::REMOTE_ADDRESS
             | endpoint_field::ERR_HANDLING_MODE

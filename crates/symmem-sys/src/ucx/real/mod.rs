@@ -1,10 +1,10 @@
-//! The engine over UCX: one context with one worker, in the mode in which threads take turns.
+//! The engine over UCX: one context with one worker, which threads use one at a time, under a lock.
 #![allow(unsafe_code)] // S4
 
 mod callbacks;
 mod create;
 mod endpoints;
-mod turn;
+mod lock;
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use self::callbacks::Sending;
 use self::create::Handles;
 use self::endpoints::Endpoints;
-use self::turn::{Turn, Turns};
+use self::lock::{WorkerGuard, WorkerLock};
 use super::engine::{Body, Endpoint, Engine, Events, MAX_HEADER, Posted, Settings};
 use super::raw::Asked;
 use super::types::{self, Callback, RequestParams, operation};
@@ -45,7 +45,7 @@ struct Shared {
     descriptor: OwnedFd,
     events: Arc<dyn Events>,
     endpoints: Endpoints,
-    turns: Turns,
+    lock: WorkerLock,
     /// Messages posted or being received.
     pending: AtomicUsize,
     /// Endpoints being closed.
@@ -83,7 +83,7 @@ impl Worker {
             descriptor,
             events,
             endpoints: Endpoints::default(),
-            turns: Turns::default(),
+            lock: WorkerLock::default(),
             pending: AtomicUsize::new(0),
             closing: AtomicUsize::new(0),
         });
@@ -96,11 +96,11 @@ impl Worker {
 
 impl Shared {
     /// `ucp_am_send_nbx`
-    fn post(&self, turn: &Turn<'_>, to: Endpoint, sending: Box<Sending>) -> Result<Posted> {
+    fn post(&self, guard: &WorkerGuard<'_>, to: Endpoint, sending: Box<Sending>) -> Result<Posted> {
         let endpoint = match self.endpoints.raw(to) {
             Ok(endpoint) => endpoint,
             Err(failure) => {
-                turn.drop_later(sending);
+                guard.drop_later(sending);
                 return Err(failure);
             }
         };
@@ -117,8 +117,8 @@ impl Shared {
         };
         self.pending.fetch_add(1, Ordering::Relaxed);
         let send = self.ucx.c.ucp_am_send_nbx;
-        // SAFETY: the endpoint is open, and nobody closes it in this turn; header and body stay where they are until the
-        // request is over, since the callback, or the line below, is the first to free them.
+        // SAFETY: the endpoint is open, and nobody closes it while this thread holds the lock; header and body stay where they
+        // are until the request is over, since the callback, or the line below, is the first to free them.
         let asked = unsafe { send(endpoint, MESSAGES, header, header_bytes, body, bytes, &params) };
         let asked = Asked::from(asked);
         if asked == Asked::Pending {
@@ -126,7 +126,7 @@ impl Shared {
         }
         self.pending.fetch_sub(1, Ordering::Relaxed);
         // SAFETY: the library is through with it and does not call back.
-        turn.drop_later(unsafe { Box::from_raw(sending) });
+        guard.drop_later(unsafe { Box::from_raw(sending) });
         match asked {
             Asked::Failed(status) => Err(self.ucx.failure("ucp_am_send_nbx", status)),
             _ => Ok(Posted::Sent),
@@ -143,7 +143,7 @@ impl Shared {
             ..RequestParams::default()
         };
         self.closing.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the endpoint was taken out of the table in this turn, so it is closed once and not used again; both
+        // SAFETY: the endpoint was taken out of the table under this lock, so it is closed once and not used again; both
         // sides are in the mode in which closing by force is defined.
         let asked = Asked::from(unsafe { (self.ucx.c.ucp_ep_close_nbx)(endpoint, &params) });
         if asked == Asked::Pending {
@@ -166,7 +166,7 @@ impl Shared {
 
     /// `ucp_worker_progress`, and closes the endpoints that have failed.
     fn progress(&self) -> usize {
-        // SAFETY: the worker is there, and it is this thread's turn.
+        // SAFETY: the worker is there, and this thread holds the lock.
         let done = unsafe { (self.ucx.c.ucp_worker_progress)(self.handles.worker()) };
         for endpoint in self.endpoints.take_failed() {
             // Nobody has asked for it, and nobody could do more.
@@ -176,8 +176,8 @@ impl Shared {
     }
 
     /// What calls after `shutdown` get.
-    fn stop(&self, turn: &Turn<'_>, patience: Duration) -> Result<()> {
-        turn.stop();
+    fn stop(&self, guard: &WorkerGuard<'_>, patience: Duration) -> Result<()> {
+        guard.stop();
         for endpoint in self.endpoints.take_all() {
             let _ = self.close(endpoint);
         }
@@ -217,7 +217,7 @@ impl Engine for Worker {
             let text = format!("the peer has UCX {major}.{minor}, this process has {ours}");
             return Err(Failure::refused("connect", text));
         }
-        let _turn = self.shared.turns.wait("connect")?;
+        let _guard = self.shared.lock.lock("connect")?;
         self.shared.connect(&address)
     }
 
@@ -227,13 +227,13 @@ impl Engine for Worker {
             return Err(Failure::refused("post", text));
         }
         let sending = Sending::new(&self.shared, header, body, token);
-        let turn = self.shared.turns.wait("post")?;
-        self.shared.post(&turn, to, sending)
+        let guard = self.shared.lock.lock("post")?;
+        self.shared.post(&guard, to, sending)
     }
 
     fn progress(&self) -> Result<usize> {
-        match self.shared.turns.take("progress")? {
-            Some(_turn) => Ok(self.shared.progress()),
+        match self.shared.lock.try_lock("progress")? {
+            Some(_guard) => Ok(self.shared.progress()),
             None => Ok(0),
         }
     }
@@ -243,8 +243,8 @@ impl Engine for Worker {
     }
 
     fn arm(&self) -> Result<bool> {
-        let _turn = self.shared.turns.wait("arm")?;
-        // SAFETY: the worker is there, and it is this thread's turn.
+        let _guard = self.shared.lock.lock("arm")?;
+        // SAFETY: the worker is there, and this thread holds the lock.
         let status = unsafe { (self.shared.ucx.c.ucp_worker_arm)(self.shared.handles.worker()) };
         if status == Failure::BUSY {
             return Ok(false);
@@ -253,14 +253,14 @@ impl Engine for Worker {
     }
 
     fn wake(&self) -> Result<()> {
-        let _turn = self.shared.turns.wait("wake")?;
+        let _guard = self.shared.lock.lock("wake")?;
         // SAFETY: the worker is there.
         let status = unsafe { (self.shared.ucx.c.ucp_worker_signal)(self.shared.handles.worker()) };
         self.shared.ucx.check("ucp_worker_signal", status)
     }
 
     fn close(&self, endpoint: Endpoint) -> Result<()> {
-        let _turn = self.shared.turns.wait("close")?;
+        let _guard = self.shared.lock.lock("close")?;
         match self.shared.endpoints.take(endpoint)? {
             Some(raw) => self.shared.close(raw),
             None => Ok(()),
@@ -272,9 +272,9 @@ impl Engine for Worker {
     }
 
     fn shutdown(&self, patience: Duration) -> Result<()> {
-        let turn = self.shared.turns.last("shutdown")?;
-        match turn {
-            Some(turn) => self.shared.stop(&turn, patience),
+        let guard = self.shared.lock.lock_last("shutdown")?;
+        match guard {
+            Some(guard) => self.shared.stop(&guard, patience),
             None => Ok(()),
         }
     }
@@ -284,7 +284,7 @@ impl Drop for Worker {
     fn drop(&mut self) {
         // Within an event nothing can be given back, since the library still runs: then all of it is leaked.
         let _ = self.shutdown(PATIENCE);
-        if self.shared.turns.is_stopped() {
+        if self.shared.lock.is_stopped() {
             // SAFETY: it is not used again: the library, whose callbacks have its address, was told to forget the worker.
             unsafe { ManuallyDrop::drop(&mut self.shared) };
         }

@@ -1,4 +1,4 @@
-//! Who may call the library: one thread at a time, and none within an event.
+//! The lock around UCX's worker: one thread at a time calls the library, and none does from within an event.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,11 +13,11 @@ thread_local! {
     static IN_EVENT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The lock around the worker.
+/// The lock around the worker. It also runs the events, which must not call the library.
 #[derive(Default)]
-pub(super) struct Turns {
-    lock: Mutex<()>,
-    /// Threads that wait for their turn. Progress lets them go first: a thread that spins would get the lock every time.
+pub(super) struct WorkerLock {
+    mutex: Mutex<()>,
+    /// Threads that wait for the lock. Progress lets them go first: a thread that spins would get the lock every time.
     waiting: AtomicUsize,
     /// An event has panicked.
     panicked: AtomicBool,
@@ -25,61 +25,61 @@ pub(super) struct Turns {
     stopped: AtomicBool,
 }
 
-/// This thread's turn.
-pub(super) struct Turn<'a> {
-    turns: &'a Turns,
-    _lock: MutexGuard<'a, ()>,
-    /// Dropped behind the lock: what owns a body may do anything when it goes.
+/// Held by the thread that may call the library.
+pub(super) struct WorkerGuard<'a> {
+    lock: &'a WorkerLock,
+    _held: MutexGuard<'a, ()>,
+    /// Dropped after the lock is released, because the owner of a body may do anything in its `drop`.
     leftover: Cell<Option<Box<Sending>>>,
 }
 
-impl Turn<'_> {
-    /// Drops it when the turn is over.
+impl WorkerGuard<'_> {
+    /// Drops `leftover` after the lock is released.
     pub(super) fn drop_later(&self, leftover: Box<Sending>) {
         self.leftover.set(Some(leftover));
     }
 
-    /// It is the last turn.
+    /// Stops the engine: nobody gets the lock any more.
     pub(super) fn stop(&self) {
-        self.turns.stopped.store(true, Ordering::Relaxed);
+        self.lock.stopped.store(true, Ordering::Relaxed);
     }
 }
 
-impl Turns {
-    /// Waits for a turn.
-    pub(super) fn wait(&self, call: &'static str) -> Result<Turn<'_>> {
-        let turn = self.wait_even_if_stopped(call)?;
+impl WorkerLock {
+    /// Waits for the lock. Fails if the engine is shut down.
+    pub(super) fn lock(&self, call: &'static str) -> Result<WorkerGuard<'_>> {
+        let guard = self.lock_even_if_stopped(call)?;
         self.usable(call)?;
-        Ok(turn)
+        Ok(guard)
     }
 
-    /// A turn, unless somebody else has it or waits for it.
-    pub(super) fn take(&self, call: &'static str) -> Result<Option<Turn<'_>>> {
+    /// The lock, unless another thread holds it or waits for it.
+    pub(super) fn try_lock(&self, call: &'static str) -> Result<Option<WorkerGuard<'_>>> {
         outside(call)?;
         if self.waiting.load(Ordering::Relaxed) != 0 {
             return Ok(None);
         }
-        let lock = match self.lock.try_lock() {
-            Ok(lock) => lock,
-            Err(TryLockError::Poisoned(lock)) => lock.into_inner(),
+        let held = match self.mutex.try_lock() {
+            Ok(held) => held,
+            Err(TryLockError::Poisoned(held)) => held.into_inner(),
             Err(TryLockError::WouldBlock) => return Ok(None),
         };
         self.usable(call)?;
-        Ok(Some(Turn { turns: self, _lock: lock, leftover: Cell::new(None) }))
+        Ok(Some(WorkerGuard { lock: self, _held: held, leftover: Cell::new(None) }))
     }
 
-    /// Waits for the last turn, unless that was.
-    pub(super) fn last(&self, call: &'static str) -> Result<Option<Turn<'_>>> {
-        let turn = self.wait_even_if_stopped(call)?;
-        Ok((!self.is_stopped()).then_some(turn))
+    /// Waits for the lock to shut the engine down; nothing if that has been done.
+    pub(super) fn lock_last(&self, call: &'static str) -> Result<Option<WorkerGuard<'_>>> {
+        let guard = self.lock_even_if_stopped(call)?;
+        Ok((!self.is_stopped()).then_some(guard))
     }
 
-    /// Whether there are no more turns.
+    /// Whether the engine is shut down.
     pub(super) fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Relaxed)
     }
 
-    /// Tells an event, unless one has panicked.
+    /// Runs an event's callback, unless an earlier one has panicked.
     pub(super) fn tell<T>(&self, tell: impl FnOnce() -> T) -> Option<T> {
         let _inside = Inside::enter();
         // In here, so that what it owns is dropped as in an event.
@@ -98,12 +98,12 @@ impl Turns {
         }
     }
 
-    fn wait_even_if_stopped(&self, call: &'static str) -> Result<Turn<'_>> {
+    fn lock_even_if_stopped(&self, call: &'static str) -> Result<WorkerGuard<'_>> {
         outside(call)?;
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        let lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
         self.waiting.fetch_sub(1, Ordering::Relaxed);
-        Ok(Turn { turns: self, _lock: lock, leftover: Cell::new(None) })
+        Ok(WorkerGuard { lock: self, _held: held, leftover: Cell::new(None) })
     }
 
     fn usable(&self, call: &'static str) -> Result<()> {
