@@ -11,7 +11,7 @@ use std::time::Duration;
 use half::{bf16, f16};
 use proptest::prelude::*;
 use symmem::{Algorithm, Error, Number, ReduceOp, Symmetric, World};
-use symmem_testing::conformance::everywhere::{OnHost, puts_and_gets_reach_every_rank};
+use symmem_testing::conformance::every_backend::{OnHost, puts_and_gets_reach_every_rank};
 use symmem_testing::{Random, Ranks, assert_nothing_is_held, conformance, die, test_name};
 
 /// A float that can be compared with the exact result.

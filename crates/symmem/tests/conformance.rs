@@ -63,27 +63,27 @@ fn on_hosts(
 
 mod every_backend {
     mod threads {
-        symmem_testing::everywhere!(host: crate::threads, "process");
+        symmem_testing::every_backend!(host: crate::threads, "process");
     }
 
     mod threads_over_host_memory {
-        symmem_testing::everywhere!(host: crate::threads_over_host_memory, "host");
+        symmem_testing::every_backend!(host: crate::threads_over_host_memory, "host");
     }
 
     mod processes {
-        symmem_testing::everywhere!(host: crate::processes, "host");
+        symmem_testing::every_backend!(host: crate::processes, "host");
     }
 
     mod two_hosts {
-        symmem_testing::everywhere!(host: crate::two_hosts, "host");
+        symmem_testing::every_backend!(host: crate::two_hosts, "host");
     }
 
     mod two_hosts_over_ucx {
-        symmem_testing::everywhere!(host: crate::two_hosts_over_ucx, "host");
+        symmem_testing::every_backend!(host: crate::two_hosts_over_ucx, "host");
     }
 
     mod a_host_each {
-        symmem_testing::everywhere!(host: crate::a_host_each, "host");
+        symmem_testing::every_backend!(host: crate::a_host_each, "host");
     }
 }
 

@@ -15,7 +15,7 @@ use symmem_testing::{Ranks, die, gpu_ranks, test_name};
 mod cuda {
     mod copy_engine;
     mod dying;
-    mod everywhere;
+    mod every_backend;
     mod large;
     mod litmus;
     mod memory;

@@ -18,7 +18,7 @@ mod cuda_fake {
 
     mod capture;
     mod copy_engine;
-    mod everywhere;
+    mod every_backend;
     mod fabric;
     mod failing;
     mod failures;

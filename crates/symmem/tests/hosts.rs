@@ -1,4 +1,4 @@
-//! Worlds whose ranks are on several hosts: processes of this machine that are told different names of hosts, and meet over TCP.
+//! Worlds whose ranks are on several hosts: processes of this machine that get different host names, and connect over TCP.
 //!
 //! As root, also processes in two network namespaces with a cable between them.
 #![allow(
@@ -13,9 +13,9 @@ mod hosts {
 
     use symmem::{Error, Group, World};
 
+    mod joining;
     mod killing;
     mod losses;
-    mod meeting;
     mod namespaces;
     mod settings;
     mod strangers;
@@ -70,8 +70,8 @@ mod hosts {
         }
     }
 
-    /// Waits until every rank has come this far, by way of the store.
-    fn meet(world: &World, what: &str) {
+    /// A barrier of all ranks, through the store.
+    fn store_barrier(world: &World, what: &str) {
         let here = world.store().add(&format!("test/{what}"), 1).unwrap();
         if here == world.size() as i64 {
             world.store().set(&format!("test/{what}/all"), b"1").unwrap();

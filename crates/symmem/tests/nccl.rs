@@ -1,7 +1,7 @@
 //! Communicators of the real NCCL on a real device: of one rank, for the library refuses two on one device, and of two that
 //! say that they are on different hosts.
 //!
-//! `cargo xtask gpu` runs these where there is a device. NCCL is found as everywhere, or by `SYMMEM_NCCL`.
+//! `cargo xtask gpu` runs these where there is a device. NCCL is looked for as usual, or at `SYMMEM_NCCL`.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::time::Duration;

@@ -13,7 +13,7 @@ use symmem_testing::{FakeNccl, Live, Ranks, test_name};
 
 mod nccl_memory {
     mod device;
-    mod everywhere;
+    mod every_backend;
     mod hosts;
 }
 

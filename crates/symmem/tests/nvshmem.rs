@@ -45,7 +45,7 @@ fn each_of(test: &'static str, _: usize, body: impl Fn(&World, &Gpu, &Stream)) {
 
 /// What memory of every backend must do.
 mod every_backend {
-    symmem_testing::everywhere!(device: super::each_of, #[ignore = "needs a CUDA device: cargo xtask gpu"]);
+    symmem_testing::every_backend!(device: super::each_of, #[ignore = "needs a CUDA device: cargo xtask gpu"]);
 }
 
 fn memory<T: Number>(world: &World, gpu: &Gpu, stream: &Stream, data: &[T]) -> Symmetric<T> {

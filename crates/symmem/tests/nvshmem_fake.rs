@@ -21,7 +21,7 @@ mod nvshmem_fake {
 
     mod apart;
     mod choosing;
-    mod everywhere;
+    mod every_backend;
     mod hosts;
     mod memory;
     mod ops;

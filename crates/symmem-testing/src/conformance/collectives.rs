@@ -1,4 +1,4 @@
-//! What the collectives on main memory promise besides what [`everywhere`](super::everywhere) checks.
+//! What the collectives on main memory promise besides what [`every_backend`](super::every_backend) checks.
 
 use super::SOON;
 use symmem::{Bool, Element, Error, ReduceOp, World};

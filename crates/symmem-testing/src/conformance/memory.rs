@@ -1,4 +1,4 @@
-//! What allocation, rendezvous and handles of main memory promise besides what [`everywhere`](super::everywhere) checks.
+//! What allocation, rendezvous and handles of main memory promise besides what [`every_backend`](super::every_backend) checks.
 
 use symmem::{Pool, World};
 

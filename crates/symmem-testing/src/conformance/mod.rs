@@ -2,7 +2,7 @@
 
 mod all_to_all_v;
 mod collectives;
-pub mod everywhere;
+pub mod every_backend;
 mod groups;
 mod memory;
 mod one_sided;

@@ -17,4 +17,4 @@ fn with_kernels(_: &str, n: usize, body: impl Fn(&World, &Gpu, &Stream) + Sync) 
     });
 }
 
-symmem_testing::everywhere!(device: with_kernels);
+symmem_testing::every_backend!(device: with_kernels);

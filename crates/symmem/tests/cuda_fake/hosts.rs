@@ -261,5 +261,5 @@ mod conformance {
         });
     }
 
-    symmem_testing::everywhere!(device: over_the_fabric);
+    symmem_testing::every_backend!(device: over_the_fabric);
 }

@@ -3,7 +3,7 @@
 use symmem::{Error, ErrorKind};
 use symmem_testing::{Ranks, test_name};
 
-use super::{join, meet, ms, rank, set, works};
+use super::{join, ms, rank, set, store_barrier, works};
 
 #[test]
 fn two_hosts_of_two_ranks_join_and_work_within_each_host() {
@@ -20,7 +20,7 @@ fn two_hosts_of_two_ranks_join_and_work_within_each_host() {
         works(&here);
         works(&world);
         world.check().unwrap();
-        meet(&world, "end");
+        store_barrier(&world, "end");
         drop(here);
         world.leave().unwrap();
         symmem_testing::assert_nothing_is_held();
@@ -40,7 +40,7 @@ fn ranks_are_on_hosts_in_any_order() {
             assert_eq!(others.hosts(), [vec![1], vec![0, 3], vec![2]]);
         }
         assert_eq!(others.is_ok(), rank() > 0);
-        meet(&world, "end");
+        store_barrier(&world, "end");
     });
 }
 
@@ -90,7 +90,7 @@ fn a_rank_that_leaves_is_not_lost() {
             let world = join(2).unwrap();
             let here = world.host_group().unwrap();
             works(&here);
-            meet(&world, "worked");
+            store_barrier(&world, "worked");
             if rank() == std::env::var("ROUND").unwrap().parse::<usize>().unwrap() % 4 {
                 return;
             }

@@ -3,7 +3,7 @@
 use symmem::Error;
 use symmem_testing::{Random, Ranks, die, die_after, stop_until, test_name};
 
-use super::{join, lost_in, meet, ms, rank, works};
+use super::{join, lost_in, ms, rank, store_barrier, works};
 
 #[test]
 fn a_killed_rank_is_named_on_both_hosts() {
@@ -13,7 +13,7 @@ fn a_killed_rank_is_named_on_both_hosts() {
             let world = join(2).unwrap();
             let here = world.host_group().unwrap();
             works(&here);
-            meet(&world, "working");
+            store_barrier(&world, "working");
             if rank() == victim {
                 die();
             }
@@ -46,7 +46,7 @@ fn works_alone(group: &symmem::Group) {
 fn a_stopped_rank_is_not_lost() {
     Ranks::new(3).start(test_name!(), || {
         let world = join(1).unwrap();
-        meet(&world, "joined");
+        store_barrier(&world, "joined");
         if rank() == 2 {
             stop_until(ms(8000));
         } else {
@@ -56,7 +56,7 @@ fn a_stopped_rank_is_not_lost() {
             }
         }
         works(&world.host_group().unwrap());
-        meet(&world, "end");
+        store_barrier(&world, "end");
     });
 }
 

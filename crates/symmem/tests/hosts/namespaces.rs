@@ -7,7 +7,7 @@ use symmem::Deadline;
 use symmem::store::{Store, TcpStore};
 use symmem_testing::{Job, Random, Ranks, test_name};
 
-use super::{join, lost_in, meet, ms, rank, set, works};
+use super::{join, lost_in, ms, rank, set, store_barrier, works};
 
 /// The namespaces, for as long as the test lasts.
 struct Cable {
@@ -88,7 +88,7 @@ fn hosts_meet_at_the_addresses_by_which_they_reach_the_store() {
         let world = join(2).unwrap();
         assert_eq!(world.hosts(), [[0, 1], [2, 3]]);
         works(&world.host_group().unwrap());
-        meet(&world, "end");
+        store_barrier(&world, "end");
         std::thread::sleep(ms(if rank() == 0 { 300 } else { 0 })); // the store is there until all have met
     });
     drop(cable);
@@ -119,11 +119,11 @@ fn an_unplugged_host_is_lost_within_six_seconds_and_a_stumble_is_not() {
         assert_eq!(world.hosts(), [[0, 1], [2, 3]]);
         let here = world.host_group().unwrap();
         works(&here);
-        meet(&world, "joined");
+        store_barrier(&world, "joined");
         let limit = Deadline::after(ms(30_000));
         world.store().wait(&["test/stumbled"], limit).unwrap();
         world.check().unwrap();
-        meet(&world, "ready");
+        store_barrier(&world, "ready");
         world.store().wait(&["test/unplugged"], limit).unwrap();
         let begin = Instant::now();
         let (lost, how) = lost_in(&world);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use symmem::store::{Store, TcpStore};
 use symmem_testing::{Job, Ranks, test_name};
 
-use super::{join, meet, ms, rank, works};
+use super::{join, ms, rank, store_barrier, works};
 
 /// Those of these ports at which a process of this machine listens.
 fn listening(ports: std::ops::Range<u16>) -> Vec<u16> {
@@ -102,10 +102,10 @@ fn strangers_that_call_delay_nobody_and_get_nothing() {
             let world = join(2).unwrap();
             println!("joined after {:?}", begin.elapsed());
             assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
-            meet(&world, "joined");
+            store_barrier(&world, "joined");
             works(&world.host_group().unwrap());
             world.check().unwrap();
-            meet(&world, "end");
+            store_barrier(&world, "end");
         });
         println!("{made} attempts");
         if made > 100 {
@@ -125,7 +125,7 @@ fn ranks_with_a_secret_join_over_hosts() {
             let world = join(1 + round).unwrap();
             works(&world.host_group().unwrap());
             world.check().unwrap();
-            meet(&world, &format!("end {round}"));
+            store_barrier(&world, &format!("end {round}"));
         }
     });
 }

@@ -3,7 +3,7 @@
 use symmem::{Error, ErrorKind};
 use symmem_testing::{Random, Ranks, die, has_ucx, test_name};
 
-use super::{join, meet, ms, rank, set, works};
+use super::{join, ms, rank, set, store_barrier, works};
 
 const NOWHERE: &str = "/nowhere/libucp.so.0";
 
@@ -74,7 +74,7 @@ fn a_rank_that_dies_while_bulk_is_sent_is_named_over_ucx() {
             works(&world);
             let x = world.alloc::<u64>(1 << 18).unwrap().rendezvous(&world).unwrap();
             let x = x.open().unwrap();
-            meet(&world, "open");
+            store_barrier(&world, "open");
             if rank() == victim {
                 std::thread::spawn(move || {
                     std::thread::sleep(std::time::Duration::from_micros(number("DELAY")));

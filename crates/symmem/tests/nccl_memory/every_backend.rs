@@ -19,9 +19,9 @@ fn on_a_device(test: &'static str, _: usize, body: impl Fn(&World, &Gpu, &Stream
 }
 
 mod fake {
-    symmem_testing::everywhere!(device: super::with_kernels);
+    symmem_testing::every_backend!(device: super::with_kernels);
 }
 
 mod real {
-    symmem_testing::everywhere!(device: super::on_a_device, #[ignore = "needs a CUDA device: cargo xtask gpu"]);
+    symmem_testing::every_backend!(device: super::on_a_device, #[ignore = "needs a CUDA device: cargo xtask gpu"]);
 }

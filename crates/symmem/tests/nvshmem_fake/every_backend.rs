@@ -18,4 +18,4 @@ fn on_the_heap(test: &'static str, n: usize, body: impl Fn(&World, &Gpu, &Stream
     });
 }
 
-symmem_testing::everywhere!(device: on_the_heap);
+symmem_testing::every_backend!(device: on_the_heap);

@@ -1,7 +1,7 @@
 //! What memory of every backend must do: the same checks for main memory and for devices.
 //!
 //! A check is written once, against [`Platform`] and [`Memory`]. [`OnHost`] and [`OnDevice`] are the two ways to implement these.
-//! [`everywhere!`](crate::everywhere) makes a test of each, given a function that starts ranks.
+//! [`every_backend!`](crate::every_backend) makes a test of each, given a function that starts ranks.
 
 mod device;
 mod failing;
@@ -33,11 +33,11 @@ const SHORT: Duration = Duration::from_millis(200);
 
 /// Makes a test of each check, with how many ranks it wants.
 ///
-/// `everywhere!(host: run, "process")` and `everywhere!(device: run)`: the function `run` gets the test's name, the number
+/// `every_backend!(host: run, "process")` and `every_backend!(device: run)`: the function `run` gets the test's name, the number
 /// of ranks, and what each rank does, with its world, or with its world, device and stream. The backend's name is what
 /// handles report. Attributes of the tests may come last.
 #[macro_export]
-macro_rules! everywhere {
+macro_rules! every_backend {
     ($($how:tt)*) => {
         $crate::checks! {
             { $($how)* }
@@ -80,7 +80,7 @@ macro_rules! check {
     ({ host: $run:path, $backend:literal } $name:ident $ranks:literal) => {
         #[test]
         fn $name() {
-            use $crate::conformance::everywhere::{self as checks, OnHost};
+            use $crate::conformance::every_backend::{self as checks, OnHost};
             let check = |world| checks::$name(&OnHost(&world, $backend));
             $run($crate::test_name!(), $ranks, check);
         }
@@ -89,7 +89,7 @@ macro_rules! check {
         #[test]
         $(#[$($attribute)*])?
         fn $name() {
-            use $crate::conformance::everywhere::{self as checks, OnDevice};
+            use $crate::conformance::every_backend::{self as checks, OnDevice};
             $run($crate::test_name!(), $ranks, |world, gpu, stream| {
                 checks::$name(&OnDevice::new(world, gpu, stream));
             });
