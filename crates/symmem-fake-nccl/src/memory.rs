@@ -19,7 +19,7 @@ fn answer(done: Result<(), Code>) -> c_int {
     done.err().unwrap_or(SUCCESS)
 }
 
-/// Where an address of `bytes` bytes from the heap is laid out.
+/// The layout of an allocation of `bytes` bytes from the heap.
 fn layout(bytes: usize) -> Result<Layout, Code> {
     let bytes = bytes.max(1).next_multiple_of(ALIGNMENT);
     Layout::from_size_align(bytes, ALIGNMENT).map_err(|_| INVALID_ARGUMENT)

@@ -40,7 +40,7 @@ def run_on_hosts(hosts, body):
 def run_apart(n, body, hosts=None):
     """Runs `n` ranks of `body(world)` that nobody ends when one dies; exit code and output of each.
 
-    `hosts` names the host of each rank: ranks of two hosts meet as if they were on two machines.
+    `hosts` names the host of each rank: ranks of two hosts connect as if they were on two machines.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

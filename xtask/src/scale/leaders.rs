@@ -3,7 +3,7 @@
 
 use super::network::{Message, Network, Program};
 
-/// What the leaders do once their hosts have met.
+/// What the leaders do once the ranks of their hosts have synchronised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     /// Everybody tells everybody.
@@ -17,7 +17,7 @@ enum Way {
 /// Hosts of which a leader tells each.
 const FEW: usize = 4;
 
-const COME: u64 = 1;
+const ENTERED: u64 = 1;
 const GATHERED: u64 = 2;
 const LEAVE: u64 = 3;
 const FOLDED: u64 = 4;
@@ -99,7 +99,7 @@ impl Leaders {
 
 impl Program for Leaders {
     fn start(&mut self, net: &mut Network) {
-        (0..net.ranks()).for_each(|rank| net.meet(rank, COME));
+        (0..net.ranks()).for_each(|rank| net.host_barrier(rank, ENTERED));
     }
 
     fn received(&mut self, net: &mut Network, rank: usize, message: Message) {
@@ -111,14 +111,14 @@ impl Program for Leaders {
     fn done(&mut self, net: &mut Network, rank: usize, tag: u64) {
         let (host, is_leader) = (net.host(rank), net.lane(rank) == 0);
         match tag {
-            COME if self.before > 0 => net.work(rank, self.before, PREPARED),
-            PREPARED => net.meet(rank, GATHERED),
-            COME | GATHERED if is_leader => {
+            ENTERED if self.before > 0 => net.work(rank, self.before, PREPARED),
+            PREPARED => net.host_barrier(rank, GATHERED),
+            ENTERED | GATHERED if is_leader => {
                 self.hosts[host].is_ready = true;
                 self.send(net, host);
                 self.look(net, host);
             }
-            COME | GATHERED => net.meet(rank, LEAVE), // it waits there
+            ENTERED | GATHERED => net.host_barrier(rank, LEAVE), // it waits there
             FOLDED => {
                 let state = &mut self.hosts[host];
                 state.round += 1;
@@ -127,7 +127,7 @@ impl Program for Leaders {
                     self.send(net, host);
                     self.look(net, host);
                 } else {
-                    net.meet(rank, LEAVE);
+                    net.host_barrier(rank, LEAVE);
                 }
             }
             LEAVE => net.work(rank, self.after, END),
@@ -153,13 +153,13 @@ mod tests {
     }
 
     #[test]
-    fn ranks_of_a_host_meet_before_and_after() {
+    fn ranks_of_a_host_synchronise_before_and_after() {
         let time = |lanes| {
             let mut net = Network::new(RDMA, 8, lanes, 1);
             let mut barrier = Leaders::barrier(&net);
             net.run(&mut barrier)
         };
-        assert_eq!(time(8) - time(1), 2 * RDMA.meet(8));
+        assert_eq!(time(8) - time(1), 2 * RDMA.host_barrier(8));
     }
 
     #[test]

@@ -13,7 +13,7 @@ pub(super) trait Program {
     fn start(&mut self, net: &mut Network);
     /// `rank` has taken in a message.
     fn received(&mut self, net: &mut Network, rank: usize, message: Message);
-    /// The work of `rank` with this tag is done, or all ranks of its host have met for it.
+    /// The work of `rank` with this tag is done, or all ranks of its host have reached the barrier with this tag.
     fn done(&mut self, net: &mut Network, rank: usize, tag: u64);
 }
 
@@ -37,15 +37,15 @@ enum Job {
 #[derive(Clone, Copy)]
 enum Event {
     /// A thread is done with what it did, or has something to do.
-    Turn(usize),
+    Step(usize),
     /// The first of a message has come to the link out of its host; when the last does.
     Out(Message, u64),
     /// To the link into the other host.
     In(Message, u64),
     /// It is there.
     There(Message),
-    /// All ranks of a host have met.
-    Met(usize, u64),
+    /// All ranks of a host have arrived.
+    HostBarrier(usize, u64),
 }
 
 /// One thread of a rank.
@@ -54,7 +54,7 @@ struct Thread {
     jobs: VecDeque<Job>,
     inbox: VecDeque<Message>,
     doing: Option<Doing>,
-    /// It has a turn to come.
+    /// An event for its next step is queued.
     is_up: bool,
     /// Messages that it found at its last look and has not taken in.
     found: usize,
@@ -83,8 +83,8 @@ pub(super) struct Network {
     into: Vec<u64>,
     /// One for each rank.
     threads: Vec<Thread>,
-    /// Who has come to a meeting of its host, by host, and for what.
-    met: Vec<Vec<(u64, usize)>>,
+    /// By host: the barriers that its ranks have reached, by tag, and how many ranks have.
+    arrived: Vec<Vec<(u64, usize)>>,
     pub(super) messages: u64,
 }
 
@@ -104,7 +104,7 @@ impl Network {
             out: vec![0; hosts],
             into: vec![0; hosts],
             threads,
-            met: vec![Vec::new(); hosts],
+            arrived: vec![Vec::new(); hosts],
             messages: 0,
         }
     }
@@ -117,11 +117,11 @@ impl Network {
             let event = self.slots[slot];
             self.free.push(slot);
             match event {
-                Event::Turn(thread) => self.turn(program, thread),
+                Event::Step(thread) => self.step(program, thread),
                 Event::Out(message, last) => self.pass_out(message, last),
                 Event::In(message, last) => self.pass_in(message, last),
                 Event::There(message) => self.arrive(message),
-                Event::Met(rank, tag) => program.done(self, rank, tag),
+                Event::HostBarrier(rank, tag) => program.done(self, rank, tag),
             }
         }
         self.now
@@ -169,19 +169,20 @@ impl Network {
         self.call(rank);
     }
 
-    /// A rank has come to a meeting of its host. Each is told when all have.
-    pub(super) fn meet(&mut self, rank: usize, tag: u64) {
+    /// A rank reaches a barrier of its host. Each rank is told when all have reached it.
+    pub(super) fn host_barrier(&mut self, rank: usize, tag: u64) {
         let (host, lanes) = (self.host(rank), self.lanes);
-        let met = &mut self.met[host];
-        let place = met.iter().position(|(of, _)| *of == tag).unwrap_or_else(|| {
-            met.push((tag, 0));
-            met.len() - 1
+        let arrived = &mut self.arrived[host];
+        let place = arrived.iter().position(|(of, _)| *of == tag).unwrap_or_else(|| {
+            arrived.push((tag, 0));
+            arrived.len() - 1
         });
-        met[place].1 += 1;
-        if met[place].1 == lanes {
-            met.swap_remove(place);
-            let then = self.now + self.costs.meet(self.real_lanes());
-            (0..lanes).for_each(|lane| self.push(then, Event::Met(host * lanes + lane, tag)));
+        arrived[place].1 += 1;
+        if arrived[place].1 == lanes {
+            arrived.swap_remove(place);
+            let then = self.now + self.costs.host_barrier(self.real_lanes());
+            (0..lanes)
+                .for_each(|lane| self.push(then, Event::HostBarrier(host * lanes + lane, tag)));
         }
     }
 
@@ -195,16 +196,16 @@ impl Network {
         self.events.push(Reverse((time, self.sequence, slot)));
     }
 
-    /// Gives a thread its turn, unless it has one to come.
+    /// Queues a thread's next step, unless one is queued.
     fn call(&mut self, thread: usize) {
         if !self.threads[thread].is_up {
             self.threads[thread].is_up = true;
-            self.push(self.now, Event::Turn(thread));
+            self.push(self.now, Event::Step(thread));
         }
     }
 
     /// A thread is done with what it did, and does the next.
-    fn turn(&mut self, program: &mut impl Program, rank: usize) {
+    fn step(&mut self, program: &mut impl Program, rank: usize) {
         match self.threads[rank].doing.take() {
             Some(Doing::Receive(message)) => program.received(self, rank, message),
             Some(Doing::Work(tag)) => program.done(self, rank, tag),
@@ -218,7 +219,7 @@ impl Network {
                 Job::Send(message) => (self.launch(message), Doing::Other),
             };
             self.threads[rank].doing = Some(doing);
-            return self.push(self.now + time, Event::Turn(rank));
+            return self.push(self.now + time, Event::Step(rank));
         }
         if thread.found == 0 && !thread.inbox.is_empty() {
             thread.found = thread.inbox.len();
@@ -227,14 +228,14 @@ impl Network {
                 thread.doing = Some(Doing::Other);
                 let ranks = self.real_ranks();
                 let time = costs.looks(ranks - self.real_lanes(), ranks);
-                return self.push(self.now + time, Event::Turn(rank));
+                return self.push(self.now + time, Event::Step(rank));
             }
         }
         if let Some(message) = thread.inbox.pop_front() {
             thread.found = thread.found.saturating_sub(1);
             thread.doing = Some(Doing::Receive(message));
             let time = message.count * costs.receive + costs.bytes(message.bytes);
-            return self.push(self.now + time, Event::Turn(rank));
+            return self.push(self.now + time, Event::Step(rank));
         }
         thread.is_up = false;
     }

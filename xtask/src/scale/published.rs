@@ -1,4 +1,4 @@
-//! What others have published for CPU memory, beside the simulation in the same shape.
+//! Published figures of other systems for CPU memory, and the simulation in the same shape.
 
 use std::fmt::Write;
 

@@ -8,7 +8,7 @@ pub(super) const CHUNK: u64 = 256 << 10;
 const ELEMENT: u64 = 4;
 
 /// Tags above those of pieces, which are numbers. That of a piece on its way back is `BACK` and its number.
-const COME: u64 = 1 << 40;
+const ENTERED: u64 = 1 << 40;
 const REDUCED: u64 = 2 << 40;
 const GATHERED: u64 = 3 << 40;
 const STORED: u64 = 4 << 40;
@@ -27,7 +27,7 @@ pub(super) struct TwoHop {
     owners: u64,
     inputs: Vec<usize>,
     results: Vec<usize>,
-    has_met: Vec<bool>,
+    is_past_barrier: Vec<bool>,
     /// How many owners there are among the ranks of each lane.
     of_lane: Vec<usize>,
 }
@@ -36,10 +36,10 @@ impl TwoHop {
     pub(super) fn new(net: &Network, bytes: u64) -> Self {
         let (share, owners) = shares(bytes, net.real_ranks());
         let none = vec![0; net.ranks()];
-        let has_met = vec![false; net.ranks()];
+        let is_past_barrier = vec![false; net.ranks()];
         let of_lane = vec![0; net.lanes];
         let (inputs, results) = (none.clone(), none);
-        let mut made = Self { bytes, share, owners, inputs, results, has_met, of_lane };
+        let mut made = Self { bytes, share, owners, inputs, results, is_past_barrier, of_lane };
         for rank in (0..net.ranks()).filter(|&rank| made.owns(net, rank)).collect::<Vec<_>>() {
             made.of_lane[net.lane(rank)] += 1;
         }
@@ -52,14 +52,14 @@ impl TwoHop {
 
     fn look(&mut self, net: &mut Network, rank: usize) {
         let (lane, hosts) = (net.lane(rank), net.hosts);
-        if self.owns(net, rank) && self.has_met[rank] && self.inputs[rank] == hosts - 1 {
+        if self.owns(net, rank) && self.is_past_barrier[rank] && self.inputs[rank] == hosts - 1 {
             self.inputs[rank] = 0; // once
             let time = net.real_ranks() * self.share * net.costs.fold;
             return net.work(rank, time, REDUCED);
         }
-        if self.has_met[rank] && self.results[rank] == self.of_lane[lane] {
+        if self.is_past_barrier[rank] && self.results[rank] == self.of_lane[lane] {
             self.results[rank] = usize::MAX; // once
-            net.meet(rank, GATHERED);
+            net.host_barrier(rank, GATHERED);
         }
     }
 
@@ -71,12 +71,12 @@ impl TwoHop {
 
 impl Program for TwoHop {
     fn start(&mut self, net: &mut Network) {
-        (0..net.ranks()).for_each(|rank| net.meet(rank, COME));
+        (0..net.ranks()).for_each(|rank| net.host_barrier(rank, ENTERED));
     }
 
     fn received(&mut self, net: &mut Network, rank: usize, message: Message) {
         match message.tag {
-            COME => self.inputs[rank] += 1,
+            ENTERED => self.inputs[rank] += 1,
             _ => self.results[rank] += 1,
         }
         self.look(net, rank);
@@ -84,12 +84,12 @@ impl Program for TwoHop {
 
     fn done(&mut self, net: &mut Network, rank: usize, tag: u64) {
         match tag {
-            COME => {
-                self.has_met[rank] = true;
+            ENTERED => {
+                self.is_past_barrier[rank] = true;
                 let bytes = net.real_lanes() * self.share;
                 for to in Self::peers(net, rank) {
                     if self.owns(net, to) {
-                        net.send(rank, to, bytes, COME);
+                        net.send(rank, to, bytes, ENTERED);
                     }
                 }
                 self.look(net, rank);
@@ -137,7 +137,7 @@ impl Chain {
     fn store(&mut self, net: &mut Network, rank: usize) {
         self.stored[rank] += 1;
         if self.stored[rank] == self.chunks {
-            net.meet(rank, GATHERED);
+            net.host_barrier(rank, GATHERED);
         }
     }
 
@@ -151,7 +151,7 @@ impl Chain {
 
 impl Program for Chain {
     fn start(&mut self, net: &mut Network) {
-        (0..net.ranks()).for_each(|rank| net.meet(rank, COME));
+        (0..net.ranks()).for_each(|rank| net.host_barrier(rank, ENTERED));
     }
 
     fn received(&mut self, net: &mut Network, rank: usize, message: Message) {
@@ -166,9 +166,11 @@ impl Program for Chain {
 
     fn done(&mut self, net: &mut Network, rank: usize, tag: u64) {
         match tag {
-            COME if !self.has_share(net, rank) => net.meet(rank, GATHERED),
-            COME if net.host(rank) == 0 => (0..self.chunks).for_each(|c| self.fold(net, rank, c)),
-            COME | GATHERED => {}
+            ENTERED if !self.has_share(net, rank) => net.host_barrier(rank, GATHERED),
+            ENTERED if net.host(rank) == 0 => {
+                (0..self.chunks).for_each(|c| self.fold(net, rank, c))
+            }
+            ENTERED | GATHERED => {}
             STORED => self.store(net, rank),
             chunk => match Self::next(net, rank) {
                 Some(next) => net.send(rank, next, self.chunk, chunk),
@@ -221,7 +223,7 @@ impl Ring {
 
 impl Program for Ring {
     fn start(&mut self, net: &mut Network) {
-        (0..net.ranks()).for_each(|rank| net.meet(rank, COME));
+        (0..net.ranks()).for_each(|rank| net.host_barrier(rank, ENTERED));
     }
 
     fn received(&mut self, net: &mut Network, rank: usize, _: Message) {
@@ -233,8 +235,8 @@ impl Program for Ring {
 
     fn done(&mut self, net: &mut Network, rank: usize, tag: u64) {
         match tag {
-            COME if !self.has_share(net, rank) => net.meet(rank, GATHERED),
-            COME => net.work(rank, net.real_lanes() * self.share * net.costs.fold, BACK),
+            ENTERED if !self.has_share(net, rank) => net.host_barrier(rank, GATHERED),
+            ENTERED => net.work(rank, net.real_lanes() * self.share * net.costs.fold, BACK),
             BACK => {
                 self.is_ready[rank] = true;
                 self.pass_on(net, rank);
@@ -245,7 +247,7 @@ impl Program for Ring {
             REDUCED => {
                 self.steps[rank] += 1;
                 match self.steps[rank] == 2 * (net.hosts - 1) {
-                    true => net.meet(rank, GATHERED),
+                    true => net.host_barrier(rank, GATHERED),
                     false => self.pass_on(net, rank),
                 }
             }

@@ -1,7 +1,7 @@
 //! `symmem doctor --listen` and `--peer`: whether two nodes reach each other, and how fast. All times are taken by the one
 //! that calls, so the clocks of the two need not agree.
 //!
-//! The caller sends orders: a letter and a number. `p`: answer so many messages of eight bytes. `t`: take so many bytes, and
+//! The caller sends commands: a character and a number. `p`: answer so many messages of eight bytes. `t`: take so many bytes, and
 //! then say so. `g`: give so many bytes. Whoever says anything else, or nothing for a while, is sent away.
 
 use std::io::{ErrorKind, Read, Write, stdout};

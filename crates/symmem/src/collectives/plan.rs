@@ -108,7 +108,7 @@ pub(super) fn stores(bytes: usize) -> Stores {
 }
 
 /// How the results of a reduction of `bytes` are written to `destinations`. Those that are also sources are in the cache,
-/// unless all that is reduced, everywhere, is far too much for it.
+/// unless the data of all ranks together is far too much for it.
 pub(super) fn results(bytes: usize, destinations: usize) -> Stores {
     match destinations {
         0 | 1 => stores(bytes),

@@ -115,7 +115,7 @@ pub enum Access {
     Write = 2,
 }
 
-/// Beside it: somebody has the addresses, and accesses them by a protocol of their own.
+/// Besides: somebody has the addresses, and accesses them by a protocol of their own.
 const RAW: u8 = 4;
 
 /// A value of a language binding, which owns the allocation.

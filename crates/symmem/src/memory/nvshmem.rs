@@ -174,9 +174,9 @@ impl Heap {
 
     /// Frees what is on all lists, in its order, which is the same on all ranks.
     fn give_back(&self, own: Vec<u64>, proposals: &[Proposal]) -> Result<()> {
-        let everywhere =
+        let dropped_by_all =
             |offset: &u64| proposals.iter().all(|proposal| proposal.dropped.contains(offset));
-        for offset in own.into_iter().filter(everywhere) {
+        for offset in own.into_iter().filter(dropped_by_all) {
             let address = self.origin.wrapping_add(offset);
             // SAFETY: S1: no rank has a block of it, nor anything in a stream that uses it.
             self.call(|library| unsafe { library.free(address) })?;

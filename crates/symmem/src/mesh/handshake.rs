@@ -1,4 +1,4 @@
-//! How two ranks of different hosts meet over TCP: each shows that it belongs to the job, and which rank it is.
+//! The handshake of two ranks of different hosts over TCP: each proves that it belongs to the job, and says which rank it is.
 //!
 //! ```text
 //!  caller (the higher rank)                      called

@@ -1,4 +1,4 @@
-//! Packets over Unix sockets: framing, descriptors beside them, and who is at the other end.
+//! Packets over Unix sockets: framing, the descriptors that travel with them, and the credentials of the other end.
 #![allow(unsafe_code)] // one socket option that rustix has no call for
 
 use std::io::{IoSlice, IoSliceMut};
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
     use crate::mesh::Scope;
 
-    /// On a kernel that looks for packets before it looks for the end, a few of these rounds meet the gap.
+    /// On a kernel that looks for packets before it looks for the end, a few of these rounds hit the gap.
     #[test]
     fn a_goodbye_right_before_the_end_is_heard() {
         use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};

@@ -171,7 +171,7 @@ impl<P: Pads> ChannelGuard<'_, P> {
     pub(crate) fn all_agree_soon(&self, call: u32, epoch: u32, pause: impl Fn(u32)) -> bool {
         let (signals, channel) = (self.signals, self.channel);
         if call == IN_FULL {
-            return false; // more to compare than the words beside the flags
+            return false; // more to compare than fits with the flags
         }
         let (mut rank, mut difference) = (0, 0);
         for look in 0..signals.patience.soon {

@@ -136,7 +136,7 @@ impl Layout {
         self.slot(self.channels, source) + 4 + (epoch & 1) as usize * (Self::PAYLOAD / 4)
     }
 
-    /// Beside the flag of the library's own channel, on which there are no signals.
+    /// In the line of the flag of the library's own channel, which carries no signals.
     pub(super) const fn resync(&self, source: usize) -> usize {
         self.slot(self.channels, source) + SLOT / 2 + 1
     }

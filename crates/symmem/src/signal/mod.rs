@@ -30,7 +30,7 @@ pub trait Pads: Send + Sync {
     /// Word `index` (from [`Layout`]) of the pad of rank `owner`.
     fn word(&self, owner: usize, index: usize) -> &Self::Word;
 
-    /// Writes what travels beside a flag to the words from `index` on. The flag publishes it.
+    /// Writes the words that travel with a flag, from `index` on. The flag publishes them.
     fn write_tiny(&self, owner: usize, index: usize, tiny: &Tiny) {
         for (i, value) in tiny.iter().enumerate() {
             let (low, high) = (*value as u32, (*value >> 32) as u32);

@@ -1,4 +1,4 @@
-//! What kernels get by value, laid out as in `kernels/symmem.cuh`, and where things lie in a group's pad.
+//! The parameters that kernels get by value, with the layout of `kernels/symmem.cuh`, and the offsets within a group's pad.
 
 use crate::sync::SharedWord;
 
