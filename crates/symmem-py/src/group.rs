@@ -1,97 +1,17 @@
-//! Groups, and the lifetime of a world.
-#![allow(unsafe_code)] // S2 (a closed world refuses every call; arrays are the caller's, as documented for users)
+//! Groups.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::prelude::*;
 use symmem::Deadline;
-use symmem::store::TcpServer;
 
+use crate::array::Array;
 use crate::collectives::{Collective, slices};
 use crate::error::usage;
+use crate::life::Life;
 use crate::memory::{self, Allocation, Buffer, Location, Memory, Pool};
 use crate::wait::detached;
-
-/// A world that this process joined. It lives as long as a group or handle of it.
-pub(crate) struct Life {
-    world: symmem::World,
-    closed: AtomicBool,
-    /// The process that joined; a fork of it has not.
-    process: u32,
-    /// The store, where this rank hosts it.
-    _server: Option<TcpServer>,
-}
-
-impl Life {
-    /// A world that this process has just joined; it is left when the process ends.
-    pub(crate) fn new(world: symmem::World, server: Option<TcpServer>) -> Arc<Self> {
-        let closed = AtomicBool::new(false);
-        let life = Arc::new(Self { world, closed, process: process(), _server: server });
-        let mut worlds = WORLDS.lock().unwrap_or_else(PoisonError::into_inner);
-        worlds.retain(|world| world.strong_count() > 0);
-        worlds.push(Arc::downgrade(&life));
-        life
-    }
-
-    pub(crate) fn world(&self) -> &symmem::World {
-        &self.world
-    }
-
-    pub(crate) fn close(&self) {
-        if !self.closed.swap(true, Ordering::Relaxed) {
-            // SAFETY: as its users were told, nothing touches the memory of a world that they have closed.
-            unsafe { self.world.leave_unchecked() };
-        }
-    }
-
-    pub(crate) fn is_open(&self) -> bool {
-        !self.closed.load(Ordering::Relaxed) && self.process == process()
-    }
-
-    pub(crate) fn check_open(&self, py: Python<'_>, op: &'static str) -> PyResult<()> {
-        if self.closed.load(Ordering::Relaxed) {
-            return Err(usage(py, op, "a world that was not closed", "one that was"));
-        }
-        if self.process != process() {
-            let got = "one of the process that this one was forked from";
-            return Err(usage(py, op, "a world that this process joined", got));
-        }
-        Ok(())
-    }
-}
-
-/// The id of this process. Cached, because the system call takes longer than all other checks of a call.
-static PROCESS: AtomicU32 = AtomicU32::new(0);
-
-fn process() -> u32 {
-    PROCESS.load(Ordering::Relaxed)
-}
-
-/// Records the id of this process. The package calls it at import and after every fork.
-#[pyfunction]
-pub(crate) fn note_process() {
-    PROCESS.store(std::process::id(), Ordering::Relaxed);
-}
-
-/// All worlds of this process, to be left when it ends.
-static WORLDS: Mutex<Vec<Weak<Life>>> = Mutex::new(Vec::new());
-
-impl Life {
-    /// All worlds of this process that are alive.
-    pub(crate) fn all() -> Vec<Arc<Self>> {
-        let worlds = WORLDS.lock().unwrap_or_else(PoisonError::into_inner);
-        worlds.iter().filter_map(Weak::upgrade).collect()
-    }
-}
-
-/// Leaves all worlds in order. The package registers it to run at exit.
-#[pyfunction]
-pub(crate) fn close_all(py: Python<'_>) {
-    let worlds = std::mem::take(&mut *WORLDS.lock().unwrap_or_else(PoisonError::into_inner));
-    py.detach(|| worlds.iter().filter_map(Weak::upgrade).for_each(|life| life.close()));
-}
 
 /// A set of ranks that work together.
 #[pyclass(frozen, subclass, module = "symmem")]
@@ -200,6 +120,15 @@ impl Group {
         }
         let inner = detached(py, || builder.build())?;
         Ok(Some(Self { inner, life: Arc::clone(&self.life) }))
+    }
+
+    /// Makes a group of the ranks that give the same `color`, numbered by `key`, and by their rank here where keys are equal. A rank
+    /// that gives None as its color gets None. Collective.
+    #[pyo3(signature = (color, key=0))]
+    fn split(&self, py: Python<'_>, color: Option<u64>, key: i64) -> PyResult<Option<Self>> {
+        self.check_open(py, "split")?;
+        let inner = detached(py, || self.inner.split(color, key))?;
+        Ok(inner.map(|inner| Self { inner, life: Arc::clone(&self.life) }))
     }
 
     /// The ranks of the group by host: the hosts in the order of their first ranks in the world. Only ranks of one host reach each
@@ -349,7 +278,7 @@ impl Group {
         op: &str,
         dtype: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        slices::run(self, Collective::AllReduce, (None, data), (op, 0), dtype)
+        slices::run(data.py(), self, Collective::AllReduce, (None, Some(data)), (op, 0), dtype)
     }
 
     /// Copies all ranks' `data` to `out`, in rank order. Collective.
@@ -360,7 +289,14 @@ impl Group {
         out: &Bound<'_, PyAny>,
         dtype: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        slices::run(self, Collective::AllGather, (Some(data), out), ("sum", 0), dtype)
+        slices::run(
+            data.py(),
+            self,
+            Collective::AllGather,
+            (Some(data), Some(out)),
+            ("sum", 0),
+            dtype,
+        )
     }
 
     /// Reduces all ranks' `data`, and copies the r-th equal part to `out` of rank r. Collective.
@@ -372,7 +308,14 @@ impl Group {
         op: &str,
         dtype: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        slices::run(self, Collective::ReduceScatter, (Some(data), out), (op, 0), dtype)
+        slices::run(
+            data.py(),
+            self,
+            Collective::ReduceScatter,
+            (Some(data), Some(out)),
+            (op, 0),
+            dtype,
+        )
     }
 
     /// Copies rank `root`'s `data` to all ranks. Collective.
@@ -383,7 +326,14 @@ impl Group {
         root: usize,
         dtype: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        slices::run(self, Collective::Broadcast, (None, data), ("sum", root), dtype)
+        slices::run(
+            data.py(),
+            self,
+            Collective::Broadcast,
+            (None, Some(data)),
+            ("sum", root),
+            dtype,
+        )
     }
 
     /// Sends the r-th equal part of `data` to rank r; `out` receives the parts in rank order. Collective.
@@ -394,7 +344,100 @@ impl Group {
         out: &Bound<'_, PyAny>,
         dtype: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        slices::run(self, Collective::AllToAll, (Some(data), out), ("sum", 0), dtype)
+        slices::run(
+            data.py(),
+            self,
+            Collective::AllToAll,
+            (Some(data), Some(out)),
+            ("sum", 0),
+            dtype,
+        )
+    }
+
+    /// Reduces all ranks' `data` element by element into `out` of rank `root`. Collective. On other ranks `out` is not used.
+    #[pyo3(signature = (data, out=None, op="sum", root=0, *, dtype=None))]
+    fn reduce(
+        &self,
+        data: &Bound<'_, PyAny>,
+        out: Option<&Bound<'_, PyAny>>,
+        op: &str,
+        root: usize,
+        dtype: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let arrays = (Some(data), out.filter(|_| self.inner.rank() == root));
+        slices::run(data.py(), self, Collective::Reduce, arrays, (op, root), dtype)
+    }
+
+    /// Copies all ranks' `data` to `out` of rank `root`, in rank order. Collective. On other ranks `out` is not used.
+    #[pyo3(signature = (data, out=None, root=0, *, dtype=None))]
+    fn gather(
+        &self,
+        data: &Bound<'_, PyAny>,
+        out: Option<&Bound<'_, PyAny>>,
+        root: usize,
+        dtype: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let arrays = (Some(data), out.filter(|_| self.inner.rank() == root));
+        slices::run(data.py(), self, Collective::Gather, arrays, ("sum", root), dtype)
+    }
+
+    /// Copies the r-th equal part of rank `root`'s `data` to `out` of rank r. Collective. On other ranks `data` is not used, and may
+    /// be None.
+    #[pyo3(signature = (data, out, root=0, *, dtype=None))]
+    fn scatter(
+        &self,
+        data: Option<&Bound<'_, PyAny>>,
+        out: &Bound<'_, PyAny>,
+        root: usize,
+        dtype: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let arrays = (data.filter(|_| self.inner.rank() == root), Some(out));
+        slices::run(out.py(), self, Collective::Scatter, arrays, ("sum", root), dtype)
+    }
+
+    /// Reduces the `data` of ranks 0 to this one element by element, in place. Collective. `op` is any operator but "avg".
+    #[pyo3(signature = (data, op="sum", *, dtype=None))]
+    fn scan(
+        &self,
+        data: &Bound<'_, PyAny>,
+        op: &str,
+        dtype: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        slices::run(data.py(), self, Collective::Scan, (None, Some(data)), (op, 0), dtype)
+    }
+
+    /// As `scan`, but of the ranks before this one. Rank 0's `data` stays as it is.
+    #[pyo3(signature = (data, op="sum", *, dtype=None))]
+    fn exclusive_scan(
+        &self,
+        data: &Bound<'_, PyAny>,
+        op: &str,
+        dtype: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        slices::run(data.py(), self, Collective::ExclusiveScan, (None, Some(data)), (op, 0), dtype)
+    }
+
+    /// Returns all ranks' `data`, one after the other in rank order, and the number of elements from each rank. Collective. Ranks may
+    /// have different numbers of elements.
+    #[pyo3(signature = (data, *, dtype=None))]
+    fn all_gather_v(
+        &self,
+        data: &Bound<'_, PyAny>,
+        dtype: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<(Array, Vec<usize>)> {
+        slices::run_on_vector(self, Collective::AllGatherV, data, &[], dtype)
+    }
+
+    /// Sends the first `counts[0]` elements of `data` to rank 0, the next `counts[1]` to rank 1, and so on. Returns the elements for
+    /// this rank, in the order of their senders, and the number of elements from each rank. Collective.
+    #[pyo3(signature = (data, counts, *, dtype=None))]
+    fn all_to_all_v(
+        &self,
+        data: &Bound<'_, PyAny>,
+        counts: Vec<usize>,
+        dtype: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<(Array, Vec<usize>)> {
+        slices::run_on_vector(self, Collective::AllToAllV, data, &counts, dtype)
     }
 
     fn __repr__(&self) -> String {

@@ -13,6 +13,7 @@ mod error;
 mod failures;
 mod group;
 mod handle;
+mod life;
 mod lock;
 mod mapped;
 mod memory;
@@ -39,9 +40,11 @@ mod _native {
     #[pymodule_export]
     use super::failures::check_failures;
     #[pymodule_export]
-    use super::group::{Group, close_all, note_process, set_signal_pad_size, signal_pad_size};
+    use super::group::{Group, set_signal_pad_size, signal_pad_size};
     #[pymodule_export]
     use super::handle::Handle;
+    #[pymodule_export]
+    use super::life::{close_all, note_process};
     #[pymodule_export]
     use super::memory::{Memory, Pool, find};
     #[pymodule_export]
@@ -61,7 +64,7 @@ mod _native {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-        let names = super::collectives::Collective::ALL.iter().map(|(name, _)| *name);
+        let names = super::collectives::Collective::OF_MEMORY.iter().map(|(name, _)| *name);
         module.add("COLLECTIVES", names.collect::<Vec<_>>())?;
         module.add("DTYPES", super::dtype::names(module.py())?)?;
         super::error::add_to(module)

@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pyo3::prelude::*;
 use symmem::cuda::Stream;
 
-use crate::group::{Group, Life};
+use crate::group::Group;
+use crate::life::Life;
 use crate::memory::{Allocation, Buffer, open};
 
 /// The names that torch is given.

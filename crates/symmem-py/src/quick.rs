@@ -11,8 +11,9 @@ use symmem::ReduceOp;
 
 use crate::collectives::reduce_op;
 use crate::dtype::Type;
-use crate::group::{Group, Life};
+use crate::group::Group;
 use crate::handle::Handle;
+use crate::life::Life;
 use crate::memory::{Allocation, Location};
 use crate::stream::is_kept;
 use crate::wait::detached;

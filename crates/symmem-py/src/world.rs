@@ -8,7 +8,8 @@ use symmem::store::{MemoryStore, SharedStore, TcpServer, TcpStore};
 use symmem::{Deadline, WorldBuilder};
 
 use crate::error::usage;
-use crate::group::{Group, Life, seconds};
+use crate::group::{Group, seconds};
+use crate::life::Life;
 use crate::store::PythonStore;
 use crate::wait::detached;
 

@@ -105,6 +105,70 @@ def test_collectives_on_ordinary_arrays():
     ranks.run(3, collectives_on_ordinary_arrays)
 
 
+def rooted_collectives_on_ordinary_arrays(world):
+    n, me = world.size, world.rank
+    every = parts(world, (n, 5))
+    is_root = me == 1
+    out = numpy.zeros((n, 5), "int64") if is_root else None
+    world.reduce(every[me], out, "max", 1)
+    assert not is_root or (out == numpy.max(every, axis=0)).all()
+    out = numpy.zeros((n, n, 5), "int64") if is_root else None
+    world.gather(every[me], out, root=1)
+    assert not is_root or (out == numpy.stack(every)).all()
+    out = numpy.zeros(5, "int64")
+    world.scatter(every[me] if is_root else None, out, 1)
+    assert (out == every[1][me]).all()
+    unused = numpy.zeros(3, "float32")  # of another type and length, on ranks that do not use it
+    world.reduce(every[me], numpy.zeros((n, 5), "int64") if is_root else unused, root=1)
+    world.gather(every[me], numpy.zeros((n, n, 5), "int64") if is_root else unused, root=1)
+    assert (unused == 0).all()
+
+
+def test_rooted_collectives_on_ordinary_arrays():
+    ranks.run(3, rooted_collectives_on_ordinary_arrays)
+
+
+def scans_of_ordinary_arrays(world):
+    me = world.rank
+    every = parts(world, 1000)
+    data = every[me].copy()
+    world.scan(data)
+    assert (data == sum(every[: me + 1])).all()
+    data = every[me].copy()
+    world.exclusive_scan(data, "max")
+    assert (data == (numpy.max(every[:me], axis=0) if me else every[0])).all()
+    with pytest.raises(symmem.Usage, match="scan"):
+        world.scan(numpy.zeros(1, "float32"), "avg")
+
+
+def test_scans_of_ordinary_arrays():
+    ranks.run(3, scans_of_ordinary_arrays)
+
+
+def arrays_of_different_lengths(world):
+    n, me = world.size, world.rank
+    received, lengths = world.all_gather_v(numpy.full(2 * me, me, "int16"))
+    assert (received.dtype, received.shape) == ("int16", (n * (n - 1),))
+    assert lengths == [2 * rank for rank in range(n)]
+    assert list(received.numpy()) == [rank for rank in range(n) for _ in range(2 * rank)]
+    counts = [me + to for to in range(n)]
+    data = numpy.concatenate([numpy.full(me + to, 10 * me + to, "float32") for to in range(n)])
+    received, lengths = world.all_to_all_v(data, counts)
+    assert lengths == [source + me for source in range(n)]
+    assert list(received.numpy()) == [10 * source + me for source in range(n) for _ in range(source + me)]
+    received, lengths = world.all_gather_v(bytes([me]), dtype="uint8")
+    assert (bytes(received.numpy()), lengths) == (bytes(range(n)), [1] * n)
+    received, lengths = world.all_gather_v(numpy.zeros(0, "bool"))
+    assert (len(received), received.dtype, lengths) == (0, "bool", [0] * n)
+    with pytest.raises(symmem.Usage, match="dtype"):
+        world.all_gather_v(b"a buffer alone")
+    world.barrier()
+
+
+def test_arrays_of_different_lengths():
+    ranks.run(3, arrays_of_different_lengths)
+
+
 def rows_by_rank_and_by_expert(world):
     n, me = world.size, world.rank
     rows = symmem.rendezvous(symmem.empty((16, 3), "float32", world), world)

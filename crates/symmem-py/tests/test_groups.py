@@ -29,6 +29,20 @@ def test_subgroups_number_their_ranks():
     ranks.run(3, subgroups_number_their_ranks)
 
 
+def groups_by_color(world):
+    me = world.rank
+    group = world.split(me % 2, key=-me)
+    assert group.ranks == [[2, 0], [1]][me % 2]
+    x = numpy.array([me])
+    group.all_reduce(x)
+    assert x == [[2], [1]][me % 2]
+    assert (world.split(None if me else 0) is None) == (me != 0)
+
+
+def test_groups_by_color():
+    ranks.run(3, groups_by_color)
+
+
 def the_same_memory_in_two_groups(world):
     pair = world.subgroup([0, 1])
     array = symmem.empty(8, "int64", world)

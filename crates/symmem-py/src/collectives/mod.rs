@@ -15,13 +15,16 @@ use crate::error::{Op, usage};
 use crate::handle::Handle;
 use crate::wait::detached;
 
-/// The columns: variant, name in Python, name in errors, whether it `reduces` elements or `moves` them, the method of symmetric
-/// memory (which on a device takes a stream as well), and the method of a group where there is one for ordinary arrays.
+/// The columns: variant, name in Python, name in errors, whether it `reduces` elements or `moves` them. Then its methods, as far as
+/// it has them: of symmetric memory (on a device with a stream as well), of a group for ordinary arrays, and of a group for an
+/// output whose length only the call finds out.
 macro_rules! collectives {
     (
-        ($op:ident, $algorithm:ident, $root:ident, $columns:ident, $rows:ident, $input:ident, $out:ident)
-        $($variant:ident $name:literal $shown:literal $kind:ident $method:ident($($argument:expr),*)
-            $(, group $slices:ident($($given:expr),*))?;)*
+        ($op:ident, $algorithm:ident, $root:ident, $columns:ident, $rows:ident, $counts:ident, $input:ident, $out:ident)
+        $($variant:ident $name:literal $shown:literal $kind:ident
+            $(, memory $method:ident($($argument:expr),*))?
+            $(, group $slices:ident($($given:expr),*))?
+            $(, vector $vector:ident($($sent:expr),*))?;)*
     ) => {
         /// One of the library's collectives.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +33,9 @@ macro_rules! collectives {
         }
 
         impl Collective {
-            pub(crate) const ALL: &'static [(&'static str, Self)] = &[$(($name, Self::$variant)),*];
+            /// Those of symmetric memory, by name.
+            pub(crate) const OF_MEMORY: &'static [(&'static str, Self)] =
+                &[$($((($name, Self::$variant), stringify!($method)).0,)?)*];
 
             /// The operation that errors name.
             const fn shown(self) -> &'static str {
@@ -57,7 +62,8 @@ macro_rules! collectives {
                     refused.at_rank(memory.group().rank())
                 })?;
                 match self.collective {
-                    $(Collective::$variant => memory.$method($($argument),*),)*
+                    $($(Collective::$variant => memory.$method($($argument),*),)?)*
+                    _ => Err(self.of_arrays_only(memory.group())),
                 }
             }
 
@@ -70,7 +76,8 @@ macro_rules! collectives {
                 let Self { op: $op, algorithm: $algorithm, root: $root, columns: $columns, rows: $rows, .. } = self;
                 let ($op, $algorithm, $root, $columns) = (*$op, *$algorithm, *$root, *$columns);
                 match self.collective {
-                    $(Collective::$variant => memory.$method($($argument,)* stream),)*
+                    $($(Collective::$variant => memory.$method($($argument,)* stream),)?)*
+                    _ => Err(self.of_arrays_only(memory.group())),
                 }
             }
 
@@ -83,30 +90,48 @@ macro_rules! collectives {
                 let ($op, $root) = (self.op, self.root);
                 match self.collective {
                     $($(Collective::$variant => group.$slices($($given),*),)?)*
-                    #[allow(unreachable_patterns, reason = "most have no such method")]
-                    _ => {
-                        let op = self.collective.shown();
-                        Err(Error::usage(op, "symmetric memory", "an ordinary array").at_rank(group.rank()))
-                    }
+                    _ => Err(self.of_memory_only(group)),
                 }
+            }
+
+            /// What the rank receives, and how much from each rank. `counts` are the numbers of elements for each rank.
+            fn on_vector<T: Number>(
+                &self,
+                group: &symmem::Group,
+                $input: &[T],
+                $counts: &[usize],
+            ) -> symmem::Result<(Vec<T>, Vec<usize>)> {
+                let mut received = Vec::new();
+                let $out = &mut received;
+                let lengths = match self.collective {
+                    $($(Collective::$variant => group.$vector($($sent),*),)?)*
+                    _ => Err(self.of_memory_only(group)),
+                }?;
+                Ok((received, lengths))
             }
         }
     };
 }
 
 collectives! {
-    (op, algorithm, root, columns, rows, input, out)
-    AllReduce "all_reduce" "all_reduce" reduces all_reduce_with(op, algorithm), group all_reduce(out, op);
-    AllReduceInto "all_reduce_into" "all_reduce" reduces all_reduce_into(op, out);
-    ReduceScatter "reduce_scatter" "reduce_scatter" reduces reduce_scatter(op, out), group reduce_scatter(input, op, out);
-    ReduceScatterLastDim "reduce_scatter_last_dim" "reduce_scatter" reduces reduce_scatter_last_dim(op, columns, out);
-    Reduce "reduce" "reduce" reduces reduce(op, root, out);
-    AllGather "all_gather" "all_gather" moves all_gather(out), group all_gather(input, out);
-    AllToAll "all_to_all" "all_to_all" moves all_to_all(out), group all_to_all(input, out);
-    Broadcast "broadcast" "broadcast" moves broadcast(root), group broadcast(out, root);
-    Gather "gather" "gather" moves gather(root, out);
-    Scatter "scatter" "scatter" moves scatter(root, out);
-    AllToAllV "all_to_all_v" "all_to_all_v" moves all_to_all_rows(rows, out);
+    (op, algorithm, root, columns, rows, counts, input, out)
+    AllReduce "all_reduce" "all_reduce" reduces, memory all_reduce_with(op, algorithm), group all_reduce(out, op);
+    AllReduceInto "all_reduce_into" "all_reduce" reduces, memory all_reduce_into(op, out);
+    ReduceScatter "reduce_scatter" "reduce_scatter" reduces,
+        memory reduce_scatter(op, out), group reduce_scatter(input, op, out);
+    ReduceScatterLastDim "reduce_scatter_last_dim" "reduce_scatter" reduces,
+        memory reduce_scatter_last_dim(op, columns, out);
+    Reduce "reduce" "reduce" reduces, memory reduce(op, root, out), group reduce(input, op, root, out);
+    Scan "scan" "scan" reduces, group scan(out, op);
+    ExclusiveScan "exclusive_scan" "exclusive_scan" reduces, group exclusive_scan(out, op);
+    AllGather "all_gather" "all_gather" moves, memory all_gather(out), group all_gather(input, out);
+    AllGatherV "all_gather_v" "all_gather_v" moves, vector all_gather_v(input, out);
+    AllToAll "all_to_all" "all_to_all" moves, memory all_to_all(out), group all_to_all(input, out);
+    AllToAllV "all_to_all_v" "all_to_all_v" moves,
+        memory all_to_all_rows(rows, out), vector all_to_all_v(input, counts, out);
+    Broadcast "broadcast" "broadcast" moves, memory broadcast(root), group broadcast(out, root);
+    Gather "gather" "gather" moves, memory gather(root, out), group gather(input, root, out);
+    Scatter "scatter" "scatter" moves, memory scatter(root, out), group scatter(input, root, out);
 }
 
 /// A collective with its arguments, on `count` elements of `dtype` from byte `offset` of a handle's memory on.
@@ -153,9 +178,9 @@ impl Call {
         range: (usize, usize),
         stream: usize,
     ) -> PyResult<Self> {
-        let found = Collective::ALL.iter().find(|(name, _)| *name == named.collective);
+        let found = Collective::OF_MEMORY.iter().find(|(name, _)| *name == named.collective);
         let Some(&(_, collective)) = found else {
-            let known: Vec<_> = Collective::ALL.iter().map(|(name, _)| *name).collect();
+            let known: Vec<_> = Collective::OF_MEMORY.iter().map(|(name, _)| *name).collect();
             let expected = format!("one of {}", known.join(", "));
             return Err(usage(py, Op::at("collective", rank), expected, named.collective));
         };
@@ -173,6 +198,16 @@ impl Call {
     pub(crate) fn element(&self) -> Option<symmem::DType> {
         let reduced = self.dtype.number().filter(|dtype| self.op.applies_to(dtype.kind()));
         if self.collective.reduces() { reduced } else { Some(self.dtype.moved) }
+    }
+
+    fn of_arrays_only(&self, group: &symmem::Group) -> Error {
+        let op = self.collective.shown();
+        Error::usage(op, "an ordinary array", "symmetric memory").at_rank(group.rank())
+    }
+
+    fn of_memory_only(&self, group: &symmem::Group) -> Error {
+        let op = self.collective.shown();
+        Error::usage(op, "symmetric memory", "an ordinary array").at_rank(group.rank())
     }
 
     fn checked_element(&self, py: Python<'_>, at: Op) -> PyResult<symmem::DType> {

@@ -1,40 +1,53 @@
 //! Collectives of a group on ordinary arrays.
 #![allow(unsafe_code)] // S2 (the package's documents require it of users: no other thread accesses the arguments of a call)
 
+use std::sync::Arc;
+
 use pyo3::prelude::*;
+use symmem::ReduceOp;
 
 use super::{Call, Collective, no_element, reduce_op};
 use crate::argument::Slice;
+use crate::array::Array;
 use crate::dtype::Type;
 use crate::error::{Op, usage};
 use crate::group::Group;
 use crate::memory::Location;
 use crate::wait::detached;
 
-/// The arrays of a call: the input, where it is another than the output, and the output.
-type Arrays<'a, 'py> = (Option<&'a Bound<'py, PyAny>>, &'a Bound<'py, PyAny>);
+/// The arrays of a call: the input, where it is another than the output, and the output; each where this rank needs it.
+type Arrays<'a, 'py> = (Option<&'a Bound<'py, PyAny>>, Option<&'a Bound<'py, PyAny>>);
+
+/// The type that was asked for, or else that of the first array that has one.
+fn element_type(
+    py: Python<'_>,
+    at: Op,
+    asked: Option<&Bound<'_, PyAny>>,
+    arrays: [&Slice; 2],
+) -> PyResult<&'static Type> {
+    let asked = asked.map(|given| Type::named(at, given)).transpose()?;
+    let found = asked.or_else(|| arrays.into_iter().find_map(Slice::dtype));
+    found.ok_or_else(|| usage(py, at, "an array, or a buffer and its dtype", "no type of elements"))
+}
 
 /// Makes a collective on arrays of the type asked for, or else of their own.
 pub(crate) fn run(
+    py: Python<'_>,
     group: &Group,
     collective: Collective,
     (input, out): Arrays<'_, '_>,
     (op, root): (&str, usize),
     dtype: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
-    let (py, at) = (out.py(), Op::at(collective.shown(), group.inner.rank()));
+    let at = Op::at(collective.shown(), group.inner.rank());
     group.check_open(py, at.name)?;
     let op = reduce_op(py, at, op)?;
-    let (given, mut out) = (input.map(|input| Slice::input(at, input)), Slice::output(at, out)?);
-    let is_separate = given.is_some();
-    let input = given.transpose()?.unwrap_or(Slice::EMPTY);
-    let asked = dtype.map(|given| Type::named(at, given)).transpose()?;
-    let found = asked.or(input.dtype()).or(out.dtype());
-    let dtype = found
-        .ok_or_else(|| usage(py, at, "an array, or a buffer and its dtype", "a buffer alone"))?;
+    let input = input.map_or(Ok(Slice::EMPTY), |input| Slice::input(at, input))?;
+    let mut out = out.map_or(Ok(Slice::EMPTY), |out| Slice::output(at, out))?;
+    let dtype = element_type(py, at, dtype, [&input, &out])?;
     input.check(py, at, dtype, Location::Host)?;
     out.check(py, at, dtype, Location::Host)?;
-    if is_separate && input.overlaps(&out) {
+    if input.overlaps(&out) {
         return Err(usage(py, at, "an output apart from the input", "one that overlaps it"));
     }
     let call = Call { root, ..Call::new(collective, dtype, (0, 0), op, 0) };
@@ -46,6 +59,35 @@ pub(crate) fn run(
             let input = unsafe { input.elements::<T>() };
             // SAFETY: as above, and that the two do not overlap.
             call.on_slices(group, input, unsafe { out.elements_mut() })
+        });
+        done.unwrap_or_else(|| Err(no_element(&call)))
+    })
+}
+
+/// Makes a collective whose output is as long as the call finds out. Returns it, and how much of it each rank has sent.
+pub(crate) fn run_on_vector(
+    group: &Group,
+    collective: Collective,
+    data: &Bound<'_, PyAny>,
+    counts: &[usize],
+    dtype: Option<&Bound<'_, PyAny>>,
+) -> PyResult<(Array, Vec<usize>)> {
+    let (py, at) = (data.py(), Op::at(collective.shown(), group.inner.rank()));
+    group.check_open(py, at.name)?;
+    let input = Slice::input(at, data)?;
+    let dtype = element_type(py, at, dtype, [&input, &Slice::EMPTY])?;
+    input.check(py, at, dtype, Location::Host)?;
+    let call = Call::new(collective, dtype, (0, 0), ReduceOp::Sum, 0);
+    let element = call.checked_element(py, at)?;
+    let group = &group.inner;
+    detached(py, || {
+        let done = symmem::with_element!(element, T => {
+            // SAFETY: type and place are checked above; S2 as documented for users.
+            let input = unsafe { input.elements::<T>() };
+            call.on_vector(group, input, counts).map(|(received, lengths)| {
+                let (address, shape) = (received.as_ptr() as usize, vec![received.len()]);
+                (Array::new(address, dtype, shape, Location::Host, (Arc::new(received), None)), lengths)
+            })
         });
         done.unwrap_or_else(|| Err(no_element(&call)))
     })
