@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::wire::Wire;
 use crate::memory::region::{Region, Words};
-use crate::signal::{Layout, News, Pads, Tiny};
+use crate::signal::{Layout, PadUpdate, Pads, Tiny};
 use crate::sync::SharedWord;
 
 /// Bytes of a staging buffer, for each of two epochs in guard.
@@ -51,9 +51,9 @@ impl Pads for RegionPads {
         self.wire.as_ref().is_some_and(|wire| wire.is_far(owner))
     }
 
-    fn tell(&self, to: usize, news: &News) {
+    fn send(&self, to: usize, update: &PadUpdate) {
         if let Some(wire) = &self.wire {
-            wire.tell(to, news);
+            wire.send_update(to, update);
         }
     }
 

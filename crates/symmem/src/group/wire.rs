@@ -1,5 +1,5 @@
-//! The members of a group that are on other hosts: how they are told what this rank would otherwise do in their memory, and what
-//! this rank does with what they tell.
+//! The members of a group that are on other hosts: this rank sends them messages in place of stores to their memory, and
+//! executes the messages that they send.
 #![allow(unsafe_code)] // S2 (by atomics, in a phase that allows it), S3 (bounds checked here)
 
 use std::collections::HashMap;
@@ -7,16 +7,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::Group;
 use super::context::Context;
+use super::far_message::{FarMessage, RawBytes, Request, encode};
 use super::form::Formed;
 use super::signals::Act;
 use super::staging::STAGE;
-use super::told::{Ask, Told, Whole, encode};
 use crate::error::{Error, Result};
 use crate::memory::block::{Access, Block, Mapping};
 use crate::memory::region::Region;
 use crate::memory::units::{load_units, store_units};
 use crate::mesh::Listener;
-use crate::signal::{GROUP, News, Nonsense, SlotAct};
+use crate::signal::{GROUP, InvalidMessage, PadUpdate, SlotAct};
 use crate::sync::shared::{AtomicU32, AtomicU64};
 use crate::sync::{Deadline, Ordering};
 use crate::wire::Transport;
@@ -33,7 +33,7 @@ pub(crate) struct FarAddress {
     pub(crate) unit: usize,
 }
 
-/// The way from one member of a group to those on other hosts.
+/// The connections from one member of a group to those on other hosts.
 pub(super) struct Wire {
     group: u128,
     transport: Arc<dyn Transport>,
@@ -43,9 +43,9 @@ pub(super) struct Wire {
     far_members: Vec<usize>,
     /// World ranks, in group order.
     members: Vec<usize>,
-    /// What peers may put to and ask of, by the number of its rendezvous.
+    /// The memory that peers may access, by the number of its rendezvous.
     memories: Mutex<HashMap<u64, Served>>,
-    asked: Mutex<Asked>,
+    requests: Mutex<Requests>,
     /// Why peers have refused puts, by the number of the rendezvous: the first of each.
     refused: Mutex<HashMap<u64, (usize, String)>>,
 }
@@ -55,16 +55,16 @@ struct Served {
     mapping: Weak<Mapping>,
 }
 
-/// What this rank has asked for.
+/// The requests of this rank.
 #[derive(Default)]
-struct Asked {
+struct Requests {
     last: u64,
-    /// Of what somebody waits for, by ticket: of which rank, and what it answered.
-    answers: HashMap<u64, (usize, Option<Answer>)>,
+    /// By ticket, for requests that a thread waits for: the rank that was asked, and its reply.
+    replies: HashMap<u64, (usize, Option<Reply>)>,
 }
 
-/// What was found, or why nothing was done.
-type Answer = std::result::Result<Vec<u8>, String>;
+/// The result, or why the peer did nothing.
+type Reply = std::result::Result<Vec<u8>, String>;
 
 impl Wire {
     /// To these ranks of the world; nothing if all are on this host.
@@ -78,7 +78,7 @@ impl Wire {
             far_members: members.iter().copied().filter(|&m| !context.mesh.is_local(m)).collect(),
             members: members.to_vec(),
             memories: Mutex::default(),
-            asked: Mutex::default(),
+            requests: Mutex::default(),
             refused: Mutex::default(),
         })
     }
@@ -101,71 +101,71 @@ impl Wire {
         (0..self.far.len()).filter(|&rank| self.is_far(rank))
     }
 
-    /// Takes in what has come from the members on other hosts.
+    /// Receives what the members on other hosts have sent.
     pub(super) fn progress(&self) {
         self.transport.progress(&self.far_members);
     }
 
-    pub(super) fn tell(&self, to: usize, news: &News) {
-        let told = Told::News(news.clone());
-        match news {
-            // The peer needs to know before its next signal, and ours may come first.
-            News::Slot { act: SlotAct::Taken, .. } => self.post_soon(to, &told),
-            _ => self.post(to, &told),
+    pub(super) fn send_update(&self, to: usize, update: &PadUpdate) {
+        let message = FarMessage::Pad(update.clone());
+        match update {
+            // The peer needs this only before its next signal, and one of our messages may go before that.
+            PadUpdate::Slot { act: SlotAct::Taken, .. } => self.post_soon(to, &message),
+            _ => self.post(to, &message),
         }
     }
 
-    /// Tells rank `to` what this rank has staged, from byte `at` of its buffer on.
+    /// Sends rank `to` what this rank has staged, from byte `at` of its buffer on.
     pub(super) fn stage(&self, to: usize, epoch: u32, at: usize, bytes: &[u8]) {
         let most = self.most();
         for (i, bytes) in bytes.chunks(most).enumerate() {
-            let told = Told::Staged { epoch, at: at + i * most, bytes: Whole(bytes) };
-            self.post_soon(to, &told); // the arrival comes behind it
+            let message = FarMessage::Staged { epoch, at: at + i * most, bytes: RawBytes(bytes) };
+            self.post_soon(to, &message); // it goes with the arrival, which follows
         }
     }
 
-    fn post(&self, to: usize, told: &Told<'_>) {
+    fn post(&self, to: usize, message: &FarMessage<'_>) {
         if let Some(to) = self.world_rank(to) {
-            self.transport.post(to, self.group, encode(told));
+            self.transport.post(to, self.group, encode(message));
         }
     }
 
-    fn post_soon(&self, to: usize, told: &Told<'_>) {
+    fn post_soon(&self, to: usize, message: &FarMessage<'_>) {
         if let Some(to) = self.world_rank(to) {
-            self.transport.post_soon(to, self.group, encode(told));
+            self.transport.post_soon(to, self.group, encode(message));
         }
     }
 
-    /// Once there is room for it: what nobody answers has no other bound.
-    fn send(&self, to: usize, told: &Told<'_>, deadline: Deadline) -> Result<()> {
+    /// Sends once there is room: nothing else bounds messages without a reply.
+    fn send(&self, to: usize, message: &FarMessage<'_>, deadline: Deadline) -> Result<()> {
         match self.world_rank(to) {
-            Some(to) => self.transport.send(to, self.group, encode(told), deadline),
+            Some(to) => self.transport.send(to, self.group, encode(message), deadline),
             None => Ok(()),
         }
     }
 
-    fn ask(&self, target: FarAddress, ask: Ask, deadline: Deadline) -> Result<u64> {
-        let mut asked = lock(&self.asked);
-        asked.last += 1;
-        let ticket = asked.last;
-        asked.answers.insert(ticket, (target.rank, None));
-        drop(asked);
+    fn request(&self, target: FarAddress, request: Request, deadline: Deadline) -> Result<u64> {
+        let mut requests = lock(&self.requests);
+        requests.last += 1;
+        let ticket = requests.last;
+        requests.replies.insert(ticket, (target.rank, None));
+        drop(requests);
         let FarAddress { rank, memory, at, unit } = target;
-        let told = Told::Ask { ticket, memory, at, unit: unit as u8, ask };
-        self.send(rank, &told, deadline).inspect_err(|_| drop(self.answer(ticket)))?;
+        let message = FarMessage::Request { ticket, memory, at, unit: unit as u8, request };
+        self.send(rank, &message, deadline).inspect_err(|_| drop(self.answer(ticket)))?;
         Ok(ticket)
     }
 
-    fn is_answered(&self, ticket: u64) -> bool {
-        lock(&self.asked).answers.get(&ticket).is_some_and(|(_, answer)| answer.is_some())
+    fn has_reply(&self, ticket: u64) -> bool {
+        lock(&self.requests).replies.get(&ticket).is_some_and(|(_, answer)| answer.is_some())
     }
 
-    /// Takes the answer, or gives up waiting for it.
-    fn answer(&self, ticket: u64) -> Option<Answer> {
-        lock(&self.asked).answers.remove(&ticket)?.1
+    /// Takes the reply, or gives up waiting for it.
+    fn answer(&self, ticket: u64) -> Option<Reply> {
+        lock(&self.requests).replies.remove(&ticket)?.1
     }
 
-    /// A memory that peers put to and ask of.
+    /// Memory that peers may access.
     fn served(&self, memory: u64) -> Option<(Arc<Block>, Arc<Mapping>)> {
         let memories = lock(&self.memories);
         let served = memories.get(&memory)?;
@@ -179,22 +179,27 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Listener for Formed {
-    fn told(&self, from: usize, bytes: &[u8]) -> Result<(), String> {
-        let told: Told<'_> = postcard::from_bytes(bytes).map_err(|e| e.to_string())?;
-        let what = || format!("{told:?}");
+    fn receive(&self, from: usize, bytes: &[u8]) -> Result<(), String> {
+        let message: FarMessage<'_> = postcard::from_bytes(bytes).map_err(|e| e.to_string())?;
+        let what = || format!("{message:?}");
         let Some(wire) = &self.signals.pads().0.wire else { return Err(what()) };
         let from = wire.members.iter().position(|&member| member == from);
         let from = from.filter(|&from| wire.is_far(from)).ok_or_else(what)?;
-        self.hear(wire, from, &told).map_err(|Nonsense| what())
+        self.apply(wire, from, &message).map_err(|InvalidMessage| what())
     }
 }
 
 impl Formed {
-    /// What rank `from`, on another host, tells.
-    fn hear(&self, wire: &Wire, from: usize, told: &Told<'_>) -> Result<(), Nonsense> {
-        match told {
-            Told::News(News::Slot { pad, channel, act }) if *pad != GROUP => {
-                // Nobody waits in a pad that is gone.
+    /// Executes a message of rank `from`, on another host.
+    fn apply(
+        &self,
+        wire: &Wire,
+        from: usize,
+        message: &FarMessage<'_>,
+    ) -> Result<(), InvalidMessage> {
+        match message {
+            FarMessage::Pad(PadUpdate::Slot { pad, channel, act }) if *pad != GROUP => {
+                // If the pad is gone, nobody waits for its words.
                 let Some((_, mapping)) = wire.served(*pad) else { return Ok(()) };
                 let ranks = wire.members.len();
                 let word = |owner: usize, source: usize| {
@@ -202,72 +207,74 @@ impl Formed {
                     mapping.pad(owner)?.get(index)
                 };
                 let own = self.signals.rank();
-                let (ours, theirs) = word(own, from).zip(word(from, own)).ok_or(Nonsense)?;
-                self.signals.hear_slot(ours, theirs, *act);
+                let (ours, theirs) = word(own, from).zip(word(from, own)).ok_or(InvalidMessage)?;
+                self.signals.apply_slot(ours, theirs, *act);
                 self.signals.ring_own();
                 Ok(())
             }
-            Told::News(news) => self.signals.hear(from, news),
-            Told::Staged { epoch, at, bytes } => self.hear_staged(from, *epoch, *at, bytes.0),
-            Told::Put { memory, at, unit, bytes: Whole(bytes) } => {
+            FarMessage::Pad(update) => self.signals.apply(from, update),
+            FarMessage::Staged { epoch, at, bytes } => {
+                self.apply_staged(from, *epoch, *at, bytes.0)
+            }
+            FarMessage::Put { memory, at, unit, bytes: RawBytes(bytes) } => {
                 let Some((block, _)) = wire.served(*memory) else { return Ok(()) };
                 if !block.allows(Access::Write) {
                     let why = "the memory is not open there".to_owned();
-                    wire.post(from, &Told::Refused { memory: *memory, why });
+                    wire.post(from, &FarMessage::Refused { memory: *memory, why });
                     return Ok(());
                 }
                 let unit = usize::from(*unit);
-                let to = data_at(&block, *at, bytes.len(), unit).ok_or(Nonsense)?;
-                crate::sync::atomic::fence(Ordering::Release); // a word is found with all that was told before it
+                let to = data_at(&block, *at, bytes.len(), unit).ok_or(InvalidMessage)?;
+                crate::sync::atomic::fence(Ordering::Release); // whoever sees a word sees all earlier messages
                 // SAFETY: within the data of a block that is held here, at a multiple of the unit; in this phase everyone
                 // touches it by such atomics.
                 unsafe { store_units(unit, bytes.as_ptr(), to, bytes.len()) };
                 self.signals.ring_own();
                 Ok(())
             }
-            Told::Ask { ticket, memory, at, unit, ask } => {
+            FarMessage::Request { ticket, memory, at, unit, request } => {
                 let answer = match wire.served(*memory) {
                     Some((block, _)) => {
-                        answer(&block, (*at, wire.most()), usize::from(*unit), *ask)?
+                        answer(&block, (*at, wire.most()), usize::from(*unit), *request)?
                     }
                     None => Err("the memory is gone there".to_owned()),
                 };
-                let answer = answer.as_deref().map(Whole).map_err(Clone::clone);
-                wire.post(from, &Told::Answer { ticket: *ticket, answer });
+                let reply = answer.as_deref().map(RawBytes).map_err(Clone::clone);
+                wire.post(from, &FarMessage::Reply { ticket: *ticket, reply });
                 Ok(())
             }
-            Told::Answer { ticket, answer } => {
-                if let Some((asked, slot)) = lock(&wire.asked).answers.get_mut(ticket) {
-                    if *asked != from || slot.is_some() {
-                        return Err(Nonsense);
+            FarMessage::Reply { ticket, reply } => {
+                if let Some((requests, slot)) = lock(&wire.requests).replies.get_mut(ticket) {
+                    if *requests != from || slot.is_some() {
+                        return Err(InvalidMessage);
                     }
-                    *slot = Some(answer.clone().map(|bytes| bytes.0.to_vec()));
+                    *slot = Some(reply.clone().map(|bytes| bytes.0.to_vec()));
                 }
                 self.signals.ring_own();
                 Ok(())
             }
-            Told::Refused { memory, why } => {
+            FarMessage::Refused { memory, why } => {
                 lock(&wire.refused).entry(*memory).or_insert_with(|| (from, why.clone()));
                 Ok(())
             }
         }
     }
 
-    fn hear_staged(
+    fn apply_staged(
         &self,
         from: usize,
         epoch: u32,
         at: usize,
         bytes: &[u8],
-    ) -> Result<(), Nonsense> {
+    ) -> Result<(), InvalidMessage> {
         let (pads, _) = self.signals.pads();
-        // Else this rank may be reading what would be written.
+        // Otherwise this rank may be reading the bytes that would be overwritten.
         if !self.signals.is_next_of(from, epoch) || at.saturating_add(bytes.len()) > STAGE {
-            return Err(Nonsense);
+            return Err(InvalidMessage);
         }
         let offset = (epoch & 1) as usize * STAGE + at;
         let to = pads.stages.get(from).and_then(|stage| stage.at::<u8>(offset, bytes.len()).ok());
-        let to = to.ok_or(Nonsense)?;
+        let to = to.ok_or(InvalidMessage)?;
         // SAFETY: in the mirror, which nobody reads before the rank's arrival at the epoch has been heard.
         unsafe { to.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Ok(())
@@ -283,62 +290,62 @@ fn data_at(block: &Block, at: usize, bytes: usize, unit: usize) -> Option<*mut u
     bytes.is_multiple_of(unit).then_some(first.as_ptr())
 }
 
-/// Does what a peer asks for.
+/// Executes a peer's request.
 fn answer(
     block: &Block,
     (at, most): (usize, usize),
     unit: usize,
-    ask: Ask,
-) -> std::result::Result<Answer, Nonsense> {
-    let (bytes, access) = match ask {
-        Ask::Read(bytes) => (bytes, Access::Read),
-        Ask::Add(_) | Ask::Swap { .. } => (unit, Access::Write),
+    request: Request,
+) -> std::result::Result<Reply, InvalidMessage> {
+    let (bytes, access) = match request {
+        Request::Read(bytes) => (bytes, Access::Read),
+        Request::Add(_) | Request::Swap { .. } => (unit, Access::Write),
     };
     if !block.allows(access) {
         return Ok(Err("the memory is in another phase there".to_owned()));
     }
     if bytes > most {
-        return Err(Nonsense);
+        return Err(InvalidMessage);
     }
-    let data = data_at(block, at, bytes, unit).ok_or(Nonsense)?;
+    let data = data_at(block, at, bytes, unit).ok_or(InvalidMessage)?;
     let mut found = vec![0; bytes];
-    match (ask, unit) {
-        (Ask::Read(_), _) => {
+    match (request, unit) {
+        (Request::Read(_), _) => {
             // SAFETY: within the data of a block that is held here, at a multiple of the unit; nobody writes it meanwhile, or
             // only by such atomics.
             unsafe { load_units(unit, data, found.as_mut_ptr(), bytes) };
         }
-        (ask, 4) => {
+        (request, 4) => {
             // SAFETY: as above.
             let word = unsafe { AtomicU32::from_ptr(data.cast()) };
-            let before = match ask {
-                Ask::Swap { expected, new } => swapped(word.compare_exchange(
+            let before = match request {
+                Request::Swap { expected, new } => swapped(word.compare_exchange(
                     expected as u32,
                     new as u32,
                     Ordering::AcqRel,
                     Ordering::Acquire,
                 )),
-                Ask::Add(value) => word.fetch_add(value as u32, Ordering::AcqRel),
-                Ask::Read(_) => return Err(Nonsense),
+                Request::Add(value) => word.fetch_add(value as u32, Ordering::AcqRel),
+                Request::Read(_) => return Err(InvalidMessage),
             };
             found.copy_from_slice(&before.to_le_bytes());
         }
-        (ask, 8) => {
+        (request, 8) => {
             // SAFETY: as above.
             let word = unsafe { AtomicU64::from_ptr(data.cast()) };
-            let before = match ask {
-                Ask::Swap { expected, new } => swapped(word.compare_exchange(
+            let before = match request {
+                Request::Swap { expected, new } => swapped(word.compare_exchange(
                     expected,
                     new,
                     Ordering::AcqRel,
                     Ordering::Acquire,
                 )),
-                Ask::Add(value) => word.fetch_add(value, Ordering::AcqRel),
-                Ask::Read(_) => return Err(Nonsense),
+                Request::Add(value) => word.fetch_add(value, Ordering::AcqRel),
+                Request::Read(_) => return Err(InvalidMessage),
             };
             found.copy_from_slice(&before.to_le_bytes());
         }
-        _ => return Err(Nonsense),
+        _ => return Err(InvalidMessage),
     }
     Ok(Ok(found))
 }
@@ -352,7 +359,7 @@ impl Group {
         self.0.health.formed.get()?.signals.pads().0.wire.as_ref()
     }
 
-    /// Lets members on other hosts put to and ask of a memory.
+    /// Lets members on other hosts access this memory.
     pub(crate) fn serve(&self, block: &Arc<Block>, mapping: &Arc<Mapping>) {
         let Some(wire) = self.wire() else { return };
         let mut memories = lock(&wire.memories);
@@ -361,7 +368,7 @@ impl Group {
         memories.insert(mapping.number, served);
     }
 
-    /// Relaxed: hands bytes over to a rank on another host. The next signal or barrier of this rank comes behind them.
+    /// Relaxed: sends bytes to a rank on another host. The next signal or barrier of this rank follows them.
     pub(crate) fn put_far(&self, op: &'static str, target: FarAddress, data: &[u8]) -> Result<()> {
         let Some(wire) = self.wire() else { return Err(self.out_of_reach(target.rank)) };
         self.check_whole(op)?;
@@ -370,14 +377,14 @@ impl Group {
         let FarAddress { rank, memory, at, unit } = target;
         let most = wire.most();
         for (i, bytes) in data.chunks(most).enumerate() {
-            let (unit, bytes) = (unit as u8, Whole(bytes));
-            let told = Told::Put { memory, at: at + i * most, unit, bytes };
-            wire.send(rank, &told, deadline).map_err(|e| self.of_far(op, rank, e))?;
+            let (unit, bytes) = (unit as u8, RawBytes(bytes));
+            let message = FarMessage::Put { memory, at: at + i * most, unit, bytes };
+            wire.send(rank, &message, deadline).map_err(|e| self.of_far(op, rank, e))?;
         }
         Ok(())
     }
 
-    /// Asks a rank on another host, and waits for what it answers: a read, in pieces, into `out`.
+    /// Reads memory of a rank on another host into `out`, in pieces.
     pub(crate) fn get_far(
         &self,
         op: &'static str,
@@ -388,48 +395,53 @@ impl Group {
         let most = self.wire().ok_or_else(|| self.out_of_reach(target.rank))?.most();
         let mut tickets = Vec::new();
         for at in (0..out.len()).step_by(most) {
-            let ask = Ask::Read(most.min(out.len() - at));
+            let request = Request::Read(most.min(out.len() - at));
             let target = FarAddress { at: target.at + at, ..target };
-            tickets.push(self.ask_far(op, target, ask, deadline)?);
+            tickets.push(self.request_far(op, target, request, deadline)?);
         }
         for (ticket, out) in tickets.into_iter().zip(out.chunks_mut(most)) {
-            let answer = self.await_answer(op, target, ticket, deadline)?;
+            let answer = self.await_reply(op, target, ticket, deadline)?;
             if answer.len() != out.len() {
-                return Err(self.bad_answer(op, target.rank, format!("{} bytes", answer.len())));
+                return Err(self.bad_reply(op, target.rank, format!("{} bytes", answer.len())));
             }
             out.copy_from_slice(&answer);
         }
         Ok(())
     }
 
-    /// Changes an integer of a rank on another host; what was there before.
-    pub(crate) fn change_far(&self, op: &'static str, target: FarAddress, ask: Ask) -> Result<u64> {
+    /// Changes an integer of a rank on another host. Returns its previous value.
+    pub(crate) fn change_far(
+        &self,
+        op: &'static str,
+        target: FarAddress,
+        request: Request,
+    ) -> Result<u64> {
         let deadline = self.deadline().start();
-        let ticket = self.ask_far(op, target, ask, deadline)?;
-        let answer = self.await_answer(op, target, ticket, deadline)?;
+        let ticket = self.request_far(op, target, request, deadline)?;
+        let answer = self.await_reply(op, target, ticket, deadline)?;
         let mut bytes = [0; 8];
         let end = bytes.get_mut(..answer.len()).filter(|_| answer.len() == target.unit);
         let Some(end) = end else {
-            return Err(self.bad_answer(op, target.rank, format!("{} bytes", answer.len())));
+            return Err(self.bad_reply(op, target.rank, format!("{} bytes", answer.len())));
         };
         end.copy_from_slice(&answer);
         Ok(u64::from_le_bytes(bytes))
     }
 
-    fn ask_far(
+    fn request_far(
         &self,
         op: &'static str,
         target: FarAddress,
-        ask: Ask,
+        request: Request,
         deadline: Deadline,
     ) -> Result<u64> {
         let Some(wire) = self.wire() else { return Err(self.out_of_reach(target.rank)) };
         self.check_whole(op)?;
         self.check_refused(op, target.memory)?;
-        wire.ask(target, ask, deadline).map_err(|e| self.of_far(op, target.rank, e))
+        wire.request(target, request, deadline).map_err(|e| self.of_far(op, target.rank, e))
     }
 
-    fn await_answer(
+    fn await_reply(
         &self,
         op: &'static str,
         target: FarAddress,
@@ -438,23 +450,23 @@ impl Group {
     ) -> Result<Vec<u8>> {
         let Some(wire) = self.wire() else { return Err(self.out_of_reach(target.rank)) };
         let act = Act { op, peer: target.rank, channel: 0 };
-        let waited = self.await_act(act, deadline, || wire.is_answered(ticket));
+        let waited = self.await_act(act, deadline, || wire.has_reply(ticket));
         let answer = wire.answer(ticket);
         waited?;
         match answer {
             Some(Ok(bytes)) => Ok(bytes),
-            Some(Err(why)) => Err(self.bad_answer(op, target.rank, why)),
-            None => Err(self.bad_answer(op, target.rank, "nothing".to_owned())),
+            Some(Err(why)) => Err(self.bad_reply(op, target.rank, why)),
+            None => Err(self.bad_reply(op, target.rank, "nothing".to_owned())),
         }
     }
 
     /// Fails if a rank has refused what was put to it.
     fn check_refused(&self, op: &'static str, memory: u64) -> Result<()> {
         let refused = self.wire().and_then(|wire| lock(&wire.refused).get(&memory).cloned());
-        refused.map_or(Ok(()), |(rank, why)| Err(self.bad_answer(op, rank, why)))
+        refused.map_or(Ok(()), |(rank, why)| Err(self.bad_reply(op, rank, why)))
     }
 
-    fn bad_answer(&self, op: &'static str, rank: usize, got: String) -> Error {
+    fn bad_reply(&self, op: &'static str, rank: usize, got: String) -> Error {
         let (with, expected) = (format!("rank {rank}"), format!("that it takes part in {op}"));
         Error::Protocol { with, expected, got }
     }

@@ -1,17 +1,17 @@
-//! What else brings messages of ranks of other hosts, besides the mesh's connections.
+//! Transports other than the mesh's own connections that bring messages of ranks on other hosts.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 /// Served by the watcher.
 pub(crate) trait Carrier: Send + Sync {
-    /// Takes in what has come; how much that was.
+    /// Receives what has arrived. Returns how much that was.
     fn serve(&self) -> usize;
 
-    /// Whether a thread that waits has done so since this was asked last.
+    /// Whether a waiting thread has received messages since the last call.
     fn was_visited(&self) -> bool;
 
-    /// Whether one may sleep until the descriptor is readable, but not for long; else there is something to take in.
+    /// Whether the watcher may sleep, briefly, until the descriptor is readable. Otherwise there is something to receive.
     fn may_sleep(&self) -> bool;
 
     fn descriptor(&self) -> BorrowedFd<'_>;
@@ -20,19 +20,19 @@ pub(crate) trait Carrier: Send + Sync {
     fn lost(&self) -> Vec<(usize, String)>;
 }
 
-/// How long the watcher sleeps at most: not everything wakes it.
+/// The longest sleep of the watcher, since not everything wakes it.
 const NAP: Duration = Duration::from_millis(20);
-/// The same while others take in what comes: to be woken by it would only take their time.
+/// The same while other threads receive the messages. Waking the watcher for these would only slow them down.
 const LEFT_ALONE: Duration = Duration::from_millis(1);
 /// How often a carrier is served in a row.
 const ROUNDS: usize = 64;
 
-/// Takes in what has come.
+/// Receives what has arrived.
 pub(super) fn drain(carrier: &dyn Carrier) {
     let _ = (0..ROUNDS).take_while(|_| carrier.serve() > 0).count();
 }
 
-/// Takes in what has come; what to be woken by, and after how long at most.
+/// Receives what has arrived. Returns what to sleep on, and for how long at most.
 pub(super) fn serve(carrier: &dyn Carrier) -> (Option<BorrowedFd<'_>>, Duration) {
     for _ in 0..ROUNDS {
         if carrier.serve() > 0 {

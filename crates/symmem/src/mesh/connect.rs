@@ -1,8 +1,8 @@
-//! Connecting the mesh: every rank listens, publishes where in the store, connects to the ranks below
-//! it and accepts those above. Each end proves the job's token and its user. No step waits without a deadline.
+//! Connecting the mesh: every rank listens, publishes its address in the store, connects to the lower
+//! ranks and accepts the higher ones. Each end proves the job's token and its user. No step waits without a deadline.
 //! With ranks of other hosts it does the same over TCP, in `far.rs`; where there are none, nobody listens there.
 //!
-//! What is found in the store is not trusted: an address leads to a socket in a private directory of this user, or nowhere.
+//! Addresses from the store are not trusted: they are used only if they lead to a socket in a private directory of this user.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -24,11 +24,11 @@ use crate::store::SharedStore;
 use crate::sync::Deadline;
 
 pub(super) const OP: &str = "connect";
-/// How often a rank that does not come is asked whether it still lives.
+/// How often a rank that has not connected is probed.
 const PROBE: Duration = Duration::from_millis(40);
-/// How many are asked at a time, so that large worlds are not busy with asking.
+/// How many ranks are probed at a time, so that probing stays cheap in large worlds.
 const PROBED_AT_ONCE: usize = 16;
-/// How soon a rank whose queue of connections was full is tried again.
+/// How soon this rank connects again to one whose queue of connections was full.
 const RETRY: Duration = Duration::from_millis(2);
 
 /// What a rank needs to find the others.
@@ -56,7 +56,7 @@ pub(crate) fn connect(bootstrap: &Bootstrap) -> Result<Mesh> {
     let published: Published = opened.as_ref().map(address).map_err(Error::to_string);
     records.publish(&published)?;
     let (_, endpoint) = opened?;
-    // Before our socket is closed, for which nobody shall blame us.
+    // Before our socket is closed, so that nobody blames this rank for that.
     let ended = |ended| match ended {
         Ended::Error(error) => error,
         Ended::Verdict(verdict) => records.settle(verdict).error(bootstrap.rank, deadline),
@@ -99,7 +99,7 @@ pub(crate) fn connect(bootstrap: &Bootstrap) -> Result<Mesh> {
             Ok(Mesh { tag: tag(token, key), is_sealed: key.is_some(), ..mesh })
         }
         Err(verdict) => {
-            // Tells everyone why, before our closed connections do; takes the first verdict as ours.
+            // Tells all peers why, before the connections close. The first verdict is also ours.
             let verdict = records.settle(verdict);
             joining.say_goodbye(&verdict);
             Err(verdict.error(bootstrap.rank, deadline))
@@ -107,7 +107,7 @@ pub(crate) fn connect(bootstrap: &Bootstrap) -> Result<Mesh> {
     }
 }
 
-/// What no stranger can guess, where the job has a secret.
+/// A number that nobody else can guess if the job has a secret.
 fn tag(token: u128, key: Option<[u8; 32]>) -> u64 {
     let mut hasher = blake3::Hasher::new_derive_key("symmem 2026 tag of messages between hosts");
     hasher.update(&token.to_le_bytes()).update(&key.unwrap_or_default());
@@ -115,7 +115,7 @@ fn tag(token: u128, key: Option<[u8; 32]>) -> u64 {
     u64::from_le_bytes([a, b, c, d, e, f, g, h])
 }
 
-/// Listens for ranks of other hosts, and finds out where they do. `is_gone` tells of ranks of this host.
+/// Listens for ranks of other hosts, and looks up where they listen. `is_gone` knows about ranks of this host.
 fn listen_to_hosts(
     bootstrap: &Bootstrap,
     records: &Records,
@@ -162,7 +162,7 @@ struct Joining {
     ungreeted: Vec<usize>,
     /// Ranks below us that have our hello.
     greeted: Vec<(usize, OwnedFd)>,
-    /// Whoever has connected to us without a word yet.
+    /// Connections that have sent nothing yet.
     strangers: Vec<OwnedFd>,
     next_probe: Instant,
     probe_from: usize,
@@ -212,7 +212,7 @@ impl Joining {
             .collect()
     }
 
-    /// Connects to the ranks below us. One whose queue is full is tried again later: meanwhile others are heard.
+    /// Connects to the lower ranks. If the queue of one is full, tries again later and serves others meanwhile.
     fn greet(&mut self, deadline: Deadline) -> Result<(), Verdict> {
         for peer in std::mem::take(&mut self.ungreeted) {
             let Some(path) = self.paths.get(peer).and_then(Option::as_ref) else { continue };
@@ -233,7 +233,7 @@ impl Joining {
         Ok(())
     }
 
-    /// What follows from not reaching the socket of `peer`.
+    /// The verdict if the socket of `peer` cannot be reached.
     fn unreachable(&self, peer: usize, e: Errno) -> Verdict {
         if is_our_own(e) {
             return self.lost(self.rank, &format!("socket: {e}"));
@@ -274,7 +274,7 @@ impl Joining {
                 Err(e) if is_our_own(e) => {
                     return Err(self.lost(self.rank, &format!("accept: {e}")));
                 }
-                Err(_) => return Ok(()), // nobody, or nobody any more
+                Err(_) => return Ok(()), // no connection, or one that is closed already
             }
         }
     }
@@ -302,7 +302,7 @@ impl Joining {
         }
     }
 
-    /// Where it fails, all that were greeted are kept: they count on our goodbye.
+    /// If it fails, keeps all connections with a greeting: those peers expect our goodbye.
     fn hear_greeted(&mut self) -> Result<(), Verdict> {
         let mut next = 0;
         while let Some((peer, socket)) = self.greeted.get(next) {
@@ -328,7 +328,7 @@ impl Joining {
         Ok(())
     }
 
-    /// Asks ranks that we wait for whether their sockets still listen.
+    /// Probes the sockets of ranks that this rank waits for: do they still listen?
     fn probe(&mut self) -> Result<(), Verdict> {
         if Instant::now() < self.next_probe {
             return Ok(());
@@ -341,7 +341,7 @@ impl Joining {
             let Some(path) = self.paths.get(peer).and_then(Option::as_ref) else { continue };
             match endpoint::connect(path) {
                 Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
-                // To ask is not worth giving up for.
+                // A failed probe is no reason to give up.
                 Err(e) if is_our_own(e) => {}
                 Err(e) => return Err(self.unreachable(peer, e)),
             }
@@ -353,7 +353,7 @@ impl Joining {
         Verdict::lost(self.rank, peer, how)
     }
 
-    /// Those who have all their connections, by their own account, know of no verdict.
+    /// Ranks that have all their connections do not look for a verdict, so this tells them.
     fn say_goodbye(&self, verdict: &Verdict) {
         let how = format!("it gave up connecting: {}", verdict.how);
         let because_of = verdict.blamed.first().copied();
@@ -367,7 +367,7 @@ impl Joining {
     }
 }
 
-/// Whether a call failed for want of something of this process or machine, and not because of the other end.
+/// Whether a call failed because of this process or machine, and not because of the other end.
 pub(super) fn is_our_own(e: Errno) -> bool {
     matches!(e, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)
 }

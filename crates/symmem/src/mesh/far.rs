@@ -1,5 +1,5 @@
-//! Connecting with ranks of other hosts, over TCP, by the rules of `connect.rs`: this rank calls those below it and is called
-//! by those above. Who calls may be anybody, so connections that have not shown whose they are, are few and short-lived.
+//! Connecting with ranks of other hosts over TCP, as `connect.rs` does within a host: this rank connects to lower ranks and accepts
+//! higher ones. Anybody may connect, so the number and the life of unauthenticated connections are limited.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -17,17 +17,17 @@ use super::stream::{self, Stream};
 use super::{Gone, address};
 use crate::sync::Deadline;
 
-/// How often a rank that does not call is asked whether it still lives.
+/// How often a rank that has not connected is probed.
 const PROBE: Duration = Duration::from_millis(200);
-/// How many are asked at a time.
+/// How many ranks are probed at a time.
 const PROBED_AT_ONCE: usize = 16;
-/// How soon a rank that ended a connection without a word is called again.
+/// How soon this rank connects again to one that closed a connection without a message.
 const RETRY: Duration = Duration::from_millis(20);
-/// How many connections may be there that have not shown whose they are, and how long each has for it. With more, the oldest
-/// go: a rank speaks at once, and calls again.
+/// The most unauthenticated connections, and how long each has to authenticate. If there are more, the oldest are closed: a
+/// real rank sends at once, and connects again.
 const STRANGERS: usize = 64;
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How many connections are taken between two looks at what they say.
+/// How many connections are accepted before those that are there are served.
 const ACCEPTED_AT_ONCE: usize = 32;
 
 pub(super) struct Far {
@@ -36,11 +36,11 @@ pub(super) struct Far {
     /// Where the ranks of other hosts listen; nothing for those of this host.
     addresses: Vec<Option<SocketAddr>>,
     connected: Vec<Option<Stream>>,
-    /// Ranks below us that are to be called, and not before when.
+    /// Lower ranks that this rank has to connect to, and the earliest time for each.
     uncalled: Vec<(usize, Instant)>,
     callers: Vec<Caller>,
     strangers: VecDeque<Stranger>,
-    /// Ranks that are asked whether they live.
+    /// Ranks that are being probed.
     probes: Vec<(usize, OwnedFd)>,
     next_probe: Instant,
     probe_from: usize,
@@ -74,7 +74,7 @@ impl Far {
         self.connected
     }
 
-    /// Does all that can be done without waiting.
+    /// Makes all progress that is possible without waiting.
     pub(super) fn advance(&mut self, deadline: Deadline) -> Result<(), Verdict> {
         self.call()?;
         self.accept()?;
@@ -121,7 +121,7 @@ impl Far {
                 Err(e) if is_our_own(e) => {
                     return Err(self.lost(self.terms.rank, &format!("accept: {e}")));
                 }
-                Err(_) => return Ok(()), // nobody, or nobody any more
+                Err(_) => return Ok(()), // no connection, or one that is closed already
             }
         }
         Ok(())
@@ -146,7 +146,7 @@ impl Far {
         }
     }
 
-    /// Where it fails, all that were called are kept: those that know us count on our goodbye.
+    /// If it fails, keeps all its connections: peers that know this rank expect its goodbye.
     fn hear_called(&mut self, deadline: Deadline) -> Result<(), Verdict> {
         let mut next = 0;
         while let Some(caller) = self.callers.get_mut(next) {
@@ -170,7 +170,7 @@ impl Far {
         Ok(())
     }
 
-    /// Asks ranks that shall call us whether they still listen.
+    /// Probes ranks that have to connect to this one: do they still listen?
     fn probe(&mut self) -> Result<(), Verdict> {
         for (peer, socket) in std::mem::take(&mut self.probes) {
             match connected(&socket) {
@@ -192,7 +192,7 @@ impl Far {
             let Some(Some(address)) = self.addresses.get(peer) else { continue };
             match begin(*address) {
                 Ok(socket) => self.probes.push((peer, socket)),
-                // To ask is not worth giving up for.
+                // A failed probe is no reason to give up.
                 Err(e) if is_our_own(e) => {}
                 Err(e) => return Err(self.unreachable(peer, e)),
             }
@@ -200,7 +200,7 @@ impl Far {
         Ok(())
     }
 
-    /// What follows from not reaching `peer`.
+    /// The verdict if `peer` cannot be reached.
     fn unreachable(&self, peer: usize, e: Errno) -> Verdict {
         // No port of our own is left, or no address of that family.
         if is_our_own(e) || e == Errno::ADDRNOTAVAIL {
@@ -231,7 +231,7 @@ impl Far {
         }
     }
 
-    /// Tells those who know this rank that it gives up: to whom it has said hello, that may already count on it.
+    /// Tells all peers to which it has sent its hello that this rank gives up. They may count it as connected.
     pub(super) fn say_goodbye(&self, gone: &Gone) {
         let greeted = self.callers.iter().filter(|caller| caller.has_greeted());
         let told = || self.connected.iter().flatten().chain(greeted.clone().map(|c| &c.stream));

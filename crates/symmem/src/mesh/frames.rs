@@ -1,16 +1,16 @@
-//! Frames: pieces of a byte stream, each behind its length.
+//! Frames: pieces of a byte stream, each after its length.
 //!
-//! The bytes may come from anybody. A length is believed only up to a bound, and memory is taken for bytes that have come,
-//! never for those that a length announces.
+//! Anybody may send the bytes. Lengths are limited, and memory is allocated for bytes that have arrived, never for an announced
+//! length.
 
 use std::ops::Range;
 
-/// The bytes of a length.
+/// Bytes of a length field.
 const HEADER: usize = size_of::<u16>();
 
-/// What has come of a stream, and how long its frames may be.
+/// The received bytes of a stream, and the longest frame that is allowed.
 pub(super) struct Frames {
-    /// Of which those in `filled` have come and were not taken.
+    /// The bytes in `filled` have been received and not been taken.
     bytes: Vec<u8>,
     filled: Range<usize>,
     longest: usize,
@@ -21,25 +21,25 @@ impl Frames {
         Self { bytes: vec![0; HEADER + longest], filled: 0..0, longest }
     }
 
-    /// From here on, frames may be this long, and several are taken in at once.
+    /// From here on, frames may be this long, and several are received at once.
     pub(super) fn allow(&mut self, longest: usize) {
         self.bytes.resize(2 * (HEADER + longest), 0);
         self.longest = longest;
     }
 
-    /// Where the next bytes go; never nothing after [`Frames::next`] had no frame.
+    /// Where to put the next bytes. Not empty after [`Frames::next`] has returned no frame.
     pub(super) fn space(&mut self) -> &mut [u8] {
         self.bytes.copy_within(self.filled.clone(), 0);
         self.filled = 0..self.filled.len();
         self.bytes.get_mut(self.filled.end..).unwrap_or_default()
     }
 
-    /// So many have come there.
+    /// This many bytes were put there.
     pub(super) fn fill(&mut self, bytes: usize) {
         self.filled.end = (self.filled.end + bytes).min(self.bytes.len());
     }
 
-    /// Whether [`Frames::next`] has something to say.
+    /// Whether [`Frames::next`] would return a frame or an error.
     pub(super) fn has_next(&self) -> bool {
         let filled = self.bytes.get(self.filled.clone()).unwrap_or_default();
         filled.first_chunk::<HEADER>().is_some_and(|header| {
@@ -48,7 +48,7 @@ impl Frames {
         })
     }
 
-    /// The next frame, if it has come whole; an error if it can be none of ours.
+    /// The next complete frame; an error if no rank sends such a frame.
     pub(super) fn next(&mut self) -> Option<Result<&[u8], String>> {
         let filled = self.bytes.get(self.filled.clone())?;
         let header = filled.first_chunk::<HEADER>()?;
@@ -62,13 +62,13 @@ impl Frames {
     }
 }
 
-/// The length that goes before a frame of these parts; `None` if no length can say it.
+/// The length field of a frame of these parts; `None` if the frame is too long for it.
 pub(super) fn length(parts: &[&[u8]]) -> Option<[u8; HEADER]> {
     let len: usize = parts.iter().map(|part| part.len()).sum();
     u16::try_from(len).ok().filter(|&len| len > 0).map(u16::to_le_bytes)
 }
 
-/// Appends a frame of these parts with its length to `bytes`; false, and nothing is appended, if no length can say it.
+/// Appends a frame of these parts to `bytes`. If it is too long for a length field, appends nothing and returns false.
 pub(super) fn append(bytes: &mut Vec<u8>, parts: &[&[u8]]) -> bool {
     let Some(length) = length(parts) else { return false };
     bytes.extend_from_slice(&length);

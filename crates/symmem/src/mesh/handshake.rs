@@ -5,13 +5,13 @@
 //!  opening: mark, own rank, rank that is meant,
 //!           proof of the secret if there is one  ─────►
 //!                                               ◄───── its proof, if there is a secret
-//!                     from here on, packets are sealed if there is a secret
+//!                     from here on, packets are encrypted if there is a secret
 //!  Hello: token, own rank                       ─────►
 //!                                               ◄───── Welcome: token, own rank
 //! ```
 //!
-//! Whoever calls may be anybody. Until a valid Hello it gets nothing, its frames are short, and it changes nothing. A Hello
-//! that is sealed shows that its sender knows the secret now, and not only what another connection said.
+//! Anybody may connect. Until its Hello is valid, a connection gets no answer, its frames must be short, and it changes nothing. An
+//! encrypted Hello proves that its sender knows the secret and is not replaying another connection.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
@@ -26,14 +26,14 @@ use super::socket::{Packet, Received};
 use super::stream::Stream;
 use crate::sync::Deadline;
 
-/// What an opening begins with: no other program says it by chance.
+/// The first bytes of an opening, which no other program sends by chance.
 const MARK: [u8; 8] = *b"symmem 1";
 
-/// What this rank shows, and expects.
+/// What this rank presents, and expects of its peers.
 pub(super) struct Terms {
     pub(super) rank: usize,
     pub(super) token: u128,
-    /// With which ranks prove that they know the job's secret, if there is one.
+    /// The key derived from the job's secret, if there is one.
     pub(super) key: Option<[u8; 32]>,
 }
 
@@ -46,17 +46,17 @@ impl Terms {
 const NO_PROOF: &str =
     "it did not prove that it knows the secret of SYMMEM_SECRET or SYMMEM_SECRET_FILE";
 
-/// How far a connection has come.
+/// The state of a connection.
 pub(super) enum Progress {
     Waiting,
-    /// It stands, with this rank.
+    /// It is established, with this rank.
     Done(usize),
-    /// It ended; another attempt may succeed.
+    /// It was closed; another attempt may succeed.
     Ended,
-    /// It can never be, and which error of the connection, or which words of the other end, say so.
+    /// It cannot be established, because of this error or this answer of the peer.
     Failed(Errno),
     Refused(String),
-    /// The other end gives up, and so this.
+    /// The peer gives up, and so does this rank.
     Bye(Gone),
 }
 
@@ -65,7 +65,7 @@ fn opening(from: usize, to: usize, proof: &[u8]) -> Vec<u8> {
     [&MARK[..], &numbers.concat(), proof].concat()
 }
 
-/// Who calls whom, by an opening, and the proof behind it.
+/// The caller, the called rank and the proof in an opening.
 fn read_opening(frame: &[u8]) -> Option<(usize, usize, &[u8])> {
     let (from, rest) = frame.strip_prefix(&MARK)?.split_first_chunk::<4>()?;
     let (to, proof) = rest.split_first_chunk::<4>()?;
@@ -82,13 +82,13 @@ pub(super) fn fuzz_opening(frame: &[u8]) {
     }
 }
 
-/// A connection that this rank makes to one below it.
+/// A connection that this rank makes to a lower one.
 pub(super) struct Caller {
     pub(super) peer: usize,
     pub(super) stream: Stream,
     stands: bool,
     has_greeted: bool,
-    /// What the peer has to answer before anything else.
+    /// The proof that the peer has to answer first.
     proof: Option<Proof>,
 }
 
@@ -138,7 +138,7 @@ impl Caller {
                 Progress::Done(rank)
             }
             Received::Packet(Packet::Bye(gone), _) => Progress::Bye(gone),
-            // It may have had too many connections.
+            // It may have too many connections.
             Received::End => Progress::Ended,
             Received::Silence => Progress::Failed(Errno::TIMEDOUT),
             Received::Packet(..) | Received::Garbage(_) => {
@@ -149,7 +149,8 @@ impl Caller {
 }
 
 impl Caller {
-    /// Says who calls whom; with a secret the rest follows when that is proved. False if the connection has ended.
+    /// Sends the opening. With a secret, the rest follows once the peer has proved that it knows the secret. False if the
+    /// connection was closed.
     fn open(&mut self, terms: &Terms, deadline: Deadline) -> bool {
         let Some(bond) = terms.bond(terms.rank, self.peer) else {
             return self.stream.send_open(&opening(terms.rank, self.peer, &[]))
@@ -166,24 +167,24 @@ impl Caller {
         self.has_greeted
     }
 
-    /// Whether the peer may count this rank among those it is connected with.
+    /// Whether the peer may count this rank as connected.
     pub(super) fn has_greeted(&self) -> bool {
         self.has_greeted
     }
 }
 
-/// Whether a connection that was begun stands, once that is decided.
+/// Whether a non-blocking `connect` has succeeded, once it has completed.
 pub(super) fn connected(socket: impl AsFd) -> Option<Result<(), Errno>> {
     let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
     let decided = poll(&mut [PollFd::new(&socket, PollFlags::OUT)], Some(&now));
     (decided == Ok(1)).then(|| sockopt::socket_error(&socket).and_then(|error| error))
 }
 
-/// A connection that somebody makes to this rank.
+/// A connection to this rank that is not authenticated yet.
 pub(super) struct Stranger {
     pub(super) stream: Stream,
     pub(super) since: Instant,
-    /// Who it says that it is.
+    /// The rank that it claims to be.
     rank: Option<usize>,
 }
 
@@ -235,7 +236,7 @@ impl Stranger {
 }
 
 impl Stranger {
-    /// Answers a caller's proof by our own; false if it is none.
+    /// Answers a caller's proof with our own. False if the proof is invalid.
     fn answer(&self, bond: Option<Bond<'_>>, proof: &[u8]) -> bool {
         let Some(bond) = bond else { return proof.is_empty() };
         let Some((keys, message)) = bond.answer(proof) else { return false };
@@ -259,8 +260,8 @@ mod tests {
         assert_eq!(read_opening(&[b"symmem 2", &said[8..]].concat()), None);
     }
 
-    /// What two ranks come to that call each other, rank 1 and rank 0, with these keys.
-    fn met(caller: Option<[u8; 32]>, called: Option<[u8; 32]>) -> (Progress, Progress) {
+    /// The outcome on both sides if rank 1 connects to rank 0 with these keys.
+    fn outcome(caller: Option<[u8; 32]>, called: Option<[u8; 32]>) -> (Progress, Progress) {
         let terms = |rank, key| Terms { rank, token: 9, key };
         let (caller_terms, called_terms) = (terms(1, caller), terms(0, called));
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -286,9 +287,9 @@ mod tests {
     }
 
     #[test]
-    fn ranks_meet_with_the_same_secret_or_none() {
+    fn ranks_connect_with_the_same_secret_or_none() {
         for key in [None, Some([7; 32])] {
-            assert!(matches!(met(key, key), (Progress::Done(0), _)));
+            assert!(matches!(outcome(key, key), (Progress::Done(0), _)));
         }
     }
 
@@ -297,7 +298,7 @@ mod tests {
         let keys = [None, Some([7; 32]), Some([8; 32])];
         for (caller, called) in keys.iter().flat_map(|a| keys.map(|b| (*a, b))) {
             if caller != called {
-                let (caller, called) = met(caller, called);
+                let (caller, called) = outcome(caller, called);
                 assert!(matches!(caller, Progress::Ended | Progress::Refused(_)));
                 let Progress::Refused(why) = called else { panic!("not refused") };
                 assert!(why.contains("SYMMEM_SECRET_FILE") && why.contains("rank 1"), "{why}");

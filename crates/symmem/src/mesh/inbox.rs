@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::wire::{Listener, Listeners};
+use super::group_messages::{Listener, Listeners};
 use super::{PeerObserver, Phase, Scope, Subject};
 use crate::memory::Exported;
 use crate::sync::{Deadline, Expiry};
@@ -24,13 +24,13 @@ impl Message {
     }
 }
 
-/// How a peer went.
+/// How a peer went away.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Gone {
     /// It said goodbye; otherwise it was lost, and every group it belonged to is broken.
     pub(crate) left: bool,
     pub(crate) how: String,
-    /// The lost rank because of which it went: the one to blame, should we not have noticed ourselves yet.
+    /// The lost rank because of which it went. That one is to blame, even if we have not noticed its loss yet.
     pub(crate) because_of: Option<usize>,
 }
 
@@ -61,8 +61,8 @@ pub(crate) enum Shortfall {
     },
 }
 
-/// How many groups that are gone are remembered. A message to one that is forgotten would be kept: it would have to come
-/// from a peer that is so many groups behind.
+/// How many closed groups are remembered. A message to a forgotten one would be kept for ever, but only a peer that is this
+/// many groups behind can send one.
 const REMEMBERED: usize = 4096;
 
 #[derive(Default)]
@@ -70,7 +70,7 @@ struct State {
     /// The rank whose inbox it is.
     own: usize,
     messages: HashMap<Subject, HashMap<(Phase, usize), Message>>,
-    /// How many messages somebody waits for: waking is dear, and only the last one matters.
+    /// How many messages a thread waits for. Waking it is expensive, so only the last one does.
     awaited: HashMap<(Subject, Phase), usize>,
     /// How many conversations of each scope this rank has begun.
     begun: HashMap<Scope, u64>,
@@ -81,7 +81,7 @@ struct State {
     /// Conversations in which a rank said that it cannot take part, and in which order that was.
     declined: HashMap<Subject, (usize, Gone)>,
     declined_last: VecDeque<Subject>,
-    /// In the order in which we learnt it: what comes first is the cause of what follows.
+    /// In the order in which this rank learnt of it: the first is the cause of the others.
     gone: Vec<(usize, Gone)>,
     observers: Vec<Weak<dyn PeerObserver>>,
 }
@@ -98,15 +98,20 @@ impl Inbox {
         Self { state: Mutex::new(State { own, ..State::default() }), ..Self::default() }
     }
 
-    /// Tells a group what rank `from` of another host has for it. An error says why that rank is none of this job.
-    pub(crate) fn tell(&self, from: usize, group: u128, bytes: &[u8]) -> Result<(), String> {
+    /// Delivers a message of rank `from`, on another host, to a group. An error says what is wrong with the message.
+    pub(crate) fn deliver_to_group(
+        &self,
+        from: usize,
+        group: u128,
+        bytes: &[u8],
+    ) -> Result<(), String> {
         let found = self.listeners().find(from, group, bytes)?;
-        found.map_or(Ok(()), |listener| listener.told(from, bytes))
+        found.map_or(Ok(()), |listener| listener.receive(from, bytes))
     }
 
-    /// From here on, `listener` is told what ranks of other hosts have for the group.
+    /// From here on, `listener` gets the messages that ranks of other hosts send to the group.
     pub(crate) fn listen(&self, group: u128, listener: &Arc<dyn Listener>) {
-        let mut listeners = self.listeners(); // until all that came before has been told
+        let mut listeners = self.listeners(); // held until all earlier messages are delivered
         for (from, why) in listeners.listen(group, listener) {
             self.mark_gone(from, Gone::lost(format!("it sent garbage, {why}")));
         }
@@ -189,7 +194,7 @@ impl Inbox {
         subject
     }
 
-    /// Ends a conversation: what has come and what may still come for it is dropped.
+    /// Ends a conversation. Drops its messages, also those that arrive later.
     pub(crate) fn close(&self, subject: &Subject) {
         let mut state = self.lock();
         state.messages.remove(subject);
@@ -197,7 +202,7 @@ impl Inbox {
         state.declined.remove(subject);
     }
 
-    /// No conversation of a scope will begin any more: drops what came for such, and what may still come.
+    /// No conversation of a scope will begin any more. Drops messages for such conversations, also those that arrive later.
     pub(crate) fn begin_no_more(&self, scope: &Scope) {
         let mut state = self.lock();
         let State { messages, open, begun, .. } = &mut *state;
@@ -205,7 +210,7 @@ impl Inbox {
         begun.insert(scope.clone(), u64::MAX);
     }
 
-    /// Drops all that belongs to a scope, now and later.
+    /// Drops all messages of a scope, now and later.
     pub(crate) fn close_scope(&self, scope: &Scope) {
         let mut state = self.lock();
         state.messages.retain(|subject, _| subject.scope != *scope);
@@ -224,8 +229,7 @@ impl Inbox {
 
     /// Waits for a message from each of `from`, and takes them in that order.
     ///
-    /// A lost peer ends the wait, unless all that was waited for has come; so does `is_over`, which is asked ten times a
-    /// second.
+    /// A lost peer ends the wait, unless all messages have arrived. So does `is_over`, which is polled ten times a second.
     pub(crate) fn collect(
         &self,
         subject: &Subject,
@@ -283,7 +287,7 @@ impl State {
         begun && !self.open.contains(subject)
     }
 
-    /// Notes that a conversation will never be held. What has come for it goes, memory included: this rank may never ask.
+    /// Notes that a conversation will never take place. Drops its messages and their memory, since this rank may never ask for them.
     fn decline(&mut self, subject: &Subject, from: usize, gone: Gone) {
         self.messages.remove(subject);
         self.declined.insert(subject.clone(), (from, gone));
@@ -295,9 +299,9 @@ impl State {
         }
     }
 
-    /// Puts a message in its place; whether whoever waits should look.
+    /// Stores a message. Returns whether to wake the waiting thread.
     fn take_in(&mut self, from: usize, subject: Subject, phase: Phase, message: Message) -> bool {
-        // It may tell of a group of the same name with other members, for which nobody waits by its subject.
+        // It may show that a group of the same name has other members. No thread waits for that subject.
         let forming = matches!(subject.scope, Scope::Forming { .. });
         let left = self.awaited.get_mut(&(subject.clone(), phase));
         let again =
@@ -316,7 +320,7 @@ impl State {
         }
         tracing::debug!(rank, how = gone.how, "peer gone");
         if !gone.left {
-            // A group that it is in will never be; one that this rank has not begun to form may never be asked for.
+            // No group with it can form any more. This rank may never ask for a group that it has not begun to form.
             let open = &self.open;
             self.messages.retain(|subject, _| match &subject.scope {
                 Scope::Forming { members, .. } => {
@@ -329,15 +333,15 @@ impl State {
         self.gone.push((rank, gone));
     }
 
-    /// Whoever goes because of another's loss may be faster to tell than that loss itself. A rank that went because it waited
-    /// too long for us is the one that is missing here.
+    /// The goodbye of a rank that goes because of another's loss may arrive before that loss is noticed here. If a rank went because
+    /// it waited too long for us, it is itself the missing one.
     fn mark_cause(&mut self, rank: usize, gone: &Gone) {
         if let Some(lost) = gone.because_of.filter(|lost| ![rank, self.own].contains(lost)) {
             self.mark_gone(lost, Gone::lost(format!("noticed by rank {rank}")));
         }
     }
 
-    /// All observers learn of all losses in the same order, since they are told under the lock.
+    /// Notifies the observers, under the lock, so that all of them see all losses in the same order.
     fn tell(&mut self, rank: usize, gone: &Gone, subject: Option<&Subject>) {
         self.observers.retain(|observer| {
             let living = observer.upgrade();
@@ -359,7 +363,7 @@ impl State {
 }
 
 impl State {
-    /// A peer has told us that another one forms a group of our group's name with other members.
+    /// A peer has reported that another one forms a group of this name with other members.
     fn told_of_conflict(&self, ours: &Subject) -> Option<Shortfall> {
         let messages = self.messages.get(ours)?.iter();
         let (_, told) = messages.into_iter().find(|((phase, _), _)| *phase == Phase::Conflict)?;

@@ -1,7 +1,7 @@
 //! The mesh: one connection between every two ranks, open as long as the world.
 //!
-//! It carries messages (what the ranks of a group tell each other in a rendezvous, and memory), and it is
-//! the liveness line: a closed connection is a dead peer. Between processes of one host a connection is a Unix
+//! It carries messages (of a rendezvous, for example) with descriptors of memory, and it shows liveness: a
+//! closed connection means a dead peer. Between processes of one host a connection is a Unix
 //! socket; between hosts, a TCP stream, which carries no memory; between threads of one process, the peer's inbox itself.
 
 mod address;
@@ -12,6 +12,7 @@ mod far;
 mod frames;
 #[cfg(fuzzing)]
 pub mod fuzzing;
+mod group_messages;
 mod handshake;
 mod host;
 mod inbox;
@@ -21,7 +22,6 @@ mod secret;
 mod socket;
 mod stream;
 mod watcher;
-mod wire;
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -32,11 +32,11 @@ use serde::{Deserialize, Serialize};
 pub use address::between_hosts;
 pub(crate) use carrier::Carrier;
 pub(crate) use connect::{Bootstrap, connect};
+pub(crate) use group_messages::{FarConnection, Listener, MOST};
 pub use host::identity as host_identity;
 pub(crate) use inbox::{Gone, Inbox, Message, Shortfall};
 pub(crate) use interfaces::name_of as interface_of;
 pub(crate) use records::Ballot;
-pub(crate) use wire::{FarLine, Listener, MOST};
 
 use crate::error::{Error, Result};
 use crate::memory::Exported;
@@ -46,7 +46,7 @@ use socket::Packet;
 use stream::Stream;
 use watcher::{Line, Peers, Watcher};
 
-/// Who speaks: a group that is being formed, known by its name and members, or one that stands.
+/// The group that a message belongs to: one that is being formed, with its name and members, or an existing one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Scope {
     Forming { name: String, members: Vec<usize> },
@@ -63,17 +63,17 @@ pub(crate) struct Subject {
 /// Where a message belongs within a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Phase {
-    /// What each rank brings.
+    /// The proposal of each rank.
     Proposal,
-    /// Whether each rank could do its part.
+    /// Whether each rank has succeeded.
     Outcome,
-    /// A rank cannot take part in the group, of which all others are told.
+    /// A rank cannot take part in the group.
     Notice,
-    /// A rank has found that another one forms a group of this name with other members: which one, and those.
+    /// A rank has found that another one forms a group of this name with other members: that rank, and those members.
     Conflict,
 }
 
-/// Told of every peer that goes, while the inbox is locked: it must not ask the inbox back.
+/// FarMessage of every peer that goes, while the inbox is locked: it must not ask the inbox back.
 pub(crate) trait PeerObserver: Send + Sync {
     /// From everything, or from `subject` alone.
     fn gone(&self, world_rank: usize, gone: &Gone, subject: Option<&Subject>);
@@ -95,7 +95,7 @@ pub(crate) struct Mesh {
     hosts: Hosts,
     inbox: Arc<Inbox>,
     watcher: Mutex<Option<Watcher>>,
-    /// What messages of this world's ranks have that go other ways between hosts, and those of strangers have not.
+    /// Identifies messages of this world's ranks on other transports between hosts.
     tag: u64,
     /// Whether connections between hosts are encrypted.
     is_sealed: bool,
@@ -177,13 +177,13 @@ impl Mesh {
         self.hosts.are_together(self.rank, rank)
     }
 
-    /// The way to a rank of another host.
-    pub(crate) fn far_line(&self, rank: usize) -> Option<FarLine> {
+    /// The connection to a rank of another host.
+    pub(crate) fn far_connection(&self, rank: usize) -> Option<FarConnection> {
         let Some(Link::Stream(stream)) = self.links.get(rank) else { return None };
-        Some(FarLine { rank, stream: Arc::clone(stream), peers: self.peers()? })
+        Some(FarConnection { rank, stream: Arc::clone(stream), peers: self.peers()? })
     }
 
-    /// The address of this host by which a rank of another one is reached.
+    /// The address of this host on the connections to other hosts.
     pub(crate) fn address_between_hosts(&self) -> Option<IpAddr> {
         let stream = self.links.iter().find_map(|link| match link {
             Link::Stream(stream) => Some(stream),
@@ -197,17 +197,17 @@ impl Mesh {
         self.tag
     }
 
-    /// Whether the job has a secret, and what its hosts say to each other is encrypted.
+    /// Whether the job has a secret, so that messages between hosts are encrypted.
     pub(crate) fn is_sealed(&self) -> bool {
         self.is_sealed
     }
 
-    /// Who is told what ranks of other hosts have for their groups.
+    /// Where messages of ranks of other hosts to their groups are delivered.
     pub(crate) fn listeners(&self) -> Arc<Inbox> {
         Arc::clone(&self.inbox)
     }
 
-    /// From here on, the watcher also looks after this.
+    /// From here on, the watcher also serves this.
     pub(crate) fn carry(&self, carrier: Option<Arc<dyn Carrier>>) {
         if let Some(peers) = self.peers() {
             peers.carry(carrier);
@@ -224,12 +224,12 @@ impl Mesh {
         !self.links.iter().any(|l| matches!(l, Link::Socket(_) | Link::Stream(_)))
     }
 
-    /// Has `observer` told of every loss from now on, and of those already known.
+    /// Notifies `observer` of every loss from now on, and of those already known.
     pub(crate) fn watch(&self, observer: Weak<dyn PeerObserver>) {
         self.inbox.watch(observer);
     }
 
-    /// Sends a message. A peer that is gone is not an error here: whoever waits for its answer finds out.
+    /// Sends a message. It is not an error if the peer is gone: the wait for its answer fails.
     pub(crate) fn send(
         &self,
         to: usize,
@@ -275,8 +275,8 @@ impl Mesh {
         }
     }
 
-    /// Waits for a message from each of `from`: see [`Inbox::collect`]. What has come by the end of the deadline counts, be it in
-    /// the inbox or still in the socket.
+    /// Waits for a message from each of `from`: see [`Inbox::collect`]. Messages that have arrived by the deadline count, even if
+    /// they are still in the socket.
     pub(crate) fn collect(
         &self,
         subject: &Subject,
@@ -306,10 +306,9 @@ impl Mesh {
 
     /// Says goodbye to all peers: from here on they count this rank as gone.
     ///
-    /// Because of the first loss, or else of the one that the caller blames.
+    /// The goodbye blames the first loss, or else the rank that the caller blames.
     pub(crate) fn leave(&self, how: &str, blamed: Option<usize>) {
-        // Nobody watches any more: that peers end their connections to us is no loss. The thread holds the other half
-        // of the descriptors.
+        // From here on, peers that close their connections are not losses. The thread holds the other half of the descriptors.
         let watcher = self.watcher.lock().unwrap_or_else(PoisonError::into_inner).take();
         if self.process != std::process::id() {
             // The rank is the process that this one was forked from, with its connections and its thread.

@@ -1,5 +1,5 @@
-//! What the ranks of a world tell each other through the store while they connect: where each can be reached, what the token
-//! is made from, and why they gave up. With a secret of the job, nobody else can write any of it.
+//! What the ranks of a world write to the store while they connect: their addresses, what the token is made from, and why they
+//! gave up. If the job has a secret, nobody else can write valid records.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -13,11 +13,11 @@ use crate::error::{Error, Result};
 use crate::store::{Seal, SharedStore};
 use crate::sync::{Deadline, Expiry};
 
-/// How long a rank waits for the others before it looks whether one of them has given up.
+/// How often a waiting rank checks whether another one has given up.
 const SLICE: Duration = Duration::from_millis(200);
 const VERDICT: &str = "verdict";
 
-/// What a rank publishes of itself.
+/// The address that a rank publishes.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Address {
     pub(super) host: String,
@@ -26,16 +26,16 @@ pub(super) struct Address {
     pub(super) has_secret: bool,
 }
 
-/// Or why it cannot be reached.
+/// An address, or why the rank cannot be reached.
 pub(super) type Published = Result<Address, String>;
 
 /// Where a rank listens for ranks of other hosts, or why it does not.
 pub(super) type Listening = Result<SocketAddr, String>;
 
-/// Why the job could not be connected; the first verdict, found in the store, is everyone's.
+/// Why the ranks could not be connected. The first verdict in the store holds for all.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Verdict {
-    /// Whose it is.
+    /// The rank that wrote it.
     pub(super) by: usize,
     /// Never empty.
     pub(super) blamed: Vec<usize>,
@@ -49,7 +49,7 @@ impl Verdict {
         Self { by, blamed: vec![peer], how: how.to_owned(), timed_out: false }
     }
 
-    /// What this rank, `rank`, is told.
+    /// The error of this rank, `rank`.
     pub(super) fn error(self, rank: usize, deadline: Deadline) -> Error {
         let Self { by, mut blamed, how, timed_out } = self;
         if blamed == [rank] {
@@ -86,17 +86,17 @@ impl From<Error> for Ended {
     }
 }
 
-/// What has not been found in the store, by its place among the keys.
+/// The keys that were not found in the store, by their index.
 struct Awaited<'a> {
     keys: Vec<usize>,
-    /// The rank whose task it is to write each.
+    /// The rank that has to write each key.
     owners: &'a [usize],
     /// When the store said so.
     seen: Option<Instant>,
 }
 
 impl Awaited<'_> {
-    /// The ranks whose task it is to write what has not been found.
+    /// The ranks that have to write the missing keys.
     fn missed(&self) -> Vec<usize> {
         let mut owners: Vec<usize> =
             self.keys.iter().filter_map(|&at| self.owners.get(at).copied()).collect();
@@ -193,7 +193,7 @@ impl Records {
         })
     }
 
-    /// Says where this rank is, and from what the token is made if that is its task.
+    /// Publishes this rank's address, and on the rank that makes it, what the token is made from.
     pub(super) fn publish(&self, published: &Published) -> Result<()> {
         if self.rank == 0 {
             self.set("token", &endpoint::random()?)?;
@@ -201,7 +201,7 @@ impl Records {
         self.set(&address_name(self.rank), published)
     }
 
-    /// Says where this rank listens for ranks of other hosts.
+    /// Publishes where this rank listens for ranks of other hosts.
     pub(super) fn publish_listening(&self, listening: &Listening) -> Result<()> {
         self.set(&listening_name(self.rank), listening)
     }
@@ -233,7 +233,7 @@ impl Records {
         self.seal.has_secret()
     }
 
-    /// With which ranks of several hosts prove that they know the job's secret.
+    /// The key with which ranks of different hosts prove that they know the job's secret.
     pub(super) fn key_between_hosts(&self) -> Option<[u8; 32]> {
         self.seal.derive("symmem 2026 connections between hosts of a job")
     }
@@ -293,7 +293,7 @@ impl Records {
         }
     }
 
-    /// Goes on if there is time, and nobody has given up.
+    /// Fails if the deadline has passed, or another rank has given up.
     fn look_around(&self, keys: &[&str], awaited: &mut Awaited<'_>) -> Result<(), Ended> {
         if let Some(verdict) = self.verdict()? {
             return Err(Ended::Verdict(verdict));
@@ -345,7 +345,7 @@ impl Records {
     }
 }
 
-/// What ranks of several hosts decide by the store: the first who asks decides, for all.
+/// Decisions that ranks of several hosts make through the store: the first rank that proposes an answer decides for all.
 pub(crate) struct Ballot {
     store: SharedStore,
     seal: Seal,
@@ -383,7 +383,7 @@ fn listening_name(rank: usize) -> String {
     format!("listening/{rank}")
 }
 
-/// What tells the jobs of a user apart, known to all ranks and not to be changed by others: the port of the store.
+/// What distinguishes the jobs of a user: the port of the store. All ranks know it, and nobody else can change it.
 fn job(store: &str) -> String {
     let digits = |text: &str| text.chars().take_while(char::is_ascii_digit).collect::<String>();
     store.rsplit_once(':').map(|(_, port)| digits(port)).unwrap_or_default()

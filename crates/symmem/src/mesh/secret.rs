@@ -1,5 +1,5 @@
-//! How both ends of a connection between hosts prove that they know the job's secret, and what seals their packets after it:
-//! Noise `NNpsk0`, bound to the job's token and to who calls whom. Nothing that was recorded helps in another connection.
+//! Authentication and encryption of a connection between hosts, by the job's secret: Noise `NNpsk0`, bound to the job's token and to
+//! the two ranks. A recorded connection cannot be replayed.
 
 use snow::params::NoiseParams;
 use snow::{Builder, HandshakeState, StatelessTransportState};
@@ -7,16 +7,16 @@ use snow::{Builder, HandshakeState, StatelessTransportState};
 use super::stream::SEAL;
 
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
-/// The bytes of each of the two messages: a key of the moment, and the seal of nothing.
+/// The bytes of each of the two messages: an ephemeral key, and the authentication tag of an empty payload.
 pub(super) const MESSAGE: usize = 32 + SEAL;
 
 /// What the ends must agree on.
 #[derive(Clone, Copy)]
 pub(super) struct Bond<'a> {
-    /// The job's secret, as its connections use it.
+    /// The key derived from the job's secret for its connections.
     pub(super) key: &'a [u8; 32],
     pub(super) token: u128,
-    /// The ranks: who calls, and who is called.
+    /// The calling rank, and the called one.
     pub(super) from: usize,
     pub(super) to: usize,
 }
@@ -33,14 +33,14 @@ impl Bond<'_> {
         build(builder).ok()
     }
 
-    /// The caller's message, and what reads the answer.
+    /// The caller's message, and the state that reads the answer.
     pub(super) fn call(self) -> Option<(Proof, Vec<u8>)> {
         let mut state = self.begin(|builder| builder.build_initiator())?;
         let message = write(&mut state)?;
         Some((Proof(Box::new(state)), message))
     }
 
-    /// The answer to a caller that knows the secret, and the keys. Whoever has only recorded the call cannot use them.
+    /// The answer to a caller that knows the secret, and the keys. They are useless to one who replays a recorded call.
     pub(super) fn answer(self, call: &[u8]) -> Option<(Keys, Vec<u8>)> {
         let mut state = self.begin(|builder| builder.build_responder())?;
         read(&mut state, call)?;
@@ -53,7 +53,7 @@ impl Bond<'_> {
 pub(super) struct Proof(Box<HandshakeState>);
 
 impl Proof {
-    /// The keys, if whoever answered knows the secret.
+    /// The keys, if the answer proves knowledge of the secret.
     pub(super) fn finish(mut self, answer: &[u8]) -> Option<Keys> {
         read(&mut self.0, answer)?;
         Keys::of(*self.0)
@@ -71,7 +71,7 @@ fn read(state: &mut HandshakeState, message: &[u8]) -> Option<()> {
     (message.len() == MESSAGE && state.read_message(message, &mut nothing) == Ok(0)).then_some(())
 }
 
-/// What seals and opens the packets of one connection. Each way has its own key, and each packet its number.
+/// The keys that encrypt and decrypt the packets of one connection: one key for each direction, and a number for each packet.
 pub(super) struct Keys(Box<StatelessTransportState>);
 
 impl Keys {

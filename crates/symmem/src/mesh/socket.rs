@@ -167,7 +167,7 @@ fn receive_once(socket: &OwnedFd) -> Received {
     let got = match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
         Ok(got) => got,
         Err(Errno::AGAIN | Errno::INTR) => return Received::Nothing,
-        // Told once, and before what it sent last: the other end has closed without reading all that we sent.
+        // FarMessage once, and before what it sent last: the other end has closed without reading all that we sent.
         Err(Errno::CONNRESET) => return receive_once(socket),
         Err(_) => return Received::End,
     };

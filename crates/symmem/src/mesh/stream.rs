@@ -2,10 +2,10 @@
 //!
 //! | what | how |
 //! |---|---|
-//! | a packet | one frame, sealed with the connection's keys where the job has a secret |
-//! | a full connection | the receiver says how much it has taken in. Without that, a stopped process whose buffer is full could not be told from a host that is gone |
-//! | a host that is gone | its kernel answers no more: [`GONE`] |
-//! | the last word | is waited for, so that closing the connection does not overtake it: [`linger`] |
+//! | a packet | one frame, encrypted with the connection's keys if the job has a secret |
+//! | flow control | the receiver acknowledges what it has received. Without that, a stopped process whose buffer is full would look like a host that is gone |
+//! | a host that is gone | its kernel no longer answers: [`GONE`] |
+//! | the last message | the sender waits for the peer to read it before it closes the connection: [`linger`] |
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -19,37 +19,37 @@ use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, soc
 
 use super::Gone;
 use super::frames::{self, Frames};
+use super::group_messages::DeliverToGroup;
 use super::secret::Keys;
 use super::socket::{self, Packet, Received};
-use super::wire::Tell;
 use crate::error::Result;
 use crate::sync::Deadline;
 use crate::sync::Ordering;
 use crate::sync::atomic::AtomicBool;
 
-/// A kernel that has not answered for so long is gone. Kernels answer for stopped processes too.
+/// A host whose kernel has not answered for this long is gone. Kernels answer for stopped processes too.
 const GONE: Duration = Duration::from_secs(5);
-/// A connection on which nothing comes is asked after `IDLE`, and again after `AGAIN` each time.
+/// The first keep-alive probe on a silent connection comes after `IDLE`, the next ones after `AGAIN` each.
 const IDLE: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_secs(1);
 const ASKED: u32 = 3;
-/// What a connection is given of the kernel's memory, each way: several times `WINDOW`.
+/// The kernel's buffer of a connection, in each direction: several times `WINDOW`.
 const BUFFER: usize = 1 << 20;
-/// How much may be under way that the other process has not taken in, and what a message counts for besides its bytes.
+/// How much unacknowledged data may be in flight, and what a message counts for besides its bytes.
 const WINDOW: u64 = 256 << 10;
 const OVERHEAD: u64 = 1 << 10;
-/// What a seal adds to a packet.
+/// What encryption adds to a packet.
 pub(super) const SEAL: usize = 16;
-/// The longest frame before the other end has shown who it is, and after it.
+/// The longest frame before the other end is authenticated, and after that.
 pub(super) const SHORT: usize = 256;
 const LONG: usize = LONGEST + SEAL;
 /// The longest packet.
 pub(super) const LONGEST: usize = 60 << 10;
-/// So much is held back at most.
+/// The most bytes that are held back.
 const HELD: usize = 16 << 10;
-/// How often one who waits for room looks for it before it sleeps.
+/// How often a thread that waits for room polls before it sleeps.
 const LOOKS: u32 = 1000;
-/// How long a rank that leaves waits for its peers to take its goodbye, all together.
+/// How long a leaving rank waits for all its peers together to read its goodbye.
 const LINGER: Duration = Duration::from_millis(200);
 
 /// What must be set before a socket listens or connects.
@@ -61,38 +61,38 @@ pub(super) fn prepare(socket: &OwnedFd) -> Result<(), Errno> {
 /// One connection to a rank of another host, in use by several threads.
 pub(super) struct Stream {
     socket: OwnedFd,
-    /// What seals the packets, once the ends have proved that they know the job's secret.
+    /// The keys of the packets, once both ends have proved that they know the job's secret.
     keys: OnceLock<Keys>,
     inbound: Mutex<Inbound>,
     outbound: Mutex<Outbound>,
-    /// Something is held back: looked at without the lock.
+    /// Something is held back. Read without the lock.
     has_held: AtomicBool,
-    /// The peer has taken something in, or never will.
+    /// Notified when the peer has acknowledged something, or never will.
     room: Condvar,
 }
 
 struct Inbound {
     frames: Frames,
-    /// Whether the other end has shown that it is a rank of this job.
+    /// Whether the other end is authenticated as a rank of this job.
     is_trusted: bool,
-    /// How many packets were opened.
+    /// How many packets were decrypted.
     opened: u64,
-    /// How much has been taken in, and how much of that the peer was told.
+    /// How much was received, and how much of that was acknowledged.
     taken: u64,
     told: u64,
 }
 
 #[derive(Default)]
 struct Outbound {
-    /// The end of what was sent last, for which the kernel had no room.
+    /// The rest of a frame for which the kernel had no room.
     rest: Vec<u8>,
-    /// The kernel takes no more of it for now. Else it is held back, to go with what is sent next.
+    /// Whether the kernel takes no more of `rest` for now. Otherwise it is held back, to go with the next frame.
     is_full: bool,
-    /// What was posted when there was no room, and what it counts for.
+    /// Messages that were posted when there was no room, and what they count for.
     later: VecDeque<(u64, Vec<u8>)>,
-    /// How many packets were sealed.
+    /// How many packets were encrypted.
     sealed: u64,
-    /// How much was sent, and how much of that the peer has taken in.
+    /// How much was sent, and how much of that the peer has acknowledged.
     sent: u64,
     taken: u64,
     is_over: bool,
@@ -105,7 +105,7 @@ impl Outbound {
     }
 }
 
-/// What a packet of so many bytes counts for.
+/// What a packet of `len` bytes counts for.
 fn cost(packet: &Packet, len: usize) -> u64 {
     match packet {
         Packet::Message { .. } => cost_of(len),
@@ -117,7 +117,7 @@ fn cost_of(len: usize) -> u64 {
     len as u64 + OVERHEAD
 }
 
-/// What bytes for a group begin with: no packet does.
+/// The first byte of messages to a group. No packet begins with it.
 const TO_GROUP: u8 = 0xff;
 
 fn head(group: u128) -> [u8; 17] {
@@ -132,7 +132,7 @@ fn read_head(frame: &[u8]) -> Option<(u128, &[u8])> {
 }
 
 impl Stream {
-    /// A connection whose other end may be anybody.
+    /// A connection whose other end is not authenticated.
     pub(super) fn new(socket: OwnedFd) -> Result<Self, Errno> {
         sockopt::set_tcp_nodelay(&socket, true)?;
         sockopt::set_socket_keepalive(&socket, true)?;
@@ -148,14 +148,14 @@ impl Stream {
         Ok(Self { socket, keys, inbound, outbound, has_held, room: Condvar::new() })
     }
 
-    /// The other end has shown that it is a rank of this job: it may send whole messages.
+    /// The other end is authenticated as a rank of this job: it may send long frames.
     pub(super) fn trust(&self) {
         let mut inbound = self.inbound();
         inbound.frames.allow(LONG);
         inbound.is_trusted = true;
     }
 
-    /// From here on, packets are sealed.
+    /// From here on, packets are encrypted.
     pub(super) fn seal_with(&self, keys: Keys) {
         let _ = self.keys.set(keys); // once
     }
@@ -169,7 +169,7 @@ impl Stream {
         self.outbound.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends one packet whole, waiting for room until the deadline.
+    /// Sends one packet, waiting for room until the deadline.
     pub(super) fn send(&self, packet: &Packet, deadline: Deadline) -> Result<()> {
         let bytes = socket::encode(packet, LONGEST)?;
         self.send_parts(&[&bytes], cost(packet, bytes.len()), deadline, &|| {})?;
@@ -177,7 +177,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Sends bytes to a group, once there is room for them; between looks for it does `meanwhile`. Few are held back.
+    /// Sends bytes to a group once there is room, and calls `meanwhile` while it waits. A short message is held back.
     pub(super) fn send_to_group(
         &self,
         group: u128,
@@ -203,7 +203,7 @@ impl Stream {
                 self.flush(&mut out);
             }
             if out.is_over {
-                break; // the watcher tells of the loss; here it only means that nobody reads this any more
+                break; // the watcher reports the loss; the packet is dropped
             }
             self.send_later(&mut out);
             if out.later.is_empty() && (out.has_room(cost) || cost == 0 && !out.is_full) {
@@ -223,8 +223,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Sends bytes to a group without waiting: what there is no room for goes when there is. What is `held` goes with the
-    /// next, or when [`Stream::send_held`] is called.
+    /// Sends bytes to a group without waiting. If there is no room, they are sent later. If `is_held`, they go with the next
+    /// frame, or when [`Stream::send_held`] is called.
     pub(super) fn post(&self, group: u128, bytes: &[u8], is_held: bool) {
         let (head, cost) = (head(group), cost_of(bytes.len()));
         let mut out = self.outbound();
@@ -243,7 +243,7 @@ impl Stream {
         }
     }
 
-    /// Sends what was posted when there was no room, as far as there is.
+    /// Sends messages that were posted when there was no room, as far as there is room now.
     fn send_later(&self, out: &mut Outbound) {
         while let Some(&(cost, _)) = out.later.front() {
             if !out.has_room(cost) {
@@ -269,7 +269,7 @@ impl Stream {
                 sealed.is_some_and(|sealed| frames::append(&mut out.rest, &[&sealed]))
             }
         };
-        // Never on its way: a packet is shorter than a frame may be, and nobody sends so many that their numbers end.
+        // Cannot happen: packets are shorter than the longest frame, and their numbers do not run out.
         out.is_over |= !fits;
         match may_be_held && out.rest.len() < HELD {
             true => self.has_held.store(true, Ordering::SeqCst),
@@ -277,7 +277,7 @@ impl Stream {
         }
     }
 
-    /// A long frame from where it lies, while nothing else is to be sent first.
+    /// Sends a long frame without copying it, if nothing has to be sent before it.
     fn put_directly(&self, out: &mut Outbound, parts: &[&[u8]], len: usize) {
         let Some(length) = frames::length(parts) else {
             out.is_over = true;
@@ -316,7 +316,7 @@ impl Stream {
         self.outbound()
     }
 
-    /// Sends a frame that is not sealed: what shows who one is. False if the connection does not take it.
+    /// Sends an unencrypted frame of the handshake. False if the connection does not take it.
     pub(super) fn send_open(&self, frame: &[u8]) -> bool {
         let mut out = self.outbound();
         frames::append(&mut out.rest, &[frame]);
@@ -324,7 +324,7 @@ impl Stream {
         out.rest.is_empty() && !out.is_over
     }
 
-    /// Hands over as much as the kernel takes; never waits.
+    /// Gives the kernel as much as it takes, without waiting.
     fn flush(&self, out: &mut Outbound) {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         self.has_held.store(false, Ordering::Relaxed); // under the lock
@@ -342,19 +342,19 @@ impl Stream {
         }
     }
 
-    /// Takes one frame that is not sealed, if there is one; never waits.
+    /// Receives one unencrypted frame if there is one, without waiting.
     pub(super) fn receive_open(&self) -> Result<Option<Vec<u8>>, Received> {
         let mut inbound = self.inbound();
         Ok(self.next_frame(&mut inbound.frames)?.map(<[u8]>::to_vec))
     }
 
-    /// Takes one packet if there is one; never waits.
+    /// Receives one packet if there is one, without waiting.
     pub(super) fn receive(&self) -> Received {
         self.receive_and(&|_, _| Err("bytes for a group".to_owned()))
     }
 
-    /// As `receive`; has groups told what comes for them before it.
-    pub(super) fn receive_and(&self, tell: &Tell<'_>) -> Received {
+    /// As `receive`. Delivers messages to groups that come before the packet.
+    pub(super) fn receive_and(&self, tell: &DeliverToGroup<'_>) -> Received {
         let mut inbound = self.inbound();
         let Inbound { frames, is_trusted, opened, taken, told } = &mut *inbound;
         loop {
@@ -375,7 +375,7 @@ impl Stream {
                     &unsealed
                 }
             };
-            // The others have lists, for whose announced lengths memory is taken when they are read.
+            // Other packets contain lists, and reading one allocates its announced length.
             if !*is_trusted && !Packet::is_short(frame) {
                 return Received::Garbage("no greeting".to_owned());
             }
@@ -419,7 +419,7 @@ impl Stream {
         frames.next().transpose().map_err(Received::Garbage)
     }
 
-    /// Whether the peer can have taken in so much.
+    /// Notes what the peer acknowledges. False if that is more than was sent.
     fn note_taken(&self, total: u64) -> bool {
         let mut out = self.outbound();
         let makes_sense = (out.taken..=out.sent).contains(&total);
@@ -432,8 +432,8 @@ impl Stream {
         makes_sense
     }
 
-    /// Tells the peer now and then how much was taken in. There is always room for that: it is little, and the peer has not
-    /// sent more than its window since it was told last.
+    /// Acknowledges what was received, from time to time. There is always room for that: it is short, and the peer has sent at most
+    /// one window since the last acknowledgement.
     fn tell_taken(&self, taken: u64, told: &mut u64) {
         if taken - *told < WINDOW / 4 {
             return;
@@ -444,19 +444,19 @@ impl Stream {
         }
     }
 
-    /// Tells the peer that we go. One that does not take it learns as much from the closed connection.
+    /// Sends the goodbye. A peer that cannot receive it notices the closed connection instead.
     pub(super) fn say_goodbye(&self, gone: &Gone) {
         let _ = self.send(&Packet::Bye(gone.clone()), Deadline::after(socket::GOODBYE));
     }
 
-    /// Ends the connection at both ends, whoever else holds it.
+    /// Shuts the connection down, also for other processes that hold it.
     pub(super) fn end(&self) {
         let _ = net::shutdown(&self.socket, Shutdown::Both);
         self.outbound().is_over = true;
         self.room.notify_all();
     }
 
-    /// Takes in and forgets what has come; whether the other end has closed.
+    /// Discards what has arrived. Returns whether the other end has closed.
     fn is_drained(&self) -> bool {
         let mut bytes = [0; 4096];
         loop {
@@ -475,8 +475,8 @@ impl AsFd for Stream {
     }
 }
 
-/// Waits until the peers have closed their ends, or a moment: a connection that is closed with something unread is reset, and
-/// a reset could overtake what was said last.
+/// Waits briefly until the peers have closed their ends. Closing a connection with unread data resets it, and the reset could
+/// overtake the last message.
 pub(super) fn linger<'a>(streams: impl Iterator<Item = &'a Stream>) {
     let mut open: Vec<&Stream> = streams.collect();
     for stream in &open {

@@ -1,4 +1,4 @@
-//! The one thread of a mesh over sockets: takes in messages and notices deaths.
+//! The one thread of a mesh over sockets: it receives messages and notices deaths.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::carrier::{self, Carrier};
+use super::group_messages::DeliverToGroup;
 use super::inbox::{Gone, Inbox, Message};
 use super::socket::{self, Packet, Received};
 use super::stream::Stream;
-use super::wire::Tell;
 use crate::error::{Error, Result};
 use crate::sync::Ordering;
 use crate::sync::atomic::AtomicBool;
@@ -21,25 +21,25 @@ pub(super) struct Watcher {
     peers: Arc<Peers>,
 }
 
-/// The connections of a rank, for the thread and for whoever cannot wait until it gets a core.
+/// The connections of a rank, for the watcher thread and for threads that cannot wait for it.
 pub(super) struct Peers {
     inbox: Arc<Inbox>,
     peers: Vec<Peer>,
-    /// Ranks of other hosts that have gone because of others, of which this rank does not know yet whether they are lost.
+    /// Ranks of other hosts that have gone because of a loss which this rank has not noticed yet.
     farewells: Mutex<Vec<Farewell>>,
-    /// What is written to it wakes the thread: [`END`] or [`LOOK`]. Not only closed in the end, for a forked child would hold
+    /// A byte written to it wakes the thread: [`END`] or [`LOOK`]. Closing it would not be enough, since a forked child may hold
     /// it open.
     teller: std::io::PipeWriter,
-    /// The thread sleeps until something happens: it sends nothing that is held back meanwhile.
+    /// Whether the thread sleeps until an event. Meanwhile it sends no held-back messages.
     is_asleep: AtomicBool,
-    /// What else brings messages.
+    /// Another transport that brings messages.
     carrier: Mutex<Option<Arc<dyn Carrier>>>,
 }
 
 const END: u8 = 0;
 const LOOK: u8 = 1;
 
-/// How a rank went that said it went because of `cause`.
+/// The goodbye of a rank that went because of `cause`.
 struct Farewell {
     rank: usize,
     gone: Gone,
@@ -47,23 +47,23 @@ struct Farewell {
     since: Instant,
 }
 
-/// How long after it the loss of its cause may come.
+/// How long after the goodbye the loss of its cause may be noticed.
 const GRACE: Duration = Duration::from_millis(200);
 
 struct Peer {
     rank: usize,
     line: Line,
     process: Option<OwnedFd>,
-    /// Held from a packet's way out of the socket until it is in the inbox, so that packets stay in order.
+    /// Held while a packet goes from the socket to the inbox, so that packets stay in order.
     reading: Mutex<()>,
-    /// A thread that waits has looked at it since the watcher did.
+    /// A waiting thread has polled it since the watcher did.
     was_looked_at: AtomicBool,
 }
 
-/// For how long the thread leaves a connection to whoever waits and looks at it: so often is it woken for nothing.
+/// For how long the watcher leaves a connection to waiting threads that poll it. It wakes once in this time to check that they do.
 const LEFT_ALONE: Duration = Duration::from_millis(1);
 
-/// What connects a peer.
+/// The connection to a peer.
 pub(super) enum Line {
     Socket(Arc<OwnedFd>),
     /// To the host of this name.
@@ -82,8 +82,8 @@ impl Line {
         matches!(self, Self::Stream(..))
     }
 
-    /// The next packet; what is for groups before it is told.
-    fn receive(&self, tell: &Tell<'_>) -> Received {
+    /// The next packet. Messages to groups that come before it are delivered.
+    fn receive(&self, tell: &DeliverToGroup<'_>) -> Received {
         match self {
             Self::Socket(socket) => socket::receive(socket),
             Self::Stream(stream, _) => stream.receive_and(tell),
@@ -110,12 +110,12 @@ impl Line {
         }
     }
 
-    /// Whether it ended because its host answers no more.
+    /// Whether it ended because its host no longer answers.
     fn is_silent(&self, gone: &Gone) -> bool {
         self.is_stream() && !gone.left && gone.how == self.silence()
     }
 
-    /// How a peer went whose kernel answers no more.
+    /// The description of a peer whose host no longer answers.
     fn silence(&self) -> String {
         match self {
             Self::Socket(_) => "its connection failed".to_owned(),
@@ -144,7 +144,7 @@ impl Watcher {
             .stack_size(1 << 20)
             .spawn(move || {
                 let mut here: Vec<&Peer> = watched.peers.iter().collect();
-                // What came behind a peer's first words has left the kernel, which does not tell of it again.
+                // Data that came with the handshake has been read from the socket, so `poll` does not report it again.
                 here.retain(|peer| !peer.line.is_stream() || watched.serve(peer, false));
                 while !watched.ended_or_served(&told, &mut here) {
                     watched.take_farewells();
@@ -162,7 +162,7 @@ impl Watcher {
 impl Drop for Watcher {
     fn drop(&mut self) {
         self.peers.tell_thread(END);
-        // Never by the thread itself: those whom it tells of a loss own no mesh.
+        // Never by the thread itself: the observers that it notifies own no mesh.
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -184,7 +184,7 @@ impl Peers {
         self.carrier.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Takes in what a rank has sent, unless another thread does. For threads that look again and again.
+    /// Receives what a rank has sent, unless another thread does. For threads that poll.
     pub(super) fn look_at(&self, rank: usize) {
         let Some(peer) = self.peers.iter().find(|peer| peer.rank == rank) else { return };
         peer.line.send_held();
@@ -204,14 +204,14 @@ impl Peers {
         }
     }
 
-    /// Takes in what these ranks have sent, should the thread not have come to it.
+    /// Receives what these ranks have sent, in case the thread has not done so yet.
     pub(super) fn take_in(&self, from: &[usize]) {
         for peer in self.peers.iter().filter(|peer| from.contains(&peer.rank)) {
             self.serve(peer, false);
         }
     }
 
-    /// Waits for something to happen and deals with it; true when the mesh is being taken down.
+    /// Waits for an event and handles it. Returns true when the mesh is being shut down.
     fn ended_or_served(&self, told: &std::io::PipeReader, peers: &mut Vec<&Peer>) -> bool {
         let mut fds = vec![PollFd::new(told, PollFlags::IN)];
         let mut limit = (!self.farewells().is_empty()).then_some(GRACE / 10);
@@ -240,7 +240,7 @@ impl Peers {
         let descriptor = carried.and_then(|(descriptor, _)| descriptor);
         fds.extend(descriptor.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         self.is_asleep.store(limit.is_none(), Ordering::SeqCst);
-        // What comes after this is sent by whoever holds it back.
+        // From here on, a thread that holds a message back sends it itself.
         self.peers.iter().for_each(|peer| peer.line.send_held());
         let polled = poll(&mut fds, limit.map(socket::timespec).as_ref());
         self.is_asleep.store(false, Ordering::SeqCst);
@@ -273,7 +273,7 @@ impl Peers {
         false
     }
 
-    /// A carrier has lost a peer, which may just have told how it goes.
+    /// A carrier has lost a peer. The peer may have sent a goodbye.
     fn lose(&self, peer: &Peer, how: String) {
         if self.serve(peer, false) {
             peer.line.end(); // so that it learns that it is over
@@ -281,24 +281,24 @@ impl Peers {
         }
     }
 
-    /// Takes in what a peer has sent, and notes if that was its last; false if so.
+    /// Receives what a peer has sent. Returns false, and notes it, if the peer has gone.
     fn serve(&self, peer: &Peer, ended: bool) -> bool {
         let _reading = peer.reading.lock().unwrap_or_else(PoisonError::into_inner);
         self.serve_locked(peer, ended)
     }
 
-    /// As `serve`, by the one who is reading.
+    /// As `serve`, with the connection's lock held.
     fn serve_locked(&self, peer: &Peer, ended: bool) -> bool {
         let closed = take_in(&self.inbox, peer);
         let gone = closed.or_else(|| ended.then(|| Gone::lost("its process ended")));
         let Some(gone) = gone else { return true };
         if let Some(carrier) = self.carrier().filter(|_| peer.line.is_stream()) {
-            carrier::drain(&*carrier); // what it has told before comes first
+            carrier::drain(&*carrier); // its earlier messages come first
         }
-        // If it lives after all, or a child of its holds the connection, they learn that it is over.
+        // If the peer lives after all, or its child holds the connection, they notice the end.
         peer.line.end();
         if self.farewells().iter().any(|farewell| farewell.rank == peer.rank) {
-            return false; // it has said how it goes
+            return false; // its goodbye was received
         }
         match gone.because_of.filter(|&cause| self.is_hearsay(peer, cause)) {
             Some(cause) => {
@@ -312,8 +312,8 @@ impl Peers {
         false
     }
 
-    /// Whether a peer goes because of a rank that is not on its host: that rank may only be out of its reach. This rank finds
-    /// out for itself, very soon if the rank has died.
+    /// Whether a peer goes because of a rank that is not on its host. That rank may only be unreachable for the peer. If it has
+    /// died, this rank notices very soon.
     fn is_hearsay(&self, peer: &Peer, cause: usize) -> bool {
         let line = |rank| self.peers.iter().find(|peer| peer.rank == rank).map(|peer| &peer.line);
         match (&peer.line, line(cause)) {
@@ -323,7 +323,7 @@ impl Peers {
         }
     }
 
-    /// All ranks of a host are lost with it, in their order: so all name the same.
+    /// All ranks of a host are lost with it, in rank order, so that all ranks name the same one.
     fn lose_host_of(&self, peer: &Peer, gone: &Gone) {
         let Line::Stream(_, host) = &peer.line else { return };
         let of_host = |other: &&Peer| matches!(&other.line, Line::Stream(_, name) if name == host);
@@ -333,7 +333,7 @@ impl Peers {
         }
     }
 
-    /// Believes those who have gone because of others, once those are known to be lost, or after all are not.
+    /// Handles delayed goodbyes: when their cause is known to be lost, or when it has not been noticed in time.
     fn take_farewells(&self) {
         let mut farewells = self.farewells();
         let is_settled = |farewell: &mut Farewell| {
@@ -351,10 +351,10 @@ impl Peers {
     }
 }
 
-/// Takes in all that has arrived; tells how the connection ended, if it did.
+/// Receives all that has arrived. Returns how the connection ended, if it did.
 fn take_in(inbox: &Inbox, peer: &Peer) -> Option<Gone> {
     loop {
-        match peer.line.receive(&|group, bytes| inbox.tell(peer.rank, group, bytes)) {
+        match peer.line.receive(&|group, bytes| inbox.deliver_to_group(peer.rank, group, bytes)) {
             Received::Packet(Packet::Message { subject, phase, body, .. }, memory) => {
                 inbox.deliver(peer.rank, subject, phase, Message::new(body, memory));
             }

@@ -3,13 +3,13 @@
 
 use std::sync::PoisonError;
 
-use super::{Layout, News, Nonsense, Pads, Signals, Stop};
+use super::{InvalidMessage, Layout, PadUpdate, Pads, Signals, Stop};
 use crate::sync::{Deadline, Ended, Ordering, Word, atomic, before_ringing};
 
 /// Low bits of the `out` word: the rank that gave up, and one. Above them, the generation.
 const RANK_BITS: u32 = 16;
 
-/// How many channels one message tells of.
+/// How many channels fit into one message.
 const CHANNELS_AT_ONCE: usize = 1000;
 
 impl<P: Pads> Signals<P> {
@@ -29,7 +29,8 @@ impl<P: Pads> Signals<P> {
         let lost = first.load(Ordering::Acquire);
         // Ranks of other hosts find out for themselves.
         let all = || self.near_ranks();
-        // All are told before one is woken: it might leave because of this, and be missed by one not told yet.
+        // Writes to all pads before it wakes any rank: a rank that wakes up may leave, and a rank whose pad was not written would
+        // then blame that one.
         for rank in all() {
             self.pads.word(rank, Layout::POISON).replace(0, lost, Ordering::Release);
         }
@@ -108,10 +109,13 @@ impl<P: Pads> Signals<P> {
         let first = self.set_out(self.arbiter, ours);
         self.spread(first);
         if self.spans {
-            // The sequence, the last channel, is told of with the first message.
+            // The first message includes the sequence, which is the last channel.
             let mut parts = left.rchunks(CHANNELS_AT_ONCE).map(<[_]>::to_vec);
-            self.tell_far(&News::Out { out: first, left: parts.next().unwrap_or_default() });
-            parts.for_each(|left| self.tell_far(&News::Out { out: first, left }));
+            self.send_to_far(&PadUpdate::GaveUp {
+                out: first,
+                left: parts.next().unwrap_or_default(),
+            });
+            parts.for_each(|left| self.send_to_far(&PadUpdate::GaveUp { out: first, left }));
         }
     }
 
@@ -145,17 +149,17 @@ impl<P: Pads> Signals<P> {
         self.spans && (0..self.layout.ranks).any(is_later)
     }
 
-    /// Takes in that a rank gave up a call, as `from`, on another host, has told.
-    pub(super) fn hear_out(
+    /// Applies the message of `from`, on another host, that a rank gave up a call.
+    pub(super) fn apply_give_up(
         &self,
         from: usize,
         out: u32,
         left: &[(usize, u32)],
-    ) -> Result<(), Nonsense> {
+    ) -> Result<(), InvalidMessage> {
         let who = (out & ((1 << RANK_BITS) - 1)) as usize;
         let exists = |(channel, _): &(usize, u32)| *channel < self.channels.len();
         if !(1..=self.layout.ranks).contains(&who) || !left.iter().all(exists) {
-            return Err(Nonsense);
+            return Err(InvalidMessage);
         }
         self.note_left(from, left);
         let first = self.set_out(self.arbiter, out);
@@ -163,7 +167,7 @@ impl<P: Pads> Signals<P> {
         Ok(())
     }
 
-    /// Passes on that another rank gave up a call, which may have been stopped before it had told all.
+    /// Repeats to all that another rank gave up a call. That rank may have been stopped before it wrote to all pads.
     pub fn pass_on_out(&self) {
         let first = self.pads.word(self.arbiter, Layout::OUT).load(Ordering::Acquire);
         if first != 0 && self.who_gave_up(first).is_some() {
@@ -208,7 +212,7 @@ impl<P: Pads> Signals<P> {
         !(0..self.layout.ranks).any(|rank| self.has_arrived(rank) && sees_all(rank))
     }
 
-    /// Whether `rank` has told anyone that it has reached the barrier of the sequence that we have reached.
+    /// Whether any pad says that `rank` has reached the barrier of the sequence that we have reached.
     pub fn has_arrived(&self, rank: usize) -> bool {
         let (channel, epoch) = (self.sequence(), self.epoch());
         let mut others = (0..self.layout.ranks).filter(|&r| r != rank);
@@ -242,7 +246,7 @@ impl<P: Pads> Signals<P> {
             before_ringing();
             self.peers().for_each(|peer| self.bell(peer).ring_if_asleep());
             if self.spans {
-                self.tell_far(&News::InRound(round));
+                self.send_to_far(&PadUpdate::Round(round));
             }
         }
         let is_in_round = |rank: usize| self.is_in_round(rank, round);

@@ -21,7 +21,7 @@ struct FarPads {
 
 /// Messages under way, by sender and receiver.
 struct Lines {
-    under_way: Vec<Vec<Mutex<VecDeque<News>>>>,
+    under_way: Vec<Vec<Mutex<VecDeque<PadUpdate>>>>,
     seed: AtomicU32,
 }
 
@@ -45,8 +45,8 @@ impl Pads for FarPads {
         self.hosts[owner] != self.hosts[self.rank]
     }
 
-    fn tell(&self, to: usize, news: &News) {
-        self.lines.under_way[self.rank][to].lock().unwrap().push_back(news.clone());
+    fn send(&self, to: usize, update: &PadUpdate) {
+        self.lines.under_way[self.rank][to].lock().unwrap().push_back(update.clone());
     }
 
     fn progress(&self) {
@@ -57,8 +57,8 @@ impl Pads for FarPads {
         let Some(signals) = self.signals.get().and_then(Weak::upgrade) else { return };
         // One at a time for each pair, as a connection is read.
         let mut line = self.lines.under_way[from][self.rank].lock().unwrap();
-        if let Some(news) = line.pop_front() {
-            signals.hear(from, &news).unwrap();
+        if let Some(update) = line.pop_front() {
+            signals.apply(from, &update).unwrap();
         }
     }
 }
@@ -181,23 +181,23 @@ fn what_no_rank_tells_changes_nothing() {
     };
     let (then, far) = (before(), signals.layout.channels + 1);
     let (epoch, call, tiny) = (1, 0, Some([1; Layout::PAYLOAD / 8]));
-    for news in [
-        News::Arrived { channel: far, epoch, call, tiny: None },
-        News::Arrived { channel: usize::MAX, epoch, call, tiny: None },
-        News::Arrived { channel: 0, epoch: 0, call, tiny: None },
-        News::Arrived { channel: 0, epoch: u32::MAX, call, tiny: None },
-        News::Arrived { channel: 0, epoch, call, tiny },
-        News::Says { first: 0, words: vec![1] },
-        News::Says { first: Layout::POISON, words: vec![1] },
-        News::Says { first: Layout::FAREWELL, words: vec![1; 2] },
-        News::Says { first: usize::MAX, words: vec![1; 2] },
-        News::Slot { pad: GROUP, channel: far - 1, act: SlotAct::Put },
-        News::Slot { pad: 5, channel: 0, act: SlotAct::Put },
-        News::Out { out: 0, left: vec![] },
-        News::Out { out: 3, left: vec![] },
-        News::Out { out: 2, left: vec![(far, 1)] },
+    for update in [
+        PadUpdate::Arrived { channel: far, epoch, call, tiny: None },
+        PadUpdate::Arrived { channel: usize::MAX, epoch, call, tiny: None },
+        PadUpdate::Arrived { channel: 0, epoch: 0, call, tiny: None },
+        PadUpdate::Arrived { channel: 0, epoch: u32::MAX, call, tiny: None },
+        PadUpdate::Arrived { channel: 0, epoch, call, tiny },
+        PadUpdate::Words { first: 0, words: vec![1] },
+        PadUpdate::Words { first: Layout::POISON, words: vec![1] },
+        PadUpdate::Words { first: Layout::FAREWELL, words: vec![1; 2] },
+        PadUpdate::Words { first: usize::MAX, words: vec![1; 2] },
+        PadUpdate::Slot { pad: GROUP, channel: far - 1, act: SlotAct::Put },
+        PadUpdate::Slot { pad: 5, channel: 0, act: SlotAct::Put },
+        PadUpdate::GaveUp { out: 0, left: vec![] },
+        PadUpdate::GaveUp { out: 3, left: vec![] },
+        PadUpdate::GaveUp { out: 2, left: vec![(far, 1)] },
     ] {
-        assert_eq!(signals.hear(1, &news), Err(Nonsense), "{news:?}");
-        assert_eq!(before(), then, "{news:?}");
+        assert_eq!(signals.apply(1, &update), Err(InvalidMessage), "{update:?}");
+        assert_eq!(before(), then, "{update:?}");
     }
 }

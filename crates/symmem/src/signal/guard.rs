@@ -1,7 +1,7 @@
 //! A barrier with data, by the one thread of a rank that holds a channel.
 
 use super::{
-    Channel, DONE, IN_FULL, LEFT_EARLY, Layout, News, Pads, Signals, Stop, Tiny, UNFINISHED,
+    Channel, DONE, IN_FULL, LEFT_EARLY, Layout, PadUpdate, Pads, Signals, Stop, Tiny, UNFINISHED,
 };
 use crate::sync::{Deadline, Ended, Ordering, Word, before_ringing, current_core, pause_for_flag};
 
@@ -161,7 +161,7 @@ impl<P: Pads> ChannelGuard<'_, P> {
         }
         self.publish(peers(), call, tiny, epoch);
         if signals.spans {
-            signals.tell_far(&News::Arrived { channel, epoch, call, tiny: tiny.copied() });
+            signals.send_to_far(&PadUpdate::Arrived { channel, epoch, call, tiny: tiny.copied() });
         }
     }
 

@@ -1,16 +1,16 @@
 //! The protocols of barrier and signals over the pads of a group.
 //!
 //! Each rank has one pad, which all ranks of the group map. A rank waits only on words of its own pad
-//! (but for a `put` whose slot is still full). The code is generic over the word type, so that loom
-//! explores the very code that runs: see `tests/loom.rs`.
+//! (except in a `put` whose slot is still full). The code is generic over the word type, so that loom
+//! explores the production code: see `tests/loom.rs`.
 //!
 //! Barriers are numbered per channel. The library's own channel is the sequence of a group's collective calls: each
-//! of its barriers carries what the rank calls, and what several barriers belong to is one call.
+//! of its barriers carries the rank's call. A call may consist of several barriers.
 
 mod agreement;
+mod far;
 mod guard;
 mod layout;
-mod news;
 mod slots;
 
 use std::cell::Cell;
@@ -18,9 +18,9 @@ use std::time::Duration;
 
 use crate::sync::atomic::{AtomicBool, AtomicU32};
 use crate::sync::{Bell, Deadline, Ended, Expiry, Mutex, Ordering, Patience, Word, poll_by};
+pub use far::{InvalidMessage, PadUpdate, SlotAct};
 pub use guard::ChannelGuard;
 pub use layout::Layout;
-pub use news::{News, Nonsense, SlotAct};
 pub use slots::{GROUP, Slot};
 
 /// The pads of all ranks of a group, as one of them sees them.
@@ -39,15 +39,15 @@ pub trait Pads: Send + Sync {
         }
     }
 
-    /// Whether rank `owner` is on another host, and its pad here a mirror: see [`News`].
+    /// Whether rank `owner` is on another host, and its pad here a mirror: see [`PadUpdate`].
     fn is_far(&self, _owner: usize) -> bool {
         false
     }
 
-    /// Tells rank `to`, on another host. Waits for nothing; what a lost rank is told is lost.
-    fn tell(&self, _to: usize, _news: &News) {}
+    /// Sends an update to rank `to`, on another host, without waiting. Updates to a lost rank are dropped.
+    fn send(&self, _to: usize, _update: &PadUpdate) {}
 
-    /// Takes in what ranks on other hosts have told. Called by whoever waits, between looks.
+    /// Receives messages of ranks on other hosts. A waiting thread calls this between polls.
     fn progress(&self) {}
 }
 
@@ -61,14 +61,14 @@ pub enum Stop {
     Lost,
     /// The deadline passed, or the caller ended the wait.
     GivenUp {
-        /// Which of the two.
+        /// Which of the two it was.
         why: Expiry,
         /// How long the wait took.
         after: Duration,
-        /// Who had not come.
+        /// The ranks that had not arrived.
         missing: Vec<usize>,
     },
-    /// A rank made another call than we.
+    /// A rank made a different call.
     Differs {
         /// Which one.
         rank: usize,
@@ -89,22 +89,21 @@ pub const IN_FULL: u32 = 1;
 const DONE: u32 = 0;
 /// We have not left it: the next exchange resumes it.
 const UNFINISHED: u32 = 1;
-/// We have left it because ranks disagree, and not all have reached it. Before the next one they must have: who is two
-/// barriers ahead overwrites what the others have not read.
+/// We have left it because calls differ, and not all ranks have reached it. They must have before our next one: a rank two
+/// barriers ahead would overwrite what the others have not read.
 const LEFT_EARLY: u32 = 2;
 
-/// How long a wait goes on beyond its deadline where everybody has made the call, and has only been kept from it by one
-/// that came at the last moment.
+/// How long a wait continues after its deadline if every rank has made the call, and the last one came only just before it.
 const GRACE: Duration = Duration::from_millis(50);
 
 /// A rank's own count of barriers on one channel.
 struct Channel {
     epoch: AtomicU32,
-    /// What we called when we reached it.
+    /// Our call at that barrier.
     call: AtomicU32,
-    /// On which core that was, where ranks outnumber the cores.
+    /// The core that we were on, if ranks outnumber the cores.
     core: AtomicU32,
-    /// What is left to do of the last barrier that we have reached: see below.
+    /// The state of the last barrier that we have reached: see below.
     state: AtomicU32,
     /// One thread at a time.
     busy: AtomicBool,
@@ -118,7 +117,7 @@ pub struct Signals<P> {
     patience: Patience,
     /// Some ranks are on other hosts.
     spans: bool,
-    /// Others are told more of an arrival than a flag: on which core it was, or by news.
+    /// An arrival is more than a flag: peers also get the core that it was on, or a message.
     tells_more: bool,
     /// The rank whose pad decides what the ranks of this host decide together: the first of them.
     arbiter: usize,
@@ -144,7 +143,7 @@ impl<P: Pads> Signals<P> {
         let near = (0..layout.ranks).filter(|&rank| !pads.is_far(rank));
         let (arbiter, spans) = (near.clone().min().unwrap_or(rank), near.count() < layout.ranks);
         if spans {
-            patience.soon = 0; // what is looked for has to be taken in first
+            patience.soon = 0; // messages have to be received before a word can change
         }
         Self {
             pads,
@@ -161,7 +160,7 @@ impl<P: Pads> Signals<P> {
         }
     }
 
-    /// One rank that has held `epoch` barriers on every channel, and sleeps when `looks` looks were in vain.
+    /// One rank that has passed `epoch` barriers on every channel, and sleeps after `looks` polls.
     /// All ranks of a group are made alike, before any of them begins.
     #[cfg(any(test, loom))]
     pub fn modelled(pads: P, rank: usize, layout: Layout, epoch: u32, looks: u32) -> Self {
@@ -199,7 +198,7 @@ impl<P: Pads> Signals<P> {
         epoch.wrapping_sub(reached.load(Ordering::Relaxed)) as i32 > 0 && ahead <= 1
     }
 
-    /// How many spin-loop hints go between two looks at a flag that data comes with.
+    /// The number of spin-loop hints between two polls of a flag that comes with data.
     #[inline]
     pub(crate) fn hints(&self) -> u32 {
         self.patience.hints
@@ -217,7 +216,7 @@ impl<P: Pads> Signals<P> {
 
     /// All that any rank wrote before its call is seen by every rank after it.
     ///
-    /// `lost` is asked, with a function that says who has arrived, whether the others can still come. After `GivenUp` the
+    /// `lost` is called with a function that says which ranks have arrived, and returns whether the others can still arrive. After `GivenUp` the
     /// next barrier on the channel resumes this one.
     pub fn barrier(
         &self,
@@ -256,8 +255,8 @@ impl<P: Pads> Signals<P> {
         })
     }
 
-    /// Has the lines brought over in which peers will look for our next flag on `channel`. That takes as long as an
-    /// exchange has to be prepared, and the two need not wait for each other.
+    /// Prefetches the cache lines of our next flags on `channel` for writing. That takes as long as preparing an exchange, and the
+    /// two overlap.
     #[inline]
     pub(crate) fn reach_out(&self, channel: usize) {
         for peer in self.peers() {
@@ -325,13 +324,13 @@ impl<P: Pads> Signals<P> {
             Ended::Ready => Ok(()),
             Ended::Broken => Err(stop.unwrap_or(Stop::Lost)),
             Ended::GivenUp(why, after) => match self.absent(channel, epoch) {
-                missing if missing.is_empty() => Ok(()), // they came since the last look
+                missing if missing.is_empty() => Ok(()), // they have arrived since the last poll
                 missing => Err(Stop::GivenUp { why, after, missing }),
             },
         }
     }
 
-    /// Tells all that we are in the next call, and reach it as soon as earlier ones are over; or that we no longer are.
+    /// Announces to all that we have made the next call, and reach it as soon as earlier ones are over; or withdraws that.
     #[cold]
     pub(crate) fn announce_next(&self, is_coming: bool) {
         let next = if is_coming { self.epoch().wrapping_add(1) } else { 0 };
@@ -344,14 +343,13 @@ impl<P: Pads> Signals<P> {
         channel == self.sequence() && word.load(Ordering::Relaxed) == epoch
     }
 
-    /// Whether everybody has made the call, and only has to notice that earlier ones are over.
+    /// Whether every rank has made the call, and only has to finish earlier ones.
     #[cold]
     fn are_all_coming(&self, channel: usize, epoch: u32) -> bool {
         self.missing(channel, epoch).iter().all(|&rank| self.is_coming(channel, rank, epoch))
     }
 
-    /// The ranks to blame for a wait that took too long: those that have not made the call, or else those that are slow to
-    /// reach it.
+    /// The ranks to blame for a timeout: those that have not made the call, or else those that have not reached it.
     #[cold]
     fn absent(&self, channel: usize, epoch: u32) -> Vec<usize> {
         let missing = self.missing(channel, epoch);
@@ -387,7 +385,8 @@ impl<P: Pads> Signals<P> {
         slot.load(Ordering::Acquire).wrapping_sub(epoch) as i32 >= 0
     }
 
-    /// A rank that has come with another call. Each rank compares all with its own, so either all agree or all find out.
+    /// A rank that has arrived with a different call. Each rank compares all calls with its own, so either all agree or all find a
+    /// difference.
     #[inline]
     fn differing(
         &self,
@@ -402,7 +401,7 @@ impl<P: Pads> Signals<P> {
         })
     }
 
-    /// What `rank`, which has reached `epoch`, called there.
+    /// The call of `rank` at `epoch`, which it has reached.
     #[inline]
     fn call_at(&self, channel: usize, rank: usize, epoch: u32) -> u32 {
         let word = self.pads.word(self.rank, self.layout.call(channel, rank, epoch));
@@ -414,7 +413,7 @@ impl<P: Pads> Signals<P> {
         self.description(rank, epoch) == self.description(self.rank, epoch)
     }
 
-    /// What `rank` called at `epoch`, if it said so in full.
+    /// The full description of the call of `rank` at `epoch`, if it wrote one.
     pub(crate) fn description(&self, rank: usize, epoch: u32) -> [u32; Layout::DESCRIPTION] {
         self.load_words(rank, Layout::description(epoch))
     }
@@ -428,11 +427,11 @@ impl<P: Pads> Signals<P> {
             self.pads.word(self.rank, first + i).store(*word, Ordering::Relaxed);
         }
         if self.spans {
-            self.tell_far(&News::Says { first, words: words.to_vec() });
+            self.send_to_far(&PadUpdate::Words { first, words: words.to_vec() });
         }
     }
 
-    /// How many calls of the sequence `rank` has reached, as far as this rank was told, and the word of the last.
+    /// How many calls of the sequence `rank` has reached, as far as this rank knows, and the word of the last.
     pub(crate) fn last_call(&self, rank: usize) -> (u32, u32) {
         let channel = self.sequence();
         let epoch = self.pads.word(self.rank, self.layout.epoch(channel, rank));
@@ -451,7 +450,7 @@ impl<P: Pads> Signals<P> {
         self.channels[self.sequence()].state.load(Ordering::Relaxed) == UNFINISHED
     }
 
-    /// Has the next call of the sequence look whether another one was put off.
+    /// Makes the next call of the sequence check whether a call was put off.
     #[cold]
     pub(crate) fn look_before_next(&self) {
         let state = &self.channels[self.sequence()].state;

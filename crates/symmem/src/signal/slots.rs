@@ -43,7 +43,7 @@ impl<P: Pads> Signals<P> {
         }
         before_ringing();
         self.bell(to).ring_if_asleep();
-        self.tell_slot(slot, to, SlotAct::Put);
+        self.send_slot(slot, to, SlotAct::Put);
         true
     }
 
@@ -58,7 +58,7 @@ impl<P: Pads> Signals<P> {
         }
         before_ringing(); // a putter may sleep until the slot is free
         self.bell(from).ring_if_asleep();
-        self.tell_slot(slot, from, SlotAct::Taken);
+        self.send_slot(slot, from, SlotAct::Taken);
         true
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{Atomic, Handle, Offer, Ownership};
 use crate::dtype::{DType, Element};
 use crate::error::Result;
-use crate::group::{Ask, FarAddress, Group};
+use crate::group::{FarAddress, Group, Request};
 use crate::memory::Reach;
 use crate::memory::block::Access;
 use crate::memory::region::Region;
@@ -189,7 +189,7 @@ impl Memory {
         op: &'static str,
         rank: usize,
         at: usize,
-        ask: Ask,
+        ask: Request,
     ) -> Result<T> {
         self.group().change_far(op, self.far_address(rank, at), ask).map(T::of_bits)
     }

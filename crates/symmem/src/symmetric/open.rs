@@ -5,7 +5,7 @@
 
 use crate::dtype::Element;
 use crate::error::{Failed, Result};
-use crate::group::{Ask, Group};
+use crate::group::{Group, Request};
 use crate::memory::block::Access;
 use crate::sync::shared::AtomicU32;
 use crate::sync::{Deadline, Ordering};
@@ -277,7 +277,7 @@ impl<T: Atomic> Open<T> {
     pub fn fetch_add(&self, rank: usize, at: usize, value: T) -> Result<T> {
         const OP: &str = "fetch_add";
         let Some(element) = self.place(OP, rank, at, 1)? else {
-            return self.0.memory().change_far(OP, rank, at, Ask::Add(value.bits()));
+            return self.0.memory().change_far(OP, rank, at, Request::Add(value.bits()));
         };
         // SAFETY: S1 by the memory that `self` holds, S3 by `place`; in this phase it is touched by atomics only.
         Ok(unsafe { T::fetch_add(element, value) })
@@ -301,7 +301,7 @@ impl<T: Atomic> Open<T> {
     pub fn compare_swap(&self, rank: usize, at: usize, expected: T, new: T) -> Result<T> {
         const OP: &str = "compare_swap";
         let Some(element) = self.place(OP, rank, at, 1)? else {
-            let ask = Ask::Swap { expected: expected.bits(), new: new.bits() };
+            let ask = Request::Swap { expected: expected.bits(), new: new.bits() };
             return self.0.memory().change_far(OP, rank, at, ask);
         };
         // SAFETY: as in `fetch_add`.

@@ -1,4 +1,4 @@
-//! Which transport the ranks of a world choose, when it forms: all the same.
+//! The transport between hosts. All ranks of a world choose the same one when it forms.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -14,15 +14,15 @@ use crate::sync::Deadline;
 
 const VARIABLE: &str = "SYMMEM_WIRE";
 const OP: &str = "world";
-/// How long a rank that leaves waits for its peers to take in what it has told them.
+/// How long a leaving rank waits for its peers to receive its messages.
 const LINGER: Duration = Duration::from_secs(1);
-/// How long the ranks wait for each other's first messages: so long it takes until the job goes on where a firewall drops them.
+/// How long the ranks wait for each other's first messages. If a firewall drops these, the job continues over TCP after this time.
 const TRIAL: Duration = Duration::from_secs(10);
 
 #[cfg(not(feature = "ucx"))]
 enum Ucx {}
 
-/// What the environment asks for.
+/// The setting in the environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Wish {
     /// UCX if all ranks have it and an RDMA device for it. Over TCP, the mesh is faster.
@@ -55,7 +55,7 @@ impl Wish {
     }
 }
 
-/// What a rank brings when a world of several hosts forms.
+/// What a rank proposes when a world of several hosts forms.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Offer {
     wish: Wish,
@@ -72,7 +72,7 @@ struct EngineInfo {
 }
 
 impl EngineInfo {
-    /// What must be equal: releases of one version understand each other.
+    /// Major and minor version, which must be equal: patch releases can talk to each other.
     fn release(&self) -> &str {
         self.version.rsplit_once('.').map_or(self.version.as_str(), |(release, _)| release)
     }
@@ -94,7 +94,7 @@ impl Choice {
             return Ok(Self::default());
         }
         let wish = match Wish::read()? {
-            // UCX encrypts nothing, and believes whoever reaches its ports: who has a secret has to ask for that.
+            // UCX neither encrypts nor authenticates, so a job with a secret uses it only on request.
             Wish::Any if mesh.is_sealed() => Wish::Mesh,
             wish => wish,
         };
@@ -117,7 +117,7 @@ impl Choice {
         self.offer.as_ref()
     }
 
-    /// Chooses, by what all ranks of the world have brought. True if they are to try UCX together: see `connect`.
+    /// Chooses by the offers of all ranks of the world. True if all are to try UCX: see `connect`.
     pub(crate) fn settle(&self, mesh: &Mesh, offers: &[Option<Offer>]) -> Result<bool> {
         let Some(own) = &self.offer else { return Ok(false) };
         match agree(own, offers) {
@@ -136,8 +136,8 @@ impl Choice {
         }
     }
 
-    /// Connects with all ranks of other hosts, and waits until they answer. Where this fails on any rank, all go without, if
-    /// they may.
+    /// Connects with all ranks of other hosts, and waits until they answer. If this fails on any rank, no rank uses UCX, or all
+    /// fail if it was asked for.
     pub(crate) fn connect(&self, mesh: &Mesh, deadline: Deadline) -> Result<()> {
         let engines =
             std::mem::take(&mut *self.engines.lock().unwrap_or_else(PoisonError::into_inner));
@@ -154,7 +154,7 @@ impl Choice {
         self.offer.as_ref().is_none_or(|offer| offer.wish != Wish::Ucx)
     }
 
-    /// All ranks have connected.
+    /// All ranks have connected: UCX is used.
     pub(crate) fn go_with(&self) {
         if let Some(engine) = self.engine().clone() {
             let _ = self.chosen.set(transport(engine));
@@ -182,7 +182,7 @@ impl Choice {
         self.chosen.get()
     }
 
-    /// Before this rank says goodbye: what it has told comes first.
+    /// Called before this rank's goodbye, which its earlier messages must not follow.
     pub(crate) fn finish(&self) {
         #[cfg(feature = "ucx")]
         if let Some(engine) = self.chosen().and_then(|_| self.engine().clone()) {
@@ -190,7 +190,7 @@ impl Choice {
         }
     }
 
-    /// After the goodbye.
+    /// Called after the goodbye.
     pub(crate) fn end(&self) {
         #[cfg(feature = "ucx")]
         if let Some(engine) = self.engine().take() {
@@ -210,7 +210,7 @@ enum Refusal {
     Error(Error),
 }
 
-/// All ranks' engines, if all are to use them. All ranks come to the same verdict.
+/// All ranks' engines, if all are to use them. All ranks reach the same verdict.
 fn agree(own: &Offer, offers: &[Option<Offer>]) -> Result<Vec<EngineInfo>, Refusal> {
     let offers: Vec<(usize, &Offer)> = offers
         .iter()
@@ -276,10 +276,11 @@ fn start(mesh: &Mesh) -> Result<Arc<Ucx>, String> {
     let devices = super::devices::of_address(mesh.address_between_hosts(), library.version());
     let settings = Settings { devices, ..Settings::default() };
     let inbox = mesh.listeners();
-    let tell = move |from: usize, group: u128, bytes: &[u8]| inbox.tell(from, group, bytes);
+    let deliver =
+        move |from: usize, group: u128, bytes: &[u8]| inbox.deliver_to_group(from, group, bytes);
     let ranks = (mesh.rank(), mesh.size());
     let is_far = |rank: usize| !mesh.is_local(rank);
-    let engine = Ucx::new(ranks, is_far, mesh.tag(), Box::new(tell), |events| {
+    let engine = Ucx::new(ranks, is_far, mesh.tag(), Box::new(deliver), |events| {
         let worker = library.start(&settings, events).map_err(|failure| failure.to_string())?;
         let worker: Arc<dyn Engine> = Arc::new(worker);
         Ok(worker)
@@ -287,7 +288,7 @@ fn start(mesh: &Mesh) -> Result<Arc<Ucx>, String> {
     engine.map(Arc::new)
 }
 
-/// Connects with all ranks of other hosts. From here on the mesh's watcher looks after the engine.
+/// Connects with all ranks of other hosts. From here on the mesh's watcher serves the engine.
 #[cfg(feature = "ucx")]
 fn connect(
     engine: &Arc<Ucx>,
@@ -338,7 +339,7 @@ mod tests {
         Some(Offer { wish, has_adapter: true, engine: engine.map(info).map_err(str::to_owned) })
     }
 
-    /// What the first of these ranks finds, and the second.
+    /// The verdicts of two ranks with these engines.
     fn verdicts(wish: Wish, engines: [Result<&str, &str>; 2]) -> [String; 2] {
         let offers = engines.map(|engine| offer(wish, engine));
         [0, 1].map(|rank| match agree(offers[rank].as_ref().unwrap(), &offers) {

@@ -1,31 +1,31 @@
-//! What comes from one rank: taken in by its numbers, whatever the order in which it comes.
+//! Messages from one rank. They are delivered in the order of their numbers, in whatever order they arrive.
 
 use std::collections::BTreeMap;
 
 use super::outbound::{OVERHEAD, WINDOW, cost};
 
-/// How much may have been taken in of which the sender was not told.
+/// How much may have been delivered without an acknowledgement.
 const UNTOLD: u64 = WINDOW / 4;
 
-/// A message that is ahead of its turn.
+/// A message that has arrived before an earlier one.
 struct Held {
     group: u128,
-    /// Nothing while they are with the sender.
+    /// `None` while the body is being received.
     bytes: Option<Vec<u8>>,
     cost: u64,
 }
 
 #[derive(Default)]
 pub(super) struct Inbound {
-    /// The number of the message whose turn it is.
+    /// The number of the next message to deliver.
     next: u64,
     ahead: BTreeMap<u64, Held>,
-    /// What those ahead count for.
+    /// What the messages in `ahead` count for.
     held: u64,
-    /// How much was taken in, and how much of that the sender was told.
+    /// How much was delivered, and how much of that was acknowledged.
     taken: u64,
     told: u64,
-    /// It has sent what no rank of the job does.
+    /// The sender has sent an invalid message.
     is_over: bool,
 }
 
@@ -34,14 +34,14 @@ impl Inbound {
         self.is_over
     }
 
-    /// Nothing is taken in any more.
+    /// Delivers nothing any more.
     pub(super) fn end(&mut self) {
         self.is_over = true;
         self.ahead.clear();
     }
 
-    /// Whether it is the turn of a message that has just come. An error says why no rank of this job sends it: what may be
-    /// under way is bounded, and so is what is held here.
+    /// Whether a message that has just arrived is the next one. It is an error if it was received before, or exceeds the bound on
+    /// data in flight, which also bounds what is held here.
     pub(super) fn admit(&self, number: u64, bytes: usize) -> Result<bool, String> {
         if number < self.next || self.ahead.contains_key(&number) {
             return Err(format!("message {number} twice"));
@@ -52,27 +52,27 @@ impl Inbound {
         Ok(number == self.next)
     }
 
-    /// Keeps an admitted message until its turn, and until it is here.
+    /// Keeps an admitted message until the earlier ones are delivered, and until its body has arrived.
     pub(super) fn hold(&mut self, number: u64, group: u128, len: usize, bytes: Option<Vec<u8>>) {
         let cost = cost(len);
         self.held += cost;
         self.ahead.insert(number, Held { group, bytes, cost });
     }
 
-    /// The bytes of a message that is held have come.
+    /// The body of a held message has arrived.
     pub(super) fn fill(&mut self, number: u64, bytes: Vec<u8>) {
         if let Some(held) = self.ahead.get_mut(&number) {
             held.bytes = Some(bytes);
         }
     }
 
-    /// A message was taken in, whose turn it was.
+    /// The next message was delivered.
     pub(super) fn take(&mut self, bytes: usize) {
         self.next += 1;
         self.taken += cost(bytes);
     }
 
-    /// The message whose turn it is, if it is held here; it counts as taken in.
+    /// Takes the next message, if it is held here; it counts as delivered.
     pub(super) fn next(&mut self) -> Option<(u128, Vec<u8>)> {
         let first = self.ahead.first_entry()?;
         if *first.key() != self.next || first.get().bytes.is_none() {
@@ -85,12 +85,12 @@ impl Inbound {
         bytes.map(|bytes| (group, bytes))
     }
 
-    /// Whether the sender should be told how much was taken in.
+    /// Whether an acknowledgement is due.
     pub(super) fn is_due(&self) -> bool {
         self.taken - self.told >= UNTOLD
     }
 
-    /// How much was taken in, for the sender.
+    /// How much was delivered, for an acknowledgement.
     pub(super) fn tell(&mut self) -> u64 {
         self.told = self.taken;
         self.taken

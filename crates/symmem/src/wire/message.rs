@@ -1,8 +1,8 @@
-//! What travels in the header of an active message.
+//! The header of an active message.
 
-/// Bytes of the header before what may travel behind it.
+/// Bytes of the header without a message in it.
 pub(super) const LEN: usize = 45;
-/// The most bytes that travel in the header itself.
+/// The most bytes of a message in the header itself.
 pub(super) const SHORT: usize = symmem_sys::ucx::MAX_HEADER - LEN;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,28 +11,28 @@ pub(super) enum Kind {
     Short,
     /// A message for a group, in the body.
     Long,
-    /// Nothing; but whoever takes it in says so at once.
+    /// Empty. The receiver acknowledges it at once.
     Last,
-    /// How much was taken in. It has no number.
+    /// An acknowledgement. It has no number.
     Credit,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
-    /// Of the world: messages of strangers do not have it.
+    /// Identifies the world: messages of other processes do not have it.
     pub(super) tag: u64,
     /// The sender.
     pub(super) from: u32,
     pub(super) kind: Kind,
-    /// The number of the message among those of its sender to its receiver.
+    /// The number of the message among those from its sender to its receiver.
     pub(super) sequence: u64,
-    /// How much the sender has taken in of what the receiver has sent to it.
+    /// Acknowledges how much the sender has received from the receiver.
     pub(super) taken: u64,
     pub(super) group: u128,
 }
 
 impl Header {
-    /// The header with what travels in it.
+    /// The header with a message in it.
     pub(super) fn encode(&self, bytes: &[u8]) -> Vec<u8> {
         let mut all = Vec::with_capacity(LEN + bytes.len());
         all.extend(self.tag.to_le_bytes());

@@ -1,7 +1,7 @@
-//! How what groups tell ranks of other hosts gets there: over the mesh's own connections, or by UCX's active messages.
+//! Transports of messages between groups on different hosts: the mesh's own connections, or UCX's active messages.
 //!
-//! Both bring the messages of one rank to another in the order in which they were posted, each once, and hand them to the
-//! mesh's listeners. The ranks choose one of them when their world forms: see `choice.rs`.
+//! Both deliver the messages of one rank to another in the order of posting, each once, to the mesh's listeners. The ranks choose
+//! a transport when their world forms: see `choice.rs`.
 
 mod choice;
 #[cfg(feature = "ucx")]
@@ -22,37 +22,37 @@ mod ucx;
 pub(crate) use choice::{Choice, Offer};
 
 use crate::error::Result;
-use crate::mesh::{FarLine, MOST, Mesh};
+use crate::mesh::{FarConnection, MOST, Mesh};
 use crate::sync::Deadline;
 
-/// Brings messages to ranks of other hosts, by their numbers in the world.
+/// Sends messages to ranks of other hosts, by their ranks in the world.
 pub(crate) trait Transport: Send + Sync {
     /// The most bytes of one message.
     fn most(&self) -> usize;
 
-    /// Hands a message over, without waiting: callers post no more than their protocol has under way. What a lost rank is told
-    /// is lost.
+    /// Sends a message without waiting: the caller's protocol bounds how many are unanswered. Messages to a lost rank are
+    /// dropped.
     fn post(&self, to: usize, group: u128, bytes: Vec<u8>);
 
-    /// As `post`, for what nobody waits for urgently: it goes with the next message, or within some milliseconds.
+    /// As `post`, for messages that are not urgent: they go with the next message, or within some milliseconds.
     fn post_soon(&self, to: usize, group: u128, bytes: Vec<u8>);
 
-    /// Takes in what has come, at least from these ranks of other hosts. For threads that look again and again.
+    /// Receives messages, at least from these ranks of other hosts. For threads that poll.
     fn progress(&self, from: &[usize]);
 
-    /// As `post`, once there is room for it.
+    /// As `post`, but waits until there is room.
     fn send(&self, to: usize, group: u128, bytes: Vec<u8>, deadline: Deadline) -> Result<()>;
 }
 
 /// Over the mesh's connections.
-struct OverMesh(Vec<Option<FarLine>>);
+struct OverMesh(Vec<Option<FarConnection>>);
 
 impl OverMesh {
     fn new(mesh: &Mesh) -> Self {
-        Self((0..mesh.size()).map(|rank| mesh.far_line(rank)).collect())
+        Self((0..mesh.size()).map(|rank| mesh.far_connection(rank)).collect())
     }
 
-    fn line(&self, to: usize) -> Option<&FarLine> {
+    fn line(&self, to: usize) -> Option<&FarConnection> {
         self.0.get(to)?.as_ref()
     }
 }
@@ -75,7 +75,7 @@ impl Transport for OverMesh {
     }
 
     fn progress(&self, from: &[usize]) {
-        from.iter().filter_map(|&rank| self.line(rank)).for_each(FarLine::take_in);
+        from.iter().filter_map(|&rank| self.line(rank)).for_each(FarConnection::take_in);
     }
 
     fn send(&self, to: usize, group: u128, bytes: Vec<u8>, deadline: Deadline) -> Result<()> {

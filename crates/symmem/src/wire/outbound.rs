@@ -1,15 +1,15 @@
-//! What this rank sends to one other: numbered, and no more of it under way than the receiver has room for.
+//! Messages to one rank: numbered, and with a bound on unacknowledged data.
 
 use std::collections::VecDeque;
 
 use super::message::Kind;
 
-/// How much may be under way to a rank that it has not taken in, and what a message counts for besides its bytes. Both ends
-/// count alike.
+/// How much unacknowledged data may be in flight to a rank, and what a message counts for besides its bytes. Both ends count
+/// in the same way.
 pub(super) const WINDOW: u64 = 4 << 20;
 pub(super) const OVERHEAD: u64 = 1 << 10;
 
-/// What a message of so many bytes counts for.
+/// What a message of `bytes` bytes counts for.
 pub(super) fn cost(bytes: usize) -> u64 {
     bytes as u64 + OVERHEAD
 }
@@ -23,14 +23,14 @@ pub(super) struct Parcel {
 
 #[derive(Default)]
 pub(super) struct Outbound {
-    /// What there was no room for, or nobody has sent yet.
+    /// Messages that were not sent yet, for lack of room or of a thread to send them.
     queue: VecDeque<Parcel>,
     /// The number of the next message.
     next: u64,
-    /// How much was sent, and how much of that was taken in.
+    /// How much was sent, and how much of that was acknowledged.
     sent: u64,
     taken: u64,
-    /// Nobody takes in any more.
+    /// The receiver is gone.
     is_over: bool,
 }
 
@@ -59,18 +59,18 @@ impl Outbound {
         Some((self.next - 1, parcel))
     }
 
-    /// The receiver has taken in so much; whether it can have. What it said before may come later.
+    /// Notes what the receiver acknowledges. False if that is more than was sent. Acknowledgements may arrive in any order.
     pub(super) fn note_taken(&mut self, total: u64) -> bool {
         self.taken = self.taken.max(total.min(self.sent));
         total <= self.sent
     }
 
-    /// Whether all was taken in, or never will be.
+    /// Whether everything was acknowledged, or never will be.
     pub(super) fn is_through(&self) -> bool {
         self.is_over || self.queue.is_empty() && self.sent == self.taken
     }
 
-    /// Nothing goes any more.
+    /// Sends nothing any more.
     pub(super) fn end(&mut self) {
         self.is_over = true;
         self.queue.clear();

@@ -1,4 +1,4 @@
-//! What the engine's events find and do: they take in messages in the order of their numbers, and note what has failed.
+//! The state of the peers, and the engine's events: they deliver messages in the order of their numbers, and note failures.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -15,22 +15,22 @@ use crate::sync::atomic::{AtomicBool, AtomicUsize};
 /// The most bytes of one message.
 pub(super) const MOST: usize = 256 << 10;
 
-/// Who is told what has come: the mesh's listeners.
+/// Where messages are delivered: the mesh's listeners.
 pub(super) type Sink = dyn Fn(usize, u128, &[u8]) -> Result<(), String> + Send + Sync;
 
-/// What the engine's events find.
+/// The state that the engine's events work on.
 pub(super) struct Shared {
     pub(super) own: usize,
     pub(super) tag: u64,
     pub(super) sink: Box<Sink>,
-    /// By rank of the world; nothing for those of this host.
+    /// By rank of the world; `None` for ranks of this host.
     pub(super) peers: Vec<Option<Peer>>,
-    /// Ranks for which there is something to do, and whether there are any.
+    /// Ranks that messages or acknowledgements have to be sent to, and whether there are any.
     pub(super) due: Mutex<Vec<usize>>,
     pub(super) is_due: AtomicBool,
     pub(super) bodies: Mutex<Bodies>,
     pub(super) failed: Mutex<Vec<Failed>>,
-    /// Messages that have not come from any rank of the world.
+    /// The number of messages that no rank of the world has sent.
     pub(super) strangers: AtomicUsize,
 }
 
@@ -38,11 +38,11 @@ pub(super) struct Shared {
 pub(super) struct Peer {
     pub(super) endpoint: OnceLock<Endpoint>,
     pub(super) out: Mutex<Outbound>,
-    /// Only of who works with the engine.
+    /// Used only by the thread that works with the engine.
     pub(super) into: Mutex<Inbound>,
-    /// Says at once how much was taken in.
+    /// Whether the peer has asked for an acknowledgement.
     pub(super) asked: AtomicBool,
-    /// The mesh has said that it is gone; and its endpoint was closed.
+    /// Whether the mesh has reported it as gone, and whether its endpoint was closed.
     pub(super) is_gone: AtomicBool,
     pub(super) is_closed: AtomicBool,
 }
@@ -58,7 +58,7 @@ pub(super) struct Bodies {
 pub(super) struct Failed {
     pub(super) rank: usize,
     pub(super) how: String,
-    /// When its connection failed; nothing if it has sent what no rank of the job does.
+    /// When its connection failed; `None` if it has sent an invalid message.
     pub(super) since: Option<Instant>,
 }
 
@@ -68,7 +68,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Peer {
-    /// Whether it should be told now how much was taken in.
+    /// Whether an acknowledgement is due now.
     pub(super) fn owes(&self) -> bool {
         self.asked.load(Ordering::Relaxed) || lock(&self.into).is_due()
     }
@@ -92,12 +92,12 @@ impl Shared {
         self.is_due.store(true, Ordering::SeqCst);
     }
 
-    /// Whether nothing is to be had from a rank any more.
+    /// Whether no message of a rank is accepted any more.
     pub(super) fn is_gone(&self, rank: usize) -> bool {
         self.peer(rank).is_none_or(|peer| peer.is_gone.load(Ordering::Acquire))
     }
 
-    /// The connection with a rank has failed. It is lost, unless the mesh soon says how it went.
+    /// The connection with a rank has failed. The rank is lost, unless the mesh reports its departure soon.
     pub(super) fn note_failure(&self, rank: usize, failure: &Failure) {
         let how = format!("its UCX connection failed: {failure}");
         self.note(Failed { rank, how, since: Some(Instant::now()) });
@@ -113,7 +113,7 @@ impl Shared {
         }
     }
 
-    /// Takes in a message, or holds it until its turn.
+    /// Delivers a message, or holds it until the earlier ones are delivered.
     fn admit(&self, rank: usize, peer: &Peer, header: &Header, data: Data<'_>) -> Answer {
         let mut into = lock(&peer.into);
         if into.is_over() {
@@ -146,7 +146,7 @@ impl Shared {
             return Err(format!("a message of {len} bytes"));
         }
         let is_next = into.admit(number, len)?;
-        // What only asks for an answer is told to no group: it is one of group 0 without bytes.
+        // A request for an acknowledgement is a message without bytes to group 0, and goes to no group.
         match data {
             Data::Inline(bytes) if is_next => {
                 self.tell(rank, peer, header.group, bytes)?;
@@ -166,7 +166,7 @@ impl Shared {
         Ok(Answer::Done)
     }
 
-    /// Takes in what was held back and whose turn has come.
+    /// Delivers held messages that are next.
     fn tell_held(&self, rank: usize, peer: &Peer, into: &mut Inbound) -> Result<(), String> {
         while let Some((group, bytes)) = into.next() {
             self.tell(rank, peer, group, &bytes)?;
@@ -186,7 +186,7 @@ impl Shared {
         (self.sink)(rank, group, bytes)
     }
 
-    /// A body that was with the sender is here.
+    /// The body of a message has arrived.
     fn fill(&self, rank: usize, peer: &Peer, number: u64, bytes: Vec<u8>) {
         let mut into = lock(&peer.into);
         if into.is_over() {

@@ -1,10 +1,10 @@
 //! Messages to ranks of other hosts as UCX's active messages.
 //!
-//! UCX promises no order, so messages are numbered: the receiver takes them in by their numbers and holds back what is ahead.
-//! What may be under way has a bound, and the receiver says how much it has taken in.
+//! UCX promises no order, so messages are numbered, and the receiver delivers them in the order of their numbers. The amount of
+//! unacknowledged data is bounded.
 //!
-//! Nobody waits for the engine, and nobody holds a lock while it runs: one thread at a time works with it, and what others
-//! have for it meanwhile, that thread does before it goes. So a group that is told something may answer at once.
+//! One thread at a time works with the engine, and no thread waits for that or holds a lock meanwhile: work that other threads
+//! have for the engine is done by that thread before it returns. So a group may send an answer while a message is delivered to it.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
@@ -21,9 +21,9 @@ use crate::mesh::{Carrier, Gone, PeerObserver, Subject};
 use crate::sync::atomic::{AtomicBool, AtomicUsize};
 use crate::sync::{Deadline, Ordering};
 
-/// How long a connection may have failed here before its rank is lost: so long the mesh is asked first, which knows better.
+/// How long after the failure of a connection its rank is lost, so that the mesh, which knows the cause, can report it first.
 const GRACE: Duration = Duration::from_millis(100);
-/// How long a sender looks for room again and again before it sleeps between looks.
+/// How long a sender polls for room before it sleeps between polls.
 const SPIN: Duration = Duration::from_millis(1);
 /// How long dropping the engine waits for what is pending.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -32,9 +32,9 @@ const PATIENCE: Duration = Duration::from_millis(500);
 pub(crate) struct Ucx {
     shared: Arc<Shared>,
     engine: Arc<dyn Engine>,
-    /// Whether a thread works with the engine.
+    /// Whether some thread works with the engine.
     busy: AtomicBool,
-    /// How often waits have worked with the engine, and how often when the watcher looked last.
+    /// How often waiting threads have worked with the engine: now, and when the watcher last checked.
     visits: AtomicUsize,
     seen: AtomicUsize,
     /// Whether the watcher sleeps until something comes.
@@ -44,7 +44,7 @@ pub(crate) struct Ucx {
 }
 
 impl Ucx {
-    /// Of rank `own`, for messages of the `far` ranks among `size`; `start` makes the engine.
+    /// The transport of rank `own` of `size` to the far ranks. `start` makes the engine.
     pub(super) fn new(
         (own, size): (usize, usize),
         is_far: impl Fn(usize) -> bool,
@@ -84,7 +84,7 @@ impl Ucx {
         self.engine.address()
     }
 
-    /// Connects with a rank of another host. What it has sent already was taken in.
+    /// Connects with a rank of another host. Its earlier messages have been received.
     pub(super) fn connect(&self, rank: usize, address: &[u8]) -> Result<(), String> {
         let Some(peer) = self.shared.peer(rank) else { return Ok(()) };
         let endpoint = self.engine.connect(address).map_err(|failure| failure.to_string())?;
@@ -94,17 +94,17 @@ impl Ucx {
         Ok(())
     }
 
-    /// Does what is due, unless somebody else works with the engine, who then does it.
+    /// Sends what is due, unless another thread works with the engine, which then does it.
     fn work(&self) {
-        // In one order with the stores of `is_due` and `busy`: either we see that somebody has gone, or that one sees what
-        // is due.
+        // Sequentially consistent with the stores to `is_due` and `busy`: either we see that the other thread has finished, or it
+        // sees what is due.
         while self.shared.is_due.load(Ordering::SeqCst) && !self.busy.swap(true, Ordering::SeqCst) {
             self.send_due();
             self.busy.store(false, Ordering::SeqCst);
         }
     }
 
-    /// Sends what there is, to those for whom there is something. Of who works with the engine.
+    /// Sends what is due to all ranks. Only for the thread that works with the engine.
     fn send_due(&self) {
         self.shared.is_due.store(false, Ordering::SeqCst);
         let due = std::mem::take(&mut *lock(&self.shared.due));
@@ -119,7 +119,7 @@ impl Ucx {
         let Some(&endpoint) = peer.endpoint.get() else { return };
         if peer.is_gone.load(Ordering::Acquire) {
             if !peer.is_closed.swap(true, Ordering::Relaxed) {
-                let _ = self.engine.close(endpoint); // nobody could do more
+                let _ = self.engine.close(endpoint); // nothing else can be done
             }
             return;
         }
@@ -150,8 +150,8 @@ impl Ucx {
         }
     }
 
-    /// Takes in what has come, unless somebody else works with the engine; how much that was.
-    fn turn(&self) -> usize {
+    /// Receives messages and sends what is due, unless another thread works with the engine. Returns how much was received.
+    fn poll(&self) -> usize {
         if self.busy.swap(true, Ordering::SeqCst) {
             return 0;
         }
@@ -165,29 +165,29 @@ impl Ucx {
         done
     }
 
-    /// The same for a thread that looks again and again: the watcher leaves the engine to it.
+    /// The same for a thread that polls: the watcher leaves the engine to it.
     fn visit(&self) -> usize {
         self.visits.fetch_add(1, Ordering::Relaxed);
-        self.turn()
+        self.poll()
     }
 
-    /// Before this rank says goodbye: waits until its peers have taken in all that it has told them, or until the deadline.
+    /// Before this rank's goodbye: waits until its peers have acknowledged all its messages, or until the deadline.
     pub(super) fn finish(&self, deadline: Deadline) {
         self.ask_all();
         let deadline = deadline.start();
         while self.unanswered().next().is_some() && !deadline.expired() {
-            if self.turn() == 0 {
+            if self.poll() == 0 {
                 std::thread::yield_now();
             }
         }
     }
 
-    /// Waits until all peers have answered, for the first time; or says which has not.
+    /// Waits for the first answer of every peer. An error names one that has not answered.
     pub(super) fn try_all(&self, deadline: Deadline) -> Result<(), String> {
         self.ask_all();
         let deadline = deadline.start();
         while let Some(rank) = self.unanswered().next() {
-            // A rank that has died is not unanswered for long: the mesh says so.
+            // If the rank has died, the mesh reports it soon.
             if let Some((rank, how)) = self.lost().pop() {
                 return Err(format!("rank {rank}: {how}"));
             }
@@ -195,14 +195,14 @@ impl Ucx {
                 let after = deadline.elapsed();
                 return Err(format!("rank {rank} did not answer within {after:.1?}"));
             }
-            if self.turn() == 0 {
+            if self.poll() == 0 {
                 std::thread::yield_now();
             }
         }
         Ok(())
     }
 
-    /// Asks all peers to say at once how much they have taken in.
+    /// Asks all peers for an acknowledgement.
     fn ask_all(&self) {
         for rank in self.shared.far_ranks() {
             self.push(rank, Parcel { kind: Kind::Last, group: 0, bytes: Vec::new() });
@@ -210,7 +210,7 @@ impl Ucx {
         self.work();
     }
 
-    /// Peers that have not taken in all that they were told.
+    /// Peers that have not acknowledged all messages.
     fn unanswered(&self) -> impl Iterator<Item = usize> {
         self.shared.far_ranks().filter(|&rank| {
             let is_through = |peer: &Peer| {
@@ -221,7 +221,7 @@ impl Ucx {
         })
     }
 
-    /// Gives the engine's connections up. What comes later is not taken in.
+    /// Shuts the engine down. Later messages are not received.
     pub(super) fn end(&self) {
         if self.process == std::process::id() {
             let _ = self.engine.shutdown(PATIENCE); // what is still pending is never given back
@@ -267,7 +267,7 @@ impl Transport for Ucx {
 
     fn post_soon(&self, to: usize, group: u128, bytes: Vec<u8>) {
         self.push(to, parcel(group, bytes));
-        // Else the watcher does it soon, if nobody else does.
+        // Otherwise the watcher or another thread does it soon.
         if self.is_asleep.load(Ordering::SeqCst) {
             self.work();
         }
@@ -298,7 +298,7 @@ impl Transport for Ucx {
 
 impl Carrier for Ucx {
     fn serve(&self) -> usize {
-        self.turn()
+        self.poll()
     }
 
     fn was_visited(&self) -> bool {
@@ -311,10 +311,10 @@ impl Carrier for Ucx {
         if self.busy.swap(true, Ordering::SeqCst) {
             return false;
         }
-        // An engine that is at its end has nothing to wake anybody for.
+        // An engine that is shut down has no events.
         let may = self.engine.arm().unwrap_or(true);
         self.busy.store(false, Ordering::SeqCst);
-        // What is posted after this does not rely on the watcher.
+        // From here on, a thread that posts does not rely on the watcher.
         self.is_asleep.store(may, Ordering::SeqCst);
         self.work();
         may
@@ -341,7 +341,7 @@ impl Carrier for Ucx {
 }
 
 impl PeerObserver for Ucx {
-    /// Only notes it: whoever works with the engine next closes the endpoint.
+    /// Only notes it. The next thread that works with the engine closes the endpoint.
     fn gone(&self, world_rank: usize, _gone: &Gone, subject: Option<&Subject>) {
         let Some(peer) = self.shared.peer(world_rank).filter(|_| subject.is_none()) else { return };
         peer.is_gone.store(true, Ordering::Release); // pairs with the acquire in `send_all`

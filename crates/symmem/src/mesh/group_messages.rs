@@ -1,5 +1,4 @@
-//! What ranks of different hosts tell each other for their groups: bytes that go straight to the group they are for, and not to
-//! a conversation.
+//! Messages between ranks of different hosts that are addressed to a group, and not to a conversation.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -12,36 +11,36 @@ use crate::sync::Deadline;
 /// The most bytes of one such message.
 pub(crate) const MOST: usize = super::stream::LONGEST - 64;
 
-/// A group that is told something by ranks of other hosts.
+/// A group that receives messages from ranks of other hosts.
 pub(crate) trait Listener: Send + Sync {
-    /// What rank `from` of the world tells, in the order in which it does. Never waits. An error says why no rank of this job
-    /// tells that: the rank is then lost.
-    fn told(&self, from: usize, bytes: &[u8]) -> Result<(), String>;
+    /// Takes a message of rank `from` of the world, in the order of sending. Must not wait. An error says what is wrong with
+    /// the message; its sender then counts as lost.
+    fn receive(&self, from: usize, bytes: &[u8]) -> Result<(), String>;
 }
 
-/// Has a group told; an error says why no rank of this job tells that.
-pub(super) type Tell<'a> = dyn Fn(u128, &[u8]) -> Result<(), String> + 'a;
+/// Delivers a message to a group. An error says what is wrong with the message.
+pub(super) type DeliverToGroup<'a> = dyn Fn(u128, &[u8]) -> Result<(), String> + 'a;
 
-/// The way to one rank on another host.
-pub(crate) struct FarLine {
+/// The connection to one rank on another host.
+pub(crate) struct FarConnection {
     pub(super) rank: usize,
     pub(super) stream: Arc<Stream>,
     pub(super) peers: Arc<Peers>,
 }
 
-impl FarLine {
-    /// Takes in what the rank has sent. The watcher leaves that to whoever calls this often.
+impl FarConnection {
+    /// Receives what the rank has sent. While a thread calls this often, the watcher leaves the connection to it.
     pub(crate) fn take_in(&self) {
         self.peers.look_at(self.rank);
     }
 
-    /// Tells the rank something, without waiting: callers tell no more than their protocol has under way. What a lost rank is
-    /// told is lost.
+    /// Sends a message without waiting: the caller's protocol bounds how many are unanswered. Messages to a lost rank are
+    /// dropped.
     pub(crate) fn post(&self, group: u128, bytes: Vec<u8>) {
         self.stream.post(group, &bytes, false);
     }
 
-    /// As `post`, for what nobody waits for urgently: it goes with the next message, or within a millisecond.
+    /// As `post`, for messages that are not urgent: they go with the next message, or within a millisecond.
     pub(crate) fn post_soon(&self, group: u128, bytes: Vec<u8>) {
         self.stream.post(group, &bytes, true);
         self.peers.send_held_if_idle(&self.stream);
@@ -49,28 +48,28 @@ impl FarLine {
 
     /// As `post_soon`, once there is room for it.
     pub(crate) fn send(&self, group: u128, bytes: Vec<u8>, deadline: Deadline) -> Result<()> {
-        // What the rank tells meanwhile may be that there is room.
+        // One of the messages received meanwhile may say that there is room.
         self.stream.send_to_group(group, &bytes, deadline, &|| self.take_in())?;
         self.peers.send_held_if_idle(&self.stream);
         Ok(())
     }
 }
 
-/// The groups that are told something, by their names on the mesh.
+/// The receivers of messages, by the id of their group.
 #[derive(Default)]
 pub(super) struct Listeners(HashMap<u128, Entry>);
 
 enum Entry {
     Formed(Weak<dyn Listener>),
-    /// Peers have formed it already, and this rank has not.
+    /// Peers have formed the group, and this rank has not yet: their messages, with the sender of each.
     Early(Vec<(usize, Vec<u8>)>),
 }
 
-/// How many messages a rank may be sent by each peer before it has formed a group: a signal on every channel, and a call.
+/// How many messages are kept for a group that this rank has not formed yet: a signal on every channel, and a call.
 const EARLY: usize = 1 << 14;
 
 impl Listeners {
-    /// Who is to be told; keeps it for later if that group has not been formed here.
+    /// The receiver of a message. If the group has not been formed here yet, keeps the message.
     pub(super) fn find(
         &mut self,
         from: usize,
@@ -78,7 +77,7 @@ impl Listeners {
         bytes: &[u8],
     ) -> Result<Option<Arc<dyn Listener>>, String> {
         match self.0.entry(group).or_insert_with(|| Entry::Early(Vec::new())) {
-            Entry::Formed(listener) => Ok(listener.upgrade()), // nothing if it is gone here
+            Entry::Formed(listener) => Ok(listener.upgrade()), // `None` if the group is gone here
             Entry::Early(early) if early.len() < EARLY => {
                 early.push((from, bytes.to_vec()));
                 Ok(None)
@@ -87,7 +86,8 @@ impl Listeners {
         }
     }
 
-    /// From here on, `listener` is told. Also of what was told before; which peer told what no rank of the job does.
+    /// From here on, `listener` gets the group's messages, starting with those that were kept. Returns the peers that had sent
+    /// invalid ones.
     pub(super) fn listen(
         &mut self,
         group: u128,
@@ -95,11 +95,11 @@ impl Listeners {
     ) -> Vec<(usize, String)> {
         let early = self.0.insert(group, Entry::Formed(Arc::downgrade(listener)));
         let Some(Entry::Early(early)) = early else { return Vec::new() };
-        let told = early.into_iter().map(|(from, bytes)| (from, listener.told(from, &bytes)));
+        let told = early.into_iter().map(|(from, bytes)| (from, listener.receive(from, &bytes)));
         told.filter_map(|(from, result)| result.err().map(|why| (from, why))).collect()
     }
 
-    /// The group was closed so long ago that nobody has anything to tell it.
+    /// Forgets a group that was closed so long ago that no message for it can arrive any more.
     pub(super) fn forget(&mut self, group: u128) {
         self.0.remove(&group);
     }

@@ -1,0 +1,64 @@
+//! The messages that members of a group on different hosts send each other.
+
+use serde::{Deserialize, Serialize};
+
+use crate::signal::PadUpdate;
+
+/// One message.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum FarMessage<'a> {
+    /// A change to a pad.
+    Pad(PadUpdate),
+    /// A piece of what the sender stages for exchange `epoch`, from byte `at` of its staging buffer on.
+    Staged { epoch: u32, at: usize, bytes: RawBytes<'a> },
+    /// Data for the receiver's part of the memory of rendezvous `memory`, from byte `at` on, stored by atomics of `unit` bytes.
+    Put { memory: u64, at: usize, unit: u8, bytes: RawBytes<'a> },
+    /// An operation on that memory whose result the sender waits for.
+    Request { ticket: u64, memory: u64, at: usize, unit: u8, request: Request },
+    /// The result of a request, or why there is none.
+    Reply {
+        ticket: u64,
+        #[serde(borrow)]
+        reply: Result<RawBytes<'a>, String>,
+    },
+    /// Why a `Put` was not executed.
+    Refused { memory: u64, why: String },
+}
+
+/// Bytes that are serialised in one piece. As a list of numbers they would take far longer.
+#[derive(Clone, Copy)]
+pub(super) struct RawBytes<'a>(pub(super) &'a [u8]);
+
+impl Serialize for RawBytes<'_> {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_bytes(self.0)
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for RawBytes<'a> {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        <&[u8]>::deserialize(from).map(Self)
+    }
+}
+
+impl std::fmt::Debug for RawBytes<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes", self.0.len())
+    }
+}
+
+/// An operation on a peer's memory that returns something.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) enum Request {
+    /// Returns this many bytes.
+    Read(usize),
+    /// Adds this, wrapping, to an integer of `unit` bytes, and returns its previous value.
+    Add(u64),
+    /// Replaces `expected` by `new`, and returns the previous value.
+    Swap { expected: u64, new: u64 },
+}
+
+pub(super) fn encode(message: &FarMessage<'_>) -> Vec<u8> {
+    // Fails only for types that cannot be serialised at all.
+    postcard::to_stdvec(message).unwrap_or_default()
+}
