@@ -58,7 +58,7 @@ pub mod internals {
 #[cfg(loom)]
 #[doc(hidden)]
 pub mod model {
-    pub use crate::signal::{Layout, Pads, Signals, Stop};
+    pub use crate::signal::{Layout, Pads, Signals, Slot, Stop};
     pub use crate::sync::{LATE_STORES, Ordering, Word};
 }
 

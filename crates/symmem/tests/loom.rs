@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use symmem::Deadline;
-use symmem::model::Stop;
+use symmem::model::{Slot, Stop};
 
 #[path = "loom/model.rs"]
 mod model;
@@ -227,6 +227,11 @@ fn two_groups_on_one_channel_do_not_disturb_each_other() {
     assert!(slept);
 }
 
+/// A slot of an allocation's pad.
+fn slot(word: &ModelWord) -> Slot<'_, ModelWord> {
+    Slot { word, pad: 1, channel: 0 }
+}
+
 #[test]
 fn two_groups_signal_in_the_pad_of_one_allocation() {
     // Each group its own word of that pad; two threads of rank 1 wait, each at the bell of its group.
@@ -238,7 +243,7 @@ fn two_groups_signal_in_the_pad_of_one_allocation() {
             .map(|(i, group)| {
                 let (rank, pad) = (Arc::clone(&group[1]), Arc::clone(&pad));
                 Box::new(move || {
-                    assert_eq!(rank.signals.take(&pad[i], 0, NEVER, || false), Ok(()));
+                    assert_eq!(rank.signals.take(&slot(&pad[i]), 0, NEVER, || false), Ok(()));
                     assert_eq!(rank.data.read(i), 3);
                 }) as Thread
             })
@@ -247,7 +252,7 @@ fn two_groups_signal_in_the_pad_of_one_allocation() {
         let send = Box::new(move || {
             for (i, rank) in senders.iter().enumerate().rev() {
                 rank.data.write(i, 3);
-                assert_eq!(rank.signals.put(&pad[i], 1, NEVER, || false), Ok(()));
+                assert_eq!(rank.signals.put(&slot(&pad[i]), 1, NEVER, || false), Ok(()));
             }
         }) as Thread;
         receivers.into_iter().chain([send]).collect()
