@@ -27,7 +27,7 @@ const KINDS: [Kind; 12] = [
     Kind { name: "PeerLost", doc: "A peer died or left during the call. The other ranks can continue in a smaller group: see Group.shrink.", fields: &["rank", "during", "how"], also: |_| None },
     Kind { name: "PeerFailed", doc: "A peer is alive but could not take part in the call; its own error says why.", fields: &["op", "rank", "reason"], also: |_| None },
     Kind { name: "Timeout", doc: "A wait reached its deadline.", fields: &["op", "channel", "waiting_for", "after", "doing"], also: |py| Some(py.get_type::<PyTimeoutError>()) },
-    Kind { name: "Interrupted", doc: "A wait was interrupted. Ctrl-C raises KeyboardInterrupt instead.", fields: &["op", "waiting_for", "after"], also: |_| None },
+    Kind { name: "Interrupted", doc: "A wait was interrupted. Ctrl-C raises KeyboardInterrupt instead.", fields: &["op", "channel", "waiting_for", "after"], also: |_| None },
     Kind { name: "OutOfStepError", doc: "A rank abandoned a collective that others may have finished. All ranks must call Group.resync.", fields: &["op", "rank", "what"], also: |_| None },
     Kind { name: "Protocol", doc: "The other end of a connection violated the protocol, or closed it.", fields: &["peer", "expected", "got"], also: |_| None },
     Kind { name: "Usage", doc: "The arguments of the call are wrong, and nothing was done.", fields: &["op", "rank", "expected", "got"], also: |py| Some(py.get_type::<PyValueError>()) },
@@ -121,9 +121,9 @@ fn fill(to: &Bound<'_, PyDict>, error: &Error) -> PyResult<&'static str> {
             let after = after.as_secs_f64();
             filled!("Timeout": op, channel, waiting_for, after, doing)
         }
-        Error::Interrupted { op, waiting_for, after, .. } => {
+        Error::Interrupted { op, channel, waiting_for, after, .. } => {
             let after = after.as_secs_f64();
-            filled!("Interrupted": op, waiting_for, after)
+            filled!("Interrupted": op, channel, waiting_for, after)
         }
         Error::OutOfStep { op, rank, what, .. } => filled!("OutOfStepError": op, rank, what),
         Error::Protocol { with: peer, expected, got, .. } => {

@@ -114,11 +114,13 @@ pub enum Error {
     },
 
     /// The caller ended a wait: see [`interruptible`](crate::interruptible). Otherwise as at a deadline.
-    #[error("{op}: interrupted after {after:.1?} while waiting for {}", ranks(.waiting_for))]
+    #[error("{op}{}: interrupted after {after:.1?} while waiting for {}", on_channel(.channel), ranks(.waiting_for))]
     #[non_exhaustive]
     Interrupted {
         /// The operation that waited.
         op: &'static str,
+        /// The channel, for operations that have one.
+        channel: Option<usize>,
         /// The ranks that had not answered; empty when the wait was for the store.
         waiting_for: Vec<usize>,
         /// How long the wait lasted.

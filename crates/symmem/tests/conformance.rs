@@ -165,4 +165,5 @@ conforms! {
     memory_lives_as_long_as_anyone_reads_it(3);
     a_handle_keeps_the_memory(2);
     the_pads_layout_is_pytorchs(3);
+    waits_on_a_pad_name_their_channel(3);
 }

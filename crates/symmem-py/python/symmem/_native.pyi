@@ -68,6 +68,7 @@ class Interrupted(Error):
     """A wait was interrupted. Ctrl-C raises KeyboardInterrupt instead."""
 
     op: str | None
+    channel: int | None
     waiting_for: list[int] | None
     after: float | None
 

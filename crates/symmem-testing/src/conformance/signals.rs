@@ -131,3 +131,28 @@ pub fn the_pads_layout_is_pytorchs(world: World) {
     assert_eq!(own[n * 3 + previous(&world)].load(Relaxed), 0);
     world.barrier().unwrap();
 }
+
+/// Every wait on a pad: its error names the operation that was called, and the channel.
+pub fn waits_on_a_pad_name_their_channel(world: World) {
+    let x = world.alloc::<u32>(1).unwrap().rendezvous(&world).unwrap();
+    let pad = x.handle().signal_pad();
+    let me = world.rank();
+    let check = |waited: symmem::Result<()>, expected: &str| match waited.unwrap_err() {
+        Error::Timeout { op, channel: Some(5), .. } if op == expected => {}
+        e => panic!("{expected}: {e}"),
+    };
+    check(pad.wait(me, 5, SHORT), "signal_pad.wait");
+    check(pad.wait_value(me, 5, 7, SHORT), "signal_pad.wait_value");
+    pad.put(me, 5, SOON).unwrap();
+    check(pad.put(me, 5, SHORT), "signal_pad.put");
+    pad.wait(me, 5, SOON).unwrap();
+    if me == 0 {
+        check(pad.barrier(5, SHORT), "signal_pad.barrier");
+    }
+    world.barrier().unwrap();
+    pad.barrier(5, SOON).unwrap();
+    let stopped = symmem::interruptible(|| true, || pad.wait(me, 5, SOON)).unwrap_err();
+    let is_named = matches!(stopped, Error::Interrupted { channel: Some(5), .. });
+    assert!(is_named && stopped.to_string().contains("on channel 5: interrupted"), "{stopped}");
+    world.barrier().unwrap();
+}

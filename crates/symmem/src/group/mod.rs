@@ -202,7 +202,7 @@ impl Group {
         let signals = &self.formed_by(deadline)?.signals;
         self.check_whole(OP)?;
         tracing::trace!(op = OP, channel, group = self.name());
-        let mut waiting = Waiting::new(self, OP);
+        let mut waiting = Waiting::new(self, OP, Some(channel));
         let mut absent = Vec::new();
         let done = signals.barrier(channel, &mut deadline, |arrived| {
             absent = (0..self.size()).filter(|&rank| !arrived(rank)).collect();

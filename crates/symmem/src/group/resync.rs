@@ -91,7 +91,7 @@ impl Group {
     }
 
     fn round(&self, formed: &Formed, round: u32, deadline: &mut Deadline) -> Result<()> {
-        let mut waiting = Waiting::new(self, OP);
+        let mut waiting = Waiting::new(self, OP, None);
         let done =
             formed.signals.resync_round(round, deadline, |arrived| waiting.is_hopeless(arrived));
         let arrived = |rank| formed.signals.is_in_round(rank, round);

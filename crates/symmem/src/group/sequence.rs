@@ -154,7 +154,7 @@ impl Group {
             deadline = other.deadline;
         }
         let mut made = Made { group: self, formed, call, word: BARRIER, deadline };
-        let mut waiting = Waiting::new(self, call.op.name());
+        let mut waiting = Waiting::new(self, call.op.name(), None);
         let late = guard.await_late(&mut made.deadline, |arrived| waiting.is_hopeless(arrived));
         late.map_or_else(|stop| Err(made.failed(guard, stop)), |()| Ok(made.deadline))
     }
@@ -358,7 +358,7 @@ impl<'a> Made<'a, '_> {
     #[inline(never)]
     fn await_agreement(self, guard: &ChannelGuard<'_, RegionPads>, epoch: u32) -> Result<Deadline> {
         let mut deadline = self.deadline;
-        let mut waiting = Waiting::new(self.group, self.call.op.name());
+        let mut waiting = Waiting::new(self.group, self.call.op.name(), None);
         let lost = |arrived: &dyn Fn(usize) -> bool| waiting.is_hopeless(arrived);
         let agreed = guard.await_agreement(epoch, &mut deadline, lost);
         drop(waiting);

@@ -12,7 +12,8 @@ use crate::sync::{Deadline, Ordering, SharedWord};
 pub(crate) struct Act {
     pub(crate) op: &'static str,
     pub(crate) peer: usize,
-    pub(crate) channel: usize,
+    /// None for what is not a signal.
+    pub(crate) channel: Option<usize>,
 }
 
 impl Group {
@@ -39,8 +40,9 @@ impl Group {
         channel: usize,
         deadline: impl Into<Deadline>,
     ) -> Result<()> {
-        let (act, deadline) = (Act { op: "put_signal", peer: to, channel }, deadline.into());
-        let formed = self.begin_act(act, deadline)?;
+        let act = Act { op: "put_signal", peer: to, channel: Some(channel) };
+        let deadline = deadline.into();
+        let formed = self.begin_act(act, channel, deadline)?;
         let slot = formed.signals.slot_on(to, channel);
         self.finish_put(formed, &slot, act, deadline)
     }
@@ -53,15 +55,16 @@ impl Group {
         channel: usize,
         deadline: impl Into<Deadline>,
     ) -> Result<()> {
-        let (act, deadline) = (Act { op: "wait_signal", peer: from, channel }, deadline.into());
-        let formed = self.begin_act(act, deadline)?;
+        let act = Act { op: "wait_signal", peer: from, channel: Some(channel) };
+        let deadline = deadline.into();
+        let formed = self.begin_act(act, channel, deadline)?;
         let slot = formed.signals.slot_of(from, channel);
         self.finish_take(formed, &slot, act, deadline)
     }
 
     #[inline]
-    fn begin_act(&self, act: Act, deadline: Deadline) -> Result<&Formed> {
-        let Act { op, peer, channel } = act;
+    fn begin_act(&self, act: Act, channel: usize, deadline: Deadline) -> Result<&Formed> {
+        let Act { op, peer, .. } = act;
         self.check_rank(op, peer)?;
         self.check_channel(op, channel)?;
         tracing::trace!(op, rank = peer, channel, group = self.name());
@@ -163,8 +166,8 @@ impl Group {
         wait: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<(), Stop>,
     ) -> Result<()> {
         let Act { op, peer, channel } = act;
-        let mut waiting = Waiting::new(self, op);
+        let mut waiting = Waiting::new(self, op, channel);
         let ended = wait(&mut || waiting.is_hopeless(&|rank| rank != peer));
-        ended.map_err(|stop| self.stopped(stop, op, Some(channel), |rank| rank != peer))
+        ended.map_err(|stop| self.stopped(stop, op, channel, |rank| rank != peer))
     }
 }

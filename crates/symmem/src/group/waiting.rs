@@ -17,6 +17,7 @@ const LONG: Duration = Duration::from_millis(2);
 pub(super) struct Waiting<'a> {
     group: &'a Group,
     op: &'static str,
+    channel: Option<usize>,
     /// Since when it has been slow.
     since: Option<Instant>,
     note: Option<Note<'a>>,
@@ -24,8 +25,8 @@ pub(super) struct Waiting<'a> {
 
 impl<'a> Waiting<'a> {
     #[inline]
-    pub(super) fn new(group: &'a Group, op: &'static str) -> Self {
-        Self { group, op, since: None, note: None }
+    pub(super) fn new(group: &'a Group, op: &'static str, channel: Option<usize>) -> Self {
+        Self { group, op, channel, since: None, note: None }
     }
 
     /// Whether those who have not arrived can no longer come. Asked now and then by waits that are slow.
@@ -36,8 +37,9 @@ impl<'a> Waiting<'a> {
             let missing = (0..self.group.size()).filter(|&rank| !arrived(rank));
             let missing: Vec<String> = missing.take(8).map(|rank| rank.to_string()).collect();
             let (op, group) = (self.op, self.group.name());
-            let text =
-                format!("in {op} of group {group:?}, waiting for rank {}", missing.join(", "));
+            let on = self.channel.map_or(String::new(), |channel| format!(" on channel {channel}"));
+            let missing = missing.join(", ");
+            let text = format!("in {op}{on} of group {group:?}, waiting for rank {missing}");
             self.note = self.group.context().note(&text);
         }
         self.group.0.health.is_fatal(|rank| !arrived(rank))
@@ -64,6 +66,9 @@ impl Group {
                 Error::Timeout { op, waiting_for, after, .. } => {
                     let doing = waiting_for.iter().map(|&rank| self.whereabouts(rank)).collect();
                     Error::Timeout { op, channel, waiting_for, after, doing }
+                }
+                Error::Interrupted { op, waiting_for, after, .. } => {
+                    Error::Interrupted { op, channel, waiting_for, after }
                 }
                 other => other,
             },

@@ -449,7 +449,7 @@ impl Group {
         deadline: Deadline,
     ) -> Result<Vec<u8>> {
         let Some(wire) = self.wire() else { return Err(self.out_of_reach(target.rank)) };
-        let act = Act { op, peer: target.rank, channel: 0 };
+        let act = Act { op, peer: target.rank, channel: None };
         let waited = self.await_act(act, deadline, || wire.has_reply(ticket));
         let answer = wire.answer(ticket);
         waited?;

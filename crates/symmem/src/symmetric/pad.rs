@@ -61,17 +61,25 @@ impl<'a> SignalPad<'a> {
     /// # Ok::<(), symmem::Error>(())
     /// ```
     pub fn put(&self, to: usize, channel: usize, deadline: impl Into<Deadline>) -> Result<()> {
-        let act = Act { op: "signal_pad.put", peer: to, channel };
-        let slot = self.slot(act.op, to, channel, self.group.rank())?;
-        self.group.put_in(&slot, act, deadline.into())
+        self.put_for("signal_pad.put", to, channel, deadline.into())
+    }
+
+    fn put_for(&self, op: &'static str, to: usize, channel: usize, by: Deadline) -> Result<()> {
+        let act = Act { op, peer: to, channel: Some(channel) };
+        let slot = self.slot(op, to, channel, self.group.rank())?;
+        self.group.put_in(&slot, act, by)
     }
 
     /// Acquire: waits until rank `from` has set its word of `channel` in our pad, and clears it.
     pub fn wait(&self, from: usize, channel: usize, deadline: impl Into<Deadline>) -> Result<()> {
-        let act = Act { op: "signal_pad.wait", peer: from, channel };
-        self.group.check_rank(act.op, from)?;
-        let slot = self.slot(act.op, self.group.rank(), channel, from)?;
-        self.group.take_in(&slot, act, deadline.into())
+        self.wait_for("signal_pad.wait", from, channel, deadline.into())
+    }
+
+    fn wait_for(&self, op: &'static str, from: usize, channel: usize, by: Deadline) -> Result<()> {
+        let act = Act { op, peer: from, channel: Some(channel) };
+        self.group.check_rank(op, from)?;
+        let slot = self.slot(op, self.group.rank(), channel, from)?;
+        self.group.take_in(&slot, act, by)
     }
 
     /// Waits for all ranks, over the words of `channel`: each rank signals to every peer and waits for their signals. Everything
@@ -87,11 +95,11 @@ impl<'a> SignalPad<'a> {
         let (put, taken) = &mut *progress;
         let peers = (0..self.group.size()).filter(|&rank| rank != self.group.rank());
         for peer in peers.clone().skip(*put) {
-            self.put(peer, channel, deadline)?;
+            self.put_for(OP, peer, channel, deadline)?;
             *put += 1;
         }
         for peer in peers.skip(*taken) {
-            self.wait(peer, channel, deadline)?;
+            self.wait_for(OP, peer, channel, deadline)?;
             *taken += 1;
         }
         *progress = (0, 0);
@@ -113,7 +121,7 @@ impl<'a> SignalPad<'a> {
         value: u32,
         deadline: impl Into<Deadline>,
     ) -> Result<()> {
-        let act = Act { op: "signal_pad.wait_value", peer: from, channel };
+        let act = Act { op: "signal_pad.wait_value", peer: from, channel: Some(channel) };
         self.group.check_rank(act.op, from)?;
         let slot = self.slot(act.op, self.group.rank(), channel, from)?;
         self.group.await_in(&slot, value, act, deadline.into())

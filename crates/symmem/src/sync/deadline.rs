@@ -135,7 +135,7 @@ impl Expiry {
             Self::Deadline => {
                 Error::Timeout { op, channel: None, waiting_for, after, doing: Vec::new() }
             }
-            Self::Interrupted => Error::Interrupted { op, waiting_for, after },
+            Self::Interrupted => Error::Interrupted { op, channel: None, waiting_for, after },
         }
     }
 }

@@ -76,7 +76,7 @@ fn a_timeout_says_where_the_missing_ranks_are() {
                 let e = group.barrier_on(0, 4 * SHORT).unwrap_err();
                 let Error::Timeout { waiting_for, doing, .. } = &e else { panic!("{e}") };
                 assert_eq!(*waiting_for, [1, 2]);
-                assert!(doing[0].starts_with("rank 1 is in wait_signal"), "{doing:?}");
+                assert!(doing[0].starts_with("rank 1 is in wait_signal on channel "), "{doing:?}");
                 assert!(doing[0].contains("waiting for rank 0"), "{doing:?}");
                 assert!(doing[1].starts_with("rank 2 is outside of the library"), "{doing:?}");
                 assert!(doing.iter().all(|d| d.contains("all_reduce of 9 u16, max")), "{doing:?}");
