@@ -20,6 +20,7 @@ use crate::symmetric::{check_elements, check_word_exists, fill_range};
 
 /// What a wait for a value waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Until {
     /// This value.
     Equal(u64),

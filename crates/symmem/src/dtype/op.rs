@@ -29,6 +29,7 @@ pub enum ReduceOp {
 
 /// In which order the elements of all ranks are combined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Order {
     /// By rank, so that every algorithm gives the same bits.
     #[default]

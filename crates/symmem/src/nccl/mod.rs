@@ -51,6 +51,7 @@ pub struct Nccl(Arc<sys::Nccl>);
 
 /// A version of the library.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Version {
     /// As in 2.28.9: 2.
     pub major: i32,

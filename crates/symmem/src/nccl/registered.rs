@@ -9,6 +9,7 @@ use crate::error::Result;
 
 /// Memory of this rank that a communicator knows, so that calls with it take shorter ways. Forgotten when dropped.
 #[derive(Debug)]
+#[must_use = "dropping it deregisters the memory"]
 pub struct Registration {
     communicator: Communicator,
     raw: Option<sys::Registration>,
@@ -16,6 +17,7 @@ pub struct Registration {
 
 /// Memory of all ranks that was registered together. Given back when dropped.
 #[derive(Debug)]
+#[must_use = "dropping it gives the window back"]
 pub struct Window {
     communicator: Communicator,
     raw: sys::Window,

@@ -209,6 +209,7 @@ impl<T: Element> Windowed<'_, T> {
 }
 
 /// A communicator that was made elsewhere, as the one of a group; until this is dropped or unregistered.
+#[must_use = "dropping it unregisters the communicator"]
 pub struct External {
     of_group: Arc<OfGroup>,
     communicator: Communicator,

@@ -45,6 +45,7 @@ const STALL: Duration = Duration::from_secs(2);
 const WARN_EVERY: Duration = Duration::from_secs(1);
 
 /// A running server. Dropping it ends its thread and closes every connection.
+#[must_use = "dropping the server ends it"]
 pub struct TcpServer {
     address: Address,
     stop: Arc<OwnedFd>,

@@ -26,7 +26,7 @@ pub struct Nvshmem<'a, T> {
 }
 
 impl<T: Element> Symmetric<T> {
-    /// NVSHMEM's own operations on this memory; [`Error::Unavailable`] if it is not of NVSHMEM's heap.
+    /// NVSHMEM's own operations on this memory; [`Error::Unavailable`](crate::Error::Unavailable) if it is not of NVSHMEM's heap.
     pub fn nvshmem(&self) -> Result<Nvshmem<'_, T>> {
         Ok(Nvshmem { x: self, heap: self.gpu.heap()? })
     }
@@ -241,7 +241,7 @@ impl Gpu {
         self.heap()?.call(|library| library.module_finalize(module.raw()))
     }
 
-    /// The version of NVSHMEM, if it is there: [`Error::Unavailable`] says why it is not.
+    /// The version of NVSHMEM, if it is there: [`Error::Unavailable`](crate::Error::Unavailable) says why it is not.
     pub fn nvshmem_version() -> Result<(i32, i32, i32)> {
         super::library()?.version().map_err(super::failed)
     }
