@@ -1,4 +1,4 @@
-//! The licences of the packages that this repository uses: each can be met with those that `deny.toml` allows.
+//! The licences of the packages that this repository uses: each is satisfied by those that `deny.toml` allows.
 
 use anyhow::{Context, Result, bail};
 
@@ -20,7 +20,7 @@ pub(crate) fn deny(arguments: Arguments) -> Result<Outcome> {
     let mut packages: Vec<_> = lines.filter_map(|line| line.split_once('\t')).collect();
     packages.sort_unstable();
     packages.dedup();
-    let refused = packages.iter().filter(|(_, licence)| !met(licence, &allowed));
+    let refused = packages.iter().filter(|(_, licence)| !is_satisfied(licence, &allowed));
     let refused: Vec<_> = refused.map(|(name, licence)| format!("{name}: {licence:?}")).collect();
     if !refused.is_empty() {
         bail!("licences that {LIST} does not allow:\n{}", refused.join("\n"));
@@ -39,7 +39,7 @@ fn allowed(text: &str) -> Result<Vec<&str>> {
 }
 
 /// Whether the expression holds if only the allowed licences do. `OR` binds less than `AND`; before SPDX, a slash was `OR`.
-fn met(expression: &str, allowed: &[&str]) -> bool {
+fn is_satisfied(expression: &str, allowed: &[&str]) -> bool {
     let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
     let words: Vec<_> = spaced.split_whitespace().collect();
     let mut parser = Parser { words: &words, allowed };
@@ -101,25 +101,27 @@ mod tests {
 
     #[test]
     fn one_of_several_is_enough() {
-        assert!(met("MIT", ALLOWED));
-        assert!(met("GPL-3.0 OR MIT", ALLOWED));
-        assert!(met("Unlicense/MIT", ALLOWED));
-        assert!(met("Apache-2.0 WITH LLVM-exception OR GPL-3.0", ALLOWED));
-        assert!(!met("GPL-3.0", ALLOWED));
-        assert!(!met("MIT WITH GPL-exception", ALLOWED));
+        assert!(is_satisfied("MIT", ALLOWED));
+        assert!(is_satisfied("GPL-3.0 OR MIT", ALLOWED));
+        assert!(is_satisfied("Unlicense/MIT", ALLOWED));
+        assert!(is_satisfied("Apache-2.0 WITH LLVM-exception OR GPL-3.0", ALLOWED));
+        assert!(!is_satisfied("GPL-3.0", ALLOWED));
+        assert!(!is_satisfied("MIT WITH GPL-exception", ALLOWED));
     }
 
     #[test]
     fn all_of_several_must_be_allowed() {
-        assert!(met("(MIT OR GPL-3.0) AND Apache-2.0", ALLOWED));
-        assert!(!met("(MIT OR Apache-2.0) AND NCSA", ALLOWED));
-        assert!(!met("NCSA AND MIT OR GPL-3.0", ALLOWED));
-        assert!(met("NCSA AND GPL-3.0 OR MIT", ALLOWED));
+        assert!(is_satisfied("(MIT OR GPL-3.0) AND Apache-2.0", ALLOWED));
+        assert!(!is_satisfied("(MIT OR Apache-2.0) AND NCSA", ALLOWED));
+        assert!(!is_satisfied("NCSA AND MIT OR GPL-3.0", ALLOWED));
+        assert!(is_satisfied("NCSA AND GPL-3.0 OR MIT", ALLOWED));
     }
 
     #[test]
     fn what_is_no_expression_is_not_met() {
-        assert!(!["", "(MIT", "MIT)", "MIT MIT", "OR"].iter().any(|text| met(text, ALLOWED)));
+        assert!(
+            !["", "(MIT", "MIT)", "MIT MIT", "OR"].iter().any(|text| is_satisfied(text, ALLOWED))
+        );
     }
 
     #[test]

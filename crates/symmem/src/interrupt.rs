@@ -22,7 +22,7 @@ struct Asked {
 /// Runs `f`; its blocking waits call `end` at least ten times a second and stop once it returns true. That wait and all
 /// later waits of `f` then fail with [`Interrupted`](crate::Error::Interrupted); otherwise they behave as at their deadlines.
 ///
-/// `end` may wait itself: while it runs, nothing asks it again.
+/// `end` may itself wait; it is not called again while it runs.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicBool, Ordering};

@@ -2,7 +2,7 @@
 
 use super::Kind;
 
-/// How the elements of all ranks become one: ((x₀ ⊕ x₁) ⊕ x₂) …, in rank order, on every rank alike.
+/// The operator of a reduction: ((x₀ ⊕ x₁) ⊕ x₂) …, in rank order, with the same result on every rank.
 ///
 /// | operator | integers | floats | complex numbers | [`Bool`](crate::Bool) |
 /// |---|---|---|---|---|
@@ -27,7 +27,7 @@ pub enum ReduceOp {
     Xor,
 }
 
-/// In which order the elements of all ranks are combined.
+/// The order in which a reduction combines the elements of all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Order {

@@ -211,7 +211,7 @@ impl Group {
         Ok(Self(inner))
     }
 
-    /// In which order its reductions combine the ranks' elements.
+    /// The order in which its reductions combine the ranks' elements.
     pub fn order(&self) -> Order {
         self.0.spec.order
     }

@@ -96,7 +96,7 @@ impl Group {
         self.0.spec.members.len()
     }
 
-    /// The ranks' numbers in the world, by their numbers here.
+    /// The members' ranks in the world, in the order of their ranks in this group.
     pub fn world_ranks(&self) -> &[usize] {
         &self.0.spec.members
     }
@@ -116,7 +116,7 @@ impl Group {
         self.0.spec.pad_size
     }
 
-    /// How many channels `barrier_on`, `put_signal` and `wait_signal` have.
+    /// The number of channels for `barrier_on`, `put_signal` and `wait_signal`.
     pub fn channels(&self) -> usize {
         self.0.channels
     }
@@ -127,7 +127,7 @@ impl Group {
         Deadline::within_nanoseconds(self.0.limit.load(Ordering::Relaxed) as u64)
     }
 
-    /// Sets how long this rank waits in this group where a call has no deadline of its own; 0 is for ever.
+    /// Sets the time limit of this rank's calls on this group that have no deadline of their own; 0 means no limit.
     pub fn set_timeout(&self, limit: Duration) {
         self.0.limit.store(form::nanos(limit), Ordering::Relaxed);
     }

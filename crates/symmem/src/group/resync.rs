@@ -22,7 +22,7 @@ pub(crate) trait Resync: Send + Sync {
 
 impl Group {
     /// Brings a group whose ranks are out of step back in step. Collective; after it every call works again, and memory that
-    /// a failed collective had suspended is whole, with whatever that collective left in it.
+    /// a failed collective had suspended is accessible again, with whatever that collective left in it.
     ///
     /// Calls that other threads and ranks are waiting in end with [`OutOfStep`](crate::Error::OutOfStep). After a
     /// [`Timeout`](crate::Error::Timeout), call it again to continue waiting. Signals stay as they are.

@@ -8,7 +8,7 @@ use crate::dtype::Order;
 use crate::error::Result;
 use crate::sync::Deadline;
 
-/// Sets up a group of some ranks of another: see [`Group::subgroup_builder`]. What is not set is as in the other group.
+/// Settings of a subgroup: see [`Group::subgroup_builder`]. Those that are not given are as in the parent group.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -45,12 +45,12 @@ impl GroupBuilder<'_> {
         Self { signal_pad_size: Some(bytes), ..self }
     }
 
-    /// How long a wait lasts unless its call says otherwise; zero waits for ever.
+    /// The time limit of calls without a deadline of their own; zero means no limit.
     pub fn timeout(self, limit: Duration) -> Self {
         Self { timeout: Some(limit), ..self }
     }
 
-    /// In which order reductions combine the ranks' elements: the same on all ranks.
+    /// The order in which reductions combine the ranks' elements. All ranks must give the same.
     pub fn order(self, order: Order) -> Self {
         Self { order: Some(order), ..self }
     }

@@ -35,7 +35,7 @@ impl Deref for World {
 }
 
 impl World {
-    /// Joins a job with settings of its own.
+    /// Sets how to join a job.
     pub fn builder() -> WorldBuilder {
         WorldBuilder::default()
     }
@@ -91,8 +91,8 @@ impl World {
         Err(Failed { error, kept: self })
     }
 
-    /// As [`World::leave`], whatever is still alive. Groups of this rank must not be used after it: what they wait for may
-    /// never come, and the loss of a peer is no longer noticed.
+    /// Leaves the job even if values of the world are still alive. Do not use its groups afterwards: this rank no longer notices
+    /// the loss of peers, so their waits may last until the deadline.
     ///
     /// # Safety
     /// Nothing on this rank touches symmetric memory of this world any more, and no slice of it is alive: peers go on
@@ -118,7 +118,7 @@ impl Group {
     }
 }
 
-/// Sets how a rank joins a world: see [`World::builder`]. What is not set comes from the environment.
+/// Settings for joining a world: see [`World::builder`]. Those that are not given come from the environment.
 ///
 /// ```
 /// use std::time::Duration;
@@ -146,7 +146,7 @@ impl WorldBuilder {
         Self { backend: Some(name.into()), ..self }
     }
 
-    /// How long a wait lasts unless its call says otherwise; zero waits for ever. Default: `SYMMEM_TIMEOUT` seconds, or
+    /// The time limit of calls without a deadline of their own; zero means no limit. Default: `SYMMEM_TIMEOUT` seconds, or
     /// 5 minutes.
     pub fn timeout(self, limit: Duration) -> Self {
         Self { timeout: Some(limit), ..self }
@@ -163,16 +163,16 @@ impl WorldBuilder {
         Self { socket_dir: Some(dir.into()), ..self }
     }
 
-    /// Whether ranks of a group must not share a device: if any rank says so, a rendezvous on a shared device fails on all
-    /// ranks. Default: `SYMMEM_STRICT_DEVICES` is 1.
+    /// Forbids ranks of a group to share a device: if any rank sets this, a rendezvous on a shared device fails on all ranks.
+    /// Default: whether `SYMMEM_STRICT_DEVICES` is 1.
     pub fn strict_devices(self, strict: bool) -> Self {
         Self { strict_devices: Some(strict), ..self }
     }
 
-    /// How many ranks use a device at once: their kernels must fit on it together. If ranks of a group differ, the largest
-    /// number counts. Default: `SYMMEM_RANKS_PER_DEVICE`, or as many as there may be. Where ranks of a group share a device,
-    /// those are all ranks of the world, or of the job on this machine (`LOCAL_WORLD_SIZE`). Otherwise they are two, so that
-    /// a rank with a device of its own uses at most half of it.
+    /// How many ranks use a device at the same time, whose kernels must fit on it together. If ranks of a group give different
+    /// numbers, the largest counts. Default: `SYMMEM_RANKS_PER_DEVICE`. If that is not set: for groups whose ranks share a device, the
+    /// number of ranks of the world or of the job on this machine (`LOCAL_WORLD_SIZE`). For other groups 2, so that a rank with
+    /// a device of its own uses at most half of it.
     pub fn ranks_per_device(self, ranks: usize) -> Self {
         Self { ranks_per_device: Some(ranks), ..self }
     }

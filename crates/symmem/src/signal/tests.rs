@@ -186,7 +186,7 @@ fn a_barrier_that_all_have_reached_is_not_void() {
 fn an_expired_barrier_names_who_is_missing_and_is_resumed() {
     let group = group(3, 0);
     let soon = Duration::from_millis(5);
-    let missing = |met| match met {
+    let missing = |result| match result {
         Err(Stop::GivenUp { missing, .. }) => missing,
         other => panic!("{other:?}"),
     };

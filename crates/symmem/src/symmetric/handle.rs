@@ -93,17 +93,17 @@ impl Handle {
         &self.group
     }
 
-    /// Where the memory lies.
+    /// The device of the memory.
     pub fn device(&self) -> Device {
         self.block.segment().backend.device()
     }
 
-    /// Bytes of data from this handle's offset on, as asked for at allocation.
+    /// The size in bytes of each rank's data, from this handle's offset on, as requested at allocation.
     pub fn buffer_size(&self) -> usize {
         self.block.shape().bytes - self.offset
     }
 
-    /// Bytes from the start of the allocation to where this handle begins.
+    /// The byte offset of this handle within the allocation.
     pub fn offset(&self) -> usize {
         self.offset
     }
@@ -159,7 +159,7 @@ impl Handle {
     }
 
     /// A pointer to `len` elements of rank `rank`'s data, `offset` elements from this handle's start.
-    /// Valid while this handle lives. What may be accessed through it, and when, is up to the caller's protocol.
+    /// Valid while this handle lives. The caller is responsible for synchronising the accesses through it.
     pub fn view<T: Element>(&self, rank: usize, offset: usize, len: usize) -> Result<NonNull<T>> {
         const OP: &str = "view";
         let data = self.data(OP, rank)?;

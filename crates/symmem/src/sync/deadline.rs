@@ -7,15 +7,15 @@ use super::yield_now;
 use crate::error::Error;
 use crate::interrupt::interrupted;
 
-/// When a wait gives up.
+/// The time limit of a wait.
 ///
 /// Two numbers, so that it travels in registers: it is part of every small message.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Deadline {
     /// In nanoseconds.
     limit: u64,
-    /// When the time began to count, on this process's [`clock`]; 0 until a wait turns slow, so that a wait that is met at
-    /// once never reads the clock.
+    /// When the time began to count, on this process's [`clock`]; 0 until a wait turns slow, so that a wait that
+    /// succeeds at once never reads the clock.
     start: u64,
 }
 
@@ -49,13 +49,13 @@ impl Deadline {
         Self { limit: if limit == 0 { FOR_EVER } else { limit }, start: 0 }
     }
 
-    /// All waits that get this deadline together may take `limit`, counted from now. 0 has passed already: what has
-    /// come is taken, and nothing is waited for.
+    /// All waits that get this deadline together may take `limit`, counted from now. With 0, calls take what has
+    /// arrived and do not wait.
     pub fn after(limit: Duration) -> Self {
         Self { limit: nanoseconds(limit), start: 0 }.start()
     }
 
-    /// Fixes the moment of expiry: from here on the time is counted.
+    /// Starts the clock: the limit counts from now on.
     pub fn start(self) -> Self {
         if self.start != 0 || self.limit == FOR_EVER {
             return self;
@@ -75,7 +75,7 @@ impl Deadline {
         }
     }
 
-    /// Whether no time is left, or this thread's waits shall end: see [`interruptible`](crate::interruptible).
+    /// Whether no time is left, or this thread's waits are being ended: see [`interruptible`](crate::interruptible).
     pub fn expired(self) -> bool {
         self.expiry().is_some()
     }

@@ -89,7 +89,7 @@ fn hosts_meet_at_the_addresses_by_which_they_reach_the_store() {
         assert_eq!(world.hosts(), [[0, 1], [2, 3]]);
         works(&world.host_group().unwrap());
         store_barrier(&world, "end");
-        std::thread::sleep(ms(if rank() == 0 { 300 } else { 0 })); // the store is there until all have met
+        std::thread::sleep(ms(if rank() == 0 { 300 } else { 0 })); // the store stays until all have passed the barrier
     });
     drop(cable);
 }
