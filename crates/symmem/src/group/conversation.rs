@@ -306,14 +306,14 @@ impl Conversation<'_> {
     pub(super) fn garbled(&self, rank: usize) -> Error {
         Error::Protocol {
             with: format!("rank {rank}"),
-            expected: format!("its part of {}", self.op),
-            got: "something else; do all ranks run the same version?".into(),
+            expected: format!("a message of {}", self.op),
+            got: "an invalid one; do all ranks run the same version?".into(),
         }
     }
 }
 
 impl Group {
-    /// Tells all ranks what this one has to say, and does `part` with what all have: an error on all if one fails.
+    /// Gathers a value from every rank on all ranks, and runs `part` on them. If that fails on one rank, all get an error.
     pub(crate) fn gather_and<T: Serialize + DeserializeOwned, R>(
         &self,
         op: &'static str,
@@ -335,7 +335,7 @@ impl Group {
         let read = |(rank, told): (usize, Vec<u8>)| {
             postcard::from_bytes(&told).map_err(|e| Error::Protocol {
                 with: format!("rank {rank}"),
-                expected: format!("its part of {op}"),
+                expected: format!("a message of {op}"),
                 got: e.to_string(),
             })
         };

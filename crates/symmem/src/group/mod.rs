@@ -332,12 +332,12 @@ impl Group {
         })
     }
 
-    /// Tells those who have come to a rendezvous that this rank, which came too, no longer waits for it.
+    /// Tells the ranks that have arrived at a rendezvous that this rank no longer waits for it.
     fn decline_rendezvous(&self, number: u64) {
         let Ok(conversation) = self.conversation(RENDEZVOUS.name(), number, Deadline::NEVER) else {
             return;
         };
-        let why = "it gave up before all had come".to_owned();
+        let why = "it gave up before all ranks had arrived".to_owned();
         conversation.decline(why);
     }
 }

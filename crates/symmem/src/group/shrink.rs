@@ -116,7 +116,7 @@ impl Group {
         let decided = Ballot::open(self.store(), deadline)
             .and_then(|ballot| ballot.decide::<Vec<usize>>(&question, &here));
         decided.map_err(|e| Error::Unavailable {
-            what: "a decision on who goes on".to_owned(),
+            what: "the decision which ranks survive".to_owned(),
             why: format!("rank {} does not reach the store: {e}", self.rank()),
         })
     }

@@ -219,7 +219,7 @@ impl Formed {
             FarMessage::Put { memory, at, unit, bytes: RawBytes(bytes) } => {
                 let Some((block, _)) = wire.served(*memory) else { return Ok(()) };
                 if !block.allows(Access::Write) {
-                    let why = "the memory is not open there".to_owned();
+                    let why = "a refusal: the memory is not open on that rank".to_owned();
                     wire.post(from, &FarMessage::Refused { memory: *memory, why });
                     return Ok(());
                 }
@@ -237,7 +237,7 @@ impl Formed {
                     Some((block, _)) => {
                         answer(&block, (*at, wire.most()), usize::from(*unit), *request)?
                     }
-                    None => Err("the memory is gone there".to_owned()),
+                    None => Err("a refusal: that rank has dropped the memory".to_owned()),
                 };
                 let reply = answer.as_deref().map(RawBytes).map_err(Clone::clone);
                 wire.post(from, &FarMessage::Reply { ticket: *ticket, reply });
@@ -302,7 +302,7 @@ fn answer(
         Request::Add(_) | Request::Swap { .. } => (unit, Access::Write),
     };
     if !block.allows(access) {
-        return Ok(Err("the memory is in another phase there".to_owned()));
+        return Ok(Err("a refusal: the memory is in another phase on that rank".to_owned()));
     }
     if bytes > most {
         return Err(InvalidMessage);
@@ -467,7 +467,7 @@ impl Group {
     }
 
     fn bad_reply(&self, op: &'static str, rank: usize, got: String) -> Error {
-        let (with, expected) = (format!("rank {rank}"), format!("that it takes part in {op}"));
+        let (with, expected) = (format!("rank {rank}"), format!("a valid reply to {op}"));
         Error::Protocol { with, expected, got }
     }
 

@@ -144,8 +144,8 @@ fn listen_to_hosts(
     let key = records.key_between_hosts();
     if key.is_none() && rank == 0 {
         tracing::warn!(
-            "connections between hosts are not encrypted, and only the job's token, which the store tells everybody, keeps \
-             strangers out of them; let SYMMEM_SECRET_FILE name a secret"
+            "connections between hosts are not encrypted, and anyone who can read the store can join them; set \
+             SYMMEM_SECRET_FILE to a file with a secret"
         );
     }
     Ok(Far::new(Terms { rank, token, key }, listener, addresses))

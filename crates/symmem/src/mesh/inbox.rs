@@ -113,7 +113,7 @@ impl Inbox {
     pub(crate) fn listen(&self, group: u128, listener: &Arc<dyn Listener>) {
         let mut listeners = self.listeners(); // held until all earlier messages are delivered
         for (from, why) in listeners.listen(group, listener) {
-            self.mark_gone(from, Gone::lost(format!("it sent garbage, {why}")));
+            self.mark_gone(from, Gone::lost(format!("it sent an invalid message: {why}")));
         }
     }
 

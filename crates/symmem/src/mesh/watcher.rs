@@ -362,7 +362,9 @@ fn take_in(inbox: &Inbox, peer: &Peer) -> Option<Gone> {
             Received::Packet(other, _) => {
                 return Some(Gone::lost(format!("it sent {other:?} out of turn")));
             }
-            Received::Garbage(what) => return Some(Gone::lost(format!("it sent garbage, {what}"))),
+            Received::Garbage(what) => {
+                return Some(Gone::lost(format!("it sent an invalid message: {what}")));
+            }
             Received::End => return Some(Gone::lost("its connection closed")),
             Received::Silence => return Some(Gone::lost(peer.line.silence())),
             Received::Nothing => return None,
@@ -426,7 +428,11 @@ mod tests {
     #[test]
     fn garbage_makes_a_peer_lost_for_that_reason_at_both_ends() {
         let (gone, ended) = told_of_one_who_sends(&[0xff; 100]);
-        assert!(!gone.left && gone.how.contains("it sent garbage, 100 bytes"), "{}", gone.how);
+        assert!(
+            !gone.left && gone.how.contains("it sent an invalid message: 100 bytes"),
+            "{}",
+            gone.how
+        );
         assert!(ended);
     }
 

@@ -303,7 +303,7 @@ fn reach(addr: &str, with: &str, deadline: Deadline) -> Result<(Address, Connect
         },
         _ => Error::system(format!("look-up of {addr}"))(error),
     })?;
-    let why = "the name stands for no address".to_owned();
+    let why = "the name has no address".to_owned();
     let mut last = Error::Unavailable { what: with.to_owned(), why };
     for peer in peers {
         match Connection::open(&peer, with, deadline) {

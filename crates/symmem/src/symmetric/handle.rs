@@ -276,7 +276,7 @@ impl Contribution {
     fn read(rank: usize, bytes: &[u8]) -> Result<Self> {
         postcard::from_bytes(bytes).map_err(|e| Error::Protocol {
             with: format!("rank {rank}"),
-            expected: "where its memory lies".into(),
+            expected: "the position of its memory".into(),
             got: e.to_string(),
         })
     }
@@ -313,7 +313,7 @@ fn stays(backend: &str, why: &str) -> Error {
     }
 }
 
-/// Exchanges what the ranks brought and maps it: all of them agree and succeed, or none does.
+/// Exchanges the ranks' memory and maps it: all of them agree and succeed, or none does.
 fn map_all(block: &Arc<Block>, group: &Group, offer: &Offer<'_>) -> Result<Arc<Mapping>> {
     group.check_free(OP, &*block.segment().backend)?;
     let read_in = match offer.ownership {
@@ -344,8 +344,12 @@ fn map_all(block: &Arc<Block>, group: &Group, offer: &Offer<'_>) -> Result<Arc<M
         let Contribution { range, read_in, .. } = Contribution::read(rank, brought)?;
         let besides = (!matches!(offer.ownership, Ownership::Address)).then_some(block);
         if read_in.is_some_and(|(id, number)| group.context().table.holds(id, number, besides)) {
-            let expected = format!("the counterpart of the memory that rank {rank} brings");
-            return Err(group.usage(OP, expected, "another one while holding that".into()));
+            let expected = format!("the counterpart of the memory of rank {rank}");
+            return Err(group.usage(
+                OP,
+                expected,
+                "other memory, while that counterpart is still in use".into(),
+            ));
         }
         let may_stay = on_host || matches!(offer.far, Far::IfItCan);
         if memory.is_none() && !group.is_local(rank) && may_stay {

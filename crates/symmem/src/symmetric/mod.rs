@@ -97,10 +97,14 @@ impl Group {
         Ok(block)
     }
 
-    /// Refuses to begin what would disturb something else that the backend is in the middle of.
+    /// Fails if the backend is busy with something that an allocation or mapping would disturb.
     pub(crate) fn check_free(&self, op: &'static str, backend: &dyn Backend) -> Result<()> {
         let Some(occupation) = backend.occupation()? else { return Ok(()) };
-        Err(self.usage(op, "nothing under way that it would disturb".into(), occupation))
+        Err(self.usage(
+            op,
+            "no operation in progress that this call would disturb".into(),
+            occupation,
+        ))
     }
 
     /// The parts of a block for `len` elements.

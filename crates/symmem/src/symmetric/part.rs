@@ -24,8 +24,8 @@ impl Handle {
     pub(crate) fn range<T: Element>(&self, offset: usize, len: usize) -> Result<Self> {
         const OP: &str = "part";
         if self.mapping().is_suspended(self.group().generation()) {
-            let expected = "memory on which no peer is at work".to_owned();
-            let got = "what a collective left that failed; resync the group, or rendezvous with the survivors";
+            let expected = "memory that no peer is working on".to_owned();
+            let got = "memory that a failed collective has suspended; call resync, or rendezvous with the survivors";
             return Err(self.group().usage(OP, expected, got.to_owned()));
         }
         let (had, size) = (self.buffer_size(), size_of::<T>());

@@ -144,7 +144,7 @@ impl Choice {
         let Some(engine) = self.engine().clone() else { return Ok(()) };
         let limit = Deadline::after(deadline.nap(TRIAL));
         connect(&engine, mesh, &engines, limit).map_err(|why| Error::Unavailable {
-            what: format!("UCX between the hosts, which {VARIABLE}=mesh does without"),
+            what: format!("UCX between the hosts ({VARIABLE}=mesh uses TCP instead)"),
             why,
         })
     }

@@ -122,7 +122,11 @@ impl Shared {
         let admitted = self.admit_into(rank, peer, &mut into, (header, data));
         admitted.unwrap_or_else(|why| {
             into.end();
-            self.note(Failed { rank, how: format!("it sent garbage, {why}"), since: None });
+            self.note(Failed {
+                rank,
+                how: format!("it sent an invalid message: {why}"),
+                since: None,
+            });
             Answer::Refuse
         })
     }
@@ -195,7 +199,11 @@ impl Shared {
         into.fill(number, bytes);
         if let Err(why) = self.tell_held(rank, peer, &mut into) {
             into.end();
-            self.note(Failed { rank, how: format!("it sent garbage, {why}"), since: None });
+            self.note(Failed {
+                rank,
+                how: format!("it sent an invalid message: {why}"),
+                since: None,
+            });
         }
     }
 }

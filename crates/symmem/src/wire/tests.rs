@@ -214,7 +214,7 @@ fn a_message_that_no_group_understands_makes_its_sender_lost() {
     ranks[0].ucx.post(1, 13, vec![1]);
     ranks[0].ucx.post(1, 1, vec![2]);
     settle(&ranks);
-    assert_eq!(ranks[1].ucx.lost(), [(0, "it sent garbage, bad luck".to_owned())]);
+    assert_eq!(ranks[1].ucx.lost(), [(0, "it sent an invalid message: bad luck".to_owned())]);
     assert_eq!(ranks[1].numbers(), [1], "nothing is told after it");
 }
 

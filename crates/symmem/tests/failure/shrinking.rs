@@ -159,7 +159,7 @@ fn memory_that_others_may_read_is_not_given_back_by_another_rendezvous() {
             failed.kept
         } else {
             let e = other.rendezvous(&group).err().unwrap().error;
-            assert!(e.to_string().contains("the counterpart of the memory that rank 0"), "{e}");
+            assert!(e.to_string().contains("the counterpart of the memory of rank 0"), "{e}");
             shared.release().err().unwrap().kept
         };
         kept.rendezvous(&group).unwrap().share().unwrap().release().unwrap();
