@@ -1,14 +1,13 @@
 //! Active messages between processes, as a trait that the real and the fake engine implement.
 //!
-//! - A **message** is a header of at most [`MAX_HEADER`] bytes and a body of any size. Messages arrive whole and once, or not
-//!   at all; in which order, nobody promises. Who has sent one is said by its header, if by anything.
-//! - An **endpoint** leads to one peer. If its connection fails, [`Events::failed`] says so, all that is posted to it ends
-//!   with a failure, and the engine closes it.
-//! - **Nothing happens by itself.** Events come out of [`progress`](Engine::progress), and also out of `post`, `close` and
-//!   `shutdown`, on the thread that has called it, one at a time. They note what they have learnt: calls of an engine from
-//!   within an event are refused. A panic there ends the engine.
+//! - A **message** is a header of at most [`MAX_HEADER`] bytes and a body of any size. A message arrives once and complete, or
+//!   not at all. Messages may arrive in any order. If the receiver needs to know the sender, the header must contain it.
+//! - An **endpoint** is the connection to one peer. If it fails, the engine calls [`Events::failed`], all messages posted to it
+//!   end with a failure, and the engine closes it.
+//! - **Events** are called only by [`progress`](Engine::progress), `post`, `close` and `shutdown`, on the thread that calls these,
+//!   one at a time. Calls of an engine from within an event are refused. A panic in an event ends the engine.
 //!
-//! Several threads may use an engine. One that comes while another progresses does not progress, but returns.
+//! Several threads may use an engine. `progress` returns at once if another thread is in it.
 #![allow(unsafe_code)] // S1, S2: bodies and receive buffers
 
 use std::any::Any;
@@ -23,25 +22,25 @@ use super::{Failure, Result, Version};
 /// The most bytes of a header.
 pub const MAX_HEADER: usize = 256;
 
-/// What an engine of this process is told when it is made.
+/// The settings of an engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// Which transports to use, as `UCX_TLS` names them; else all but those for shared memory and for devices.
+    /// Which transports to use, as `UCX_TLS` names them. Default: all except those for shared memory and for devices.
     pub transports: Option<String>,
-    /// Which network devices to use, as `UCX_NET_DEVICES` names them, such as `eth0`; else all.
+    /// Which network devices to use, as `UCX_NET_DEVICES` names them, such as `eth0`. Default: all.
     pub devices: Option<String>,
     /// Whether to connect to peers with another version of UCX.
     pub mixed_versions: bool,
 }
 
-/// One way to a peer.
+/// A connection to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Endpoint(pub(super) usize);
 
-/// What has become of a message that was posted.
+/// The state of a message after `post`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Posted {
-    /// It is on its way and its body is free; no event tells more.
+    /// It was sent and its body is free. No event follows.
     Sent,
     /// [`Events::sent`] will be called.
     Pending,
@@ -52,12 +51,12 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// The library's version.
     fn version(&self) -> Version;
 
-    /// By which peers [`connect`](Self::connect) to this engine; some 100 bytes.
+    /// The address with which peers [`connect`](Self::connect) to this engine: some 100 bytes.
     fn address(&self) -> &[u8];
 
-    /// `ucp_ep_create`: a way to the engine with this address. That nobody answers there is found out later.
+    /// `ucp_ep_create`: connects to the engine with this address. If there is no such engine, the endpoint fails later.
     ///
-    /// What is no address, was damaged, or is from another version of UCX is refused.
+    /// Fails if the address is damaged or from another version of UCX.
     fn connect(&self, address: &[u8]) -> Result<Endpoint>;
 
     /// `ucp_am_send_nbx`: posts a message. It never waits.
@@ -65,40 +64,40 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// After [`Posted::Pending`], [`Events::sent`] gets `token`.
     fn post(&self, to: Endpoint, header: &[u8], body: Body, token: u64) -> Result<Posted>;
 
-    /// `ucp_worker_progress`: does what is to be done; how much that was. It never waits.
+    /// `ucp_worker_progress`: handles pending work without waiting. Returns how much that was.
     fn progress(&self) -> Result<usize>;
 
     /// `ucp_worker_get_efd`: becomes readable when there is something to progress, once [`arm`](Self::arm) has been true.
     fn descriptor(&self) -> BorrowedFd<'_>;
 
-    /// `ucp_worker_arm`: whether one may sleep now; else there is something to progress first.
+    /// `ucp_worker_arm`: whether a thread may now sleep on the descriptor. If not, call `progress` first.
     ///
-    /// Sleep for short times only: not all that happens wakes a sleeper.
+    /// Sleep only for short times, since not everything wakes a sleeper.
     fn arm(&self) -> Result<bool>;
 
-    /// `ucp_worker_signal`: wakes who sleeps on the descriptor.
+    /// `ucp_worker_signal`: wakes a thread that sleeps on the descriptor.
     fn wake(&self) -> Result<()>;
 
-    /// `ucp_ep_close_nbx` by force: what is pending there ends with a failure, soon. Closing twice is no error.
+    /// `ucp_ep_close_nbx` by force: pending messages soon end with a failure. Closing twice is no error.
     fn close(&self, endpoint: Endpoint) -> Result<()>;
 
-    /// Messages posted or being received whose end no event has told yet.
+    /// The number of messages being sent or received for which an event will still come.
     fn pending(&self) -> usize;
 
-    /// Closes all endpoints, waits until nothing is pending, and gives everything back. What is still pending when
-    /// `patience` ends is a failure; its memory is then never given back. Dropping the engine does the same with a second.
+    /// Closes all endpoints, waits until nothing is pending, and frees everything. Fails if messages are still pending after
+    /// `patience`; their memory is then leaked. Dropping the engine does the same with a patience of one second.
     fn shutdown(&self, patience: Duration) -> Result<()>;
 }
 
-/// Whom an engine tells what happens.
+/// The callbacks of an engine.
 pub trait Events: Send + Sync {
-    /// A message has arrived. The header is what the sender says, and proves nothing.
+    /// A message has arrived. The header is not authenticated.
     fn message(&self, header: &[u8], data: Data<'_>) -> Answer;
 
-    /// What [`Answer::Receive`] has asked for is over. If it failed, the buffer has any contents.
+    /// A receive that [`Answer::Receive`] has started is over. If it failed, the contents of the buffer are unspecified.
     fn received(&self, token: u64, buffer: ReceiveBuffer, result: Result<()>);
 
-    /// A message that was pending is sent, and its body is free. It may still get lost with the connection.
+    /// A pending message was sent, and its body is free. It may still be lost if the connection fails.
     fn sent(&self, token: u64, result: Result<()>);
 
     /// The endpoint's connection has failed.
@@ -108,9 +107,9 @@ pub trait Events: Send + Sync {
 /// The body of a message that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data<'a> {
-    /// It is here.
+    /// The bytes, which have arrived.
     Inline(&'a [u8]),
-    /// It is still with the sender, of this many bytes, and can be received.
+    /// The body has this many bytes, is still with the sender, and can be received.
     Rendezvous(usize),
 }
 
@@ -129,26 +128,26 @@ impl Data<'_> {
     }
 }
 
-/// What is to be done with a message.
+/// What the engine does with a message.
 #[derive(Debug)]
 pub enum Answer {
-    /// Nothing more. A body that is still with the sender is not received, and the sender is told that it was.
+    /// Nothing more. A body that is still with the sender is not received, but the sender sees success.
     Done,
-    /// Nothing: it is not wanted. A sender that still has the body gets a failure.
+    /// Refuses it. A sender that still has the body gets a failure.
     Refuse,
-    /// The body goes to this buffer, wherever it is now, and [`Events::received`] tells when it is there.
+    /// Receives the body into this buffer, wherever the body is now. [`Events::received`] follows.
     Receive {
-        /// Of the body's size or larger.
+        /// At least as large as the body.
         buffer: ReceiveBuffer,
-        /// What [`Events::received`] gets.
+        /// Passed to [`Events::received`].
         token: u64,
     },
 }
 
-/// What keeps memory there.
+/// Keeps memory alive.
 type Owner = Arc<dyn Any + Send + Sync>;
 
-/// The body of a message to be sent, which belongs to the engine until it is.
+/// The body of a message. It belongs to the engine until it was sent.
 pub struct Body {
     start: NonNull<u8>,
     bytes: usize,

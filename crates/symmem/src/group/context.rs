@@ -30,7 +30,7 @@ pub(crate) struct Context {
     pub(crate) devices: DeviceRules,
     names: Mutex<HashSet<String>>,
     pub(crate) imports: Imports,
-    /// By which an address finds its allocation.
+    /// Finds allocations by address.
     pub(crate) table: Table,
     /// Allocations that outlive their users, by the users' ids.
     persistent: Mutex<HashMap<u64, (DType, Arc<Block>)>>,
@@ -41,7 +41,7 @@ pub(crate) struct Context {
     _server: Option<TcpServer>,
 }
 
-/// What a world was told about its ranks' devices.
+/// The world's settings about devices.
 pub(crate) struct DeviceRules {
     /// Ranks of a group may not share one.
     pub(crate) strict: bool,
@@ -64,7 +64,7 @@ impl Context {
             if mesh.in_one_process() { Arc::new(Process) } else { Arc::new(Host) };
         let choice = Choice::prepare(&mesh)?;
         let world: Arc<WorldPads> = Arc::default();
-        // The first to be told of losses, so that every group finds them in the order that all ranks see.
+        // The first observer of losses, so that every group finds them in the order that all ranks see.
         let observer: Weak<WorldPads> = Arc::downgrade(&world);
         mesh.watch(observer);
         Ok(Self {
@@ -104,7 +104,7 @@ impl Context {
         Ok(Name { context: Arc::clone(self), given })
     }
 
-    /// Tells all ranks what a thread of this one waits for, until the note is dropped; `None` if there is no place for it.
+    /// Writes a note on what a thread of this rank waits for, until it is dropped. `None` if all notes are in use.
     #[cold]
     pub(super) fn note(&self, text: &str) -> Option<Note<'_>> {
         let world = self.world.formed.get()?;
@@ -138,8 +138,8 @@ impl Context {
         (0..Layout::THREADS).filter_map(read).collect()
     }
 
-    /// Says goodbye to all ranks, after all that they were told. Because of `blamed`, or else of the first loss that any rank of
-    /// this host has noted: this one may know of it from the pads alone.
+    /// Says goodbye to all ranks, after all other messages. The goodbye blames `blamed`, or else the first loss that any rank of
+    /// this host has noted in the pads.
     pub(super) fn leave(&self, how: &str, blamed: Option<usize>) {
         let blamed = blamed.or_else(|| self.world.first_lost(|_| true));
         self.choice.finish();
@@ -180,7 +180,7 @@ impl Farewell {
     }
 }
 
-/// The pads of the world, through which ranks tell what they wait for and whom they have lost.
+/// The pads of the world, in which ranks note what they wait for and which ranks they have lost.
 #[derive(Default)]
 pub(super) struct WorldPads {
     formed: OnceLock<Arc<Formed>>,
@@ -194,15 +194,15 @@ impl WorldPads {
         lock(&self.early).drain(..).for_each(|rank| formed.signals.note_loss(rank));
     }
 
-    /// Says in shared memory how this rank leaves. Peers hear of the departure later and one after the other, and the first
-    /// of them tells the rest.
+    /// Writes to shared memory how this rank leaves. Peers notice the departure later, one after the other, and the first one
+    /// informs the others.
     fn say(&self, farewell: Farewell) {
         if let Some(formed) = self.formed.get() {
             formed.signals.store_words(Layout::FAREWELL, &[farewell as u32]);
         }
     }
 
-    /// How the rank said that it leaves.
+    /// How the rank leaves, by its own account.
     pub(super) fn farewell(&self, world_rank: usize) -> Option<&'static str> {
         let [word] = self.formed.get()?.signals.load_words(world_rank, Layout::FAREWELL);
         let said = [Farewell::Left, Farewell::Panicked].into_iter().find(|&f| f as u32 == word);
@@ -228,7 +228,7 @@ impl PeerObserver for WorldPads {
     }
 }
 
-/// What a thread of this rank says that it waits for.
+/// The note on what a thread of this rank waits for.
 pub(super) struct Note<'a> {
     context: &'a Context,
     thread: usize,
@@ -245,7 +245,7 @@ impl Drop for Note<'_> {
     }
 }
 
-/// The machine's clock, which all its processes read alike; comes round after weeks.
+/// The machine's clock, which is the same for all its processes. Wraps around after weeks.
 fn milliseconds() -> u32 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     now.as_millis() as u32

@@ -1,5 +1,5 @@
-//! A collective conversation of a group over the mesh: everyone brings a proposal (and memory), everyone sees
-//! all proposals and comes to the same verdict, and everyone learns whether all could do their part.
+//! A collective round of messages of a group over the mesh. Each rank sends a proposal (and memory). All ranks see all
+//! proposals and reach the same verdict. Then each reports whether it has succeeded, so that all know whether all have.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::memory::Exported;
 use crate::mesh::{Gone, Message, Phase, Shortfall, Subject};
 use crate::sync::{Deadline, Expiry};
 
-/// What one rank brings: terms that must be equal on all ranks, and data of the operation's own.
+/// The proposal of one rank: terms that must be equal on all ranks, and data of the operation.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Proposal {
     /// (what, value), in the same order on all ranks.
@@ -35,7 +35,7 @@ impl Proposal {
 enum Body {
     Proposal(Proposal),
     Done,
-    /// Could not do its part; `lost` is the world rank to blame if that was the cause.
+    /// The rank has failed; `lost` is the lost world rank that caused it, if any.
     Failed {
         reason: String,
         lost: Option<usize>,
@@ -44,11 +44,11 @@ enum Body {
 
 pub(crate) struct Conversation<'a> {
     pub(crate) context: &'a Context,
-    /// The group whose rendezvous it is, which may fall out of step meanwhile; none while one is formed.
+    /// The group of a rendezvous, which may fall out of step meanwhile; `None` while a group is formed.
     pub(crate) group: Option<&'a Group>,
     /// World ranks, in group order.
     pub(crate) members: &'a [usize],
-    /// Our index among them.
+    /// This rank's index among them.
     pub(crate) rank: usize,
     pub(crate) op: &'static str,
     pub(crate) subject: Subject,
@@ -56,8 +56,8 @@ pub(crate) struct Conversation<'a> {
 }
 
 impl Conversation<'_> {
-    /// Exchanges proposals and memory, then has `part` do this rank's part with what came (in group order;
-    /// no memory at our own place). Succeeds on all ranks or on none.
+    /// Exchanges proposals and memory, then runs `part` with those of all ranks (in group order; no memory for this
+    /// rank). Succeeds on all ranks or on none.
     pub(crate) fn hold<T>(
         &self,
         terms: &Terms,
@@ -79,7 +79,7 @@ impl Conversation<'_> {
         held
     }
 
-    /// Sends our proposal and memory to all. Does not wait for anybody.
+    /// Sends our proposal and memory to all ranks without waiting.
     pub(crate) fn send_proposals(
         &self,
         own: &Proposal,
@@ -99,7 +99,7 @@ impl Conversation<'_> {
         self.send_all(Phase::Proposal, &Body::Proposal(own.clone()), memories.into_iter())
     }
 
-    /// Sends a message to every peer; if one does not get it, all learn that this is over.
+    /// Sends a message to every peer. If one does not get it, tells all that the conversation is over.
     fn send_all(
         &self,
         phase: Phase,
@@ -163,11 +163,11 @@ impl Conversation<'_> {
         Ok(())
     }
 
-    /// Tells all how our part went and learns how theirs did.
+    /// Reports this rank's success or failure to all, and waits for their reports.
     pub(super) fn conclude<T>(&self, done: Result<T>) -> Result<T> {
         let done = done.or_else(|e| self.abort(Phase::Outcome, e))?;
         self.send_all(Phase::Outcome, &Body::Done, std::iter::repeat_with(|| None))?;
-        // Who gave up waiting for a peer takes its own word back: that peer may come and find everything done.
+        // A rank that gives up waiting withdraws its report: the late peer would otherwise find that everything succeeded.
         let outcomes = self.collect(Phase::Outcome).or_else(|e| self.abort(Phase::Outcome, e))?;
         for (peer, message) in self.peer_indices().zip(outcomes) {
             match decode(&message.body) {
@@ -179,7 +179,7 @@ impl Conversation<'_> {
         Ok(done)
     }
 
-    /// Tells all that we could not do our part, and hands the cause back.
+    /// Tells all that this rank has failed, and returns the cause.
     pub(crate) fn abort<T>(&self, phase: Phase, cause: Error) -> Result<T> {
         let lost = match &cause {
             Error::PeerLost { rank, .. } => self.members.get(*rank).copied(),
@@ -189,7 +189,7 @@ impl Conversation<'_> {
         Err(cause)
     }
 
-    /// Tells all that we do not take part, and ends the conversation here.
+    /// Tells all that this rank does not take part, and ends the conversation here.
     pub(super) fn decline(&self, reason: String) {
         self.tell(Phase::Proposal, &encode(&Body::Failed { reason, lost: None }));
         self.context.mesh.inbox().close(&self.subject);
@@ -227,7 +227,7 @@ impl Conversation<'_> {
                 }
             }
             Shortfall::Elsewhere { world_rank, members } => {
-                // Those whom the other group leaves out learn of it from us alone.
+                // Ranks that are not in the other group learn of the conflict only from us.
                 let body = postcard::to_stdvec(&(world_rank, &members)).unwrap_or_default();
                 self.tell(Phase::Conflict, &body);
                 self.other_members(world_rank, &members)
@@ -239,7 +239,7 @@ impl Conversation<'_> {
         self.members.iter().position(|&member| member == world_rank)
     }
 
-    /// Of several losses all ranks name the first, in the order that all of them see.
+    /// If several ranks are lost, all ranks name the first, in the order that all of them see.
     fn lost(&self, world_rank: usize, gone: Gone) -> Error {
         let left = gone.left;
         let first = |gone: &Gone| {
@@ -274,7 +274,7 @@ impl Conversation<'_> {
         }
     }
 
-    /// What a rank of the world is doing, by what it left in shared memory.
+    /// What a rank of the world is doing, by its notes in shared memory.
     fn doing(&self, world_rank: usize) -> String {
         let notes = self.context.doing(world_rank);
         let doing = if notes.is_empty() {

@@ -1,5 +1,5 @@
-//! How a group comes to be: every member sends its pad to the others when it creates the group, and takes in
-//! theirs when it first uses it. So groups may be created in any order without anyone waiting for anyone.
+//! Forming a group: every member sends its pad to the others when it creates the group, and receives theirs when it
+//! first uses it. So creating a group never waits, and groups may be created in any order.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
@@ -26,12 +26,12 @@ use crate::wire::Offer;
 /// The operation that forms the group of all ranks.
 pub(super) const WORLD: &str = "world";
 
-/// A group as its creator wants it.
+/// The settings of a group.
 pub(super) struct Spec {
     pub(super) op: &'static str,
     /// How the members find each other.
     pub(super) scope: String,
-    /// What users call it.
+    /// The name for users.
     pub(super) label: String,
     pub(super) _claim: Option<Name>,
     /// World ranks, in the order of their ranks in the group.
@@ -39,7 +39,7 @@ pub(super) struct Spec {
     pub(super) pad_size: usize,
     pub(super) limit: Deadline,
     pub(super) order: Order,
-    /// The group that this one was shrunk from, in the first place.
+    /// The original group that this one was shrunk from.
     pub(super) root: Option<Root>,
 }
 
@@ -106,7 +106,7 @@ impl Spec {
         }
     }
 
-    /// This rank's number in the group, if the group can be.
+    /// This rank's number in the group, if the settings are valid.
     fn check(&self, context: &Context) -> Result<usize> {
         let world_rank = context.mesh.rank();
         check_pad_size(self.op, Some(world_rank), self.pad_size, self.members.len())?;
@@ -130,13 +130,13 @@ struct Details {
     offer: Option<Offer>,
 }
 
-/// A group whose members have not all been heard of.
+/// A group that is being formed.
 pub(super) struct Forming {
     /// This rank's pad, and what it proposes.
     own: (Arc<dyn Allocation>, Proposal),
-    /// All proposals, once they are here: whoever asks again gets the same verdict.
+    /// All proposals, once they have arrived, so that a later call reaches the same verdict.
     proposals: Option<Vec<Proposal>>,
-    /// A member was lost, or told all that it cannot take part: the group will never be.
+    /// A member was lost, or cannot take part: the group will never be formed.
     over: bool,
     /// A rank forms a group of this name with other members: that rank, and those.
     elsewhere: Option<(usize, String)>,
@@ -151,7 +151,7 @@ pub(super) struct Formed {
     rates: Rates,
     /// How many groups of survivors this rank has begun to form; see `Group::shrink`.
     pub(super) generations: AtomicU32,
-    /// The first member that was lost, as all hosts call it, where the group spans several.
+    /// The first lost member that all hosts agree on, if the group spans several.
     pub(super) first_lost: OnceLock<usize>,
 }
 
@@ -164,7 +164,7 @@ impl RegionPads {
     }
 }
 
-/// What there is of a group when it is gone: all that its survivors need to find each other.
+/// What remains of a group for its survivors, so that they find each other.
 #[derive(Clone)]
 pub(super) struct Root {
     pub(super) spec: Arc<Spec>,
@@ -173,13 +173,13 @@ pub(super) struct Root {
 }
 
 impl Group {
-    /// Creates a group: tells the other members, and waits for none of them.
+    /// Creates a group: sends the proposal to the other members without waiting.
     pub(super) fn begin(context: &Arc<Context>, spec: Spec) -> Result<Self> {
         let rank = spec.check(context)?;
         let scope = Scope::Forming { name: spec.scope.clone(), members: spec.members.clone() };
         let subject = context.mesh.inbox().begin(scope);
         let made = spec.make_pad(context, rank).or_else(|e| {
-            // The others would wait for this rank in vain.
+            // Otherwise the others would wait for this rank until their deadline.
             let told =
                 spec.conversation(context, rank, &subject, spec.limit).abort(Phase::Proposal, e);
             context.mesh.inbox().close(&subject);
@@ -258,7 +258,7 @@ impl Inner {
         self.spec.conversation(&self.context, self.health.rank, &self.health.subject, deadline)
     }
 
-    /// Takes in what the other members sent.
+    /// Receives the proposals of the other members.
     #[cold]
     fn form(&self, deadline: Deadline) -> Result<()> {
         let deadline = deadline.start();
@@ -276,7 +276,7 @@ impl Inner {
         }
         if let Some(proposals) = &forming.proposals {
             conversation.agree(&self.spec.terms(), proposals)?;
-            // They agree, and yet nothing was formed of it: this rank could not do its part.
+            // They agree, but the group was not formed, because this rank has failed.
             let (rank, how) = self.health.missed(|_| true).unwrap_or_default();
             return Err(Error::PeerLost { rank, during: self.spec.op, how });
         }
@@ -336,12 +336,12 @@ impl Inner {
             self.context.world.set(formed);
         }
         self.context.mesh.inbox().close(&self.health.subject);
-        // Who was lost while nobody could be told through the pads.
+        // Reports losses from before the pads were mapped.
         self.health.pass_on();
         Ok(())
     }
 
-    /// How the ranks of a world reach those of other hosts.
+    /// Chooses how the ranks of a world reach those of other hosts.
     fn settle_transport(
         &self,
         conversation: &Conversation<'_>,
@@ -399,7 +399,7 @@ impl Inner {
         })
     }
 
-    /// Whether the members' verdict on the group is known to all: it stands, they disagree, or one is missing.
+    /// Whether the outcome is known to all members: formed, mismatched, or a member is missing.
     pub(super) fn is_settled(&self) -> bool {
         let forming = self.forming.lock().unwrap_or_else(PoisonError::into_inner);
         forming.proposals.is_some() || forming.over || forming.elsewhere.is_some()

@@ -1,4 +1,4 @@
-//! What a group knows of its members' lives.
+//! Which members of a group are gone.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -8,8 +8,8 @@ use crate::mesh::Subject;
 use crate::sync::Ordering;
 use crate::sync::atomic::AtomicBool;
 
-/// Members that have gone, by their rank in the group. It is all of a group that the watcher of the mesh may
-/// hold on to, so that a group ends where its last user drops it.
+/// Members that have gone, by their rank in the group. The watcher of the mesh holds only this part of a group, so that
+/// the group ends when its last user drops it.
 pub(super) struct Health {
     /// World ranks, in group order; and our place among them.
     pub(super) members: Vec<usize>,
@@ -17,11 +17,11 @@ pub(super) struct Health {
     /// The conversation in which the group is formed.
     pub(super) subject: Subject,
     world: Arc<WorldPads>,
-    /// The pads, once they are mapped, through which all others are told.
+    /// The pads, once they are mapped, through which the others are informed.
     pub(super) formed: OnceLock<Arc<Formed>>,
     /// Whether this rank has seen anything wrong.
     trouble: AtomicBool,
-    /// In the order in which we learnt it: what comes first is the cause of what follows.
+    /// In the order in which this rank learnt of it: the first is the cause of the others.
     gone: Mutex<Vec<(usize, Departure)>>,
 }
 
@@ -63,7 +63,7 @@ impl Health {
         self.trouble.store(true, Ordering::Release); // pairs with the acquire in `trouble`
     }
 
-    /// Whether anything is wrong at all: what a healthy group looks at.
+    /// Whether anything is wrong: the only check in a healthy group.
     #[inline]
     pub(super) fn trouble(&self) -> bool {
         self.is_troubled() || self.poisoned().is_some()
@@ -75,7 +75,7 @@ impl Health {
         self.trouble.load(Ordering::Acquire)
     }
 
-    /// How the member went, if it did: in its own words before those of others.
+    /// How the member went, if it did: its own account before those of others.
     pub(super) fn how_gone(&self, rank: usize) -> Option<String> {
         let farewell = self.members.get(rank).and_then(|&world| self.world.farewell(world));
         let noted = || Some(self.gone().iter().find(|(r, _)| *r == rank)?.1.how.clone());

@@ -1,4 +1,4 @@
-//! What a lost member means to its group: the poison that ends everyone's wait.
+//! Losses: a lost member poisons its group, which ends all waits.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ impl Health {
         self.trouble() && self.loss(awaited).is_some()
     }
 
-    /// The loss that all survivors name: the one in the pad before what only we have seen.
+    /// The loss that all survivors name: the one in the pad, before one that only this rank has seen.
     pub(super) fn loss(&self, awaited: impl Fn(usize) -> bool) -> Option<(usize, String)> {
         match self.poisoned() {
             Some(rank) => {
@@ -29,8 +29,8 @@ impl Health {
         }
     }
 
-    /// As `loss`, for the error that a caller gets. A peer may have told us through the pad before we hear from the mesh how
-    /// the rank went.
+    /// As `loss`, for the error that a caller gets. A peer may have written it to the pad before the mesh reports how the
+    /// rank went.
     #[cold]
     pub(super) fn explained_loss(
         &self,
@@ -41,7 +41,7 @@ impl Health {
         Some((rank, poll_by(soon, &mut || self.how_gone(rank)).unwrap_or(how)))
     }
 
-    /// Tells everyone the first loss through the pads, once these are there; or ourselves that someone left.
+    /// Writes the first loss to all pads, once these are mapped; or wakes this rank's threads if a rank has left.
     pub(super) fn pass_on(&self) {
         let Some(formed) = self.formed.get() else { return };
         match self.missed(|_| false) {
@@ -64,8 +64,8 @@ impl Group {
         Some(how_first.unwrap_or((rank, how)))
     }
 
-    /// Of several lost ranks each host may have noticed another one first. The store decides which the group names. Hosts that
-    /// have lost each other, or the store, name what each of them misses.
+    /// If several ranks are lost, hosts may notice them in different orders. The store decides which one the group names. Hosts
+    /// that cannot reach each other or the store name the one that they noticed themselves.
     pub(super) fn first_on_all_hosts(&self, lost: usize) -> Option<usize> {
         let formed = self.0.health.formed.get().filter(|formed| formed.signals.spans())?;
         let world_rank = *self.world_ranks().get(lost)?;

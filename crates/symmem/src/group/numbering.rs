@@ -8,7 +8,7 @@ use crate::signal::{BARRIER, IN_FULL, Layout, Signals};
 use crate::sync::Ordering;
 use crate::sync::shared::AtomicU64;
 
-/// How many calls are known by numbers. One more takes the place of another, on all ranks alike.
+/// How many calls have numbers. A further one replaces another, the same one on all ranks.
 const KNOWN: usize = 256;
 /// The first number of a known call.
 const FIRST: u32 = IN_FULL + 1;
@@ -20,20 +20,21 @@ pub(super) struct Sequence {
     known: Vec<[AtomicU64; 8]>,
     /// The call that gave up and may be resumed.
     pub(super) pending: [AtomicU64; 8],
-    /// One that gave up before peers could know of it, for it waited for an earlier one. The last word says whether there is.
+    /// A call that gave up before peers could know of it, because it waited for an earlier one. The last word says whether
+    /// there is one.
     pub(super) put_off: [AtomicU64; 8],
-    /// Of the call that gave up, if somebody wants to know what becomes of it.
+    /// The outcome of the call that gave up, if a caller asks for it later.
     awaited: Mutex<Option<Ticket>>,
     /// How many rendezvous there were: the same on all ranks, because all have made the same calls.
     rendezvous: AtomicU64,
 }
 
-/// A barrier that a rank has reached and not left, for those who ask later what became of it.
+/// A barrier that a rank has reached and not left, for a later question about its outcome.
 #[derive(Clone, Debug)]
 pub(crate) struct Ticket {
     pub(super) generation: u32,
     pub(super) epoch: u32,
-    /// Whether all ranks came to it with the same call.
+    /// Whether all ranks have arrived with the same call.
     pub(super) outcome: Arc<OnceLock<bool>>,
 }
 
@@ -110,7 +111,7 @@ impl Sequence {
         }
     }
 
-    /// Numbers a rendezvous that all ranks have come to.
+    /// Numbers a rendezvous that all ranks have reached.
     pub(super) fn count_rendezvous(&self) -> u64 {
         self.rendezvous.fetch_add(1, Ordering::Relaxed) + 1
     }

@@ -31,9 +31,9 @@ use crate::machine::DefaultFloats;
 use crate::signal::{BARRIER, ChannelGuard, IN_FULL, Layout, Stop, Tiny};
 use crate::sync::{Deadline, pause, pause_for_flag};
 
-/// A call of the sequence that is under way. Other threads of this rank wait until it is dropped.
+/// A call of the sequence in progress. Other threads of this rank wait until it is dropped.
 ///
-/// It has the call by reference: copying its words around would take as long as a flag takes to arrive.
+/// It borrows the call: copying its words would take as long as a flag takes to arrive.
 pub(crate) struct Running<'a, 'c> {
     guard: ChannelGuard<'a, RegionPads>,
     made: Made<'a, 'c>,
@@ -48,7 +48,7 @@ struct Made<'a, 'c> {
     formed: &'a Formed,
     call: &'c Call,
     word: u32,
-    /// Counts from the first wait that takes long, over all waits of the call.
+    /// Starts with the first long wait, and covers all waits of the call.
     deadline: Deadline,
 }
 
@@ -62,7 +62,7 @@ impl Group {
     ) -> Result<Running<'_, 'c>> {
         let formed = self.formed_by(deadline).map_err(|e| self.not_made(call, e))?;
         let signals = &formed.signals;
-        // Before the channel is locked: locking waits for nothing, but what comes after waits for it.
+        // Before the channel is locked, so that no time is lost after that.
         let words = call.words();
         let place = Sequence::place(&words);
         let guard = signals.lock_channel(signals.sequence(), deadline);
@@ -82,8 +82,8 @@ impl Group {
         Ok(Running { guard, made, floats: DefaultFloats::default() })
     }
 
-    /// Fails if a rank was lost, gave up a call, or has left and will not come to this one. Then no rank may come to it: one
-    /// that left out a call would be taken to make it when it makes the next.
+    /// Fails if a rank was lost, gave up a call, or has left without making this one. Then no rank may make the call: if a rank
+    /// left one out, its next call would be taken for it.
     #[cold]
     fn check_in_step(&self, guard: &ChannelGuard<'_, RegionPads>, op: &'static str) -> Result<()> {
         self.check_whole(op)?;
@@ -159,8 +159,8 @@ impl Group {
         late.map_or_else(|stop| Err(made.failed(guard, stop)), |()| Ok(made.deadline))
     }
 
-    /// Notes what became of a call that had given up. Of a rendezvous that all have come to, the others learn that this rank
-    /// does not wait for it: what they send would be kept here for good.
+    /// Notes the outcome of a call that had given up. If it was a rendezvous that all ranks have reached, tells the others that
+    /// this rank does not wait for it. Otherwise their messages would be kept here for ever.
     fn settle(&self, formed: &Formed, call: &Call, completed: bool) {
         let now = (formed.signals.generation(), formed.signals.epoch());
         let ticket = formed.sequence.awaited().take();
@@ -172,7 +172,7 @@ impl Group {
         }
     }
 
-    /// Makes the sequence as new, while nobody is in a call.
+    /// Resets the sequence, while no thread is in a call.
     pub(super) fn reset_sequence(&self, formed: &Formed) {
         let (signals, sequence) = (&formed.signals, &formed.sequence);
         if signals.is_unfinished() {
@@ -215,7 +215,7 @@ impl Group {
         formed.signals.is_unfinished().then(|| awaited.insert(ticket).clone())
     }
 
-    /// Whether a change of phase that gave up has come to pass on all ranks; `None` as long as that is open.
+    /// Whether a change of phase that gave up has completed on all ranks; `None` if that is not decided yet.
     pub(crate) fn outcome(&self, ticket: &Ticket) -> Option<bool> {
         let over = || (self.generation() != ticket.generation).then_some(false);
         ticket.outcome.get().copied().or_else(over)
@@ -227,7 +227,7 @@ impl Group {
         self.0.health.formed.get().map_or(0, |formed| formed.signals.generation())
     }
 
-    /// The last call of the sequence that `rank` has reached, as far as this rank was told.
+    /// The last call of the sequence that `rank` has reached, as far as this rank knows.
     pub(super) fn last_call(&self, rank: usize) -> Option<(u32, Call)> {
         let formed = self.0.health.formed.get()?;
         let (epoch, word) = formed.signals.last_call(rank);
@@ -243,8 +243,8 @@ impl Formed {
         self.signals.give_up();
     }
 
-    /// Takes note that this rank gave up a call that it has not reached. Peers make it, so it must be made again, or they
-    /// would take what this rank calls next for it.
+    /// Notes that this rank gave up a call before it reached it. Peers make the call, so this rank must make it again. Otherwise
+    /// they would take its next call for it.
     #[cold]
     pub(super) fn put_off(&self, call: &Call) {
         self.signals.look_before_next();
@@ -274,14 +274,14 @@ impl Running<'_, '_> {
         self.made.group.size()
     }
 
-    /// A barrier with data: what this rank wrote to the next staging buffers, and `tiny`, is seen by all ranks after it. The
-    /// staging buffers of all ranks, which stay as they are until the next exchange. From here on the call computes in the
-    /// default floating-point environment. A long wait is in the caller's, for it may run the caller's code.
+    /// A barrier with data: after it, all ranks see `tiny` and what this rank wrote to the next staging buffers. Returns the
+    /// staging buffers of all ranks, which do not change until the next exchange. From here on the call computes in the default
+    /// floating-point environment. Long waits use the caller's environment, because they may run the caller's code.
     #[inline(always)]
     pub(crate) fn exchange(&mut self, tiny: Option<&Tiny>) -> Result<Staging<'_>> {
         let hints = self.made.formed.signals.hints();
         let epoch = self.made.arrive(&self.guard, tiny);
-        self.floats.enter(); // takes no time while the flags are under way
+        self.floats.enter(); // costs nothing while the flags travel
         if !self.guard.all_agree_soon(self.made.word, epoch, |_| pause(hints)) {
             self.floats.leave();
             self.made.deadline = self.made.await_agreement(&self.guard, epoch)?;
@@ -291,13 +291,13 @@ impl Running<'_, '_> {
         Ok(self.made.staging(epoch))
     }
 
-    /// A barrier of the call: what each rank wrote before is seen by all after.
+    /// A barrier of the call: after it, all ranks see what each wrote before it.
     #[inline(always)]
     pub(crate) fn barrier(&mut self) -> Result<()> {
         self.made.exchange(&self.guard)
     }
 
-    /// Whether, after the call has failed with `error`, no rank can be or come to be at work in it: see [`Signals::is_void`].
+    /// Whether, after the call has failed with `error`, no rank works in it or ever will: see [`Signals::is_void`].
     #[cold]
     pub(crate) fn is_void(&self, error: &Error) -> bool {
         let Made { formed, call, word, .. } = self.made;
@@ -307,7 +307,7 @@ impl Running<'_, '_> {
             Error::Mismatch { .. } => true,
             // What ranks of other hosts have seen is not known here.
             Error::PeerLost { .. } if formed.signals.spans() => false,
-            // The dead come no more: without it nobody goes on.
+            // A dead rank never arrives, so no rank passes.
             Error::PeerLost { rank, .. } => !formed.signals.has_arrived(*rank),
             _ => {
                 formed.give_up(call);
@@ -316,7 +316,7 @@ impl Running<'_, '_> {
         }
     }
 
-    /// Fails if a rank gave the call up while the last one came: then that rank has its memory back.
+    /// Fails if a rank gave the call up while the last rank arrived: then that rank has its memory back.
     #[inline]
     pub(crate) fn check_not_given_up(&self) -> Result<()> {
         match self.made.formed.signals.given_up_meanwhile() {
@@ -338,7 +338,7 @@ impl<'a> Made<'a, '_> {
         Ok(())
     }
 
-    /// Tells all ranks that this one has come, with data if any. The barrier's number.
+    /// Tells all ranks that this one has arrived, with data if there is any. Returns the barrier's number.
     #[inline(always)]
     fn arrive(&self, guard: &ChannelGuard<'_, RegionPads>, tiny: Option<&Tiny>) -> u32 {
         if self.word == IN_FULL && !guard.is_unfinished() {

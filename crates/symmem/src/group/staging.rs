@@ -1,8 +1,7 @@
-//! Staging buffers: where a rank writes what small collectives carry along with their flag.
+//! Staging buffers, in which small collectives put the data that goes with their flags.
 //!
-//! A few bytes lie in the line of the flag itself, in the pad of each rank that is to read them. More lie behind the
-//! words of the writer's own pad, once for all readers. Each place is there twice, for even and odd epochs:
-//! see `ChannelGuard::exchange`.
+//! A few bytes fit into the cache line of the flag, in the pad of each reader. More go behind the words of the writer's
+//! own pad, once for all readers. All of these exist twice, for even and odd epochs: see `ChannelGuard::exchange`.
 #![allow(unsafe_code)] // S2 (nobody reads before the flag), S3
 
 use std::ops::Range;
@@ -12,7 +11,7 @@ use crate::memory::region::{Region, Words};
 use crate::signal::{Layout, PadUpdate, Pads, Tiny};
 use crate::sync::SharedWord;
 
-/// Bytes of a staging buffer, for each of two epochs in guard.
+/// Bytes of a staging buffer. Each rank has two, for even and odd epochs.
 pub(crate) const STAGE: usize = 128 << 10;
 
 /// Where the staging buffers begin in a pad: on a page of their own.
@@ -25,7 +24,7 @@ pub(super) struct RegionPads {
     pub(super) words: Vec<Words>,
     /// Twice [`STAGE`] bytes each.
     pub(super) stages: Vec<Region>,
-    /// The way to ranks of other hosts, if there are any.
+    /// The connections to ranks of other hosts, if there are any.
     pub(super) wire: Option<Wire>,
 }
 
@@ -76,7 +75,7 @@ impl Staging<'_> {
     /// Bytes that fit into the line of a flag.
     pub(crate) const TINY: usize = Layout::PAYLOAD;
 
-    /// What rank `rank` has staged for this one, of which there are so many bytes.
+    /// The `bytes` bytes that rank `rank` has staged for this one.
     #[inline]
     pub(crate) fn of(&self, rank: usize, bytes: usize) -> *const u8 {
         if bytes <= Self::TINY { self.tiny(rank) } else { self.stage(rank).cast_const() }
@@ -88,7 +87,7 @@ impl Staging<'_> {
         self.stage(self.rank)
     }
 
-    /// Brings what this rank has staged to ranks of other hosts, each the bytes that it reads, before it arrives there.
+    /// Sends what this rank has staged to ranks of other hosts, to each the bytes that it reads. The arrival follows.
     pub(crate) fn send_far(&self, read_by: impl Fn(usize) -> Range<usize>) {
         let Some(wire) = &self.pads.wire else { return };
         for rank in wire.far_ranks() {
