@@ -7,12 +7,12 @@ use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, presets};
 use symmem::internals::{Costs, Measured, costs_path, measure};
 
-/// Measures what algorithms are chosen by on this machine, and keeps it in a file
+/// Measures the costs by which algorithms are chosen on this machine, and saves them in a file
 ///
-/// The file is named by SYMMEM_COSTS, or is symmem/costs in the user's cache. Groups whose rank 0 reads it plan with it.
+/// The file is the one that SYMMEM_COSTS names, or symmem/costs in the user's cache. A group uses the costs that its rank 0 reads.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Keep what was measured even if the two cores were two threads of one
+    /// Save the result even if the two cores were two threads of one core
     #[arg(long)]
     force: bool,
     /// Only show what was measured

@@ -8,7 +8,7 @@ use symmem::DType;
 use symmem::internals::InUse;
 use symmem::internals::plan;
 
-/// Says which algorithm a collective takes for a size, and what each should cost
+/// Shows which algorithm a collective uses for a size, and the estimated time of each
 #[derive(clap::Args)]
 pub struct Args {
     /// The collective

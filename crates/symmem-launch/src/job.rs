@@ -17,13 +17,13 @@ pub const GRACE: Duration = Duration::from_secs(5);
 /// What becomes of the other ranks when one fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum OnFailure {
-    /// They are ended, and the exit status is that of the rank that failed
+    /// End them. The exit status is that of the rank that failed
     Kill,
-    /// They go on, and the exit status is 0 if all finish with 0 but the first that failed and those that a signal ended
+    /// Let them continue. The exit status is 0 if all of them exit with 0, except the first that failed and those killed by a signal
     Keep,
 }
 
-/// What UCX must be told before it is loaded: to leave `mmap` and its like alone, and how a process ends to us.
+/// Settings of UCX that must be there before it is loaded: it must not patch `mmap` and its like, nor install signal handlers.
 const UCX: [(&str, &str); 2] = [("UCX_MEM_EVENTS", "n"), ("UCX_HANDLE_ERRORS", "none")];
 
 /// A program to run as several ranks.

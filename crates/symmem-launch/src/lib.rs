@@ -38,15 +38,15 @@ pub struct Args {
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     ranks: u16,
 
-    /// How many nodes take part, each with as many ranks
+    /// How many nodes take part; all start the same number of ranks
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     nnodes: u16,
 
-    /// Which of the nodes this is; node 0 hosts the store
+    /// The number of this node, from 0 on; node 0 hosts the store
     #[arg(long, value_name = "I", default_value_t = 0)]
     node_rank: u16,
 
-    /// Where the ranks of all nodes reach node 0 [default with one node: 127.0.0.1]
+    /// The address at which all nodes reach node 0 [default with one node: 127.0.0.1]
     #[arg(long, value_name = "A")]
     master_addr: Option<String>,
 
@@ -54,20 +54,20 @@ pub struct Args {
     #[arg(long, value_name = "P")]
     master_port: Option<u16>,
 
-    /// The file with the job's secret, the same on all nodes and of mode 0600: 16 bytes or more
+    /// A file of mode 0600 with the job's secret, the same on all nodes: 16 bytes or more
     ///
-    /// On one node the launcher makes a secret of its own, unless SYMMEM_SECRET or SYMMEM_SECRET_FILE is set.
+    /// On one node the launcher generates a secret, unless SYMMEM_SECRET or SYMMEM_SECRET_FILE is set.
     #[arg(long, value_name = "F")]
     secret_file: Option<PathBuf>,
 
-    /// How long ranks that are told to end may take before they are killed
+    /// How long ranks may take to end before they are killed
     ///
-    /// They are told when another has failed, and when the launcher gets SIGINT, SIGTERM, SIGHUP or SIGQUIT. A second
+    /// The launcher asks them to end when a rank has failed, and when it gets SIGINT, SIGTERM, SIGHUP or SIGQUIT. A second
     /// SIGINT or SIGTERM kills them at once.
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     grace: Duration,
 
-    /// What becomes of the other ranks when one fails
+    /// What to do with the other ranks when one fails
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = OnFailure::Kill)]
     on_failure: OnFailure,
 

@@ -41,9 +41,9 @@ pub(super) fn rows() -> Vec<Row> {
 
 fn host() -> Row {
     let is_set = std::env::var_os("SYMMEM_HOST").is_some_and(|name| !name.is_empty());
-    let how = if is_set { "SYMMEM_HOST" } else { "the boot id; SYMMEM_HOST names another" };
+    let how = if is_set { "SYMMEM_HOST" } else { "the boot id, unless SYMMEM_HOST is set" };
     match host_identity() {
-        Ok(name) => row("host", &name, format!("{how}; ranks with the same share memory")),
+        Ok(name) => row("host", &name, format!("{how}; ranks with the same value share memory")),
         Err(error) => checked("host", Err(error.to_string())),
     }
 }
@@ -77,7 +77,7 @@ impl Store {
         }
         match &self.name {
             Some(name) => format!("{named} at {name}"),
-            None => "where the default route begins; with MASTER_ADDR the one by which the store is reached".to_owned(),
+            None => "the address of the default route; if MASTER_ADDR is set, the one by which the store is reached".to_owned(),
         }
     }
 }
@@ -135,10 +135,10 @@ fn congestion() -> Row {
         return row("congestion control", "unknown", CONGESTION);
     };
     let details = if name == "bbr" {
-        "slow for bursts of small messages: it paces what could be sent at once; better for the network between the hosts: ip \
+        "slow for bursts of small messages, which it paces; for the network between the hosts, better set: ip \
          route change NETWORK dev INTERFACE congctl cubic, or sysctl -w net.ipv4.tcp_congestion_control=cubic"
     } else {
-        "of TCP, where a route names no other"
+        "of TCP, unless the route sets another"
     };
     row("congestion control", &name, details)
 }
@@ -148,7 +148,7 @@ fn ucx() -> Result<String, String> {
         Ok(library) => {
             let path =
                 library.path().map_or_else(String::new, |path| format!(" ({})", path.display()));
-            let used = "carries messages over RDMA devices if all hosts have this version and the job no secret";
+            let used = "used if there are RDMA devices, all hosts have this version and the job has no secret";
             Ok(format!("{}{path}; {used}; see SYMMEM_WIRE", library.version()))
         }
         Err(missing) => Err(format!(

@@ -39,7 +39,7 @@ pub(super) fn rows() -> Vec<Row> {
 }
 
 fn nvrtc() -> Result<String, String> {
-    let use_of = "only for kernels of one's own that are compiled at run time";
+    let use_of = "only for your own kernels that are compiled at run time";
     match backends::found(Library::Nvrtc) {
         Ok(text) => Ok(format!("{text}; {use_of}")),
         Err(missing) => Err(format!("{missing}; not needed, {use_of}; see SYMMEM_NVRTC")),

@@ -17,11 +17,11 @@ use comfy_table::{ContentArrangement, Table, presets};
 /// Says what works on this machine, and what is missing for the rest
 #[derive(clap::Args)]
 pub struct Args {
-    /// Waits for `symmem doctor --peer` on another node, to try the network between the two [default port: a free one]
+    /// Waits for `symmem doctor --peer` on another node, to test the network between the two [default port: a free one]
     #[arg(long, value_name = "PORT", num_args = 0..=1, default_missing_value = "0", conflicts_with = "peer")]
     listen: Option<u16>,
 
-    /// Tries the network to a node on which `symmem doctor --listen` waits
+    /// Tests the network to a node on which `symmem doctor --listen` waits
     #[arg(long, value_name = "HOST:PORT")]
     peer: Option<String>,
 }

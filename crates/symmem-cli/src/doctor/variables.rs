@@ -18,17 +18,17 @@ const VARIABLES: [(&str, &str); 28] = [
     ),
     (
         "SYMMEM_HOST",
-        "what tells this host from others, where boot ids do not; ranks with equal ones are on one host",
+        "identity of this host; default the boot id; ranks with the same identity are on one host",
     ),
     (
         "SYMMEM_ADDR",
-        "the IP address at which ranks of other hosts reach this one; default the one by which it reaches the store",
+        "the IP address of this rank for other hosts; default the address by which it reaches the store",
     ),
     ("SYMMEM_IFACE", "the network interface with that address"),
     ("SYMMEM_PORTS", "the ports for ranks of other hosts, as in 40000-40099; default any"),
     (
         SECRET,
-        "a secret of the job, 16 bytes or more, that seals what ranks write to the store and say between hosts",
+        "a secret of the job, 16 bytes or more: authenticates values in the store, and encrypts connections between hosts",
     ),
     ("SYMMEM_SECRET_FILE", "the file of mode 0600 with that secret"),
     ("SYMMEM_SIGNAL_PAD_SIZE", "bytes of the signal pad of an allocation"),
@@ -37,13 +37,13 @@ const VARIABLES: [(&str, &str); 28] = [
     ("SYMMEM_STRICT_DEVICES", "1: ranks of a group that share a GPU are an error; default 0"),
     (
         "SYMMEM_RANKS_PER_DEVICE",
-        "how many ranks use a GPU at once; default: as far as a group can see",
+        "how many ranks use a GPU at the same time; default: derived from the group",
     ),
     (
         "SYMMEM_COSTS",
         "the file that symmem calibrate writes; default symmem/costs in the user's cache",
     ),
-    ("SYMMEM_NVRTC", "the file of NVRTC, for kernels of one's own; default what the linker finds"),
+    ("SYMMEM_NVRTC", "the file of NVRTC, for your own kernels; default what the linker finds"),
     (
         "SYMMEM_NCCL",
         "the file of NCCL; default the one in use, that of a Python package, or what the linker finds",
@@ -51,7 +51,7 @@ const VARIABLES: [(&str, &str); 28] = [
     ("SYMMEM_NVSHMEM", "the file of NVSHMEM; likewise"),
     (
         "SYMMEM_WIRE",
-        "ucx or mesh: how ranks reach those of other hosts; default ucx if all have it and there is no secret",
+        "ucx or mesh: transport between hosts; default ucx if there are RDMA devices, all have UCX and there is no secret",
     ),
     ("SYMMEM_UCX", "the file of UCX, libucp.so.0; likewise"),
     ("RANK", "this process's rank in the world; set by symmem run and torchrun"),
