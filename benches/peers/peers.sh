@@ -109,10 +109,10 @@ types() { # that it has; of those that --dtype knows
 }
 
 # One run of one peer. Ranks are bound to cores where there is one for each and the peer does that or says to;
-# more ranks than cores get the peer's option for yielding.
+# more ranks than cores get the peer's option for yielding. Not nproc: it says what OMP_NUM_THREADS does.
 launch() {
   local name=$1 n=$2 bind="--bind-to core" many= r pids= t="timeout 60"
-  [ "$n" -le "$(nproc)" ] || { many=1 bind=; }
+  [ "$n" -le "$(getconf _NPROCESSORS_ONLN)" ] || { many=1 bind=; }
   local yielding=${many:+--oversubscribe --mca mpi_yield_when_idle 1}
   local ucx="--mca pml ucx --mca pml_ucx_tls any --mca pml_ucx_devices any"
   case $name in
