@@ -155,7 +155,7 @@ launch_between() {
   local orte="--mca plm rsh --mca plm_rsh_agent $agent --mca plm_rsh_no_tree_spawn 1 --host ${list//,/:$each,}:$each --bind-to none"
   local prte="--prtemca plm ssh --prtemca plm_ssh_agent $agent --host ${list//,/:$each,}:$each --bind-to none"
   case $name in
-  ompi4) on 0 mpirun.openmpi -np "$n" $orte $yielding "$B/mpi_ompi4" ;;
+  ompi4) on 0 mpirun.openmpi --mca osc pt2pt -np "$n" $orte $yielding "$B/mpi_ompi4" ;;
   ompi5) on 0 "$P/ompi5/bin/mpirun" -np "$n" $prte $yielding "$B/mpi_ompi5" ;;
   ompi5-ucx) UCX_TLS=tcp,self,sm on 0 "$P/ompi5/bin/mpirun" -np "$n" $prte $yielding $ucx "$B/mpi_ompi5" ;;
   mpich4) on 0 mpiexec.mpich -n "$n" $hydra "$B/mpi_mpich4" ;;
