@@ -10,7 +10,7 @@
 #endif
 
 struct ctx { void *in, *out; size_t bytes; int count; MPI_Datatype t; };
-static int rank, size;
+static int rank, size, second;
 
 static void barrier(void *c) { (void)c; MPI_Barrier(MPI_COMM_WORLD); }
 static void all_reduce(void *p) { struct ctx *c = p; MPI_Allreduce(MPI_IN_PLACE, c->in, c->count, c->t, MPI_SUM, MPI_COMM_WORLD); }
@@ -22,6 +22,38 @@ static void all_to_all(void *p) { struct ctx *c = p; MPI_Alltoall(c->in, c->coun
 static void reduce(void *p) { struct ctx *c = p; MPI_Reduce(c->in, c->out, c->count, c->t, MPI_SUM, 0, MPI_COMM_WORLD); }
 static void gather(void *p) { struct ctx *c = p; MPI_Gather(c->in, c->count, c->t, c->out, c->count, c->t, 0, MPI_COMM_WORLD); }
 static void scatter(void *p) { struct ctx *c = p; MPI_Scatter(c->in, c->count, c->t, c->out, c->count, c->t, 0, MPI_COMM_WORLD); }
+
+// One-sided: data, and a flag behind it. Who waits looks for messages, without which some MPIs do not serve the others' puts, and
+// all do so in our barrier: a flush may need the receiver, and a flag its sender.
+static MPI_Win window;
+static char *mine; // its part here: the flag, and a line further the data
+static long sent, seen;
+enum { DATA = 64 };
+
+static void serve(void) {
+  int some;
+  MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &some, MPI_STATUS_IGNORE);
+}
+static void send_flagged(struct ctx *c, int to) {
+  sent++;
+  MPI_Put(c->in, c->bytes, MPI_BYTE, to, DATA, c->bytes, MPI_BYTE, window);
+  MPI_Win_flush(to, window);
+  MPI_Put(&sent, 8, MPI_BYTE, to, 0, 8, MPI_BYTE, window);
+  MPI_Win_flush_local(to, window);
+}
+static void wait_flagged(void) {
+  seen++;
+  while (*(volatile long *)mine < seen) serve(), MPI_Win_sync(window);
+}
+static void put(void *p) {
+  if (rank == 0) send_flagged(p, second);
+  if (rank == second) wait_flagged();
+}
+static void put_signal(void *p) {
+  if (rank == 0) send_flagged(p, second), wait_flagged();
+  if (rank == second) wait_flagged(), send_flagged(p, 0);
+}
+static int is_put(bench_fn call) { return call == put || call == put_signal; }
 
 static void dirty1(void *p) { struct ctx *c = p; sync_dirty(c->in, c->bytes); }
 static void dirtyn(void *p) { struct ctx *c = p; sync_dirty(c->in, c->bytes * size); }
@@ -53,6 +85,15 @@ static MPI_Datatype type(void) {
 // One call on numbers that tell ranks and blocks apart, looked at everywhere, before anything is timed.
 static int check(const char *op, bench_fn call, struct ctx *c) {
   size_t n = c->count;
+  if (is_put(call)) {
+    memset(c->in, 1 + rank, c->bytes);
+    call(c);
+    int from = rank == second ? 0 : rank == 0 && call == put_signal ? second : -1, right = 1;
+    for (size_t i = 0; from >= 0 && i < c->bytes; i++) right &= mine[DATA + i] == 1 + from;
+    if (!right) fprintf(stderr, "wrong result of %s\n", op);
+    sync_barrier(); // before the next one comes
+    return right;
+  }
   for (int b = 0; b < size; b++)
     for (size_t i = 0; i < n; i++) sync_put(c->in, b * n + i, 1 + (rank + 2 * b) % 4);
   double sum = 0, mine = 0;
@@ -78,8 +119,9 @@ static void one(const char *op, struct ctx *c, bench_fn prep, bench_fn call, ben
   if (!sync_wants(op)) return;
   for (int i = 0; sync_size(i); i++) {
     c->bytes = sync_size(i), c->count = c->bytes / sync_element();
+    if (!sync_fits(op, c->bytes)) continue;
     int right = check(op, call, c);
-    sync_bench(op, sync_dtype(), c->bytes, right, prep, call, read, c);
+    sync_bench(op, is_put(call) ? "-" : sync_dtype(), c->bytes, right, prep, call, read, c);
   }
 }
 
@@ -94,6 +136,18 @@ int main(int argc, char **argv) {
   memset(c.in, 0, big), memset(c.out, 0, big);
 
   if (sync_wants("barrier")) sync_bench_barrier(barrier, &c);
+  if ((second = sync_second()) && (sync_wants("put") || sync_wants("put_signal"))) {
+    MPI_Win_allocate(DATA + big, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &mine, &window);
+    memset(mine, 0, DATA);
+    MPI_Win_lock_all(MPI_MODE_NOCHECK, window);
+    MPI_Barrier(MPI_COMM_WORLD);
+    sync_serve(serve);
+    one("put_signal", &c, dirty1, put_signal, NULL);
+    one("put", &c, dirty1, put, NULL);
+    sync_serve(NULL);
+    MPI_Win_unlock_all(window);
+    MPI_Win_free(&window);
+  }
   if (c.t != MPI_DATATYPE_NULL) { // else this MPI has no such type
     one("all_reduce", &c, dirty1, all_reduce, read_in);
     one("reduce_scatter", &c, dirtyn, reduce_scatter, read_one);

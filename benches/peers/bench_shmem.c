@@ -18,6 +18,27 @@ static void all_reduce(void *p) { shmem_float_sum_to_all(in, in, N, 0, 0, size, 
 static void all_gather(void *p) { shmem_fcollect32(out, in, N, 0, 0, size, PS); }
 static void broadcast(void *p) { shmem_broadcast32(out, in, N, 0, 0, 0, size, PS); }
 static void all_to_all(void *p) { shmem_alltoall32(out, in, N, 0, 0, size, PS); }
+
+// Data, and a flag behind it; as in bench_mpi.c.
+static long flag, sent, seen;
+static int second;
+static void serve(void) { shmem_long_test(&flag, SHMEM_CMP_GT, seen); }
+static void send_flagged(size_t bytes, int to) {
+  shmem_putmem(out, in, bytes, to);
+  shmem_fence();
+  shmem_long_p(&flag, ++sent, to);
+}
+static void wait_flagged(void) { shmem_long_wait_until(&flag, SHMEM_CMP_GE, ++seen); }
+static void put(void *p) {
+  if (rank == 0) send_flagged(BYTES, second);
+  if (rank == second) wait_flagged();
+}
+static void put_signal(void *p) {
+  if (rank == 0) send_flagged(BYTES, second), wait_flagged();
+  if (rank == second) wait_flagged(), send_flagged(BYTES, 0);
+}
+static int is_put(bench_fn call) { return call == put || call == put_signal; }
+
 static void dirty1(void *p) { sync_dirty(in, BYTES); }
 static void dirtyn(void *p) { sync_dirty(in, BYTES * size); }
 static void dirty_root(void *p) { if (rank == 0) dirty1(p); }
@@ -33,6 +54,8 @@ static int check(const char *op, bench_fn call, struct ctx *c) {
   call(c);
   for (size_t i = 0; i < n && right; i++) {
     if (call == all_reduce) right &= sync_expect(op, in, i, size * (size + 1) / 2);
+    if (is_put(call) && rank == second) right &= sync_expect(op, out, i, 1);
+    if (call == put_signal && rank == 0) right &= sync_expect(op, out, i, 1 + second);
     if (call == broadcast && rank) right &= sync_expect(op, out, i, 1); // the root's own is not written
     for (int r = 0; r < size; r++)
       if (call == all_gather || call == all_to_all) right &= sync_expect(op, out, r * n + i, 1 + r);
@@ -45,8 +68,9 @@ static void one(const char *op, bench_fn prep, bench_fn call, bench_fn read) {
   if (!sync_wants(op)) return;
   for (int i = 0; sync_size(i); i++) {
     struct ctx c = { sync_size(i) };
+    if (!sync_fits(op, c.bytes)) continue;
     int right = check(op, call, &c);
-    sync_bench(op, "f32", c.bytes, right, prep, call, read, &c);
+    sync_bench(op, is_put(call) ? "-" : "f32", c.bytes, right, prep, call, read, &c);
   }
 }
 
@@ -60,6 +84,12 @@ int main(void) {
   shmem_barrier_all();
   sync_init(rank, size);
   if (sync_wants("barrier")) sync_bench_barrier(barrier, NULL);
+  if ((second = sync_second())) {
+    sync_serve(serve);
+    one("put_signal", dirty1, put_signal, NULL);
+    one("put", dirty1, put, NULL);
+    sync_serve(NULL);
+  }
   if (!strcmp(sync_dtype(), "f32")) {
     one("all_reduce", dirty1, all_reduce, read_in);
     one("all_gather", dirty1, all_gather, read_all);

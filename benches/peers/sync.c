@@ -10,11 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { MAXR = 64, MAXN = 1024, NEAR_NS = 170 };
+enum { MAXR = 64, MAXN = 1024, NEAR_NS = 170, SMALL = 16 << 10 };
 struct region {
   _Alignas(128) _Atomic uint32_t arrived;
   _Alignas(128) _Atomic uint32_t gen;
@@ -24,8 +25,9 @@ struct region {
   double start[MAXR][MAXN], end[2][MAXR][MAXN], rtt[MAXN];
 };
 static struct region *R;
-static int rank_, size_, yield_, sleep_;
+static int rank_, size_, hosts_ = 1, yield_, sleep_;
 static double cap_ns;
+static void (*serve_)(void);
 
 static const char *env(const char *k, const char *d) { const char *v = getenv(k); return v && *v ? v : d; }
 
@@ -38,12 +40,26 @@ double sync_now(void) {
   return t.tv_sec * 1e9 + t.tv_nsec;
 }
 
+// How many hosts there are; ends the program unless it runs in the network of its rank's.
+static int find_hosts(int rank, int size) {
+  char list[16384], *own = NULL, *save = NULL;
+  struct stat mine, hosts;
+  int count = 0;
+  snprintf(list, sizeof list, "%s", env("PEERS_SPACES", ""));
+  for (char *c = list; *c; c++) count += *c != ' ' && (c[1] == ' ' || !c[1]);
+  if (!count) return 1;
+  for (int h = 0; h <= rank / (size / count); h++) own = strtok_r(h ? NULL : list, " ", &save);
+  if (!own || stat(own, &hosts) || stat("/proc/self/ns/net", &mine)) { perror("network namespace"); exit(1); }
+  if (hosts.st_ino == mine.st_ino && hosts.st_dev == mine.st_dev) return count;
+  fprintf(stderr, "rank %d of %d does not run on its host\n", rank, size);
+  exit(1);
+}
+
 void sync_init(int rank, int size) {
-  char name[128];
   if (size > MAXR) { fprintf(stderr, "more than %d ranks\n", MAXR); exit(1); }
-  snprintf(name, sizeof name, "/peers_%s", env("PEERS_KEY", "x"));
-  int fd = shm_open(name, O_CREAT | O_RDWR, 0600);
-  if (fd < 0 || ftruncate(fd, sizeof *R)) { perror("shm"); exit(1); }
+  hosts_ = find_hosts(rank, size);
+  int fd = open(env("PEERS_REGION", ""), O_RDWR);
+  if (fd < 0 || ftruncate(fd, sizeof *R)) { perror("PEERS_REGION"); exit(1); }
   R = mmap(NULL, sizeof *R, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   close(fd);
   if (R == MAP_FAILED) { perror("mmap"); exit(1); }
@@ -51,7 +67,7 @@ void sync_init(int rank, int size) {
   sleep_ = *env("PEERS_SLEEP", "") != 0; // for a peer with threads of its own, that must not find its core held by us
   int cores = sysconf(_SC_NPROCESSORS_ONLN);
   yield_ = size > cores;
-  if (yield_ && !sleep_) { // around the cores, as `symmem bench` binds its own: some kernels leave several ranks on one core
+  if ((yield_ || hosts_ > 1) && !sleep_) { // around the cores, as `symmem bench` binds its own: some kernels leave several ranks on one core
     cpu_set_t one;
     CPU_ZERO(&one);
     CPU_SET(rank % cores, &one);
@@ -59,7 +75,6 @@ void sync_init(int rank, int size) {
   }
   cap_ns = atof(env("PEERS_TIME_MS", "200")) * 1e6;
   sync_barrier();
-  if (rank == 0) shm_unlink(name);
 }
 
 void sync_barrier(void) {
@@ -72,7 +87,10 @@ void sync_barrier(void) {
   }
   while (atomic_load_explicit(&R->gen, memory_order_acquire) == g)
     if (sleep_) syscall(SYS_futex, &R->gen, FUTEX_WAIT, g, NULL, NULL, 0);
-    else if (yield_) sched_yield();
+    else {
+      if (serve_) serve_();
+      if (yield_) sched_yield();
+    }
 }
 
 void sync_meet(int i) {
@@ -80,7 +98,7 @@ void sync_meet(int i) {
   static uint64_t seq;
   sync_barrier();
   R->rtt[i] = NAN;
-  if (size_ != 2 || sleep_ || yield_) return;
+  if (size_ != 2 || hosts_ > 1 || sleep_ || yield_) return;
   double t = sync_now();
   for (uint64_t end = seq + TRIPS; seq < end;) {
     seq++;
@@ -95,7 +113,14 @@ void sync_record(int i, double start, double end, double end_of_read) {
   R->start[rank_][i] = start, R->end[0][rank_][i] = end, R->end[1][rank_][i] = end_of_read;
 }
 int sync_batch(size_t bytes) { return bytes <= 64 ? 20 : 1; }
-int sync_reads(size_t bytes) { return bytes >= 16 << 10; }
+int sync_reads(size_t bytes) { return hosts_ == 1 && bytes >= SMALL; }
+int sync_second(void) { return hosts_ > 1 ? size_ / hosts_ : 0; }
+int sync_fits(const char *op, size_t bytes) {
+  if (!strcmp(op, "put_signal")) return bytes <= SMALL && bytes % 8 == 0;
+  return strcmp(op, "put") || (bytes >= SMALL && bytes % 8 == 0);
+}
+void sync_serve(void (*serve)(void)) { serve_ = serve; }
+static int one_way(const char *op) { return hosts_ > 1 && (!strcmp(op, "put") || !strcmp(op, "broadcast")); }
 
 int sync_wants(const char *op) {
   char list[512], name[64];
@@ -161,7 +186,7 @@ int sync_warm(double call_ns, size_t bytes) {
 
 int sync_plan(double call_ns, size_t bytes) {
   double n = bytes <= 64 ? 300 : bytes <= 16384 ? 500 : bytes <= 1 << 20 ? 250 : bytes <= 16 << 20 ? 50 : 20;
-  return agree(fmax(7, fmin(n, cap_ns / call_ns / sync_batch(bytes))));
+  return agree(fmax(hosts_ > 1 ? 3 : 7, fmin(n, cap_ns / call_ns / sync_batch(bytes))));
 }
 
 void sync_settle(void) { // a core that slept is often placed anew
@@ -197,6 +222,7 @@ static void emit(const char *op, const char *ending, const char *dtype, size_t b
   for (int i = 0; i < n; i++) {
     double a = 0, e = 0;
     for (int r = 0; r < size_; r++) a = fmax(a, R->start[r][i]), e = fmax(e, R->end[which][r][i]);
+    if (one_way(op)) a = R->start[0][i];
     int k = R->rtt[i] < NEAR_NS;
     v[k][m[k]++] = (e - a) / sync_batch(bytes) / 1e3;
   }

@@ -8,6 +8,9 @@
 //
 // A host moves virtual cores about, and between cores that share a cache a flag travels several times as fast. So the
 // barrier ends with a few round trips of a flag, and a sample taken while they were near is kept apart.
+//
+// Between hosts ($PEERS_SPACES, see host.sh) it is as there: every rank is bound to a core and looks whether it runs in its host's
+// network, the reading is not timed, nor where the cores are, and what goes one way is timed from rank 0's start.
 #pragma once
 #include <stddef.h>
 #ifdef __cplusplus
@@ -15,7 +18,7 @@ extern "C" {
 #endif
 typedef void (*bench_fn)(void *);
 
-void sync_init(int rank, int size);          // joins the region named by $PEERS_KEY
+void sync_init(int rank, int size);          // joins the region $PEERS_REGION
 void sync_barrier(void);                     // ours, not the peer's; never timed
 double sync_now(void);                       // nanoseconds
 void sync_dirty(void *p, size_t bytes);      // one store in every cache line
@@ -25,6 +28,9 @@ void sync_read(const void *p, size_t bytes); // one load from every cache line
 int sync_wants(const char *op);   // whether it is in $PEERS_OPS, a list with spaces
 size_t sync_size(int i);          // the i-th of $PEERS_BYTES, a list with commas; 0 at the end
 size_t sync_largest(void);        // the largest of them
+int sync_fits(const char *op, size_t bytes); // whether so many are measured: put_signal to 16 KiB, put from there on, others all
+int sync_second(void);            // the first rank of the second host; 0 on one host
+void sync_serve(void (*serve)(void)); // what a rank does while it waits in our barrier; NULL: nothing
 const char *sync_dtype(void);     // $PEERS_DTYPE
 size_t sync_element(void);        // bytes of an element of it; 0: unknown
 void sync_put(void *p, size_t i, double v);       // element i becomes v

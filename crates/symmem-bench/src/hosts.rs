@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -13,6 +14,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use super::board::Board;
 use super::measure::Bench;
 use super::raw;
+use super::record::Record;
 
 /// The network of the hosts; host h has address h + 1 in it.
 const NETWORK: &str = "10.213.77";
@@ -110,7 +112,36 @@ impl Network {
                 run("tc", &[&words[..], &LIMITS].concat())?;
             }
         }
+        self.spaces.iter().try_for_each(await_cable)?;
         self.spaces.first().map_or(Ok(()), enter)
+    }
+
+    /// What the peers' ranks have to be told, as variables.
+    pub(super) fn for_peers(&self) -> [(&'static str, String); 3] {
+        let spaces: Vec<_> = self.spaces.iter().map(path).collect();
+        let addresses: Vec<_> = (0..self.hosts).map(address).collect();
+        [
+            ("HOSTS", self.hosts.to_string()),
+            ("SPACES", spaces.join(" ")),
+            ("ADDRESSES", addresses.join(" ")),
+        ]
+    }
+
+    /// Says of a figure that it was taken between these hosts.
+    pub(super) fn mark(&self, record: &mut Record) {
+        record.between(self.hosts, !self.spaces.is_empty(), self.rate.as_deref());
+    }
+
+    /// Why the hosts are not namespaces, if they are not.
+    pub(super) fn no_spaces(&self) -> Option<String> {
+        self.spaces.is_empty().then(|| self.remarks.join("; "))
+    }
+
+    /// The bytes that have come to host 0 and left it so far.
+    pub(super) fn passed(&self) -> Result<u64> {
+        let devices = std::fs::read_to_string("/proc/thread-self/net/dev");
+        let devices = devices.context("cannot read how much has passed")?;
+        counted(&devices).context("the first host has no cable")
     }
 
     /// Where the ranks find the store.
@@ -135,6 +166,27 @@ impl Network {
         let remarks: String = self.remarks.iter().map(|remark| format!("; {remark}")).collect();
         format!("{} hosts: {way}; connections between them are {sealed}{remarks}\n", self.hosts)
     }
+}
+
+/// The bytes received and sent, of the list that the kernel keeps.
+fn counted(devices: &str) -> Option<u64> {
+    let line = devices.lines().find_map(|line| line.trim_start().strip_prefix(CABLE))?;
+    let mut numbers = line.strip_prefix(':')?.split_whitespace().map(str::parse::<u64>);
+    Some(numbers.next()?.ok()? + numbers.nth(7)?.ok()?)
+}
+
+/// A cable is up a moment after both its ends are, and what is asked before leaves it out.
+fn await_cable(space: &OwnedFd) -> Result<()> {
+    enter(space)?;
+    for _ in 0..100 {
+        let output = Command::new("ip").args(["-o", "link", "show", CABLE]).output();
+        let output = output.context("cannot run ip")?;
+        if String::from_utf8_lossy(&output.stdout).contains("state UP") {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    bail!("the cable does not come up")
 }
 
 fn address(host: usize) -> String {
@@ -171,4 +223,18 @@ fn run(program: &str, words: &[&str]) -> Result<()> {
         bail!("{program} {}: {}", words.join(" "), said.trim());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_passed_is_received_and_sent() {
+        let devices = "Inter-|   Receive    |  Transmit\n face |bytes    packets\n    \
+            lo:       9       9    0    0    0     0          0         0        9       9\n \
+            cable:     100       3    0    0    0     0          0         0       20       2    0\n";
+        assert_eq!(counted(devices), Some(120));
+        assert_eq!(counted("    lo: 1 2 3 4 5 6 7 8 9"), None);
+    }
 }

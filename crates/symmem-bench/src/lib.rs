@@ -91,8 +91,7 @@ impl Args {
         // Before the work, so that a file that cannot be written costs nobody half a minute.
         let mut json = self.json.as_ref().map(create).transpose()?;
         let mut page = self.html.as_ref().map(create).transpose()?;
-        let backend = self.settings.backend;
-        let find = |directory: &Option<PathBuf>| Peers::find(directory.as_deref(), backend);
+        let find = |directory: &Option<PathBuf>| Peers::find(directory.as_deref(), &self.settings);
         let mut peers = self.peers.as_ref().map(find).transpose()?;
         let steps = plan.steps(peers.as_ref().map_or(0, Peers::count));
         let mut session = Session {
@@ -140,8 +139,9 @@ impl Args {
                 let job = self.job(ranks, &rows, (first, rounds), network);
                 let mut interrupted = session.run(&job, plan.rounds)?;
                 if let (Some(peers), None) = (peers.as_mut(), interrupted) {
+                    let rounds = (first, plan.rounds);
                     interrupted =
-                        peers.round(&rows, ranks, &self.settings, (first, plan.rounds), session)?;
+                        peers.round(&rows, ranks, &self.settings, rounds, network, session)?;
                 }
                 if interrupted.is_some() {
                     return Ok(interrupted);
@@ -155,9 +155,13 @@ impl Args {
     /// The hosts, if there are to be several.
     fn network(&self) -> Result<Option<Network>> {
         let Some((each, hosts)) = self.settings.shape() else { return Ok(None) };
-        ensure!(self.peers.is_none(), "--peers are measured on one host: leave out --hosts");
         let ranks = self.settings.ranks.unwrap_or(each * hosts);
-        Network::make(hosts, self.settings.rate.as_deref(), ranks).map(Some)
+        let network = Network::make(hosts, self.settings.rate.as_deref(), ranks)?;
+        // In name only, hosts would share memory, and peers would use it.
+        if let (Some(_), Some(why)) = (&self.peers, network.no_spaces()) {
+            bail!("--peers with --hosts needs network namespaces: {why}");
+        }
+        Ok(Some(network))
     }
 
     fn job(

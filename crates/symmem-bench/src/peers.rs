@@ -9,8 +9,9 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 
 use super::Session;
+use super::hosts::Network;
 use super::record::Record;
-use super::rows::ROWS;
+use super::rows::{ROWS, between};
 use super::settings::{Backend, Settings};
 use symmem_launch::{Job, launch_watched};
 
@@ -26,6 +27,11 @@ fn is_known(row: &str, on_devices: bool) -> bool {
         return ON_DEVICES_HAS.contains(&row);
     }
     row == "barrier" || ROWS.iter().any(|r| r.name == row && r.fixed().is_empty())
+}
+
+/// Whether a row has to do with bytes, of whatever type.
+fn is_untyped(row: &str) -> bool {
+    row == "barrier" || between::is_one_sided(row)
 }
 
 /// The peers of this machine.
@@ -57,13 +63,14 @@ struct Run {
 
 impl Peers {
     /// Asks which there are; those that can be built and are not yet are built.
-    pub(super) fn find(directory: Option<&Path>, backend: Backend) -> Result<Self> {
-        if backend == Backend::Cuda {
+    pub(super) fn find(directory: Option<&Path>, settings: &Settings) -> Result<Self> {
+        if settings.backend == Backend::Cuda {
             return Self::on_devices(directory);
         }
         let script = found("peers.sh", directory)?;
         let mut command = Command::new("bash");
         command.arg(&script).arg("list").stdin(Stdio::null()).stderr(Stdio::inherit());
+        command.envs(settings.hosts.map(|hosts| ("PEERS_HOSTS", hosts.to_string())));
         let output = command.output().context("cannot ask for the peers")?;
         ensure!(output.status.success(), "{} list failed: {}", script.display(), output.status);
         let (ready, missing) = parse(&String::from_utf8_lossy(&output.stdout));
@@ -93,10 +100,14 @@ impl Peers {
         ranks: usize,
         settings: &Settings,
         (round, rounds): (usize, usize),
+        network: Option<&Network>,
         session: &mut Session,
     ) -> Result<Option<i32>> {
         let on_devices = self.python.is_some();
-        let known: Vec<_> = rows.iter().copied().filter(|row| is_known(row, on_devices)).collect();
+        let has = |row: &&str| {
+            is_known(row, on_devices) || (network.is_some() && between::is_one_sided(row))
+        };
+        let known: Vec<_> = rows.iter().copied().filter(has).collect();
         if known.is_empty() {
             return Ok(None);
         }
@@ -106,6 +117,7 @@ impl Peers {
             ("ROUND", round.to_string()),
             ("TIME_MS", settings.time().as_millis().to_string()),
         ];
+        asked.extend(network.map(Network::for_peers).into_iter().flatten());
         if on_devices {
             asked.push(("GRAPH", u8::from(settings.graph).to_string()));
             asked.extend(settings.device.map(|device| ("DEVICE", device.to_string())));
@@ -118,7 +130,17 @@ impl Peers {
                     Some(python) => device_job(python, &self.script, ranks, &asked, &run)?,
                     None => job(&self.script, &peer.name, ranks, &asked, &run),
                 };
-                let (records, troubles, interrupted) = launch(&job, &peer.name, session)?;
+                let before = network.map_or(Ok(0), Network::passed)?;
+                let (mut records, mut troubles, interrupted) = launch(&job, &peer.name, session)?;
+                if let Some(network) = network {
+                    let passed = network.passed()? - before;
+                    let went_by = went_by(&records, passed, &session.records);
+                    if let Some(what) = went_by {
+                        troubles.push(format!("{} is left out: {what}", peer.name));
+                        records.clear();
+                    }
+                    records.iter_mut().for_each(|record| network.mark(record));
+                }
                 if interrupted.is_some() {
                     return Ok(interrupted);
                 }
@@ -161,17 +183,16 @@ impl Peers {
 }
 
 impl Peer {
-    /// One for each type that it has; the barrier, which has none, goes with the first.
+    /// One for each type that it has; rows that have none go with the first.
     fn runs(&mut self, rows: &[&'static str], settings: &Settings) -> Vec<Run> {
         let has = |dtype: &&str| self.types.is_empty() || self.types.iter().any(|t| t == dtype);
         let (types, without): (Vec<_>, Vec<_>) = settings.dtypes().into_iter().partition(has);
-        let (mut barrier, sized): (Vec<_>, Vec<_>) =
-            rows.iter().partition(|row| **row == "barrier");
+        let (mut untyped, sized): (Vec<_>, Vec<_>) = rows.iter().partition(|row| is_untyped(row));
         let run =
-            |dtype| Run { rows: [std::mem::take(&mut barrier), sized.clone()].concat(), dtype };
+            |dtype| Run { rows: [std::mem::take(&mut untyped), sized.clone()].concat(), dtype };
         let mut runs: Vec<_> = types.into_iter().map(run).collect();
-        if !barrier.is_empty() {
-            runs.push(Run { rows: barrier, dtype: "f32" });
+        if !untyped.is_empty() {
+            runs.push(Run { rows: untyped, dtype: "f32" });
         }
         if !sized.is_empty() {
             self.without = without;
@@ -211,6 +232,22 @@ fn environment(asked: &[(&str, String)], run: &Run) -> Vec<OsString> {
     let asked = asked.iter().chain(&of_run);
     let asked = asked.map(|(key, value)| format!("PEERS_{key}={value}").into());
     std::iter::once("env".into()).chain(asked).collect()
+}
+
+/// What a bare connection takes for a barrier at least, where that has not been measured.
+const BARRIER_US: f64 = 4.0;
+
+/// Why figures cannot have come about between hosts, if they cannot: ranks that share memory or are all on one host send less
+/// than they say, and are faster than a bare connection.
+fn went_by(figures: &[Record], passed: u64, all: &[Record]) -> Option<String> {
+    let least: u64 = figures.iter().map(|f| (f.samples * f.bytes.max(1)) as u64).sum();
+    if passed < least {
+        return Some(format!("{passed} bytes passed between the hosts, and not {least}"));
+    }
+    let bare = all.iter().filter(|r| r.system == "sockets" && r.collective == "barrier");
+    let least = bare.map(|record| record.p10_us).fold(BARRIER_US, f64::min) / 2.0;
+    let barrier = figures.iter().find(|f| f.collective == "barrier" && f.median_us < least)?;
+    Some(format!("its barrier takes {} µs, which no connection does", barrier.median_us))
 }
 
 /// What a run gave: figures, what went wrong, and the signal that ended it.

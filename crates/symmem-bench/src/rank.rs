@@ -172,10 +172,8 @@ impl Args {
             self.settings.backend.name().clone_into(&mut record.backend);
             record.host_us = case.host_us();
             if let Some(hosts) = self.settings.hosts {
-                record.hosts = Some(hosts.into());
-                let network = if self.space.is_empty() { "loopback" } else { "namespaces" };
-                record.network = Some(network.to_owned());
-                record.rate.clone_from(&self.settings.rate);
+                let rate = self.settings.rate.as_deref();
+                record.between(hosts.into(), !self.space.is_empty(), rate);
             }
             let line = record.line()?;
             std::io::stdout().write_all(line.as_bytes()).context("cannot report")?;

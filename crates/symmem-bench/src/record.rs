@@ -99,6 +99,13 @@ impl Record {
         }
     }
 
+    /// Says between which hosts it was taken.
+    pub(super) fn between(&mut self, hosts: usize, namespaces: bool, rate: Option<&str>) {
+        self.hosts = Some(hosts);
+        self.network = Some(if namespaces { "namespaces" } else { "loopback" }.to_owned());
+        self.rate = rate.map(str::to_owned);
+    }
+
     /// What it is, for people.
     pub(super) fn title(&self) -> String {
         let mut words = self.collective.replace('_', " ");

@@ -347,7 +347,6 @@ fn what_makes_no_sense_between_hosts_is_refused() {
         (&["floor", "--hosts", "2"], "between hosts there is no floor"),
         (&["put"], "without --hosts there is no put"),
         (&["barrier", "--hosts", "2", "--backend", "process"], "--backend host"),
-        (&["barrier", "--hosts", "2", "--peers"], "--peers"),
         (&["barrier", "--hosts", "2", "--rate", "fast"], "gbit"),
         (&["barrier", "--rate", "1gbit"], "--hosts"),
     ] {

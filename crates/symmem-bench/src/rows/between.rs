@@ -42,6 +42,11 @@ pub(in super::super) fn has(name: &str) -> bool {
     ROWS.contains(&name)
 }
 
+/// Whether the row of this name is data and a signal from one rank to another.
+pub(in super::super) fn is_one_sided(name: &str) -> bool {
+    matches!(name, "put_signal" | "put")
+}
+
 /// The lines of a row: bare sockets, and then the library, so that both run under the same conditions.
 pub(super) fn measures(name: &'static str, settings: &Settings) -> Vec<Measure> {
     let both = |ours: Measure, way: Way, bytes: usize| {
