@@ -104,7 +104,7 @@ pub(super) unsafe fn exchange<'r>(
         unsafe { input.write(running.staging().own()) };
         if running.spans_hosts() {
             let ranks = running.size();
-            running.staging().send_far(|rank| input.read_by(rank, ranks));
+            running.staging().send_far(|rank| [input.read_by(rank, ranks)]);
         }
         return running.exchange(None);
     }
@@ -147,6 +147,11 @@ impl Memory {
         group.reach_out(call);
         record(group, call, "staged");
         group.begin_call(call, group.deadline())
+    }
+
+    /// Begins a call that goes through the staging buffers because ranks are on several hosts; nothing if they are on one.
+    pub(super) fn begin_across<'m, 'c>(&'m self, call: &'c Call) -> Result<Option<Running<'m, 'c>>> {
+        self.group().spans_hosts().then(|| self.begin_staged(call)).transpose()
     }
 
     /// Makes a call that writes to no peer: `work` gets a pointer to each rank's part, staged if parts are small, in which

@@ -33,6 +33,7 @@ pub(crate) use attached::WeakGroup;
 pub(crate) use call::{Call, Memory, Op, Way, describe, digest, op_code, op_of};
 pub(crate) use context::Context;
 pub(crate) use conversation::Conversation;
+pub(crate) use hosts::Span;
 pub(crate) use numbering::Ticket;
 pub(crate) use resync::Resync;
 pub(crate) use sequence::Running;

@@ -89,14 +89,18 @@ impl Staging<'_> {
     }
 
     /// Brings what this rank has staged to ranks of other hosts, each the bytes that it reads, before it arrives there.
-    pub(crate) fn send_far(&self, read_by: impl Fn(usize) -> Range<usize>) {
+    pub(crate) fn send_far<R: IntoIterator<Item = Range<usize>>>(
+        &self,
+        read_by: impl Fn(usize) -> R,
+    ) {
         let Some(wire) = &self.pads.wire else { return };
+        // SAFETY: S3: a buffer has STAGE bytes; S2: it is our own, and peers only read it.
+        let all = unsafe { std::slice::from_raw_parts(self.own().cast_const(), STAGE) };
         for rank in wire.far_ranks() {
-            let Range { start, end } = read_by(rank);
-            // SAFETY: S3: a buffer has STAGE bytes; S2: it is our own, and peers only read it.
-            let all = unsafe { std::slice::from_raw_parts(self.own().cast_const(), STAGE) };
-            let bytes = all.get(start..end).unwrap_or_default();
-            wire.stage(rank, self.epoch, start, bytes);
+            for Range { start, end } in read_by(rank) {
+                let bytes = all.get(start..end).unwrap_or_default();
+                wire.stage(rank, self.epoch, start, bytes);
+            }
         }
     }
 

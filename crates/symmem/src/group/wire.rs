@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use super::Group;
 use super::context::Context;
 use super::form::Formed;
+use super::hosts::Span;
 use super::signals::Act;
 use super::staging::STAGE;
 use super::told::{Ask, Told, Whole, encode};
@@ -43,6 +44,7 @@ pub(super) struct Wire {
     far_members: Vec<usize>,
     /// World ranks, in group order.
     members: Vec<usize>,
+    span: Span,
     /// What peers may put to and ask of, by the number of its rendezvous.
     memories: Mutex<HashMap<u64, Served>>,
     asked: Mutex<Asked>,
@@ -77,6 +79,7 @@ impl Wire {
             far,
             far_members: members.iter().copied().filter(|&m| !context.mesh.is_local(m)).collect(),
             members: members.to_vec(),
+            span: Span::new(context, members),
             memories: Mutex::default(),
             asked: Mutex::default(),
             refused: Mutex::default(),
@@ -350,6 +353,11 @@ fn swapped<V>(result: std::result::Result<V, V>) -> V {
 impl Group {
     fn wire(&self) -> Option<&Wire> {
         self.0.health.formed.get()?.signals.pads().0.wire.as_ref()
+    }
+
+    /// How the ranks are spread over hosts, where they are on several; of a group that is formed.
+    pub(crate) fn span(&self) -> Option<&Span> {
+        self.wire().map(|wire| &wire.span)
     }
 
     /// Lets members on other hosts put to and ask of a memory.
