@@ -45,6 +45,11 @@ impl Span {
         self.own
     }
 
+    /// Whether other ranks are on this one's host.
+    pub(crate) fn has_neighbours(&self) -> bool {
+        self.hosts.get(self.own.0).is_some_and(|host| host.len() > 1)
+    }
+
     /// How many ranks each host has, if that is the same number.
     pub(crate) fn ranks_per_host(&self) -> Option<usize> {
         let first = self.hosts.first()?.len();

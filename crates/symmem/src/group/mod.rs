@@ -38,7 +38,7 @@ pub(crate) use numbering::Ticket;
 pub(crate) use resync::Resync;
 pub(crate) use sequence::Running;
 pub(crate) use signals::Act;
-pub(crate) use staging::{STAGE, Staging};
+pub(crate) use staging::{STAGE, Sent, Staging};
 pub(crate) use told::Ask;
 pub(crate) use wire::Place;
 pub(crate) use world::{DEFAULT_TIMEOUT, setting};

@@ -278,8 +278,8 @@ impl Running<'_, '_> {
         self.made.formed.signals.spans()
     }
 
-    pub(crate) fn size(&self) -> usize {
-        self.made.group.size()
+    pub(crate) fn group(&self) -> &Group {
+        self.made.group
     }
 
     /// A barrier with data: what this rank wrote to the next staging buffers, and `tiny`, is seen by all ranks after it. The

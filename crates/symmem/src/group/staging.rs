@@ -5,8 +5,6 @@
 //! see `ChannelGuard::exchange`.
 #![allow(unsafe_code)] // S2 (nobody reads before the flag), S3
 
-use std::ops::Range;
-
 use super::wire::Wire;
 use crate::memory::region::{Region, Words};
 use crate::signal::{Layout, News, Pads, Tiny};
@@ -64,6 +62,18 @@ impl Pads for RegionPads {
     }
 }
 
+/// Bytes that a rank of another host finds in this rank's staging buffer, from byte `at` on.
+#[derive(Clone, Copy)]
+pub(crate) struct Sent {
+    pub(crate) from: *const u8,
+    pub(crate) bytes: usize,
+    pub(crate) at: usize,
+}
+
+impl Sent {
+    pub(crate) const NOTHING: Self = Self { from: std::ptr::null(), bytes: 0, at: 0 };
+}
+
 /// All staging buffers, at one epoch, as one rank sees them.
 pub(crate) struct Staging<'a> {
     pub(super) pads: &'a RegionPads,
@@ -88,18 +98,18 @@ impl Staging<'_> {
         self.stage(self.rank)
     }
 
-    /// Brings what this rank has staged to ranks of other hosts, each the bytes that it reads, before it arrives there.
-    pub(crate) fn send_far<R: IntoIterator<Item = Range<usize>>>(
-        &self,
-        read_by: impl Fn(usize) -> R,
-    ) {
+    /// Brings ranks of other hosts what they read of this rank's staging buffer, before it arrives there: each what `sent` has for
+    /// it. That need not be in the buffer itself, which ranks of this host read.
+    ///
+    /// # Safety
+    /// The bytes may be read.
+    pub(crate) unsafe fn send_far<R: IntoIterator<Item = Sent>>(&self, sent: impl Fn(usize) -> R) {
         let Some(wire) = &self.pads.wire else { return };
-        // SAFETY: S3: a buffer has STAGE bytes; S2: it is our own, and peers only read it.
-        let all = unsafe { std::slice::from_raw_parts(self.own().cast_const(), STAGE) };
         for rank in wire.far_ranks() {
-            for Range { start, end } in read_by(rank) {
-                let bytes = all.get(start..end).unwrap_or_default();
-                wire.stage(rank, self.epoch, start, bytes);
+            for Sent { from, bytes, at } in sent(rank).into_iter().filter(|sent| sent.bytes > 0) {
+                // SAFETY: as the caller promises.
+                let data = unsafe { std::slice::from_raw_parts(from, bytes) };
+                wire.stage(rank, self.epoch, at, data);
             }
         }
     }

@@ -11,7 +11,7 @@ use super::form::Formed;
 use super::hosts::Span;
 use super::signals::Act;
 use super::staging::STAGE;
-use super::told::{Ask, Told, Whole, encode};
+use super::told::{Ask, Told, Whole, encode, encode_head};
 use crate::error::{Error, Result};
 use crate::memory::block::{Access, Block, Mapping};
 use crate::memory::region::Region;
@@ -113,7 +113,7 @@ impl Wire {
         let told = Told::News(news.clone());
         match news {
             // The peer needs to know before its next signal, and ours may come first.
-            News::Slot { act: SlotAct::Taken, .. } => self.post_soon(to, &told),
+            News::Slot { act: SlotAct::Taken, .. } => self.post_soon(to, &told, &[]),
             _ => self.post(to, &told),
         }
     }
@@ -122,8 +122,8 @@ impl Wire {
     pub(super) fn stage(&self, to: usize, epoch: u32, at: usize, bytes: &[u8]) {
         let most = self.most();
         for (i, bytes) in bytes.chunks(most).enumerate() {
-            let told = Told::Staged { epoch, at: at + i * most, bytes: Whole(bytes) };
-            self.post_soon(to, &told); // the arrival comes behind it
+            let told = Told::Staged { epoch, at: at + i * most, bytes: Whole(&[]) };
+            self.post_soon(to, &told, bytes); // the arrival comes behind it
         }
     }
 
@@ -133,18 +133,19 @@ impl Wire {
         }
     }
 
-    fn post_soon(&self, to: usize, told: &Told<'_>) {
+    /// A message of which `bytes` are the end.
+    fn post_soon(&self, to: usize, told: &Told<'_>, bytes: &[u8]) {
         if let Some(to) = self.world_rank(to) {
-            self.transport.post_soon(to, self.group, encode(told));
+            let head = encode_head(told, bytes.len());
+            self.transport.post_soon(to, self.group, [&head, bytes]);
         }
     }
 
-    /// Once there is room for it: what nobody answers has no other bound.
-    fn send(&self, to: usize, told: &Told<'_>, deadline: Deadline) -> Result<()> {
-        match self.world_rank(to) {
-            Some(to) => self.transport.send(to, self.group, encode(told), deadline),
-            None => Ok(()),
-        }
+    /// As `post_soon`, once there is room for it: what nobody answers has no other bound.
+    fn send(&self, to: usize, told: &Told<'_>, bytes: &[u8], deadline: Deadline) -> Result<()> {
+        let Some(to) = self.world_rank(to) else { return Ok(()) };
+        let head = encode_head(told, bytes.len());
+        self.transport.send(to, self.group, [&head, bytes], deadline)
     }
 
     fn ask(&self, place: Place, ask: Ask, deadline: Deadline) -> Result<u64> {
@@ -155,7 +156,7 @@ impl Wire {
         drop(asked);
         let Place { rank, memory, at, unit } = place;
         let told = Told::Ask { ticket, memory, at, unit: unit as u8, ask };
-        self.send(rank, &told, deadline).inspect_err(|_| drop(self.answer(ticket)))?;
+        self.send(rank, &told, &[], deadline).inspect_err(|_| drop(self.answer(ticket)))?;
         Ok(ticket)
     }
 
@@ -378,9 +379,9 @@ impl Group {
         let Place { rank, memory, at, unit } = place;
         let most = wire.most();
         for (i, bytes) in data.chunks(most).enumerate() {
-            let (unit, bytes) = (unit as u8, Whole(bytes));
-            let told = Told::Put { memory, at: at + i * most, unit, bytes };
-            wire.send(rank, &told, deadline).map_err(|e| self.of_far(op, rank, e))?;
+            let (unit, at) = (unit as u8, at + i * most);
+            let told = Told::Put { memory, at, unit, bytes: Whole(&[]) };
+            wire.send(rank, &told, bytes, deadline).map_err(|e| self.of_far(op, rank, e))?;
         }
         Ok(())
     }

@@ -181,12 +181,12 @@ impl Stream {
     pub(super) fn send_to_group(
         &self,
         group: u128,
-        bytes: &[u8],
+        [first, rest]: [&[u8]; 2],
         deadline: Deadline,
         meanwhile: &dyn Fn(),
     ) -> Result<()> {
-        let (head, cost) = (head(group), cost_of(bytes.len()));
-        self.send_parts(&[&head, bytes], cost, deadline, meanwhile)
+        let (head, cost) = (head(group), cost_of(first.len() + rest.len()));
+        self.send_parts(&[&head, first, rest], cost, deadline, meanwhile)
     }
 
     fn send_parts(
@@ -225,14 +225,14 @@ impl Stream {
 
     /// Sends bytes to a group without waiting: what there is no room for goes when there is. What is `held` goes with the
     /// next, or when [`Stream::send_held`] is called.
-    pub(super) fn post(&self, group: u128, bytes: &[u8], is_held: bool) {
-        let (head, cost) = (head(group), cost_of(bytes.len()));
+    pub(super) fn post(&self, group: u128, [first, rest]: [&[u8]; 2], is_held: bool) {
+        let (head, cost) = (head(group), cost_of(first.len() + rest.len()));
         let mut out = self.outbound();
         if out.later.is_empty() && out.has_room(cost) {
             out.sent += cost;
-            self.put(&mut out, &[&head, bytes], is_held);
+            self.put(&mut out, &[&head, first, rest], is_held);
         } else if !out.is_over {
-            out.later.push_back((cost, [&head, bytes].concat()));
+            out.later.push_back((cost, [&head, first, rest].concat()));
         }
     }
 
@@ -258,7 +258,7 @@ impl Stream {
     /// Sends a frame of these parts, or holds it back if it is short and may be.
     fn put(&self, out: &mut Outbound, parts: &[&[u8]], may_be_held: bool) {
         let len: usize = parts.iter().map(|part| part.len()).sum();
-        if self.keys.get().is_none() && out.rest.is_empty() && len >= HELD {
+        if self.keys.get().is_none() && !out.is_full && len >= HELD {
             return self.put_directly(out, parts, len);
         }
         let fits = match self.keys.get() {
@@ -277,14 +277,17 @@ impl Stream {
         }
     }
 
-    /// A long frame from where it lies, while nothing else is to be sent first.
+    /// A long frame from where it lies, behind what is held back.
     fn put_directly(&self, out: &mut Outbound, parts: &[&[u8]], len: usize) {
         let Some(length) = frames::length(parts) else {
             out.is_over = true;
             return;
         };
+        let held = std::mem::take(&mut out.rest);
+        self.has_held.store(false, Ordering::Relaxed); // under the lock
+        let before = [&held[..], &length[..]];
         let slices: Vec<IoSlice<'_>> =
-            std::iter::once(&length[..]).chain(parts.iter().copied()).map(IoSlice::new).collect();
+            before.iter().chain(parts).map(|part| IoSlice::new(part)).collect();
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         let sent = net::sendmsg(&self.socket, &slices, &mut SendAncillaryBuffer::default(), flags);
         let sent = match sent {
@@ -295,8 +298,8 @@ impl Stream {
                 return;
             }
         };
-        if sent < length.len() + len {
-            let whole = [&length[..], &parts.concat()].concat();
+        if sent < held.len() + length.len() + len {
+            let whole = [&before.concat()[..], &parts.concat()].concat();
             out.rest.extend_from_slice(whole.get(sent..).unwrap_or_default());
             self.flush(out);
         }

@@ -38,19 +38,19 @@ impl FarLine {
     /// Tells the rank something, without waiting: callers tell no more than their protocol has under way. What a lost rank is
     /// told is lost.
     pub(crate) fn post(&self, group: u128, bytes: Vec<u8>) {
-        self.stream.post(group, &bytes, false);
+        self.stream.post(group, [&bytes, &[]], false);
     }
 
     /// As `post`, for what nobody waits for urgently: it goes with the next message, or within a millisecond.
-    pub(crate) fn post_soon(&self, group: u128, bytes: Vec<u8>) {
-        self.stream.post(group, &bytes, true);
+    pub(crate) fn post_soon(&self, group: u128, bytes: [&[u8]; 2]) {
+        self.stream.post(group, bytes, true);
         self.peers.send_held_if_idle(&self.stream);
     }
 
     /// As `post_soon`, once there is room for it.
-    pub(crate) fn send(&self, group: u128, bytes: Vec<u8>, deadline: Deadline) -> Result<()> {
+    pub(crate) fn send(&self, group: u128, bytes: [&[u8]; 2], deadline: Deadline) -> Result<()> {
         // What the rank tells meanwhile may be that there is room.
-        self.stream.send_to_group(group, &bytes, deadline, &|| self.take_in())?;
+        self.stream.send_to_group(group, bytes, deadline, &|| self.take_in())?;
         self.peers.send_held_if_idle(&self.stream);
         Ok(())
     }

@@ -35,14 +35,17 @@ pub(crate) trait Transport: Send + Sync {
     fn post(&self, to: usize, group: u128, bytes: Vec<u8>);
 
     /// As `post`, for what nobody waits for urgently: it goes with the next message, or within some milliseconds.
-    fn post_soon(&self, to: usize, group: u128, bytes: Vec<u8>);
+    fn post_soon(&self, to: usize, group: u128, bytes: Parts<'_>);
 
     /// Takes in what has come, at least from these ranks of other hosts. For threads that look again and again.
     fn progress(&self, from: &[usize]);
 
     /// As `post`, once there is room for it.
-    fn send(&self, to: usize, group: u128, bytes: Vec<u8>, deadline: Deadline) -> Result<()>;
+    fn send(&self, to: usize, group: u128, bytes: Parts<'_>, deadline: Deadline) -> Result<()>;
 }
+
+/// A message: what it begins with, and data that need not be copied behind that.
+pub(crate) type Parts<'a> = [&'a [u8]; 2];
 
 /// Over the mesh's connections.
 struct OverMesh(Vec<Option<FarLine>>);
@@ -68,7 +71,7 @@ impl Transport for OverMesh {
         }
     }
 
-    fn post_soon(&self, to: usize, group: u128, bytes: Vec<u8>) {
+    fn post_soon(&self, to: usize, group: u128, bytes: Parts<'_>) {
         if let Some(line) = self.line(to) {
             line.post_soon(group, bytes);
         }
@@ -78,7 +81,7 @@ impl Transport for OverMesh {
         from.iter().filter_map(|&rank| self.line(rank)).for_each(FarLine::take_in);
     }
 
-    fn send(&self, to: usize, group: u128, bytes: Vec<u8>, deadline: Deadline) -> Result<()> {
+    fn send(&self, to: usize, group: u128, bytes: Parts<'_>, deadline: Deadline) -> Result<()> {
         self.line(to).map_or(Ok(()), |line| line.send(group, bytes, deadline))
     }
 }

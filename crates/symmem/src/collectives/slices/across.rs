@@ -18,7 +18,7 @@ use super::super::host::reduce::Reduce;
 use super::super::{LINE, copy_bytes, plan, share};
 use super::Slice;
 use crate::error::Result;
-use crate::group::{Group, Running, STAGE, Span};
+use crate::group::{Group, Running, STAGE, Sent, Span};
 
 /// The steps of a call.
 pub(super) struct Steps<'s, 'r, 'c> {
@@ -49,18 +49,24 @@ impl<'s, 'r, 'c> Steps<'s, 'r, 'c> {
         self.running.staging().own().wrapping_add(at)
     }
 
-    /// Copies bytes to this rank's staging buffer for the next step.
+    /// Copies bytes to this rank's staging buffer for the next step, for other ranks of this host.
     ///
     /// # Safety
     /// So many bytes may be read there; from `at` on they fit the buffer.
     unsafe fn stage(&self, from: *const u8, bytes: usize, at: usize) {
-        // SAFETY: as the caller promises; a buffer of our own that nobody reads.
-        unsafe { copy(from, self.own(at), bytes, plan::staging(bytes)) };
+        if self.span.has_neighbours() {
+            // SAFETY: as the caller promises; a buffer of our own that nobody reads.
+            unsafe { copy(from, self.own(at), bytes, plan::staging(bytes)) };
+        }
     }
 
-    /// Sends each rank of another host what `sent` says of this rank's staging buffer, and waits for all ranks.
-    fn step(&mut self, sent: impl Fn(usize) -> [Range<usize>; 2]) -> Result<()> {
-        self.running.staging().send_far(sent);
+    /// Sends each rank of another host what `sent` says, and waits for all ranks.
+    ///
+    /// # Safety
+    /// What is sent may be read.
+    unsafe fn step(&mut self, sent: impl Fn(usize) -> [Sent; 2]) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.running.staging().send_far(sent) };
         let staging = self.running.exchange(None)?;
         for (rank, staged) in self.staged.iter_mut().enumerate() {
             *staged = staging.of(rank, STAGE);
@@ -139,6 +145,11 @@ impl Piece<'_> {
         self.elements.len() * self.cut.data.size
     }
 
+    /// To where others expect it.
+    fn sent(&self, at: usize) -> Sent {
+        Sent { from: self.own(), bytes: self.bytes(), at }
+    }
+
     /// A share of the piece.
     fn share(&self, of: usize) -> Share {
         let Cut { data, shares, .. } = *self.cut;
@@ -161,12 +172,11 @@ struct Share {
 }
 
 impl Share {
-    fn range(&self, at: usize) -> Range<usize> {
-        at..at + self.bytes
+    /// To where others expect it.
+    fn sent(&self, at: usize) -> Sent {
+        Sent { from: self.own, bytes: self.bytes, at }
     }
 }
-
-const NOTHING: Range<usize> = 0..0;
 
 /// An all-reduce in two hops. Where `relayed`, results cross to each host once, and a step later the ranks of the host pass them on.
 /// False if there are too many ranks.
@@ -200,14 +210,17 @@ pub(super) fn two_hops(
             // SAFETY: as above, of the rank with our place there.
             unsafe { steps.stage(share.own, share.bytes, relay(host)) };
         }
-        steps.step(|to| {
+        let span = steps.span;
+        let sent = |to| {
             let input = input.as_ref().map(|piece| piece.share(to));
-            let reduced = reduced.as_ref().filter(|_| !relayed || are_opposite(steps.span, rank, to));
+            let reduced = reduced.as_ref().filter(|_| !relayed || are_opposite(span, rank, to));
             [
-                input.map_or(NOTHING, |share| share.range(share.at)),
-                reduced.map_or(NOTHING, |piece| piece.share(rank).range(result)),
+                input.map_or(Sent::NOTHING, |share| share.sent(share.at)),
+                reduced.map_or(Sent::NOTHING, |piece| piece.share(rank).sent(result)),
             ]
-        })?;
+        };
+        // SAFETY: shares of the data.
+        unsafe { steps.step(sent) }?;
         if let Some(share) = input.as_ref().map(|piece| piece.share(rank)) {
             from.clear();
             from.extend((0..ranks).map(|source| match source == rank {
@@ -267,15 +280,18 @@ pub(super) fn chain(steps: &mut Steps<'_, '_, '_>, data: Slice, reduce: Reduce) 
             // SAFETY: our share of the piece; there is room for one behind a piece.
             unsafe { steps.stage(share.own, share.bytes, result) };
         }
-        steps.step(|to| {
-            let part = |piece: Option<&Piece<'_>>, at| {
-                piece.map_or(NOTHING, |piece| piece.share(place).range(at))
-            };
+        let reduced_so_far = steps.own(partial).cast_const();
+        let sent = |to| {
+            let share = |piece: Option<&Piece<'_>>| piece.map(|piece| piece.share(place));
+            let on = share(passed_on.as_ref().filter(|_| after == Some(to)));
+            let back = share(reduced.as_ref().filter(|_| before == Some(to)));
             [
-                part(passed_on.as_ref().filter(|_| after == Some(to)), partial),
-                part(reduced.as_ref().filter(|_| before == Some(to)), result),
+                on.map_or(Sent::NOTHING, |share| Sent { from: reduced_so_far, ..share.sent(partial) }),
+                back.map_or(Sent::NOTHING, |share| share.sent(result)),
             ]
-        })?;
+        };
+        // SAFETY: what the step before has reduced into the staging buffer, and a share of the data.
+        unsafe { steps.step(sent) }?;
         if let Some(share) = input.as_ref().map(|piece| piece.share(place)) {
             from.clear();
             from.extend(before.map(|before| steps.of(before, partial)));
@@ -328,10 +344,13 @@ pub(super) fn all_gather(steps: &mut Steps<'_, '_, '_>, input: Slice, out: *mut 
             // SAFETY: a piece that came in the step before; as above.
             unsafe { steps.stage(from, piece.bytes(), of_host(other)) };
         }
-        steps.step(|to| {
-            let new = new.as_ref().filter(|_| are_opposite(steps.span, rank, to));
-            [new.map_or(NOTHING, |piece| of_host(host)..of_host(host) + piece.bytes()), NOTHING]
-        })?;
+        let span = steps.span;
+        let sent = |to| {
+            let new = new.as_ref().filter(|_| are_opposite(span, rank, to));
+            [new.map_or(Sent::NOTHING, |piece| piece.sent(of_host(host))), Sent::NOTHING]
+        };
+        // SAFETY: a piece of the input.
+        unsafe { steps.step(sent) }?;
         // SAFETY of all copies: the source has staged the piece, and there is a place for it in `out`.
         let take = |from: *const u8, source: usize, piece: &Piece<'_>| unsafe {
             copy_bytes(from, place_of(source, piece), piece.bytes());
@@ -377,10 +396,13 @@ pub(super) fn broadcast(steps: &mut Steps<'_, '_, '_>, data: Slice, root: usize)
             // SAFETY: a piece of the data, which came in the step before unless it is our own; a staging buffer has room for it.
             unsafe { steps.stage(piece.own(), piece.bytes(), 0) };
         }
-        steps.step(|to| {
-            let sent = staged.as_ref().filter(|_| is_root && are_opposite(steps.span, root, to));
-            [sent.map_or(NOTHING, |piece| 0..piece.bytes()), NOTHING]
-        })?;
+        let span = steps.span;
+        let sent = |to| {
+            let sent = staged.as_ref().filter(|_| is_root && are_opposite(span, root, to));
+            [sent.map_or(Sent::NOTHING, |piece| piece.sent(0)), Sent::NOTHING]
+        };
+        // SAFETY: a piece of the data.
+        unsafe { steps.step(sent) }?;
         if let Some(piece) = cut.piece(step, behind).filter(|_| !is_root) {
             // SAFETY: the source has staged the piece, and here is its place in the data.
             unsafe { copy_bytes(steps.of(source, 0), piece.own(), piece.bytes()) };
