@@ -73,7 +73,8 @@ pub fn data_arrives_wherever_ranks_are(world: World) {
         x.all_to_all(&mut too).unwrap();
         assert!(out == blocks && too == blocks, "all_to_all of {len}");
 
-        let sum = |i: usize| (0..n).fold(0_u32, |sum, rank| sum.wrapping_add(of[rank][own * len + i]));
+        let sum =
+            |i: usize| (0..n).fold(0_u32, |sum, rank| sum.wrapping_add(of[rank][own * len + i]));
         let mut part = vec![0; len];
         world.reduce_scatter(mine, ReduceOp::Sum, &mut part).unwrap();
         x.reduce_scatter(ReduceOp::Sum, &mut too[..len]).unwrap();

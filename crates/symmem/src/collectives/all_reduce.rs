@@ -3,8 +3,8 @@
 
 use super::host::copy::Stores;
 use super::host::reduce::Reduce;
-use super::staged::{Input, exchange, pieces, sources};
 use super::slices::{self, Slice};
+use super::staged::{Input, exchange, pieces, sources};
 use super::{PerRank, check_len, copy_bytes, loop_for, plan, share};
 use crate::dtype::{Number, ReduceOp};
 use crate::error::Result;

@@ -140,11 +140,7 @@ pub(super) fn quickest_across(rates: &Rates, bytes: usize, spread: &Spread) -> A
     possible(rates, bytes, spread).min_by_key(|(_, time)| *time).map_or(Across::TwoHops, |it| it.0)
 }
 
-fn possible(
-    rates: &Rates,
-    bytes: usize,
-    spread: &Spread,
-) -> impl Iterator<Item = (Across, u64)> {
+fn possible(rates: &Rates, bytes: usize, spread: &Spread) -> impl Iterator<Item = (Across, u64)> {
     let (rates, spread) = (*rates, *spread);
     [Across::Raw, Across::TwoHops, Across::TwoHopsRelayed, Across::Chain]
         .into_iter()

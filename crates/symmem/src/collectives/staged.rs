@@ -164,7 +164,10 @@ impl Memory {
     }
 
     /// Begins a call that goes through the staging buffers because ranks are on several hosts; nothing if they are on one.
-    pub(super) fn begin_across<'m, 'c>(&'m self, call: &'c Call) -> Result<Option<Running<'m, 'c>>> {
+    pub(super) fn begin_across<'m, 'c>(
+        &'m self,
+        call: &'c Call,
+    ) -> Result<Option<Running<'m, 'c>>> {
         self.group().spans_hosts().then(|| self.begin_staged(call)).transpose()
     }
 

@@ -24,7 +24,8 @@ impl Span {
     fn by(ranks: usize, host_of: impl Fn(usize) -> Option<usize>, own: usize) -> Self {
         let mut hosts: Vec<Vec<usize>> = Vec::new();
         for rank in 0..ranks {
-            let is_there = |host: &&mut Vec<usize>| host.first().map(|&r| host_of(r)) == Some(host_of(rank));
+            let is_there =
+                |host: &&mut Vec<usize>| host.first().map(|&r| host_of(r)) == Some(host_of(rank));
             match hosts.iter_mut().find(is_there) {
                 Some(host) => host.push(rank),
                 None => hosts.push(vec![rank]),

@@ -33,10 +33,12 @@ const GONE: Duration = Duration::from_secs(5);
 const IDLE: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_secs(1);
 const ASKED: u32 = 3;
-/// What a connection is given of the kernel's memory, each way: several times `WINDOW`.
-const BUFFER: usize = 1 << 20;
-/// How much may be under way that the other process has not taken in, and what a message counts for besides its bytes.
+/// What a connection asks the kernel for, each way. Kernels may grant less; they all have room for `WINDOW`.
+const BUFFER: usize = 2 << 20;
+/// How much may be under way that the other process has not taken in: at first, and where that process says that it has memory
+/// for more. What a message counts for besides its bytes.
 const WINDOW: u64 = 256 << 10;
+const WIDEST: u64 = 1 << 20;
 const OVERHEAD: u64 = 1 << 10;
 /// What a seal adds to a packet.
 pub(super) const SEAL: usize = 16;
@@ -69,6 +71,8 @@ pub(super) struct Stream {
     has_held: AtomicBool,
     /// The peer has taken something in, or never will.
     room: Condvar,
+    /// How much the peer may have under way to us.
+    window: u64,
 }
 
 struct Inbound {
@@ -82,7 +86,6 @@ struct Inbound {
     told: u64,
 }
 
-#[derive(Default)]
 struct Outbound {
     /// The end of what was sent last, for which the kernel had no room.
     rest: Vec<u8>,
@@ -95,13 +98,21 @@ struct Outbound {
     /// How much was sent, and how much of that the peer has taken in.
     sent: u64,
     taken: u64,
+    /// How much may be under way.
+    window: u64,
     is_over: bool,
 }
 
 impl Outbound {
+    fn new() -> Self {
+        let (rest, later) = (Vec::new(), VecDeque::new());
+        let (is_full, is_over, sealed, sent, taken) = (false, false, 0, 0, 0);
+        Self { rest, is_full, later, sealed, sent, taken, window: WINDOW, is_over }
+    }
+
     fn has_room(&self, cost: u64) -> bool {
         let under_way = self.sent.saturating_sub(self.taken);
-        !self.is_full && (under_way == 0 || under_way.saturating_add(cost) <= WINDOW)
+        !self.is_full && (under_way == 0 || under_way.saturating_add(cost) <= self.window)
     }
 }
 
@@ -142,10 +153,12 @@ impl Stream {
         sockopt::set_tcp_user_timeout(&socket, GONE.as_millis() as u32)?;
         let frames = Frames::new(SHORT);
         let inbound = Inbound { frames, is_trusted: false, opened: 0, taken: 0, told: 0 };
-        let (inbound, outbound) = (Mutex::new(inbound), Mutex::default());
+        let (inbound, outbound) = (Mutex::new(inbound), Mutex::new(Outbound::new()));
+        // What lies in the kernel counts for more than its bytes.
+        let window = (sockopt::socket_recv_buffer_size(&socket)? as u64 / 4).clamp(WINDOW, WIDEST);
         let keys = OnceLock::new();
         let has_held = AtomicBool::new(false);
-        Ok(Self { socket, keys, inbound, outbound, has_held, room: Condvar::new() })
+        Ok(Self { socket, keys, inbound, outbound, has_held, room: Condvar::new(), window })
     }
 
     /// The other end has shown that it is a rank of this job: it may send whole messages.
@@ -391,9 +404,10 @@ impl Stream {
                 continue;
             }
             match postcard::from_bytes::<Packet>(frame) {
-                Ok(Packet::Taken(total)) if self.note_taken(total) => {}
-                Ok(Packet::Taken(total)) => {
-                    return Received::Garbage(format!("{total} bytes said to be taken in"));
+                Ok(Packet::Taken { total, window }) if self.note_taken(total, window) => {}
+                Ok(Packet::Taken { total, window }) => {
+                    let what = format!("{total} bytes said to be taken in, and {window} to fit");
+                    return Received::Garbage(what);
                 }
                 Ok(packet) => {
                     *taken += cost(&packet, frame.len());
@@ -422,12 +436,13 @@ impl Stream {
         frames.next().transpose().map_err(Received::Garbage)
     }
 
-    /// Whether the peer can have taken in so much.
-    fn note_taken(&self, total: u64) -> bool {
+    /// Whether the peer can have taken in so much, and have room for that.
+    fn note_taken(&self, total: u64, window: u64) -> bool {
         let mut out = self.outbound();
-        let makes_sense = (out.taken..=out.sent).contains(&total);
+        let makes_sense =
+            (out.taken..=out.sent).contains(&total) && (WINDOW..=WIDEST).contains(&window);
         if makes_sense {
-            out.taken = total;
+            (out.taken, out.window) = (total, window);
             self.flush(&mut out);
             self.send_later(&mut out);
             self.room.notify_all();
@@ -438,11 +453,14 @@ impl Stream {
     /// Tells the peer now and then how much was taken in. There is always room for that: it is little, and the peer has not
     /// sent more than its window since it was told last.
     fn tell_taken(&self, taken: u64, told: &mut u64) {
-        if taken - *told < WINDOW / 4 {
+        // The first word tells of the window.
+        let enough = if *told == 0 { WINDOW } else { self.window } / 4;
+        if taken - *told < enough {
             return;
         }
         *told = taken;
-        if let Ok(bytes) = socket::encode(&Packet::Taken(taken), LONGEST) {
+        let packet = Packet::Taken { total: taken, window: self.window };
+        if let Ok(bytes) = socket::encode(&packet, LONGEST) {
             self.put(&mut self.outbound(), &[&bytes], false);
         }
     }
@@ -565,7 +583,8 @@ mod tests {
                 }
             };
             assert!(matches!(e, Error::Timeout { .. }), "{e}");
-            assert!(sent > 0 && sent * (len as u64 + OVERHEAD) <= WINDOW, "{sent} of {len}");
+            let window = one.outbound().window;
+            assert!(sent > 0 && sent * (len as u64 + OVERHEAD) <= window, "{sent} of {len}");
             assert!(one.outbound().rest.is_empty(), "the kernel has no room");
             for number in 0..sent {
                 let came = next(&two);
@@ -576,7 +595,7 @@ mod tests {
             // Both count the same again, up to what is not worth telling.
             assert!(matches!(one.receive(), Received::Nothing));
             let mut out = one.outbound();
-            assert!(out.sent - out.taken < WINDOW / 4);
+            assert!(out.sent - out.taken < out.window / 4);
             out.taken = out.sent;
             let mut inbound = two.inbound();
             (inbound.told, out.taken) = (inbound.taken, inbound.taken);
@@ -606,9 +625,11 @@ mod tests {
 
     #[test]
     fn a_peer_that_says_to_have_taken_in_what_was_never_sent_is_no_peer() {
-        let (one, two) = pair();
-        two.send(&Packet::Taken(1), soon()).unwrap();
-        assert!(matches!(next(&one), Received::Garbage(what) if what.contains("taken in")));
+        for (total, window) in [(1, WINDOW), (0, WINDOW - 1), (0, WIDEST + 1)] {
+            let (one, two) = pair();
+            two.send(&Packet::Taken { total, window }, soon()).unwrap();
+            assert!(matches!(next(&one), Received::Garbage(what) if what.contains("taken in")));
+        }
     }
 
     #[test]

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use symmem_sys::ucx::{Body, Engine, Events};
 
-use super::{Parts, Transport};
 use super::message::{Header, Kind, SHORT};
 use super::outbound::Parcel;
 use super::peers::{MOST, Peer, Shared, Sink, lock};
+use super::{Parts, Transport};
 use crate::error::Result;
 use crate::mesh::{Carrier, Gone, PeerObserver, Subject};
 use crate::sync::atomic::{AtomicBool, AtomicUsize};

@@ -94,7 +94,6 @@ impl<'s, 'r, 'c> Steps<'s, 'r, 'c> {
         let own = self.span.own().0;
         (0..self.span.hosts().len()).filter(move |&host| host != own)
     }
-
 }
 
 /// How data is cut into pieces, each of them into shares of several ranks. A staging buffer holds a piece, and behind it some shares.
@@ -205,7 +204,8 @@ pub(super) fn two_hops(
             // SAFETY: our share of the piece; there is room for one behind a piece.
             unsafe { steps.stage(share.own, share.bytes, result) };
         }
-        for (piece, host) in known.iter().flat_map(|piece| steps.others().map(move |h| (piece, h))) {
+        for (piece, host) in known.iter().flat_map(|piece| steps.others().map(move |h| (piece, h)))
+        {
             let share = piece.share(steps.at_place(host, place));
             // SAFETY: as above, of the rank with our place there.
             unsafe { steps.stage(share.own, share.bytes, relay(host)) };
@@ -240,7 +240,8 @@ pub(super) fn two_hops(
                 }
             }
         }
-        for (piece, host) in known.iter().flat_map(|piece| steps.others().map(move |h| (piece, h))) {
+        for (piece, host) in known.iter().flat_map(|piece| steps.others().map(move |h| (piece, h)))
+        {
             for (at, &neighbour) in steps.near().iter().enumerate().filter(|(at, _)| *at != place) {
                 let share = piece.share(steps.at_place(host, at));
                 // SAFETY: the neighbour has staged the share of the rank with its place there.
@@ -286,7 +287,10 @@ pub(super) fn chain(steps: &mut Steps<'_, '_, '_>, data: Slice, reduce: Reduce) 
             let on = share(passed_on.as_ref().filter(|_| after == Some(to)));
             let back = share(reduced.as_ref().filter(|_| before == Some(to)));
             [
-                on.map_or(Sent::NOTHING, |share| Sent { from: reduced_so_far, ..share.sent(partial) }),
+                on.map_or(Sent::NOTHING, |share| Sent {
+                    from: reduced_so_far,
+                    ..share.sent(partial)
+                }),
                 back.map_or(Sent::NOTHING, |share| share.sent(result)),
             ]
         };
@@ -324,7 +328,11 @@ pub(super) fn chain(steps: &mut Steps<'_, '_, '_>, data: Slice, reduce: Reduce) 
 
 /// An all-gather in which each rank sends its block to one rank of each other host. The hosts have as many ranks each. False if
 /// there are too many hosts.
-pub(super) fn all_gather(steps: &mut Steps<'_, '_, '_>, input: Slice, out: *mut u8) -> Result<bool> {
+pub(super) fn all_gather(
+    steps: &mut Steps<'_, '_, '_>,
+    input: Slice,
+    out: *mut u8,
+) -> Result<bool> {
     let (rank, (host, place), near) = (steps.rank, steps.span.own(), steps.near());
     let block = input.len * input.size;
     let Some(cut) = Cut::new(input, 1, steps.span.hosts().len() - 1) else { return Ok(false) };
@@ -339,7 +347,8 @@ pub(super) fn all_gather(steps: &mut Steps<'_, '_, '_>, input: Slice, out: *mut 
             // SAFETY: a piece of the input; a staging buffer has room for one of each host.
             unsafe { steps.stage(piece.own(), piece.bytes(), of_host(host)) };
         }
-        for (piece, other) in known.iter().flat_map(|piece| steps.others().map(move |h| (piece, h))) {
+        for (piece, other) in known.iter().flat_map(|piece| steps.others().map(move |h| (piece, h)))
+        {
             let from = place_of(steps.at_place(other, place), piece);
             // SAFETY: a piece that came in the step before; as above.
             unsafe { steps.stage(from, piece.bytes(), of_host(other)) };
@@ -358,14 +367,19 @@ pub(super) fn all_gather(steps: &mut Steps<'_, '_, '_>, input: Slice, out: *mut 
         if let Some(piece) = &new {
             for &source in near {
                 let own = source == rank;
-                take(if own { piece.own() } else { steps.of(source, of_host(host)) }, source, piece);
+                take(
+                    if own { piece.own() } else { steps.of(source, of_host(host)) },
+                    source,
+                    piece,
+                );
             }
             for other in steps.others() {
                 let source = steps.at_place(other, place);
                 take(steps.of(source, of_host(other)), source, piece);
             }
         }
-        for (piece, other) in known.iter().flat_map(|piece| steps.others().map(move |h| (piece, h))) {
+        for (piece, other) in known.iter().flat_map(|piece| steps.others().map(move |h| (piece, h)))
+        {
             for (at, &neighbour) in near.iter().enumerate().filter(|(at, _)| *at != place) {
                 take(steps.of(neighbour, of_host(other)), steps.at_place(other, at), piece);
             }
@@ -377,16 +391,19 @@ pub(super) fn all_gather(steps: &mut Steps<'_, '_, '_>, input: Slice, out: *mut 
 /// A broadcast in which the root sends its elements to one rank of each other host. The hosts have as many ranks each.
 pub(super) fn broadcast(steps: &mut Steps<'_, '_, '_>, data: Slice, root: usize) -> Result<()> {
     let (host, place) = steps.span.own();
-    let of_root = steps.span.hosts().iter().enumerate().find_map(|(number, ranks)| {
-        Some((number, ranks.iter().position(|&rank| rank == root)?))
-    });
+    let of_root =
+        steps.span.hosts().iter().enumerate().find_map(|(number, ranks)| {
+            Some((number, ranks.iter().position(|&rank| rank == root)?))
+        });
     let (root_host, root_place) = of_root.unwrap_or_default();
     let is_root = steps.rank == root;
     // On other hosts, the rank that hears from the root passes it on, a step later.
     let passes_on = host != root_host && place == root_place;
-    let source = if passes_on || host == root_host { root } else { steps.at_place(host, root_place) };
+    let source =
+        if passes_on || host == root_host { root } else { steps.at_place(host, root_place) };
     let behind = usize::from(source != root);
-    let cut = Cut::new(data, 1, 0).unwrap_or(Cut { data, shares: 1, each: data.len.max(1), count: 1 });
+    let cut =
+        Cut::new(data, 1, 0).unwrap_or(Cut { data, shares: 1, each: data.len.max(1), count: 1 });
     for step in 0..=cut.count {
         let staged = match is_root {
             true => cut.piece(step, 0),

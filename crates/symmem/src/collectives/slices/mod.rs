@@ -13,10 +13,10 @@ use std::ops::Range;
 
 use super::host::copy::{Stores, copy};
 use super::host::reduce::Reduce;
-use super::staged::{Input, Read, exchange, pieces, sources};
 use super::plan::{Across, Spread};
+use super::staged::{Input, Read, exchange, pieces, sources};
 use super::{PerRank, block_len, check_len, copy_bytes, loop_for, plan, record, share};
-use crate::dtype::{DType, Kind, Element, Number, ReduceOp};
+use crate::dtype::{DType, Element, Kind, Number, ReduceOp};
 use crate::error::Result;
 use crate::group::{Call, Group, Memory as Named, Op, Running, Span, Staging, Way};
 use crate::symmetric::Memory;
@@ -293,9 +293,8 @@ fn reduce_pieces(
     let mut places = PerRank::new();
     for piece in data.pieces(1) {
         let (first, len, bytes) = (data.at(piece.start), piece.len(), piece.len() * data.size);
-        let at_once = bytes <= Staging::TINY
-            || is_raw
-            || plan::at_once(group.rates()?, bytes, group.size());
+        let at_once =
+            bytes <= Staging::TINY || is_raw || plan::at_once(group.rates()?, bytes, group.size());
         // What of the piece this rank reduces: all of it, or its share.
         let own = if at_once { 0..len } else { share(len, data.size, group.rank(), group.size()) };
         let (at, to) = (own.start * data.size, first.wrapping_add(own.start * data.size));
