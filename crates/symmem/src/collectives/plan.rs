@@ -4,6 +4,7 @@
 
 use super::Algorithm;
 use super::host::copy::Stores;
+use crate::dtype::{DType, Kind, ReduceOp};
 use crate::group::{STAGE, Staging};
 use crate::machine::{Costs, Rates, cores, last_cache};
 
@@ -36,6 +37,12 @@ pub fn is_small(bytes: usize, ranks: usize) -> bool {
 /// What a rank pays in a group of `ranks` whose rank 0 is this process.
 fn here(ranks: usize) -> Rates {
     Costs::here().among(ranks, cores())
+}
+
+/// The same, where the ranks are on several hosts.
+fn here_between_hosts(spread: &Spread) -> Rates {
+    let per_host = spread.ranks.div_ceil(spread.hosts.max(1));
+    Costs::here().between_hosts(per_host, spread.ranks, cores())
 }
 
 pub(super) fn estimate(rates: &Rates, bytes: usize, ranks: usize) -> [Estimate; 3] {
@@ -126,13 +133,27 @@ impl Spread {
 
 /// What each possible way between hosts should take for an all-reduce of `bytes`, the quickest first.
 pub fn across(bytes: usize, spread: &Spread) -> Vec<(Across, u64)> {
-    let per_host = spread.ranks.div_ceil(spread.hosts.max(1));
-    let rates = Costs::here().between_hosts(per_host, spread.ranks, cores());
-    let mut all: Vec<_> = possible(&rates, bytes, spread)
+    let mut all: Vec<_> = possible(&here_between_hosts(spread), bytes, spread)
         .map(|(way, picoseconds)| (way, picoseconds.div_ceil(1000)))
         .collect();
     all.sort_by_key(|(_, time)| *time);
     all
+}
+
+/// Whether a partial result of this type is passed on from host to host as it is. An average divides at the end; some types are
+/// computed in wider ones, of which a partial result would have to be.
+pub fn is_passed_on(dtype: DType, op: ReduceOp) -> bool {
+    let is_whole = match dtype.kind() {
+        Kind::Float => dtype.size() >= size_of::<f32>(),
+        Kind::Signed | Kind::Unsigned | Kind::Complex => true,
+        Kind::Bool | Kind::Struct => false,
+    };
+    is_whole && op != ReduceOp::Average
+}
+
+/// Whether blocks of `bytes`, each for all ranks, of so many `sources`, cross to each host once.
+pub fn crosses_once(bytes: usize, sources: usize, spread: &Spread) -> bool {
+    is_relayed(&here_between_hosts(spread), bytes, sources, spread)
 }
 
 /// The way between hosts that should be the fastest by these rates; the first among equals.

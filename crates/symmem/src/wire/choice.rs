@@ -143,8 +143,8 @@ impl Choice {
         let Some(engine) = self.engine().clone() else { return Ok(()) };
         let limit = Deadline::after(deadline.nap(TRIAL));
         connect(&engine, mesh, &cards, limit).map_err(|why| Error::Unavailable {
-            what: format!("UCX between the hosts, which {VARIABLE}=mesh does without"),
-            why,
+            what: "UCX between the hosts".to_owned(),
+            why: format!("{why}; with {VARIABLE}=mesh ranks do without it"),
         })
     }
 

@@ -16,7 +16,7 @@ use super::host::reduce::Reduce;
 use super::plan::{Across, Spread};
 use super::staged::{Input, Read, exchange, pieces, sources};
 use super::{PerRank, block_len, check_len, copy_bytes, loop_for, plan, record, share};
-use crate::dtype::{DType, Element, Kind, Number, ReduceOp};
+use crate::dtype::{DType, Element, Number, ReduceOp};
 use crate::error::Result;
 use crate::group::{Call, Group, Memory as Named, Op, Running, Span, Staging, Way};
 use crate::symmetric::Memory;
@@ -234,13 +234,8 @@ pub(super) fn way_across(group: &Group, span: &Span, call: &Call) -> Result<Way>
     if call.bytes() <= Staging::TINY {
         return Ok(Way::Raw);
     }
-    // An average divides at the end; other types are computed in wider ones, of which a partial result would have to be.
-    let is_passed_on = call.operator != Some(ReduceOp::Average)
-        && call.dtype.is_some_and(|dtype| match dtype.kind() {
-            Kind::Float => dtype.size() >= size_of::<f32>(),
-            Kind::Signed | Kind::Unsigned | Kind::Complex => true,
-            Kind::Bool | Kind::Struct => false,
-        });
+    let is_passed_on =
+        call.dtype.zip(call.operator).is_some_and(|(dtype, op)| plan::is_passed_on(dtype, op));
     let spread = spread(group, span, is_passed_on);
     let (rates, bytes) = (group.rates()?, call.bytes());
     let chosen = plan::quickest_across(rates, bytes, &spread);
