@@ -88,6 +88,7 @@ impl Args {
         let host = rank.context("there is no RANK")? / ranks_each.max(1);
         if let Some(space) = self.space.get(host) {
             hosts::enter(&File::open(space).context("the host's network namespace is gone")?)?;
+            let _ = raw::show_own_devices(); // UCX says itself what it does not find
         }
         let mut command = Command::new("/proc/self/exe");
         command.args(std::env::args_os().skip(1)).arg("--placed");

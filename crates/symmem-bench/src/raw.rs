@@ -57,6 +57,15 @@ pub(super) fn leave_network() -> rustix::io::Result<()> {
     unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) }
 }
 
+/// Has the calling process find the network devices of its own network namespace in /sys, where libraries look for them.
+pub(super) fn show_own_devices() -> rustix::io::Result<()> {
+    use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+    // SAFETY: descriptors stay shared with the other threads.
+    unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }?;
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+    mount("sysfs", "/sys", "sysfs", MountFlags::empty(), None)
+}
+
 /// The first word of each rank's part. What is written is for the rank that is signalled afterwards.
 pub(super) struct Words<'a> {
     memory: &'a Symmetric<u64>,

@@ -4,9 +4,9 @@ use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
-use symmem::DType;
 use symmem::internals::InUse;
-use symmem::internals::plan;
+use symmem::internals::plan::{self, Across, Spread};
+use symmem::{DType, ReduceOp};
 
 /// Shows which algorithm a collective uses for a size, and the estimated time of each
 #[derive(clap::Args)]
@@ -17,9 +17,12 @@ pub struct Args {
     /// Bytes of each rank's part
     #[arg(long)]
     bytes: usize,
-    /// Ranks of the group, all on this machine
+    /// Ranks of the group
     #[arg(long, default_value_t = 2)]
     ranks: usize,
+    /// Hosts that the ranks are on: as many on each, one host after the other
+    #[arg(long, default_value_t = 1)]
+    hosts: usize,
     /// Type of the elements
     #[arg(long, default_value = "f32", value_parser = dtype)]
     dtype: DType,
@@ -44,11 +47,17 @@ fn dtype(name: &str) -> Result<DType, String> {
 impl Args {
     /// Prints the choice.
     pub fn run(&self) -> Result<ExitCode> {
-        let Self { collective, bytes, ranks, dtype } = self;
-        ensure!(*ranks > 0, "a group has at least one rank");
+        let Self { collective, bytes, ranks, hosts, dtype } = self;
+        ensure!(*ranks > 0, "--ranks must be at least 1: a group has at least one rank");
+        ensure!(
+            *hosts > 0 && ranks.is_multiple_of(*hosts),
+            "--hosts must divide --ranks: {ranks} ranks cannot be spread evenly over {hosts} hosts"
+        );
         ensure!(bytes.is_multiple_of(dtype.size()), "{bytes} bytes are no whole number of {dtype}");
         let elements = bytes / dtype.size();
-        let subject = format!("{collective} of {elements} {dtype} ({bytes} bytes), {ranks} ranks");
+        let place = if *hosts > 1 { format!(" on {hosts} hosts") } else { String::new() };
+        let subject =
+            format!("{collective} of {elements} {dtype} ({bytes} bytes), {ranks} ranks{place}");
         let text = format!("{subject}\n{}Costs: {}.\n", self.verdict(), InUse::find().origin);
         match std::io::stdout().write_all(text.as_bytes()) {
             // Who closes the pipe has seen enough.
@@ -60,6 +69,9 @@ impl Args {
     }
 
     fn verdict(&self) -> String {
+        if self.hosts > 1 {
+            return self.verdict_between_hosts();
+        }
         if self.collective != "all_reduce" {
             let way = if plan::is_small(self.bytes, self.ranks) {
                 "staged: each part travels with its flag, one barrier"
@@ -79,13 +91,63 @@ impl Args {
     }
 }
 
+impl Args {
+    fn verdict_between_hosts(&self) -> String {
+        let can_chain = plan::is_passed_on(self.dtype, ReduceOp::Sum);
+        let spread = Spread { ranks: self.ranks, hosts: self.hosts, is_even: true, can_chain };
+        let crosses = |times: &str| format!("  staged: what all ranks read crosses {times}\n");
+        match self.collective.as_str() {
+            "all_reduce" => {}
+            "all_gather" | "broadcast" => {
+                let sources = if self.collective == "broadcast" { 1 } else { self.ranks };
+                return match plan::crosses_once(self.bytes, sources, &spread) {
+                    true => crosses("to each host once, and its ranks pass it on to each other"),
+                    false => crosses("to each rank of other hosts"),
+                };
+            }
+            _ => return "  staged: each rank sends each other rank what it reads\n".to_owned(),
+        }
+        let ways = plan::across(self.bytes, &spread);
+        let lines = ways.iter().enumerate().map(|(i, (way, nanoseconds))| {
+            let (mark, name) = (if i == 0 { "*" } else { " " }, format!("{way:?}"));
+            format!("{mark} {name:<14} {:>12.3} us\n", *nanoseconds as f64 / 1000.0)
+        });
+        let mut text: String = lines.collect();
+        if let Some((chosen, _)) = ways.first() {
+            text +=
+                &format!("{chosen:?} is chosen: it should be the fastest. Times are estimates.\n");
+        }
+        if ways.iter().all(|(way, _)| *way != Across::Chain) {
+            text += match can_chain {
+                true => "Chain needs several ranks on each host.\n",
+                false => "Chain is not possible: this type is computed in a wider one.\n",
+            };
+        }
+        text
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn verdict(collective: &str, bytes: usize) -> String {
-        let collective = collective.to_owned();
-        Args { collective, bytes, ranks: 2, dtype: DType::F32 }.verdict()
+        on(collective, bytes, (2, 1), DType::F32)
+    }
+
+    fn on(collective: &str, bytes: usize, (ranks, hosts): (usize, usize), dtype: DType) -> String {
+        Args { collective: collective.to_owned(), bytes, ranks, hosts, dtype }.verdict()
+    }
+
+    #[test]
+    fn between_hosts_ranks_go_other_ways() {
+        assert!(on("all_reduce", 64, (4, 2), DType::F32).contains("* Raw"));
+        assert!(on("all_reduce", 1 << 20, (4, 2), DType::F32).contains("* Chain"));
+        let narrow = on("all_reduce", 1 << 20, (4, 2), DType::BF16);
+        assert!(narrow.contains("* TwoHopsRelayed") && narrow.contains("wider"), "{narrow}");
+        assert!(on("all_reduce", 1 << 20, (2, 2), DType::F32).contains("several ranks on each"));
+        assert!(on("broadcast", 1 << 20, (4, 2), DType::F32).contains("to each host once"));
+        assert!(on("all_gather", 64, (4, 2), DType::F32).contains("to each rank"));
     }
 
     #[test]

@@ -23,8 +23,10 @@ pub enum OnFailure {
     Keep,
 }
 
-/// Settings of UCX that must be there before it is loaded: it must not patch `mmap` and its like, nor install signal handlers.
-const UCX: [(&str, &str); 2] = [("UCX_MEM_EVENTS", "n"), ("UCX_HANDLE_ERRORS", "none")];
+/// Settings of UCX that must be there before it is loaded: it must not patch `mmap` and its like, install signal handlers, or write
+/// its warnings to standard output.
+const UCX: [(&str, &str); 3] =
+    [("UCX_MEM_EVENTS", "n"), ("UCX_HANDLE_ERRORS", "none"), ("UCX_LOG_FILE", "stderr")];
 
 /// A program to run as several ranks.
 #[derive(Clone, Debug)]
@@ -86,10 +88,6 @@ impl Job {
             command.env("PYTHONUNBUFFERED", "1");
         }
         command.envs(self.variables(local, store));
-        if self.nodes > 1 && std::env::var_os("UCX_MEM_EVENTS").is_none() {
-            // Else UCX patches the ranks' memory calls, which they cannot prevent themselves.
-            command.env("UCX_MEM_EVENTS", "n");
-        }
         for (name, value) in UCX {
             if std::env::var_os(name).is_none() {
                 command.env(name, value);

@@ -167,3 +167,49 @@ conforms! {
     the_pads_layout_is_pytorchs(3);
     waits_on_a_pad_name_their_channel(3);
 }
+
+/// The ranks of a world on hosts in several ways: the number of ranks, and the host of each.
+mod wherever {
+    use super::*;
+
+    macro_rules! placed {
+        ($($name:ident: $ranks:expr, $wire:literal, $host:expr;)*) => {$(
+            mod $name {
+                use super::*;
+
+                fn placed(test: &'static str, check: impl Fn(World)) {
+                    if $wire != "ucx" || has_ucx(test) {
+                        on_hosts(test, $ranks, $wire, $host, check);
+                    }
+                }
+
+                #[test]
+                fn reductions_give_the_same_bits_wherever_ranks_are() {
+                    placed(test_name!(), conformance::reductions_give_the_same_bits_wherever_ranks_are);
+                }
+
+                #[test]
+                fn data_arrives_wherever_ranks_are() {
+                    placed(test_name!(), conformance::data_arrives_wherever_ranks_are);
+                }
+            }
+        )*};
+    }
+
+    placed! {
+        one_host_of_four: 4, "mesh", |_| 0;
+        two_hosts_of_two: 4, "mesh", |rank| rank / 2;
+        two_hosts_of_two_over_ucx: 4, "ucx", |rank| rank / 2;
+        four_hosts_of_one: 4, "mesh", |rank| rank;
+        three_hosts_of_two: 6, "mesh", |rank| rank / 2;
+        two_hosts_of_three: 6, "mesh", |rank| rank / 3;
+        hosts_in_turn: 4, "mesh", |rank| rank % 2;
+        one_more_on_the_second: 5, "mesh", |rank| usize::from(rank >= 2);
+        two_hosts_of_one: 2, "mesh", |rank| rank;
+    }
+
+    #[test]
+    fn every_way_between_hosts_is_taken() {
+        conformance::every_way_between_hosts_is_taken();
+    }
+}

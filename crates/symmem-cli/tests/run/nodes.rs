@@ -231,12 +231,12 @@ fn nodes_without_a_secret_are_warned() {
 
 #[test]
 fn ucx_is_told_to_leave_the_process_alone_unless_the_user_says_otherwise() {
-    let mut command = job(1, &[], "echo $UCX_MEM_EVENTS $UCX_HANDLE_ERRORS");
+    let mut command = job(1, &[], "echo $UCX_MEM_EVENTS $UCX_HANDLE_ERRORS $UCX_LOG_FILE");
     command.env_remove("UCX_MEM_EVENTS").env("UCX_HANDLE_ERRORS", "bt");
-    assert_eq!(text(&command.output().unwrap().stdout), "[0] n bt\n");
-    let mut command = job(1, &[], "echo $UCX_MEM_EVENTS $UCX_HANDLE_ERRORS");
+    assert_eq!(text(&command.output().unwrap().stdout), "[0] n bt stderr\n");
+    let mut command = job(1, &[], "echo $UCX_MEM_EVENTS $UCX_HANDLE_ERRORS $UCX_LOG_FILE");
     command.env_remove("UCX_HANDLE_ERRORS").env("UCX_MEM_EVENTS", "y");
-    assert_eq!(text(&command.output().unwrap().stdout), "[0] y none\n");
+    assert_eq!(text(&command.output().unwrap().stdout), "[0] y none stderr\n");
 }
 
 /// Ranks that compute together, with the library, as a program of the user does.

@@ -1,6 +1,7 @@
 //! All-gather: every rank gets all ranks' elements.
 #![allow(unsafe_code)] // S2, S3
 
+use super::slices::{self, Slice};
 use super::{check_len, copy_bytes};
 use crate::dtype::Element;
 use crate::error::Result;
@@ -31,8 +32,12 @@ impl<T: Element> Symmetric<T> {
 
 /// Into `out`, which has room for all parts.
 fn all_gather(memory: &Memory, out: *mut u8) -> Result<()> {
-    let bytes = memory.bytes();
-    memory.read_parts(memory.call(const { Op::of(NAME) }, Way::Direct), true, |parts| {
+    let (bytes, call) = (memory.bytes(), memory.call(const { Op::of(NAME) }, Way::Direct));
+    if let Some(mut running) = memory.begin_across(&call)? {
+        let input = Slice::of_part(memory, memory.len());
+        return slices::gather_all(memory.group(), &mut running, input, out);
+    }
+    memory.read_parts(call, true, |parts| {
         for rank in memory.ranks_from_own() {
             // SAFETY: nobody writes the part; `out` has room for each.
             unsafe { copy_bytes(parts[rank], out.wrapping_add(rank * bytes), bytes) };

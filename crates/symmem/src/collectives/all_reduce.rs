@@ -3,8 +3,9 @@
 
 use super::host::copy::Stores;
 use super::host::reduce::Reduce;
+use super::slices::{self, Slice};
 use super::staged::{Input, exchange, pieces, sources};
-use super::{PerRank, check_len, copy_bytes, loop_for, plan, share, slices};
+use super::{PerRank, check_len, copy_bytes, loop_for, plan, share};
 use crate::dtype::{Number, ReduceOp};
 use crate::error::Result;
 use crate::group::{Call, Op, Staging, Way};
@@ -109,15 +110,28 @@ fn all_reduce(
     (op, reduce): (ReduceOp, Reduce),
     algorithm: Algorithm,
 ) -> Result<()> {
-    let spans = memory.group().spans_hosts();
-    let way = if spans { Way::Staged } else { choose(memory, algorithm)? };
+    if memory.group().spans_hosts() {
+        let call = memory.call(const { Op::of(NAME) }, Way::Any);
+        return across(memory, memory.own(0), Call { operator: Some(op), ..call }, reduce);
+    }
+    let way = choose(memory, algorithm)?;
     let call = Call { operator: Some(op), ..memory.call(const { Op::of(NAME) }, way) };
     match way {
-        Way::Staged if spans => slices::all_reduce_part(memory, &call, reduce),
         Way::Staged => staged(memory, &call, reduce),
         Way::OneShot => one_shot(memory, &call, reduce),
         _ => two_shot(memory, &call, reduce),
     }
+}
+
+/// In place, of elements that are ours alone, where ranks are on several hosts: there, no rank reaches all parts.
+#[cold]
+fn across(memory: &Memory, first: *mut u8, mut call: Call, reduce: Reduce) -> Result<()> {
+    let group = memory.group();
+    if let Some(span) = group.span() {
+        call.way = slices::way_across(group, span, &call)?;
+    }
+    let data = Slice::new(first, memory.len(), memory.dtype());
+    slices::reduce_across(group, &mut memory.begin_staged(&call)?, data, reduce, call.way)
 }
 
 /// Through the staging buffers, one after the other.
@@ -166,6 +180,11 @@ fn all_reduce_into(memory: &Memory, (op, reduce): (ReduceOp, Reduce), out: *mut 
     let stores = plan::results(memory.bytes(), 1);
     let call = memory.call(const { Op::of(NAME) }, Way::Direct);
     let call = Call { operator: Some(op), more: INTO, ..call };
+    if memory.group().spans_hosts() {
+        // SAFETY: nobody else touches our part or `out`, which has room for it.
+        unsafe { copy_bytes(memory.own(0), out, memory.bytes()) };
+        return across(memory, out, call, reduce);
+    }
     memory.read_parts(call, true, |parts| {
         // SAFETY: nobody writes any part; `out` has room for one and is ours alone.
         unsafe { reduce(parts, &[out], memory.len(), stores) };

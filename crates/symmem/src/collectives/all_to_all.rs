@@ -1,6 +1,7 @@
 //! All-to-all: every rank gets one block from every rank.
 #![allow(unsafe_code)] // S2, S3
 
+use super::slices::{self, Slice};
 use super::{block_len, check_len, copy_bytes};
 use crate::dtype::Element;
 use crate::error::Result;
@@ -35,7 +36,12 @@ impl<T: Element> Symmetric<T> {
 fn all_to_all(memory: &Memory, block: usize, out: *mut u8) -> Result<()> {
     let bytes = block * memory.size();
     let own = memory.group().rank() * bytes;
-    memory.read_parts(memory.call(const { Op::of(NAME) }, Way::Direct), true, |parts| {
+    let call = memory.call(const { Op::of(NAME) }, Way::Direct);
+    if let Some(mut running) = memory.begin_across(&call)? {
+        let first = Slice::of_part(memory, block);
+        return slices::exchange_all(memory.group(), &mut running, first, out);
+    }
+    memory.read_parts(call, true, |parts| {
         for rank in memory.ranks_from_own() {
             let (from, to) = (parts[rank].wrapping_add(own), out.wrapping_add(rank * bytes));
             // SAFETY: each part and `out` have a block for each rank; nobody writes any part.

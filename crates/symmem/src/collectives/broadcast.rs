@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // S2, S3
 
 use super::copy_bytes;
+use super::slices::{self, Slice};
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::group::{Call, Op, Way};
@@ -31,6 +32,10 @@ impl<T: Element> Symmetric<T> {
 fn broadcast(memory: &Memory, root: usize) -> Result<()> {
     let (bytes, is_root) = (memory.bytes(), memory.group().rank() == root);
     let call = Call { root: Some(root), ..memory.call(const { Op::of(NAME) }, Way::Direct) };
+    if let Some(mut running) = memory.begin_across(&call)? {
+        let data = Slice::of_part(memory, memory.len());
+        return slices::spread_from(memory.group(), &mut running, data, root);
+    }
     memory.read_parts(call, is_root, |parts| {
         if !is_root {
             // SAFETY: nobody writes the root's part, nobody else touches ours, which is as long.

@@ -4,6 +4,7 @@
 
 use super::Algorithm;
 use super::host::copy::Stores;
+use crate::dtype::{DType, Kind, ReduceOp};
 use crate::group::{STAGE, Staging};
 use crate::machine::{Costs, Rates, cores, last_cache};
 
@@ -36,6 +37,12 @@ pub fn is_small(bytes: usize, ranks: usize) -> bool {
 /// What a rank pays in a group of `ranks` whose rank 0 is this process.
 fn here(ranks: usize) -> Rates {
     Costs::here().among(ranks, cores())
+}
+
+/// The same, where the ranks are on several hosts.
+fn here_between_hosts(spread: &Spread) -> Rates {
+    let per_host = spread.ranks.div_ceil(spread.hosts.max(1));
+    Costs::here().between_hosts(per_host, spread.ranks, cores())
 }
 
 pub(super) fn estimate(rates: &Rates, bytes: usize, ranks: usize) -> [Estimate; 3] {
@@ -83,6 +90,118 @@ pub(super) fn quickest(rates: &Rates, bytes: usize, ranks: usize) -> Algorithm {
     } else {
         Algorithm::TwoShot
     }
+}
+
+/// How an all-reduce of a group that spans hosts is done. All ways give the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Across {
+    /// Every rank sends all elements to all ranks of other hosts.
+    Raw,
+    /// Every rank sends each share of the elements to the rank that reduces it, which sends the result to all ranks.
+    TwoHops,
+    /// The same; but the result goes to one rank of each host, and its ranks pass it on to each other.
+    TwoHopsRelayed,
+    /// The hosts reduce one after the other, each its own ranks' elements on top of what those before have reduced.
+    Chain,
+}
+
+/// How ranks lie on hosts, and what they reduce.
+#[derive(Clone, Copy, Debug)]
+pub struct Spread {
+    /// All ranks.
+    pub ranks: usize,
+    /// Their hosts.
+    pub hosts: usize,
+    /// Every host has as many ranks.
+    pub is_even: bool,
+    /// What was reduced of the first ranks can be passed on: the ranks of each host follow each other, and the elements are computed
+    /// in their own type.
+    pub can_chain: bool,
+}
+
+impl Spread {
+    fn is_possible(&self, way: Across) -> bool {
+        let is_even = self.is_even && self.ranks > self.hosts;
+        match way {
+            Across::Raw | Across::TwoHops => true,
+            Across::TwoHopsRelayed => is_even,
+            Across::Chain => is_even && self.can_chain,
+        }
+    }
+}
+
+/// What each possible way between hosts should take for an all-reduce of `bytes`, the quickest first.
+pub fn across(bytes: usize, spread: &Spread) -> Vec<(Across, u64)> {
+    let mut all: Vec<_> = possible(&here_between_hosts(spread), bytes, spread)
+        .map(|(way, picoseconds)| (way, picoseconds.div_ceil(1000)))
+        .collect();
+    all.sort_by_key(|(_, time)| *time);
+    all
+}
+
+/// Whether a partial result of this type is passed on from host to host as it is. An average divides at the end; some types are
+/// computed in wider ones, of which a partial result would have to be.
+pub fn is_passed_on(dtype: DType, op: ReduceOp) -> bool {
+    let is_whole = match dtype.kind() {
+        Kind::Float => dtype.size() >= size_of::<f32>(),
+        Kind::Signed | Kind::Unsigned | Kind::Complex => true,
+        Kind::Bool | Kind::Struct => false,
+    };
+    is_whole && op != ReduceOp::Average
+}
+
+/// Whether blocks of `bytes`, each for all ranks, of so many `sources`, cross to each host once.
+pub fn crosses_once(bytes: usize, sources: usize, spread: &Spread) -> bool {
+    is_relayed(&here_between_hosts(spread), bytes, sources, spread)
+}
+
+/// The way between hosts that should be the fastest by these rates; the first among equals.
+pub(super) fn quickest_across(rates: &Rates, bytes: usize, spread: &Spread) -> Across {
+    possible(rates, bytes, spread).min_by_key(|(_, time)| *time).map_or(Across::TwoHops, |it| it.0)
+}
+
+fn possible(rates: &Rates, bytes: usize, spread: &Spread) -> impl Iterator<Item = (Across, u64)> {
+    let (rates, spread) = (*rates, *spread);
+    [Across::Raw, Across::TwoHops, Across::TwoHopsRelayed, Across::Chain]
+        .into_iter()
+        .filter(move |way| spread.is_possible(*way))
+        .map(move |way| (way, picoseconds_across(&rates, bytes, &spread, way)))
+}
+
+/// Whether blocks of `bytes`, each for all ranks, of so many `sources`, better cross to each host once. That takes a step more.
+pub(super) fn is_relayed(rates: &Rates, bytes: usize, sources: usize, spread: &Spread) -> bool {
+    let (ranks, hosts) = (spread.ranks.max(1) as u64, spread.hosts.max(1) as u64);
+    let here = ranks.div_ceil(hosts);
+    let lines = (bytes.div_ceil(super::LINE) as u64).saturating_mul(rates.moved);
+    // To a host, or from that of the only source.
+    let crossing = if sources == 1 { hosts - 1 } else { ranks - here };
+    let saved = lines.saturating_mul(crossing.saturating_mul(here - 1));
+    let pieces = |held: usize| (bytes as u64).div_ceil((held / sources.min(spread.hosts)) as u64);
+    let more = (pieces(STAGE) + 1).saturating_sub(pieces(STAGE * sources.min(spread.hosts)));
+    spread.is_even && saved > rates.exchange.saturating_mul(more)
+}
+
+/// By the exchanges that follow each other, and the lines that cross to a host.
+fn picoseconds_across(rates: &Rates, bytes: usize, spread: &Spread, way: Across) -> u64 {
+    let (ranks, hosts) = (spread.ranks.max(1) as u64, spread.hosts.max(1) as u64);
+    let lines = bytes.div_ceil(super::LINE) as u64;
+    let here = ranks.div_ceil(hosts);
+    let far = ranks - here;
+    // What a staging buffer holds of the data, in parts of all that it holds.
+    let (steps, (of, parts), crossing) = match way {
+        Across::Raw => (0, (1, 1), lines.saturating_mul(here * far)),
+        Across::TwoHops => (1, (ranks, ranks + 1), (2 * here * far).saturating_mul(lines) / ranks),
+        Across::TwoHopsRelayed => {
+            (2, (ranks, ranks + 1 + hosts), ((here + 1) * far).saturating_mul(lines) / ranks)
+        }
+        Across::Chain => {
+            (2 * hosts - 1, (here, here + 2), lines.saturating_mul(if hosts > 2 { 2 } else { 1 }))
+        }
+    };
+    let pieces = (bytes as u64).div_ceil((STAGE as u64 * of / parts).max(1)).max(1);
+    let exchanges = rates.exchange.saturating_mul(pieces.saturating_add(steps));
+    exchanges.saturating_add(crossing.saturating_mul(rates.moved))
 }
 
 pub(super) fn small(rates: &Rates, bytes: usize, ranks: usize) -> bool {

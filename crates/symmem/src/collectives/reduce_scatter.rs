@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // S2, S3
 
 use super::host::reduce::Reduce;
+use super::slices::{self, Slice};
 use super::{PerRank, block_len, check_len, loop_for, plan, rows_of};
 use crate::dtype::{Number, ReduceOp};
 use crate::error::Result;
@@ -71,6 +72,12 @@ fn reduce_scatter(
         more: [rows, columns, 0],
         ..memory.call(const { Op::of(NAME) }, Way::Direct)
     };
+    if rows == 1
+        && let Some(mut running) = memory.begin_across(&call)?
+    {
+        let first = Slice::of_part(memory, block);
+        return slices::reduce_blocks(memory.group(), &mut running, first, reduce, out);
+    }
     memory.read_parts(call, true, |parts| {
         for row in 0..rows {
             let (begin, to) = ((row * columns + rank * block) * size, row * block * size);

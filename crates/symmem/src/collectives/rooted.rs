@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // S2, S3
 
 use super::host::reduce::Reduce;
+use super::slices::{self, Slice};
 use super::{block_len, check_len, copy_bytes, loop_for, plan};
 use crate::dtype::{Element, Number, ReduceOp};
 use crate::error::Result;
@@ -94,6 +95,10 @@ fn reduce(
     let stores = plan::results(memory.bytes(), 1);
     let call = memory.call(const { Op::of(REDUCE) }, Way::Direct);
     let call = Call { operator: Some(op), root: Some(root), ..call };
+    if let Some(mut running) = memory.begin_across(&call)? {
+        let input = (Slice::of_part(memory, memory.len()), root);
+        return slices::reduce_at(memory.group(), &mut running, input, reduce, out);
+    }
     memory.read_parts(call, true, |parts| {
         if is_root {
             // SAFETY: nobody writes any part; `out` has room for one and is ours alone.
@@ -106,6 +111,10 @@ fn reduce(
 fn gather(memory: &Memory, root: usize, out: *mut u8) -> Result<()> {
     let (bytes, is_root) = (memory.bytes(), memory.group().rank() == root);
     let call = Call { root: Some(root), ..memory.call(const { Op::of(GATHER) }, Way::Direct) };
+    if let Some(mut running) = memory.begin_across(&call)? {
+        let input = (Slice::of_part(memory, memory.len()), root);
+        return slices::gather_at(memory.group(), &mut running, input, out);
+    }
     memory.read_parts(call, true, |parts| {
         for rank in memory.ranks_from_own().filter(|_| is_root) {
             // SAFETY: nobody writes any part; `out` has room for each.
@@ -118,6 +127,10 @@ fn gather(memory: &Memory, root: usize, out: *mut u8) -> Result<()> {
 fn scatter(memory: &Memory, root: usize, block: usize, out: *mut u8) -> Result<()> {
     let (rank, bytes) = (memory.group().rank(), block * memory.size());
     let call = Call { root: Some(root), ..memory.call(const { Op::of(SCATTER) }, Way::Direct) };
+    if let Some(mut running) = memory.begin_across(&call)? {
+        let blocks = (Slice::of_part(memory, block), root);
+        return slices::scatter_from(memory.group(), &mut running, blocks, out);
+    }
     memory.read_parts(call, rank == root, |parts| {
         // SAFETY: the root's part has a block for each rank; nobody writes any part.
         unsafe { copy_bytes(parts[root].wrapping_add(rank * bytes), out, bytes) };

@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::host::copy::copy;
 use super::{LINE, PerRank, plan, record, share};
 use crate::error::Result;
-use crate::group::{Call, Group, Running, STAGE, Staging, Way};
+use crate::group::{Call, Group, Running, STAGE, Sent, Span, Staging, Way};
 use crate::machine::DefaultFloats;
 use crate::memory::region::Region;
 use crate::symmetric::Memory;
@@ -54,18 +54,16 @@ impl Input {
         Self { without: Some(0), ..Self::one(std::ptr::null(), bytes) }
     }
 
-    /// The bytes of what is staged that `rank` of `ranks` reads.
-    fn read_by(&self, rank: usize, ranks: usize) -> Range<usize> {
-        let staged = match (self.blocks, self.without) {
-            (1, Some(_)) => 0,
-            _ => self.blocks * self.piece,
-        };
+    /// What of it `rank` of `ranks` reads. Where ranks read all, it is one block.
+    fn read_by(&self, rank: usize, ranks: usize) -> Sent {
+        let part = |from: usize, bytes, at| Sent { from: self.from.wrapping_add(from), bytes, at };
         match self.read {
-            Read::All => 0..staged,
-            Read::Block => rank * self.piece..(rank + 1) * self.piece,
+            _ if self.blocks == 1 && self.without.is_some() => Sent::NOTHING,
+            Read::All => part(0, self.piece, 0),
+            Read::Block => part(rank * self.block, self.piece, rank * self.piece),
             Read::Share { len, size } => {
                 let share = share(len, size, rank, ranks);
-                share.start * size..share.end * size
+                part(share.start * size, share.len() * size, share.start * size)
             }
         }
     }
@@ -100,11 +98,12 @@ pub(super) unsafe fn exchange<'r>(
     input: &Input,
 ) -> Result<Staging<'r>> {
     if input.most > Staging::TINY {
-        // SAFETY: as the caller promises; a buffer of our own that nobody reads.
-        unsafe { input.write(running.staging().own()) };
         if running.spans_hosts() {
-            let ranks = running.size();
-            running.staging().send_far(|rank| input.read_by(rank, ranks));
+            // SAFETY: as the caller promises.
+            unsafe { stage_across(running, input) };
+        } else {
+            // SAFETY: as the caller promises; a buffer of our own that nobody reads.
+            unsafe { input.write(running.staging().own()) };
         }
         return running.exchange(None);
     }
@@ -112,6 +111,21 @@ pub(super) unsafe fn exchange<'r>(
     // SAFETY: as above.
     unsafe { input.write(tiny.as_mut_ptr().cast()) };
     running.exchange(Some(&tiny))
+}
+
+/// Stages `input` for ranks of this host, if there are any, and sends those of others what they read.
+///
+/// # Safety
+/// The input may be read.
+#[cold]
+unsafe fn stage_across(running: &Running<'_, '_>, input: &Input) {
+    let (group, staging) = (running.group(), running.staging());
+    if group.span().is_some_and(Span::has_neighbours) {
+        // SAFETY: as the caller promises; a buffer of our own that nobody reads.
+        unsafe { input.write(staging.own()) };
+    }
+    // SAFETY: as the caller promises.
+    unsafe { staging.send_far(|rank| [input.read_by(rank, group.size())]) };
 }
 
 /// Where each rank has staged its piece, `at` bytes on; ours is at `own`: lines that peers are fetching from our cache are
@@ -147,6 +161,14 @@ impl Memory {
         group.reach_out(call);
         record(group, call, "staged");
         group.begin_call(call, group.deadline())
+    }
+
+    /// Begins a call that goes through the staging buffers because ranks are on several hosts; nothing if they are on one.
+    pub(super) fn begin_across<'m, 'c>(
+        &'m self,
+        call: &'c Call,
+    ) -> Result<Option<Running<'m, 'c>>> {
+        self.group().spans_hosts().then(|| self.begin_staged(call)).transpose()
     }
 
     /// Makes a call that writes to no peer: `work` gets a pointer to each rank's part, staged if parts are small, in which

@@ -26,6 +26,11 @@ pub(crate) enum Way {
     OneShot,
     TwoShot,
     Direct,
+    /// Between hosts, as the next ones.
+    Raw,
+    TwoHops,
+    TwoHopsRelayed,
+    Chain,
 }
 
 /// Whose memory a call is about.
@@ -50,7 +55,17 @@ pub(super) const REFUSAL: &str = "refuse";
 pub(super) type Words = [u64; 8];
 
 impl Call {
-    const WAYS: [Way; 5] = [Way::Any, Way::Staged, Way::OneShot, Way::TwoShot, Way::Direct];
+    const WAYS: [Way; 9] = [
+        Way::Any,
+        Way::Staged,
+        Way::OneShot,
+        Way::TwoShot,
+        Way::Direct,
+        Way::Raw,
+        Way::TwoHops,
+        Way::TwoHopsRelayed,
+        Way::Chain,
+    ];
 
     /// A call without data.
     pub(crate) const fn plain(op: Op) -> Self {

@@ -58,7 +58,42 @@ pub(crate) enum Request {
     Swap { expected: u64, new: u64 },
 }
 
+/// What a message with so many bytes at its end begins with; of other messages, all of it.
+pub(super) fn encode_head(message: &FarMessage<'_>, bytes: usize) -> Vec<u8> {
+    let mut head = encode(message);
+    if bytes > 0 {
+        head.pop(); // the length of no bytes
+        let mut length = bytes;
+        while length >= 0x80 {
+            head.push(length as u8 | 0x80);
+            length >>= 7;
+        }
+        head.push(length as u8);
+    }
+    head
+}
+
 pub(super) fn encode(message: &FarMessage<'_>) -> Vec<u8> {
     // Fails only for types that cannot be serialised at all.
     postcard::to_stdvec(message).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_head_and_the_bytes_after_it_are_the_message() {
+        for len in [0, 1, 127, 128, 300, 16_383, 16_384, 60_000] {
+            let (bytes, none) = (vec![7; len], RawBytes(&[]));
+            let staged = |bytes| FarMessage::Staged { epoch: 300, at: 1 << 14, bytes };
+            let put = |bytes| FarMessage::Put { memory: 9, at: 77, unit: 8, bytes };
+            for (head, all) in [
+                (encode_head(&staged(none), len), encode(&staged(RawBytes(&bytes)))),
+                (encode_head(&put(none), len), encode(&put(RawBytes(&bytes)))),
+            ] {
+                assert_eq!([&head[..], &bytes].concat(), all, "{len} bytes");
+            }
+        }
+    }
 }

@@ -80,10 +80,11 @@ impl Spec {
     }
 
     fn rates(&self, context: &Context) -> Rates {
-        let spans = self.members.iter().any(|&member| !context.mesh.is_local(member));
-        match spans {
-            true => Rates::between_hosts(),
-            false => Costs::here().among(self.members.len(), machine::cores()),
+        let near = self.members.iter().filter(|&&member| context.mesh.is_local(member)).count();
+        let (costs, ranks, cores) = (Costs::here(), self.members.len(), machine::cores());
+        match near < ranks {
+            true => costs.between_hosts(near, ranks, cores),
+            false => costs.among(ranks, cores),
         }
     }
 

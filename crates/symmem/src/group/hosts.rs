@@ -1,7 +1,67 @@
 //! The members of a group by host.
 
 use super::Group;
+use super::context::Context;
 use crate::error::{Error, Result};
+
+/// How the ranks of a group that spans hosts are spread over them. The same on all ranks, but for the own place.
+pub(crate) struct Span {
+    /// The ranks of each host in ascending order; the hosts in the order of their first ranks.
+    hosts: Vec<Vec<usize>>,
+    /// This rank's host, and its place among the ranks there.
+    own: (usize, usize),
+}
+
+impl Span {
+    /// Of these ranks of the world, in group order.
+    pub(super) fn new(context: &Context, members: &[usize]) -> Self {
+        let known = context.mesh.hosts();
+        Self::by(members.len(), |rank| members.get(rank).and_then(|&m| known.number(m)), {
+            members.iter().position(|&member| member == context.mesh.rank()).unwrap_or(0)
+        })
+    }
+
+    fn by(ranks: usize, host_of: impl Fn(usize) -> Option<usize>, own: usize) -> Self {
+        let mut hosts: Vec<Vec<usize>> = Vec::new();
+        for rank in 0..ranks {
+            let is_there =
+                |host: &&mut Vec<usize>| host.first().map(|&r| host_of(r)) == Some(host_of(rank));
+            match hosts.iter_mut().find(is_there) {
+                Some(host) => host.push(rank),
+                None => hosts.push(vec![rank]),
+            }
+        }
+        let place = |host: &Vec<usize>| host.iter().position(|&rank| rank == own);
+        let own = hosts.iter().enumerate().find_map(|(i, host)| place(host).map(|at| (i, at)));
+        Self { own: own.unwrap_or_default(), hosts }
+    }
+
+    /// The ranks of each host.
+    pub(crate) fn hosts(&self) -> &[Vec<usize>] {
+        &self.hosts
+    }
+
+    /// The number of this rank's host, and its place among the ranks there.
+    pub(crate) fn own(&self) -> (usize, usize) {
+        self.own
+    }
+
+    /// Whether other ranks are on this one's host.
+    pub(crate) fn has_neighbours(&self) -> bool {
+        self.hosts.get(self.own.0).is_some_and(|host| host.len() > 1)
+    }
+
+    /// How many ranks each host has, if that is the same number.
+    pub(crate) fn ranks_per_host(&self) -> Option<usize> {
+        let first = self.hosts.first()?.len();
+        self.hosts.iter().all(|host| host.len() == first).then_some(first)
+    }
+
+    /// Whether the ranks of each host follow each other.
+    pub(crate) fn is_in_blocks(&self) -> bool {
+        self.hosts.iter().flatten().enumerate().all(|(i, &rank)| i == rank)
+    }
+}
 
 impl Group {
     /// The ranks of the group by host: the hosts in the order of their first ranks in the world, the ranks of each in
@@ -84,5 +144,24 @@ impl Group {
                 self.context().mesh.hosts().name(member)
             ),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(host_of: &[usize], own: usize) -> Span {
+        Span::by(host_of.len(), |rank| host_of.get(rank).copied(), own)
+    }
+
+    #[test]
+    fn hosts_are_in_the_order_of_their_first_ranks() {
+        let spread = span(&[7, 3, 7, 3, 3], 4);
+        assert_eq!((spread.hosts(), spread.own()), (&[vec![0, 2], vec![1, 3, 4]][..], (1, 2)));
+        assert!(spread.ranks_per_host().is_none() && !spread.is_in_blocks());
+        let blocks = span(&[5, 5, 2, 2], 1);
+        assert_eq!((blocks.ranks_per_host(), blocks.own()), (Some(2), (0, 1)));
+        assert!(blocks.is_in_blocks() && !span(&[0, 1, 0, 1], 0).is_in_blocks());
     }
 }

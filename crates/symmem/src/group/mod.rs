@@ -34,11 +34,12 @@ pub(crate) use call::{Call, Memory, Op, Way, describe, digest, op_code, op_of};
 pub(crate) use context::Context;
 pub(crate) use conversation::Conversation;
 pub(crate) use far_message::Request;
+pub(crate) use hosts::Span;
 pub(crate) use numbering::Ticket;
 pub(crate) use resync::Resync;
 pub(crate) use sequence::Running;
 pub(crate) use signals::Act;
-pub(crate) use staging::{STAGE, Staging};
+pub(crate) use staging::{STAGE, Sent, Staging};
 pub(crate) use wire::FarAddress;
 pub(crate) use world::{DEFAULT_TIMEOUT, setting};
 

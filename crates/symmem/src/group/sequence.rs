@@ -23,6 +23,7 @@ use std::sync::{Arc, PoisonError};
 use super::Group;
 use super::call::{Call, PLAIN, RENDEZVOUS};
 use super::form::Formed;
+use super::hosts::Span;
 use super::numbering::{CONTINUED, Sequence, Ticket, load, pack, store, unpack};
 use super::staging::{RegionPads, Staging};
 use super::waiting::Waiting;
@@ -92,6 +93,13 @@ impl Group {
         }
         let left = self.explained_loss(|rank| !guard.has_come(rank));
         left.map_or(Ok(()), |(rank, how)| Err(Error::PeerLost { rank, during: op, how }))
+    }
+
+    /// Forms the group for a call, if it has not been formed. How its ranks are spread over hosts, where they are on several.
+    #[inline]
+    pub(crate) fn span_for(&self, call: &Call) -> Result<Option<&Span>> {
+        self.formed_by(self.deadline()).map_err(|e| self.not_made(call, e))?;
+        Ok(self.span())
     }
 
     /// A call that gave up before its group was formed: peers make it, as in [`Formed::put_off`].
@@ -270,8 +278,8 @@ impl Running<'_, '_> {
         self.made.formed.signals.spans()
     }
 
-    pub(crate) fn size(&self) -> usize {
-        self.made.group.size()
+    pub(crate) fn group(&self) -> &Group {
+        self.made.group
     }
 
     /// A barrier with data: after it, all ranks see `tiny` and what this rank wrote to the next staging buffers. Returns the

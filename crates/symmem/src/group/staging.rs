@@ -4,8 +4,6 @@
 //! own pad, once for all readers. All of these exist twice, for even and odd epochs: see `ChannelGuard::exchange`.
 #![allow(unsafe_code)] // S2 (nobody reads before the flag), S3
 
-use std::ops::Range;
-
 use super::wire::Wire;
 use crate::memory::region::{Region, Words};
 use crate::signal::{Layout, PadUpdate, Pads, Tiny};
@@ -63,6 +61,18 @@ impl Pads for RegionPads {
     }
 }
 
+/// Bytes that a rank of another host finds in this rank's staging buffer, from byte `at` on.
+#[derive(Clone, Copy)]
+pub(crate) struct Sent {
+    pub(crate) from: *const u8,
+    pub(crate) bytes: usize,
+    pub(crate) at: usize,
+}
+
+impl Sent {
+    pub(crate) const NOTHING: Self = Self { from: std::ptr::null(), bytes: 0, at: 0 };
+}
+
 /// All staging buffers, at one epoch, as one rank sees them.
 pub(crate) struct Staging<'a> {
     pub(super) pads: &'a RegionPads,
@@ -87,15 +97,19 @@ impl Staging<'_> {
         self.stage(self.rank)
     }
 
-    /// Sends what this rank has staged to ranks of other hosts, to each the bytes that it reads. The arrival follows.
-    pub(crate) fn send_far(&self, read_by: impl Fn(usize) -> Range<usize>) {
+    /// Sends ranks of other hosts what they read of this rank's staging buffer: to each what `sent` has for it. That need not be in
+    /// the buffer itself, which only ranks of this host read. The arrival follows.
+    ///
+    /// # Safety
+    /// The bytes may be read.
+    pub(crate) unsafe fn send_far<R: IntoIterator<Item = Sent>>(&self, sent: impl Fn(usize) -> R) {
         let Some(wire) = &self.pads.wire else { return };
         for rank in wire.far_ranks() {
-            let Range { start, end } = read_by(rank);
-            // SAFETY: S3: a buffer has STAGE bytes; S2: it is our own, and peers only read it.
-            let all = unsafe { std::slice::from_raw_parts(self.own().cast_const(), STAGE) };
-            let bytes = all.get(start..end).unwrap_or_default();
-            wire.stage(rank, self.epoch, start, bytes);
+            for Sent { from, bytes, at } in sent(rank).into_iter().filter(|sent| sent.bytes > 0) {
+                // SAFETY: as the caller promises.
+                let data = unsafe { std::slice::from_raw_parts(from, bytes) };
+                wire.stage(rank, self.epoch, at, data);
+            }
         }
     }
 

@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::Group;
 use super::context::Context;
-use super::far_message::{FarMessage, RawBytes, Request, encode};
+use super::far_message::{FarMessage, RawBytes, Request, encode, encode_head};
 use super::form::Formed;
+use super::hosts::Span;
 use super::signals::Act;
 use super::staging::STAGE;
 use crate::error::{Error, Result};
@@ -43,6 +44,7 @@ pub(super) struct Wire {
     far_members: Vec<usize>,
     /// World ranks, in group order.
     members: Vec<usize>,
+    span: Span,
     /// The memory that peers may access, by the number of its rendezvous.
     memories: Mutex<HashMap<u64, Served>>,
     requests: Mutex<Requests>,
@@ -77,6 +79,7 @@ impl Wire {
             far,
             far_members: members.iter().copied().filter(|&m| !context.mesh.is_local(m)).collect(),
             members: members.to_vec(),
+            span: Span::new(context, members),
             memories: Mutex::default(),
             requests: Mutex::default(),
             refused: Mutex::default(),
@@ -110,7 +113,7 @@ impl Wire {
         let message = FarMessage::Pad(update.clone());
         match update {
             // The peer needs this only before its next signal, and one of our messages may go before that.
-            PadUpdate::Slot { act: SlotAct::Taken, .. } => self.post_soon(to, &message),
+            PadUpdate::Slot { act: SlotAct::Taken, .. } => self.post_soon(to, &message, &[]),
             _ => self.post(to, &message),
         }
     }
@@ -119,8 +122,8 @@ impl Wire {
     pub(super) fn stage(&self, to: usize, epoch: u32, at: usize, bytes: &[u8]) {
         let most = self.most();
         for (i, bytes) in bytes.chunks(most).enumerate() {
-            let message = FarMessage::Staged { epoch, at: at + i * most, bytes: RawBytes(bytes) };
-            self.post_soon(to, &message); // it goes with the arrival, which follows
+            let message = FarMessage::Staged { epoch, at: at + i * most, bytes: RawBytes(&[]) };
+            self.post_soon(to, &message, bytes); // it goes with the arrival, which follows
         }
     }
 
@@ -130,18 +133,25 @@ impl Wire {
         }
     }
 
-    fn post_soon(&self, to: usize, message: &FarMessage<'_>) {
+    /// A message that ends with `bytes`.
+    fn post_soon(&self, to: usize, message: &FarMessage<'_>, bytes: &[u8]) {
         if let Some(to) = self.world_rank(to) {
-            self.transport.post_soon(to, self.group, encode(message));
+            let head = encode_head(message, bytes.len());
+            self.transport.post_soon(to, self.group, [&head, bytes]);
         }
     }
 
-    /// Sends once there is room: nothing else bounds messages without a reply.
-    fn send(&self, to: usize, message: &FarMessage<'_>, deadline: Deadline) -> Result<()> {
-        match self.world_rank(to) {
-            Some(to) => self.transport.send(to, self.group, encode(message), deadline),
-            None => Ok(()),
-        }
+    /// Sends a message that ends with `bytes` once there is room: nothing else bounds messages without a reply.
+    fn send(
+        &self,
+        to: usize,
+        message: &FarMessage<'_>,
+        bytes: &[u8],
+        deadline: Deadline,
+    ) -> Result<()> {
+        let Some(to) = self.world_rank(to) else { return Ok(()) };
+        let head = encode_head(message, bytes.len());
+        self.transport.send(to, self.group, [&head, bytes], deadline)
     }
 
     fn request(&self, target: FarAddress, request: Request, deadline: Deadline) -> Result<u64> {
@@ -152,7 +162,7 @@ impl Wire {
         drop(requests);
         let FarAddress { rank, memory, at, unit } = target;
         let message = FarMessage::Request { ticket, memory, at, unit: unit as u8, request };
-        self.send(rank, &message, deadline).inspect_err(|_| drop(self.answer(ticket)))?;
+        self.send(rank, &message, &[], deadline).inspect_err(|_| drop(self.answer(ticket)))?;
         Ok(ticket)
     }
 
@@ -359,6 +369,11 @@ impl Group {
         self.0.health.formed.get()?.signals.pads().0.wire.as_ref()
     }
 
+    /// How the ranks are spread over hosts, if they are on several. Only of a group that has been formed.
+    pub(crate) fn span(&self) -> Option<&Span> {
+        self.wire().map(|wire| &wire.span)
+    }
+
     /// Lets members on other hosts access this memory.
     pub(crate) fn serve(&self, block: &Arc<Block>, mapping: &Arc<Mapping>) {
         let Some(wire) = self.wire() else { return };
@@ -377,9 +392,9 @@ impl Group {
         let FarAddress { rank, memory, at, unit } = target;
         let most = wire.most();
         for (i, bytes) in data.chunks(most).enumerate() {
-            let (unit, bytes) = (unit as u8, RawBytes(bytes));
-            let message = FarMessage::Put { memory, at: at + i * most, unit, bytes };
-            wire.send(rank, &message, deadline).map_err(|e| self.of_far(op, rank, e))?;
+            let (unit, at) = (unit as u8, at + i * most);
+            let message = FarMessage::Put { memory, at, unit, bytes: RawBytes(&[]) };
+            wire.send(rank, &message, bytes, deadline).map_err(|e| self.of_far(op, rank, e))?;
         }
         Ok(())
     }

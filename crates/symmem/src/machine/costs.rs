@@ -90,6 +90,18 @@ impl Costs {
         Rates::from_words([saturated(exchange), staged.min(settled), fresh, settled, moved])
     }
 
+    /// What a rank pays in a group that spans hosts, with so many ranks on a host of `cores`. A line is moved when it crosses.
+    pub(crate) fn between_hosts(&self, per_host: usize, ranks: usize, cores: usize) -> Rates {
+        const FIRST: u64 = 5_500_000;
+        const MORE: u64 = 1_500_000;
+        const LINE: u32 = 20_000;
+        let far = ranks.saturating_sub(per_host) as u64;
+        let near = self.among(per_host, cores).exchange;
+        let exchange = FIRST.saturating_add(far.saturating_mul(MORE)).saturating_add(near);
+        let exchange = u32::try_from(exchange).unwrap_or(u32::MAX);
+        Rates::from_words([exchange, self.staged, LINE, LINE, LINE])
+    }
+
     /// Writes the file, all of it or nothing.
     pub fn write(&self, path: &Path) -> Result<()> {
         let failed = |what: &str| Error::system(format!("{what} {}", path.display()));
@@ -160,12 +172,6 @@ impl Rates {
     pub(crate) fn from_words(words: [u32; Self::WORDS]) -> Self {
         let [exchange, staged, fresh, settled, moved] = words.map(u64::from);
         Self { exchange, staged, fresh, settled, moved }
-    }
-
-    /// What a rank pays in a group that spans hosts, over TCP. What counts is where the ways cross: an exchange takes as long as
-    /// some 20 KiB.
-    pub(crate) fn between_hosts() -> Self {
-        Self::from_words([7_000_000, 2_000, 20_000, 20_000, 20_000])
     }
 
     pub(crate) fn words(&self) -> [u32; Self::WORDS] {

@@ -20,6 +20,9 @@ macro_rules! by_unit {
         /// touched by these functions only.
         #[inline]
         pub(crate) unsafe fn store_units(unit: usize, from: *const u8, to: *mut u8, bytes: usize) {
+            // SAFETY: as the caller promises.
+            let wide = unsafe { wide::store(from, to, bytes) };
+            let (from, to, bytes) = (from.wrapping_add(wide), to.wrapping_add(wide), bytes - wide);
             match unit {
                 $($unit => for i in 0..bytes / $unit {
                     // SAFETY: as the caller promises.
@@ -38,6 +41,9 @@ macro_rules! by_unit {
         /// As for `store_units`, the other way.
         #[inline]
         pub(crate) unsafe fn load_units(unit: usize, from: *mut u8, to: *mut u8, bytes: usize) {
+            // SAFETY: as the caller promises.
+            let wide = unsafe { wide::load(from, to, bytes) };
+            let (from, to, bytes) = (from.wrapping_add(wide), to.wrapping_add(wide), bytes - wide);
             match unit {
                 $($unit => for i in 0..bytes / $unit {
                     // SAFETY: as the caller promises.
@@ -59,9 +65,129 @@ by_unit! {
     8 => AtomicU64, u64;
 }
 
+/// The same by vectors. Processors with AVX load and store 16 aligned bytes at once, so no element is torn; the compiler has no such
+/// atomics, but knows nothing of what happens in assembly.
+#[cfg(all(target_arch = "x86_64", not(miri), not(loom)))]
+mod wide {
+    use std::arch::asm;
+
+    /// From so many bytes on, vectors are worth looking for.
+    const FROM: usize = 256;
+    /// Bytes of one round.
+    const ROUND: usize = 64;
+
+    /// How many bytes are done in whole rounds: none unless the shared side is aligned to vectors.
+    #[inline]
+    fn rounds(shared: *const u8, bytes: usize) -> usize {
+        let fits = bytes >= FROM && shared.addr().is_multiple_of(16);
+        if fits && is_x86_feature_detected!("avx") { bytes / ROUND * ROUND } else { 0 }
+    }
+
+    /// Stores the first of `bytes`; how many.
+    ///
+    /// # Safety
+    /// `from` may be read and `to` written for that many bytes.
+    #[inline]
+    pub(super) unsafe fn store(from: *const u8, to: *mut u8, bytes: usize) -> usize {
+        let done = rounds(to, bytes);
+        if done > 0 {
+            // SAFETY: whole rounds within both, the second aligned; the processor has AVX.
+            unsafe {
+                asm!(
+                    "2:",
+                    "vmovdqu {a}, [{from} + {at}]",
+                    "vmovdqu {b}, [{from} + {at} + 16]",
+                    "vmovdqu {c}, [{from} + {at} + 32]",
+                    "vmovdqu {d}, [{from} + {at} + 48]",
+                    "vmovdqa [{to} + {at}], {a}",
+                    "vmovdqa [{to} + {at} + 16], {b}",
+                    "vmovdqa [{to} + {at} + 32], {c}",
+                    "vmovdqa [{to} + {at} + 48], {d}",
+                    "add {at}, 64",
+                    "jnz 2b",
+                    from = in(reg) from.wrapping_add(done),
+                    to = in(reg) to.wrapping_add(done),
+                    at = inout(reg) done.wrapping_neg() => _,
+                    a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
+                    options(nostack),
+                );
+            }
+        }
+        done
+    }
+
+    /// Loads the first of `bytes`; how many.
+    ///
+    /// # Safety
+    /// As for `store`, the other way.
+    #[inline]
+    pub(super) unsafe fn load(from: *const u8, to: *mut u8, bytes: usize) -> usize {
+        let done = rounds(from, bytes);
+        if done > 0 {
+            // SAFETY: whole rounds within both, the first aligned; the processor has AVX.
+            unsafe {
+                asm!(
+                    "2:",
+                    "vmovdqa {a}, [{from} + {at}]",
+                    "vmovdqa {b}, [{from} + {at} + 16]",
+                    "vmovdqa {c}, [{from} + {at} + 32]",
+                    "vmovdqa {d}, [{from} + {at} + 48]",
+                    "vmovdqu [{to} + {at}], {a}",
+                    "vmovdqu [{to} + {at} + 16], {b}",
+                    "vmovdqu [{to} + {at} + 32], {c}",
+                    "vmovdqu [{to} + {at} + 48], {d}",
+                    "add {at}, 64",
+                    "jnz 2b",
+                    from = in(reg) from.wrapping_add(done),
+                    to = in(reg) to.wrapping_add(done),
+                    at = inout(reg) done.wrapping_neg() => _,
+                    a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
+                    options(nostack),
+                );
+            }
+        }
+        done
+    }
+}
+
+/// Nothing by vectors.
+#[cfg(not(all(target_arch = "x86_64", not(miri), not(loom))))]
+mod wide {
+    pub(super) unsafe fn store(_: *const u8, _: *mut u8, _: usize) -> usize {
+        0
+    }
+
+    pub(super) unsafe fn load(_: *const u8, _: *mut u8, _: usize) -> usize {
+        0
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_byte_comes_whatever_the_unit_the_length_and_the_alignment() {
+        let from: Vec<u8> = (0..3000_u32).map(|i| (i * 7 + i / 251) as u8).collect();
+        for (unit, offset, len) in [1, 2, 4, 8]
+            .into_iter()
+            .flat_map(|unit| [0, 1, 2, 3].map(|shift| (unit, shift * unit)))
+            .flat_map(|(unit, at)| [0, 8, 248, 256, 264, 1000, 2048].map(|len| (unit, at, len)))
+        {
+            let mut words = vec![0_u64; 400];
+            let shared = words.as_mut_ptr().cast::<u8>().wrapping_add(16 + offset);
+            let mut back = vec![0; len];
+            // SAFETY: within the vectors, at a multiple of the unit; nobody else has them.
+            unsafe {
+                store_units(unit, from.as_ptr().wrapping_add(3), shared, len);
+                load_units(unit, shared, back.as_mut_ptr(), len);
+            }
+            assert_eq!(back, from[3..3 + len], "{len} bytes by {unit} from {offset}");
+            let all: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            let others = all[..16 + offset].iter().chain(&all[16 + offset + len..]);
+            assert!(others.copied().all(|byte| byte == 0), "{len} bytes by {unit} from {offset}");
+        }
+    }
 
     #[test]
     fn elements_of_every_size_have_their_atomics() {

@@ -29,8 +29,11 @@ impl Frames {
 
     /// Where to put the next bytes. Not empty after [`Frames::next`] has returned no frame.
     pub(super) fn space(&mut self) -> &mut [u8] {
-        self.bytes.copy_within(self.filled.clone(), 0);
-        self.filled = 0..self.filled.len();
+        // Moved only if the rest of the next frame would not fit behind what has come.
+        if self.filled.is_empty() || self.filled.start + HEADER + self.longest > self.bytes.len() {
+            self.bytes.copy_within(self.filled.clone(), 0);
+            self.filled = 0..self.filled.len();
+        }
         self.bytes.get_mut(self.filled.end..).unwrap_or_default()
     }
 

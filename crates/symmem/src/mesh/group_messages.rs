@@ -37,19 +37,19 @@ impl FarConnection {
     /// Sends a message without waiting: the caller's protocol bounds how many are unanswered. Messages to a lost rank are
     /// dropped.
     pub(crate) fn post(&self, group: u128, bytes: Vec<u8>) {
-        self.stream.post(group, &bytes, false);
+        self.stream.post(group, [&bytes, &[]], false);
     }
 
     /// As `post`, for messages that are not urgent: they go with the next message, or within a millisecond.
-    pub(crate) fn post_soon(&self, group: u128, bytes: Vec<u8>) {
-        self.stream.post(group, &bytes, true);
+    pub(crate) fn post_soon(&self, group: u128, bytes: [&[u8]; 2]) {
+        self.stream.post(group, bytes, true);
         self.peers.send_held_if_idle(&self.stream);
     }
 
     /// As `post_soon`, once there is room for it.
-    pub(crate) fn send(&self, group: u128, bytes: Vec<u8>, deadline: Deadline) -> Result<()> {
+    pub(crate) fn send(&self, group: u128, bytes: [&[u8]; 2], deadline: Deadline) -> Result<()> {
         // One of the messages received meanwhile may say that there is room.
-        self.stream.send_to_group(group, &bytes, deadline, &|| self.take_in())?;
+        self.stream.send_to_group(group, bytes, deadline, &|| self.take_in())?;
         self.peers.send_held_if_idle(&self.stream);
         Ok(())
     }

@@ -40,8 +40,8 @@ pub(super) enum Packet {
     },
     /// Last, from a rank that can still say so.
     Bye(Gone),
-    /// Between hosts: how much the sender of this has taken in so far.
-    Taken(u64),
+    /// Between hosts: how much the sender of this has taken in so far, and how much more it has room for.
+    Taken { total: u64, window: u64 },
 }
 
 impl Packet {
@@ -254,6 +254,6 @@ mod tests {
         let subject = Subject { scope: Scope::Group(7), number: 1 };
         let (phase, body, fabric) = (Phase::Proposal, vec![5], None);
         assert!(!is_short(&Packet::Message { subject, phase, body, fabric }));
-        assert!(!is_short(&Packet::Taken(1)) && !Packet::is_short(&[]));
+        assert!(!is_short(&Packet::Taken { total: 1, window: 1 }) && !Packet::is_short(&[]));
     }
 }

@@ -33,10 +33,12 @@ const GONE: Duration = Duration::from_secs(5);
 const IDLE: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_secs(1);
 const ASKED: u32 = 3;
-/// The kernel's buffer of a connection, in each direction: several times `WINDOW`.
-const BUFFER: usize = 1 << 20;
-/// How much unacknowledged data may be in flight, and what a message counts for besides its bytes.
+/// The buffer of a connection that is asked for, in each direction. Kernels may grant less; all have room for `WINDOW`.
+const BUFFER: usize = 2 << 20;
+/// How much unacknowledged data may be in flight: at first, and if the peer says that it has memory for more. What a message counts
+/// for besides its bytes.
 const WINDOW: u64 = 256 << 10;
+const WIDEST: u64 = 1 << 20;
 const OVERHEAD: u64 = 1 << 10;
 /// What encryption adds to a packet.
 pub(super) const SEAL: usize = 16;
@@ -69,6 +71,8 @@ pub(super) struct Stream {
     has_held: AtomicBool,
     /// Notified when the peer has acknowledged something, or never will.
     room: Condvar,
+    /// How much the peer may have under way to us.
+    window: u64,
 }
 
 struct Inbound {
@@ -82,7 +86,6 @@ struct Inbound {
     told: u64,
 }
 
-#[derive(Default)]
 struct Outbound {
     /// The rest of a frame for which the kernel had no room.
     rest: Vec<u8>,
@@ -95,13 +98,21 @@ struct Outbound {
     /// How much was sent, and how much of that the peer has acknowledged.
     sent: u64,
     taken: u64,
+    /// How much may be under way.
+    window: u64,
     is_over: bool,
 }
 
 impl Outbound {
+    fn new() -> Self {
+        let (rest, later) = (Vec::new(), VecDeque::new());
+        let (is_full, is_over, sealed, sent, taken) = (false, false, 0, 0, 0);
+        Self { rest, is_full, later, sealed, sent, taken, window: WINDOW, is_over }
+    }
+
     fn has_room(&self, cost: u64) -> bool {
         let under_way = self.sent.saturating_sub(self.taken);
-        !self.is_full && (under_way == 0 || under_way.saturating_add(cost) <= WINDOW)
+        !self.is_full && (under_way == 0 || under_way.saturating_add(cost) <= self.window)
     }
 }
 
@@ -142,10 +153,12 @@ impl Stream {
         sockopt::set_tcp_user_timeout(&socket, GONE.as_millis() as u32)?;
         let frames = Frames::new(SHORT);
         let inbound = Inbound { frames, is_trusted: false, opened: 0, taken: 0, told: 0 };
-        let (inbound, outbound) = (Mutex::new(inbound), Mutex::default());
+        let (inbound, outbound) = (Mutex::new(inbound), Mutex::new(Outbound::new()));
+        // What lies in the kernel counts for more than its bytes.
+        let window = (sockopt::socket_recv_buffer_size(&socket)? as u64 / 4).clamp(WINDOW, WIDEST);
         let keys = OnceLock::new();
         let has_held = AtomicBool::new(false);
-        Ok(Self { socket, keys, inbound, outbound, has_held, room: Condvar::new() })
+        Ok(Self { socket, keys, inbound, outbound, has_held, room: Condvar::new(), window })
     }
 
     /// The other end is authenticated as a rank of this job: it may send long frames.
@@ -181,12 +194,12 @@ impl Stream {
     pub(super) fn send_to_group(
         &self,
         group: u128,
-        bytes: &[u8],
+        [first, rest]: [&[u8]; 2],
         deadline: Deadline,
         meanwhile: &dyn Fn(),
     ) -> Result<()> {
-        let (head, cost) = (head(group), cost_of(bytes.len()));
-        self.send_parts(&[&head, bytes], cost, deadline, meanwhile)
+        let (head, cost) = (head(group), cost_of(first.len() + rest.len()));
+        self.send_parts(&[&head, first, rest], cost, deadline, meanwhile)
     }
 
     fn send_parts(
@@ -225,14 +238,14 @@ impl Stream {
 
     /// Sends bytes to a group without waiting. If there is no room, they are sent later. If `is_held`, they go with the next
     /// frame, or when [`Stream::send_held`] is called.
-    pub(super) fn post(&self, group: u128, bytes: &[u8], is_held: bool) {
-        let (head, cost) = (head(group), cost_of(bytes.len()));
+    pub(super) fn post(&self, group: u128, [first, rest]: [&[u8]; 2], is_held: bool) {
+        let (head, cost) = (head(group), cost_of(first.len() + rest.len()));
         let mut out = self.outbound();
         if out.later.is_empty() && out.has_room(cost) {
             out.sent += cost;
-            self.put(&mut out, &[&head, bytes], is_held);
+            self.put(&mut out, &[&head, first, rest], is_held);
         } else if !out.is_over {
-            out.later.push_back((cost, [&head, bytes].concat()));
+            out.later.push_back((cost, [&head, first, rest].concat()));
         }
     }
 
@@ -258,7 +271,7 @@ impl Stream {
     /// Sends a frame of these parts, or holds it back if it is short and may be.
     fn put(&self, out: &mut Outbound, parts: &[&[u8]], may_be_held: bool) {
         let len: usize = parts.iter().map(|part| part.len()).sum();
-        if self.keys.get().is_none() && out.rest.is_empty() && len >= HELD {
+        if self.keys.get().is_none() && !out.is_full && len >= HELD {
             return self.put_directly(out, parts, len);
         }
         let fits = match self.keys.get() {
@@ -277,14 +290,17 @@ impl Stream {
         }
     }
 
-    /// Sends a long frame without copying it, if nothing has to be sent before it.
+    /// Sends a long frame without copying it, after what is held.
     fn put_directly(&self, out: &mut Outbound, parts: &[&[u8]], len: usize) {
         let Some(length) = frames::length(parts) else {
             out.is_over = true;
             return;
         };
+        let held = std::mem::take(&mut out.rest);
+        self.has_held.store(false, Ordering::Relaxed); // under the lock
+        let before = [&held[..], &length[..]];
         let slices: Vec<IoSlice<'_>> =
-            std::iter::once(&length[..]).chain(parts.iter().copied()).map(IoSlice::new).collect();
+            before.iter().chain(parts).map(|part| IoSlice::new(part)).collect();
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         let sent = net::sendmsg(&self.socket, &slices, &mut SendAncillaryBuffer::default(), flags);
         let sent = match sent {
@@ -295,8 +311,8 @@ impl Stream {
                 return;
             }
         };
-        if sent < length.len() + len {
-            let whole = [&length[..], &parts.concat()].concat();
+        if sent < held.len() + length.len() + len {
+            let whole = [&before.concat()[..], &parts.concat()].concat();
             out.rest.extend_from_slice(whole.get(sent..).unwrap_or_default());
             self.flush(out);
         }
@@ -388,9 +404,10 @@ impl Stream {
                 continue;
             }
             match postcard::from_bytes::<Packet>(frame) {
-                Ok(Packet::Taken(total)) if self.note_taken(total) => {}
-                Ok(Packet::Taken(total)) => {
-                    return Received::Garbage(format!("{total} bytes said to be taken in"));
+                Ok(Packet::Taken { total, window }) if self.note_taken(total, window) => {}
+                Ok(Packet::Taken { total, window }) => {
+                    let what = format!("{total} bytes said to be taken in, and {window} to fit");
+                    return Received::Garbage(what);
                 }
                 Ok(packet) => {
                     *taken += cost(&packet, frame.len());
@@ -419,12 +436,13 @@ impl Stream {
         frames.next().transpose().map_err(Received::Garbage)
     }
 
-    /// Notes what the peer acknowledges. False if that is more than was sent.
-    fn note_taken(&self, total: u64) -> bool {
+    /// Notes what the peer acknowledges, and how much it has room for. False if it cannot have received so much, or have so much room.
+    fn note_taken(&self, total: u64, window: u64) -> bool {
         let mut out = self.outbound();
-        let makes_sense = (out.taken..=out.sent).contains(&total);
+        let makes_sense =
+            (out.taken..=out.sent).contains(&total) && (WINDOW..=WIDEST).contains(&window);
         if makes_sense {
-            out.taken = total;
+            (out.taken, out.window) = (total, window);
             self.flush(&mut out);
             self.send_later(&mut out);
             self.room.notify_all();
@@ -435,11 +453,14 @@ impl Stream {
     /// Acknowledges what was received, from time to time. There is always room for that: it is short, and the peer has sent at most
     /// one window since the last acknowledgement.
     fn tell_taken(&self, taken: u64, told: &mut u64) {
-        if taken - *told < WINDOW / 4 {
+        // The first word tells of the window.
+        let enough = if *told == 0 { WINDOW } else { self.window } / 4;
+        if taken - *told < enough {
             return;
         }
         *told = taken;
-        if let Ok(bytes) = socket::encode(&Packet::Taken(taken), LONGEST) {
+        let packet = Packet::Taken { total: taken, window: self.window };
+        if let Ok(bytes) = socket::encode(&packet, LONGEST) {
             self.put(&mut self.outbound(), &[&bytes], false);
         }
     }
@@ -562,7 +583,8 @@ mod tests {
                 }
             };
             assert!(matches!(e, Error::Timeout { .. }), "{e}");
-            assert!(sent > 0 && sent * (len as u64 + OVERHEAD) <= WINDOW, "{sent} of {len}");
+            let window = one.outbound().window;
+            assert!(sent > 0 && sent * (len as u64 + OVERHEAD) <= window, "{sent} of {len}");
             assert!(one.outbound().rest.is_empty(), "the kernel has no room");
             for number in 0..sent {
                 let came = next(&two);
@@ -573,7 +595,7 @@ mod tests {
             // Both count the same again, up to what is not worth telling.
             assert!(matches!(one.receive(), Received::Nothing));
             let mut out = one.outbound();
-            assert!(out.sent - out.taken < WINDOW / 4);
+            assert!(out.sent - out.taken < out.window / 4);
             out.taken = out.sent;
             let mut inbound = two.inbound();
             (inbound.told, out.taken) = (inbound.taken, inbound.taken);
@@ -603,9 +625,11 @@ mod tests {
 
     #[test]
     fn a_peer_that_says_to_have_taken_in_what_was_never_sent_is_no_peer() {
-        let (one, two) = pair();
-        two.send(&Packet::Taken(1), soon()).unwrap();
-        assert!(matches!(next(&one), Received::Garbage(what) if what.contains("taken in")));
+        for (total, window) in [(1, WINDOW), (0, WINDOW - 1), (0, WIDEST + 1)] {
+            let (one, two) = pair();
+            two.send(&Packet::Taken { total, window }, soon()).unwrap();
+            assert!(matches!(next(&one), Received::Garbage(what) if what.contains("taken in")));
+        }
     }
 
     #[test]

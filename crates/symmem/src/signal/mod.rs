@@ -143,7 +143,7 @@ impl<P: Pads> Signals<P> {
         let near = (0..layout.ranks).filter(|&rank| !pads.is_far(rank));
         let (arbiter, spans) = (near.clone().min().unwrap_or(rank), near.count() < layout.ranks);
         if spans {
-            patience.soon = 0; // messages have to be received before a word can change
+            patience = patience.between_hosts();
         }
         Self {
             pads,

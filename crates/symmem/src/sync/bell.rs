@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 use super::atomic;
 use super::{Deadline, Expiry, Ordering, Word, yield_now};
 
-/// After so many looks, some microseconds, a wait yields once.
+/// After so many looks, some microseconds, a wait yields once. A power of two.
 const YIELD_EVERY: u32 = 256;
+/// The same where each look asks the kernel what has come, which takes about as long as yielding.
+const YIELD_EVERY_FAR: u32 = 4;
 
 /// How long a wait spins and yields before it sleeps.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +21,8 @@ pub(crate) struct Patience {
     yielding: Duration,
     /// How long to look once more after saying that the rank sleeps: see [`Bell`].
     settle: Duration,
+    /// After so many looks a wait yields once.
+    yield_every: u32,
     /// How many of the looks come before anything else is prepared for a longer wait.
     pub(crate) soon: u32,
     /// How many spin-loop hints go between two looks at a flag that data comes with: its writer needs the line for longer.
@@ -32,7 +36,15 @@ impl Patience {
     #[cfg(any(test, loom))]
     pub(crate) const fn looks(looks: u32) -> Self {
         let (spin, yielding, settle) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
-        Self { looks, soon: looks, spin, yielding, settle, hints: 1, oversubscribed: false }
+        let yield_every = YIELD_EVERY;
+        let (soon, hints, oversubscribed) = (looks, 1, false);
+        Self { looks, soon, spin, yielding, settle, yield_every, hints, oversubscribed }
+    }
+
+    /// The same where ranks are on several hosts: what is looked for has to be taken in first. So there are no quick looks, and
+    /// ranks that want this core, whose number here says nothing of those of other hosts, get it soon.
+    pub(crate) fn between_hosts(self) -> Self {
+        Self { soon: 0, yield_every: YIELD_EVERY_FAR, ..self }
     }
 
     /// For a rank among `ranks` on `cores`, which leaves `hints` between two looks.
@@ -44,6 +56,7 @@ impl Patience {
             spin: Duration::from_micros(50),
             yielding: Duration::from_micros(500),
             settle: Duration::from_micros(10),
+            yield_every: YIELD_EVERY,
             hints,
             oversubscribed,
         }
@@ -161,7 +174,11 @@ impl<W: Word> Bell<'_, W> {
             }
             if !patience.oversubscribed {
                 // Now and then, in case the kernel has put the rank that is awaited on our core.
-                if look % YIELD_EVERY == 0 { yield_now() } else { pause(patience.hints) }
+                if look & (patience.yield_every - 1) == 0 {
+                    yield_now();
+                } else {
+                    pause(patience.hints);
+                }
             } else if in_the_way() {
                 yield_now();
             } else {

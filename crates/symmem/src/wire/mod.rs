@@ -35,14 +35,17 @@ pub(crate) trait Transport: Send + Sync {
     fn post(&self, to: usize, group: u128, bytes: Vec<u8>);
 
     /// As `post`, for messages that are not urgent: they go with the next message, or within some milliseconds.
-    fn post_soon(&self, to: usize, group: u128, bytes: Vec<u8>);
+    fn post_soon(&self, to: usize, group: u128, bytes: Parts<'_>);
 
     /// Receives messages, at least from these ranks of other hosts. For threads that poll.
     fn progress(&self, from: &[usize]);
 
     /// As `post`, but waits until there is room.
-    fn send(&self, to: usize, group: u128, bytes: Vec<u8>, deadline: Deadline) -> Result<()>;
+    fn send(&self, to: usize, group: u128, bytes: Parts<'_>, deadline: Deadline) -> Result<()>;
 }
+
+/// A message: what it begins with, and data that need not be copied behind that.
+pub(crate) type Parts<'a> = [&'a [u8]; 2];
 
 /// Over the mesh's connections.
 struct OverMesh(Vec<Option<FarConnection>>);
@@ -68,7 +71,7 @@ impl Transport for OverMesh {
         }
     }
 
-    fn post_soon(&self, to: usize, group: u128, bytes: Vec<u8>) {
+    fn post_soon(&self, to: usize, group: u128, bytes: Parts<'_>) {
         if let Some(line) = self.line(to) {
             line.post_soon(group, bytes);
         }
@@ -78,7 +81,7 @@ impl Transport for OverMesh {
         from.iter().filter_map(|&rank| self.line(rank)).for_each(FarConnection::take_in);
     }
 
-    fn send(&self, to: usize, group: u128, bytes: Vec<u8>, deadline: Deadline) -> Result<()> {
+    fn send(&self, to: usize, group: u128, bytes: Parts<'_>, deadline: Deadline) -> Result<()> {
         self.line(to).map_or(Ok(()), |line| line.send(group, bytes, deadline))
     }
 }

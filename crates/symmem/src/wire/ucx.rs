@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use symmem_sys::ucx::{Body, Engine, Events};
 
-use super::Transport;
 use super::message::{Header, Kind, SHORT};
 use super::outbound::Parcel;
 use super::peers::{MOST, Peer, Shared, Sink, lock};
+use super::{Parts, Transport};
 use crate::error::Result;
 use crate::mesh::{Carrier, Gone, PeerObserver, Subject};
 use crate::sync::atomic::{AtomicBool, AtomicUsize};
@@ -265,8 +265,8 @@ impl Transport for Ucx {
         self.work();
     }
 
-    fn post_soon(&self, to: usize, group: u128, bytes: Vec<u8>) {
-        self.push(to, parcel(group, bytes));
+    fn post_soon(&self, to: usize, group: u128, bytes: Parts<'_>) {
+        self.push(to, parcel(group, bytes.concat()));
         // Otherwise the watcher or another thread does it soon.
         if self.is_asleep.load(Ordering::SeqCst) {
             self.work();
@@ -277,11 +277,11 @@ impl Transport for Ucx {
         self.visit();
     }
 
-    fn send(&self, to: usize, group: u128, bytes: Vec<u8>, deadline: Deadline) -> Result<()> {
+    fn send(&self, to: usize, group: u128, bytes: Parts<'_>, deadline: Deadline) -> Result<()> {
         let Some(peer) = self.shared.peer(to) else { return Ok(()) };
         let deadline = deadline.start();
         let mut idle = Instant::now();
-        while !lock(&peer.out).has_room(bytes.len()) {
+        while !lock(&peer.out).has_room(bytes.iter().map(|part| part.len()).sum()) {
             if let Some(why) = deadline.expiry() {
                 return Err(why.error("send", vec![], deadline.elapsed()));
             }
@@ -291,7 +291,7 @@ impl Transport for Ucx {
                 _ => idle = Instant::now(),
             }
         }
-        self.post(to, group, bytes);
+        self.post(to, group, bytes.concat());
         Ok(())
     }
 }

@@ -117,7 +117,7 @@ fn reduced<T: Plain>(world: &World, source: Source, op: ReduceOp, len: usize) ->
 }
 
 /// The bits are equal.
-fn same<T: Number>(got: &[T], expected: &[T], what: &str) {
+pub(super) fn same<T: Number>(got: &[T], expected: &[T], what: &str) {
     let (a, b): (&[u8], &[u8]) = (bytemuck::cast_slice(got), bytemuck::cast_slice(expected));
     let at = a.iter().zip(b).position(|(a, b)| a != b);
     assert!(a == b, "{what} of {}: byte {at:?} of {} and {}", T::DTYPE, a.len(), b.len());

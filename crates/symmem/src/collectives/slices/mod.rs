@@ -4,6 +4,7 @@
 //! piece, so one exchange per piece is all: while a slow rank still reads one, the others stage the next.
 #![allow(unsafe_code)] // S2 (what is staged stays until the next exchange), S3 (pieces of slices checked here)
 
+mod across;
 mod lengths;
 mod rooted;
 mod scan;
@@ -12,12 +13,15 @@ use std::ops::Range;
 
 use super::host::copy::{Stores, copy};
 use super::host::reduce::Reduce;
+use super::plan::{Across, Spread};
 use super::staged::{Input, Read, exchange, pieces, sources};
 use super::{PerRank, block_len, check_len, copy_bytes, loop_for, plan, record, share};
 use crate::dtype::{DType, Element, Number, ReduceOp};
 use crate::error::Result;
-use crate::group::{Call, Group, Memory as Named, Op, Running, Staging};
+use crate::group::{Call, Group, Memory as Named, Op, Running, Span, Staging, Way};
 use crate::symmetric::Memory;
+use across::Steps;
+pub(super) use rooted::{gather_at, reduce_at, scatter_from};
 
 impl Group {
     /// Element i of `data` becomes the reduction of element i of all ranks. Collective; after an error `data` may be
@@ -119,7 +123,7 @@ impl Group {
 
 /// The data of a call, or the first block of it.
 #[derive(Clone, Copy)]
-struct Slice {
+pub(super) struct Slice {
     first: *mut u8,
     /// Elements, in number and type.
     elements: usize,
@@ -131,13 +135,22 @@ struct Slice {
 }
 
 impl Slice {
-    fn new(first: *mut u8, elements: usize, dtype: DType) -> Self {
+    pub(super) fn new(first: *mut u8, elements: usize, dtype: DType) -> Self {
         let size = dtype.size();
         let (len, size) = match dtype {
             DType::Struct(_) => (elements * size, 1),
             _ => (elements, size),
         };
         Self { first, elements, dtype, len, size }
+    }
+
+    /// The own part of symmetric memory, or the first block of it, of so many elements.
+    pub(super) fn of_part(memory: &Memory, elements: usize) -> Self {
+        Self::new(memory.own(0), elements, memory.dtype())
+    }
+
+    fn bytes(&self) -> usize {
+        self.len * self.size
     }
 
     fn call(&self, op: Op) -> Call {
@@ -206,14 +219,63 @@ fn each_piece(
 }
 
 fn all_reduce(group: &Group, data: Slice, (op, reduce): (ReduceOp, Reduce)) -> Result<()> {
-    let call = Call { operator: Some(op), ..data.call(const { Op::of("all_reduce") }) };
-    reduce_pieces(group, &mut begin(group, &call)?, data, reduce)
+    let mut call = Call { operator: Some(op), ..data.call(const { Op::of("all_reduce") }) };
+    if data.bytes() > Staging::TINY
+        && let Some(span) = group.span_for(&call)?
+    {
+        call.way = way_across(group, span, &call)?;
+        return reduce_across(group, &mut begin(group, &call)?, data, reduce, call.way);
+    }
+    reduce_pieces(group, &mut begin(group, &call)?, data, reduce, false)
 }
 
-/// Of our own part of symmetric memory, where a group spans hosts.
-pub(super) fn all_reduce_part(memory: &Memory, call: &Call, reduce: Reduce) -> Result<()> {
-    let data = Slice::new(memory.own(0), memory.len(), memory.dtype());
-    reduce_pieces(memory.group(), &mut memory.begin_staged(call)?, data, reduce)
+/// The way of an all-reduce between hosts.
+pub(super) fn way_across(group: &Group, span: &Span, call: &Call) -> Result<Way> {
+    if call.bytes() <= Staging::TINY {
+        return Ok(Way::Raw);
+    }
+    let is_passed_on =
+        call.dtype.zip(call.operator).is_some_and(|(dtype, op)| plan::is_passed_on(dtype, op));
+    let spread = spread(group, span, is_passed_on);
+    let (rates, bytes) = (group.rates()?, call.bytes());
+    let chosen = plan::quickest_across(rates, bytes, &spread);
+    tracing::debug!(op = call.op.name(), bytes, ?spread, ?chosen);
+    Ok(match chosen {
+        Across::Raw => Way::Raw,
+        Across::TwoHops => Way::TwoHops,
+        Across::TwoHopsRelayed => Way::TwoHopsRelayed,
+        Across::Chain => Way::Chain,
+    })
+}
+
+/// How the ranks lie on hosts, for what can be passed on in part or not.
+fn spread(group: &Group, span: &Span, is_passed_on: bool) -> Spread {
+    Spread {
+        ranks: group.size(),
+        hosts: span.hosts().len(),
+        is_even: span.ranks_per_host().is_some(),
+        can_chain: is_passed_on && span.is_in_blocks(),
+    }
+}
+
+/// An all-reduce in place, the given way between hosts.
+pub(super) fn reduce_across(
+    group: &Group,
+    running: &mut Running<'_, '_>,
+    data: Slice,
+    reduce: Reduce,
+    way: Way,
+) -> Result<()> {
+    if way != Way::Raw
+        && let Some(steps) = &mut Steps::new(group, running)
+        && match way {
+            Way::Chain => across::chain(steps, data, reduce)?,
+            way => across::two_hops(steps, data, reduce, way == Way::TwoHopsRelayed)?,
+        }
+    {
+        return Ok(());
+    }
+    reduce_pieces(group, running, data, reduce, way == Way::Raw)
 }
 
 fn reduce_pieces(
@@ -221,11 +283,13 @@ fn reduce_pieces(
     running: &mut Running<'_, '_>,
     data: Slice,
     reduce: Reduce,
+    is_raw: bool,
 ) -> Result<()> {
     let mut places = PerRank::new();
     for piece in data.pieces(1) {
         let (first, len, bytes) = (data.at(piece.start), piece.len(), piece.len() * data.size);
-        let at_once = bytes <= Staging::TINY || plan::at_once(group.rates()?, bytes, group.size());
+        let at_once =
+            bytes <= Staging::TINY || is_raw || plan::at_once(group.rates()?, bytes, group.size());
         // What of the piece this rank reduces: all of it, or its share.
         let own = if at_once { 0..len } else { share(len, data.size, group.rank(), group.size()) };
         let (at, to) = (own.start * data.size, first.wrapping_add(own.start * data.size));
@@ -271,7 +335,24 @@ fn gather_shares(
 
 fn all_gather(group: &Group, input: Slice, out: *mut u8) -> Result<()> {
     let call = input.call(const { Op::of("all_gather") });
-    each_piece(group, &mut begin(group, &call)?, input, true, |piece, from| {
+    gather_all(group, &mut begin(group, &call)?, input, out)
+}
+
+/// `out` gets all ranks' `input`.
+pub(super) fn gather_all(
+    group: &Group,
+    running: &mut Running<'_, '_>,
+    input: Slice,
+    out: *mut u8,
+) -> Result<()> {
+    if input.bytes() > Staging::TINY
+        && let Some(steps) = &mut Steps::new(group, running)
+        && steps.relay(input.bytes(), group.size())?
+        && across::all_gather(steps, input, out)?
+    {
+        return Ok(());
+    }
+    each_piece(group, running, input, true, |piece, from| {
         // SAFETY: each rank has staged a piece; `out` has room for a block of each.
         unsafe { copy_pieces(group, from, input, &piece, out) };
     })
@@ -284,10 +365,20 @@ fn reduce_scatter(
     out: *mut u8,
 ) -> Result<()> {
     let call = Call { operator: Some(op), ..input.call(const { Op::of("reduce_scatter") }) };
-    let mut running = begin(group, &call)?;
+    reduce_blocks(group, &mut begin(group, &call)?, input, reduce, out)
+}
+
+/// `out` gets the reduction of all ranks' blocks for this one, of which `input` is the first.
+pub(super) fn reduce_blocks(
+    group: &Group,
+    running: &mut Running<'_, '_>,
+    input: Slice,
+    reduce: Reduce,
+    out: *mut u8,
+) -> Result<()> {
     let mut places = PerRank::new();
     for piece in input.pieces(group.size()) {
-        let from = exchange_blocks(group, &mut running, input, &piece, &mut places)?;
+        let from = exchange_blocks(group, running, input, &piece, &mut places)?;
         let to = out.wrapping_add(piece.start * input.size);
         // SAFETY: every other rank has staged a piece for us, ours is in the input; `out` has room for a block.
         unsafe { reduce(from, &[to], piece.len(), Stores::Cached) };
@@ -296,9 +387,25 @@ fn reduce_scatter(
 }
 
 fn broadcast(group: &Group, data: Slice, root: usize) -> Result<()> {
-    let is_root = group.rank() == root;
     let call = Call { root: Some(root), ..data.call(const { Op::of("broadcast") }) };
-    each_piece(group, &mut begin(group, &call)?, data, is_root, |piece, from| {
+    spread_from(group, &mut begin(group, &call)?, data, root)
+}
+
+/// `data` becomes that of rank `root`.
+pub(super) fn spread_from(
+    group: &Group,
+    running: &mut Running<'_, '_>,
+    data: Slice,
+    root: usize,
+) -> Result<()> {
+    if data.bytes() > Staging::TINY
+        && let Some(steps) = &mut Steps::new(group, running)
+        && steps.relay(data.bytes(), 1)?
+    {
+        return across::broadcast(steps, data, root);
+    }
+    let is_root = group.rank() == root;
+    each_piece(group, running, data, is_root, |piece, from| {
         if !is_root {
             // SAFETY: the root has staged a piece, and here is the place for it.
             unsafe { copy_bytes(from[root], data.at(piece.start), piece.len() * data.size) };
@@ -308,10 +415,19 @@ fn broadcast(group: &Group, data: Slice, root: usize) -> Result<()> {
 
 fn all_to_all(group: &Group, input: Slice, out: *mut u8) -> Result<()> {
     let call = input.call(const { Op::of("all_to_all") });
-    let mut running = begin(group, &call)?;
+    exchange_all(group, &mut begin(group, &call)?, input, out)
+}
+
+/// `out` gets all ranks' blocks for this one, of which `input` is the first.
+pub(super) fn exchange_all(
+    group: &Group,
+    running: &mut Running<'_, '_>,
+    input: Slice,
+    out: *mut u8,
+) -> Result<()> {
     let mut places = PerRank::new();
     for piece in input.pieces(group.size()) {
-        let from = exchange_blocks(group, &mut running, input, &piece, &mut places)?;
+        let from = exchange_blocks(group, running, input, &piece, &mut places)?;
         // SAFETY: each rank has staged a piece for us; `out` has room for a block of each.
         unsafe { copy_pieces(group, from, input, &piece, out) };
     }

@@ -8,7 +8,7 @@ use super::super::{check_len, copy_bytes, loop_for};
 use super::{Slice, begin, copy_pieces, each_piece};
 use crate::dtype::{Element, Number, ReduceOp};
 use crate::error::Result;
-use crate::group::{Call, Group, Op};
+use crate::group::{Call, Group, Op, Running};
 
 const REDUCE: &str = "reduce";
 const GATHER: &str = "gather";
@@ -100,8 +100,19 @@ fn reduce(
 ) -> Result<()> {
     let operation = input.call(const { Op::of(REDUCE) });
     let call = Call { operator: Some(op), root: Some(root), ..operation };
+    reduce_at(group, &mut begin(group, &call)?, (input, root), reduce, out)
+}
+
+/// On the root, `out` gets the reduction of all ranks' `input`.
+pub(in super::super) fn reduce_at(
+    group: &Group,
+    running: &mut Running<'_, '_>,
+    (input, root): (Slice, usize),
+    reduce: Reduce,
+    out: *mut u8,
+) -> Result<()> {
     let is_root = group.rank() == root;
-    each_piece(group, &mut begin(group, &call)?, input, !is_root, |piece, from| {
+    each_piece(group, running, input, !is_root, |piece, from| {
         if is_root {
             let to = out.wrapping_add(piece.start * input.size);
             // SAFETY: every other rank has staged a piece, ours is in the input; `out` has room for it.
@@ -113,8 +124,18 @@ fn reduce(
 /// Into `out`, which has room for all inputs on the root.
 fn gather(group: &Group, input: Slice, root: usize, out: *mut u8) -> Result<()> {
     let call = Call { root: Some(root), ..input.call(const { Op::of(GATHER) }) };
+    gather_at(group, &mut begin(group, &call)?, (input, root), out)
+}
+
+/// On the root, `out` gets all ranks' `input`.
+pub(in super::super) fn gather_at(
+    group: &Group,
+    running: &mut Running<'_, '_>,
+    (input, root): (Slice, usize),
+    out: *mut u8,
+) -> Result<()> {
     let is_root = group.rank() == root;
-    each_piece(group, &mut begin(group, &call)?, input, !is_root, |piece, from| {
+    each_piece(group, running, input, !is_root, |piece, from| {
         if is_root {
             // SAFETY: every other rank has staged a piece, ours is in the input; `out` has room for a block of each.
             unsafe { copy_pieces(group, from, input, &piece, out) };
@@ -124,9 +145,18 @@ fn gather(group: &Group, input: Slice, root: usize, out: *mut u8) -> Result<()> 
 
 /// Of the blocks that begin at `block` on the root, into `out`, which has room for one.
 fn scatter(group: &Group, block: Slice, root: usize, out: *mut u8) -> Result<()> {
-    let (rank, ranks) = (group.rank(), group.size());
     let call = Call { root: Some(root), ..block.call(const { Op::of(SCATTER) }) };
-    let mut running = begin(group, &call)?;
+    scatter_from(group, &mut begin(group, &call)?, (block, root), out)
+}
+
+/// `out` gets the root's block for this rank, of which `block` is the first.
+pub(in super::super) fn scatter_from(
+    group: &Group,
+    running: &mut Running<'_, '_>,
+    (block, root): (Slice, usize),
+    out: *mut u8,
+) -> Result<()> {
+    let (rank, ranks) = (group.rank(), group.size());
     for piece in block.pieces(ranks) {
         let bytes = piece.len() * block.size;
         let staged = Input {
@@ -140,7 +170,7 @@ fn scatter(group: &Group, block: Slice, root: usize, out: *mut u8) -> Result<()>
         };
         let staged = if rank == root { staged } else { Input::none(ranks * bytes) };
         // SAFETY: a piece of each block.
-        let staging = unsafe { exchange(&mut running, &staged) }?;
+        let staging = unsafe { exchange(running, &staged) }?;
         let from = match rank == root {
             true => block.at(rank * block.len + piece.start).cast_const(),
             false => staging.of(root, staged.most).wrapping_add(rank * bytes),
