@@ -169,7 +169,8 @@ fn possible(rates: &Rates, bytes: usize, spread: &Spread) -> impl Iterator<Item 
         .map(move |way| (way, picoseconds_across(&rates, bytes, &spread, way)))
 }
 
-/// Whether blocks of `bytes`, each for all ranks, of so many `sources`, better cross to each host once. That takes a step more.
+/// Whether blocks of `bytes` of so many `sources`, each for all ranks, better cross to each host once. That takes an exchange more,
+/// and a staging buffer holds a chunk of each host.
 pub(super) fn is_relayed(rates: &Rates, bytes: usize, sources: usize, spread: &Spread) -> bool {
     let (ranks, hosts) = (spread.ranks.max(1) as u64, spread.hosts.max(1) as u64);
     let here = ranks.div_ceil(hosts);
@@ -177,31 +178,31 @@ pub(super) fn is_relayed(rates: &Rates, bytes: usize, sources: usize, spread: &S
     // To a host, or from that of the only source.
     let crossing = if sources == 1 { hosts - 1 } else { ranks - here };
     let saved = lines.saturating_mul(crossing.saturating_mul(here - 1));
-    let pieces = |held: usize| (bytes as u64).div_ceil((held / sources.min(spread.hosts)) as u64);
-    let more = (pieces(STAGE) + 1).saturating_sub(pieces(STAGE * sources.min(spread.hosts)));
+    let held = STAGE / sources.min(spread.hosts).max(1);
+    let exchanges = |held: usize| bytes.div_ceil(held.max(1)) as u64;
+    let more = (exchanges(held) + 1).saturating_sub(exchanges(STAGE));
     spread.is_even && saved > rates.exchange.saturating_mul(more)
 }
 
 /// By the exchanges that follow each other, and the lines that cross to a host.
 fn picoseconds_across(rates: &Rates, bytes: usize, spread: &Spread, way: Across) -> u64 {
-    let (ranks, hosts) = (spread.ranks.max(1) as u64, spread.hosts.max(1) as u64);
-    let lines = bytes.div_ceil(super::LINE) as u64;
+    let [ranks, hosts, bytes, stage] =
+        [spread.ranks.max(1), spread.hosts.max(1), bytes, STAGE].map(|number| number as u128);
     let here = ranks.div_ceil(hosts);
     let far = ranks - here;
-    // What a staging buffer holds of the data, in parts of all that it holds.
-    let (steps, (of, parts), crossing) = match way {
-        Across::Raw => (0, (1, 1), lines.saturating_mul(here * far)),
-        Across::TwoHops => (1, (ranks, ranks + 1), (2 * here * far).saturating_mul(lines) / ranks),
-        Across::TwoHopsRelayed => {
-            (2, (ranks, ranks + 1 + hosts), ((here + 1) * far).saturating_mul(lines) / ranks)
-        }
-        Across::Chain => {
-            (2 * hosts - 1, (here, here + 2), lines.saturating_mul(if hosts > 2 { 2 } else { 1 }))
-        }
+    // How many exchanges follow the last chunk; the part of a staging buffer that a chunk takes; how often all data crosses to a host,
+    // in parts of the ranks.
+    let (steps, (chunk, all), crossing) = match way {
+        Across::Raw => (0, (1, 1), here * far * ranks),
+        Across::TwoHops => (1, (ranks, ranks + 1), 2 * here * far),
+        Across::TwoHopsRelayed => (2, (ranks, ranks + 1 + hosts), (here + 1) * far),
+        Across::Chain => (2 * hosts - 1, (here, here + 2), hosts.min(3).saturating_sub(1) * ranks),
     };
-    let pieces = (bytes as u64).div_ceil((STAGE as u64 * of / parts).max(1)).max(1);
-    let exchanges = rates.exchange.saturating_mul(pieces.saturating_add(steps));
-    exchanges.saturating_add(crossing.saturating_mul(rates.moved))
+    let chunks = bytes.div_ceil((stage * chunk / all).max(1)).max(1);
+    let lines = bytes.div_ceil(super::LINE as u128).saturating_mul(crossing) / ranks;
+    let time = (chunks + steps).saturating_mul(rates.exchange.into());
+    let time = time.saturating_add(lines.saturating_mul(rates.moved.into()));
+    u64::try_from(time).unwrap_or(u64::MAX)
 }
 
 pub(super) fn small(rates: &Rates, bytes: usize, ranks: usize) -> bool {
@@ -308,10 +309,49 @@ mod tests {
         assert_eq!(crossings(Costs { switch: 1, ..usual }), [reduced, read], "all have a core");
     }
 
+    const TWO_BY_TWO: Spread = Spread { ranks: 4, hosts: 2, is_even: true, can_chain: true };
+
+    fn between(spread: &Spread) -> Rates {
+        Costs::BUILT_IN.between_hosts(spread.ranks / spread.hosts, spread.ranks, 64)
+    }
+
+    #[test]
+    fn between_hosts_exchanges_count_at_first_and_then_the_bytes_that_cross() {
+        let way = |bytes, spread: Spread| quickest_across(&between(&spread), bytes, &spread);
+        assert_eq!(way(64, TWO_BY_TWO), Across::Raw);
+        assert_eq!(way(16 << 20, TWO_BY_TWO), Across::Chain);
+        let narrow = Spread { can_chain: false, ..TWO_BY_TWO };
+        assert_eq!(way(16 << 20, narrow), Across::TwoHopsRelayed);
+        assert_eq!(way(16 << 20, Spread { is_even: false, ..narrow }), Across::TwoHops);
+        let alone = Spread { ranks: 2, ..TWO_BY_TWO };
+        assert_eq!(way(16 << 20, alone), Across::Raw, "as many bytes as two hops");
+        let many = Spread { ranks: 32, hosts: 8, ..TWO_BY_TWO };
+        assert_eq!(way(64 << 20, many), Across::Chain);
+    }
+
+    #[test]
+    fn blocks_cross_to_each_host_once_where_that_is_worth_an_exchange() {
+        let relayed =
+            |bytes, sources, spread: Spread| is_relayed(&between(&spread), bytes, sources, &spread);
+        assert!(!relayed(1024, 1, TWO_BY_TWO) && !relayed(1024, 4, TWO_BY_TWO));
+        assert!(relayed(1 << 20, 1, TWO_BY_TWO) && relayed(1 << 20, 4, TWO_BY_TWO));
+        let alone = Spread { ranks: 2, ..TWO_BY_TWO };
+        assert!(
+            !relayed(1 << 30, 1, alone) && !relayed(1 << 30, 2, alone),
+            "nobody to pass it on to"
+        );
+        assert!(!relayed(1 << 30, 4, Spread { is_even: false, ..TWO_BY_TWO }));
+    }
+
     #[test]
     fn senseless_costs_lead_to_some_plan() {
         for cost in [0, u32::MAX] {
             let rates = Rates::from_words([cost; Rates::WORDS]);
+            for (ranks, hosts) in [(1, 1), (4, 2), (4096, 512)] {
+                let spread = Spread { ranks, hosts, ..TWO_BY_TWO };
+                quickest_across(&rates, usize::MAX, &spread);
+                is_relayed(&rates, usize::MAX, 1, &spread);
+            }
             for (bytes, ranks) in [(25, 1), (1 << 20, 2), (usize::MAX, 4096)] {
                 assert_ne!(quickest(&rates, bytes, ranks), Algorithm::Auto);
                 small(&rates, bytes, ranks);
