@@ -58,6 +58,9 @@ pub(crate) enum Request {
     Swap { expected: u64, new: u64 },
 }
 
+/// Room for a message but for its bytes: growing would take longer than writing it.
+const HEAD: usize = 96;
+
 /// What a message with so many bytes at its end begins with; of other messages, all of it.
 pub(super) fn encode_head(message: &FarMessage<'_>, bytes: usize) -> Vec<u8> {
     let mut head = encode(message);
@@ -74,8 +77,12 @@ pub(super) fn encode_head(message: &FarMessage<'_>, bytes: usize) -> Vec<u8> {
 }
 
 pub(super) fn encode(message: &FarMessage<'_>) -> Vec<u8> {
+    let bytes = match message {
+        FarMessage::Put { bytes, .. } | FarMessage::Staged { bytes, .. } => bytes.0.len(),
+        _ => 0,
+    };
     // Fails only for types that cannot be serialised at all.
-    postcard::to_stdvec(message).unwrap_or_default()
+    postcard::to_extend(message, Vec::with_capacity(HEAD + bytes)).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -14,11 +14,13 @@ pub(super) struct Frames {
     bytes: Vec<u8>,
     filled: Range<usize>,
     longest: usize,
+    /// There was room for more when bytes were put there last.
+    had_room: bool,
 }
 
 impl Frames {
     pub(super) fn new(longest: usize) -> Self {
-        Self { bytes: vec![0; HEADER + longest], filled: 0..0, longest }
+        Self { bytes: vec![0; HEADER + longest], filled: 0..0, longest, had_room: false }
     }
 
     /// From here on, frames may be this long, and several are received at once.
@@ -40,6 +42,12 @@ impl Frames {
     /// This many bytes were put there.
     pub(super) fn fill(&mut self, bytes: usize) {
         self.filled.end = (self.filled.end + bytes).min(self.bytes.len());
+        self.had_room = self.filled.end < self.bytes.len();
+    }
+
+    /// Whether fewer bytes were put there last than there was room for, so there were no more. Only the first time.
+    pub(super) fn take_had_room(&mut self) -> bool {
+        std::mem::take(&mut self.had_room)
     }
 
     /// Whether [`Frames::next`] would return a frame or an error.
