@@ -5,6 +5,7 @@ mod call;
 mod context;
 mod conversation;
 mod environment;
+mod far_access;
 mod far_message;
 mod form;
 mod health;

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::Group;
 use super::context::Context;
+use super::far_access::{self, Reply};
 use super::far_message::{FarMessage, RawBytes, Request, encode, encode_head};
 use super::form::Formed;
 use super::hosts::Span;
@@ -14,12 +15,9 @@ use super::signals::Act;
 use super::staging::STAGE;
 use crate::error::{Error, Result};
 use crate::memory::block::{Access, Block, Mapping};
-use crate::memory::region::Region;
-use crate::memory::units::{load_units, store_units};
 use crate::mesh::Listener;
 use crate::signal::{GROUP, InvalidMessage, PadUpdate, SlotAct};
-use crate::sync::shared::{AtomicU32, AtomicU64};
-use crate::sync::{Deadline, Ordering};
+use crate::sync::Deadline;
 use crate::wire::Transport;
 
 /// An address in a rank's part of the memory of a rendezvous.
@@ -64,9 +62,6 @@ struct Requests {
     /// By ticket, for requests that a thread waits for: the rank that was asked, and its reply.
     replies: HashMap<u64, (usize, Option<Reply>)>,
 }
-
-/// The result, or why the peer did nothing.
-type Reply = std::result::Result<Vec<u8>, String>;
 
 impl Wire {
     /// To these ranks of the world; nothing if all are on this host.
@@ -233,19 +228,15 @@ impl Formed {
                     wire.post(from, &FarMessage::Refused { memory: *memory, why });
                     return Ok(());
                 }
-                let unit = usize::from(*unit);
-                let to = data_at(&block, *at, bytes.len(), unit).ok_or(InvalidMessage)?;
-                crate::sync::atomic::fence(Ordering::Release); // whoever sees a word sees all earlier messages
-                // SAFETY: within the data of a block that is held here, at a multiple of the unit; in this phase everyone
-                // touches it by such atomics.
-                unsafe { store_units(unit, bytes.as_ptr(), to, bytes.len()) };
+                far_access::put(&block, (*at, usize::from(*unit)), bytes)?;
                 self.signals.ring_own();
                 Ok(())
             }
             FarMessage::Request { ticket, memory, at, unit, request } => {
                 let answer = match wire.served(*memory) {
                     Some((block, _)) => {
-                        answer(&block, (*at, wire.most()), usize::from(*unit), *request)?
+                        let place = (*at, usize::from(*unit));
+                        far_access::answer(&block, place, *request, wire.most())?
                     }
                     None => Err("a refusal: that rank has dropped the memory".to_owned()),
                 };
@@ -289,79 +280,6 @@ impl Formed {
         unsafe { to.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Ok(())
     }
-}
-
-/// `bytes` of the data of a block at a multiple of `unit`, which is a size of atomics.
-fn data_at(block: &Block, at: usize, bytes: usize, unit: usize) -> Option<*mut u8> {
-    let fits = at.checked_add(bytes).is_some_and(|end| end <= block.shape().bytes);
-    let is_whole = [1, 2, 4, 8].contains(&unit) && at.is_multiple_of(unit);
-    let data: &Region = block.region();
-    let first = data.at::<u8>(at, bytes).ok().filter(|_| fits && is_whole)?;
-    bytes.is_multiple_of(unit).then_some(first.as_ptr())
-}
-
-/// Executes a peer's request.
-fn answer(
-    block: &Block,
-    (at, most): (usize, usize),
-    unit: usize,
-    request: Request,
-) -> std::result::Result<Reply, InvalidMessage> {
-    let (bytes, access) = match request {
-        Request::Read(bytes) => (bytes, Access::Read),
-        Request::Add(_) | Request::Swap { .. } => (unit, Access::Write),
-    };
-    if !block.allows(access) {
-        return Ok(Err("a refusal: the memory is in another phase on that rank".to_owned()));
-    }
-    if bytes > most {
-        return Err(InvalidMessage);
-    }
-    let data = data_at(block, at, bytes, unit).ok_or(InvalidMessage)?;
-    let mut found = vec![0; bytes];
-    match (request, unit) {
-        (Request::Read(_), _) => {
-            // SAFETY: within the data of a block that is held here, at a multiple of the unit; nobody writes it meanwhile, or
-            // only by such atomics.
-            unsafe { load_units(unit, data, found.as_mut_ptr(), bytes) };
-        }
-        (request, 4) => {
-            // SAFETY: as above.
-            let word = unsafe { AtomicU32::from_ptr(data.cast()) };
-            let before = match request {
-                Request::Swap { expected, new } => swapped(word.compare_exchange(
-                    expected as u32,
-                    new as u32,
-                    Ordering::AcqRel,
-                    Ordering::Acquire,
-                )),
-                Request::Add(value) => word.fetch_add(value as u32, Ordering::AcqRel),
-                Request::Read(_) => return Err(InvalidMessage),
-            };
-            found.copy_from_slice(&before.to_le_bytes());
-        }
-        (request, 8) => {
-            // SAFETY: as above.
-            let word = unsafe { AtomicU64::from_ptr(data.cast()) };
-            let before = match request {
-                Request::Swap { expected, new } => swapped(word.compare_exchange(
-                    expected,
-                    new,
-                    Ordering::AcqRel,
-                    Ordering::Acquire,
-                )),
-                Request::Add(value) => word.fetch_add(value, Ordering::AcqRel),
-                Request::Read(_) => return Err(InvalidMessage),
-            };
-            found.copy_from_slice(&before.to_le_bytes());
-        }
-        _ => return Err(InvalidMessage),
-    }
-    Ok(Ok(found))
-}
-
-fn swapped<V>(result: std::result::Result<V, V>) -> V {
-    result.unwrap_or_else(|found| found)
 }
 
 impl Group {

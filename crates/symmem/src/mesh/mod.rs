@@ -17,6 +17,7 @@ mod handshake;
 mod host;
 mod inbox;
 mod interfaces;
+mod outbound;
 mod records;
 mod secret;
 mod socket;

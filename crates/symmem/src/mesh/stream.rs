@@ -7,7 +7,6 @@
 //! | a host that is gone | its kernel no longer answers: [`GONE`] |
 //! | the last message | the sender waits for the peer to read it before it closes the connection: [`linger`] |
 
-use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -20,6 +19,7 @@ use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, soc
 use super::Gone;
 use super::frames::{self, Frames};
 use super::group_messages::DeliverToGroup;
+use super::outbound::{Outbound, WIDEST, WINDOW, cost_of};
 use super::secret::Keys;
 use super::socket::{self, Packet, Received};
 use crate::error::Result;
@@ -35,11 +35,6 @@ const AGAIN: Duration = Duration::from_secs(1);
 const ASKED: u32 = 3;
 /// The buffer of a connection that is asked for, in each direction. Kernels may grant less; all have room for `WINDOW`.
 const BUFFER: usize = 2 << 20;
-/// How much unacknowledged data may be in flight: at first, and if the peer says that it has memory for more. What a message counts
-/// for besides its bytes.
-const WINDOW: u64 = 256 << 10;
-const WIDEST: u64 = 1 << 20;
-const OVERHEAD: u64 = 1 << 10;
 /// What encryption adds to a packet.
 pub(super) const SEAL: usize = 16;
 /// The longest frame before the other end is authenticated, and after that.
@@ -86,46 +81,12 @@ struct Inbound {
     told: u64,
 }
 
-struct Outbound {
-    /// The rest of a frame for which the kernel had no room.
-    rest: Vec<u8>,
-    /// Whether the kernel takes no more of `rest` for now. Otherwise it is held back, to go with the next frame.
-    is_full: bool,
-    /// Messages that were posted when there was no room, and what they count for.
-    later: VecDeque<(u64, Vec<u8>)>,
-    /// How many packets were encrypted.
-    sealed: u64,
-    /// How much was sent, and how much of that the peer has acknowledged.
-    sent: u64,
-    taken: u64,
-    /// How much may be under way.
-    window: u64,
-    is_over: bool,
-}
-
-impl Outbound {
-    fn new() -> Self {
-        let (rest, later) = (Vec::new(), VecDeque::new());
-        let (is_full, is_over, sealed, sent, taken) = (false, false, 0, 0, 0);
-        Self { rest, is_full, later, sealed, sent, taken, window: WINDOW, is_over }
-    }
-
-    fn has_room(&self, cost: u64) -> bool {
-        let under_way = self.sent.saturating_sub(self.taken);
-        !self.is_full && (under_way == 0 || under_way.saturating_add(cost) <= self.window)
-    }
-}
-
 /// What a packet of `len` bytes counts for.
 fn cost(packet: &Packet, len: usize) -> u64 {
     match packet {
         Packet::Message { .. } => cost_of(len),
         _ => 0,
     }
-}
-
-fn cost_of(len: usize) -> u64 {
-    len as u64 + OVERHEAD
 }
 
 /// The first byte of messages to a group. No packet begins with it.
@@ -521,6 +482,7 @@ pub(super) fn linger<'a>(streams: impl Iterator<Item = &'a Stream>) {
 mod tests {
     use std::net::{TcpListener, TcpStream};
 
+    use super::super::outbound::OVERHEAD;
     use super::*;
     use crate::error::Error;
     use crate::mesh::{Phase, Scope, Subject};
