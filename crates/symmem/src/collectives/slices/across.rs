@@ -360,9 +360,9 @@ pub(super) fn all_gather(
         };
         // SAFETY: a piece of the input.
         unsafe { steps.step(sent) }?;
-        // SAFETY of all copies: the source has staged the piece, and there is a place for it in `out`.
-        let take = |from: *const u8, source: usize, piece: &Piece<'_>| unsafe {
-            copy_bytes(from, place_of(source, piece), piece.bytes());
+        let take = |from: *const u8, source: usize, piece: &Piece<'_>| {
+            // SAFETY: the source has staged the piece, and there is a place for it in `out`.
+            unsafe { copy_bytes(from, place_of(source, piece), piece.bytes()) };
         };
         if let Some(piece) = &new {
             for &source in near {
