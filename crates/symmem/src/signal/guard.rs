@@ -174,8 +174,10 @@ impl<P: Pads> ChannelGuard<'_, P> {
             return false; // more to compare than fits with the flags
         }
         let (mut rank, mut difference) = (0, 0);
-        for look in 0..signals.patience.soon {
-            if look > 0 {
+        for look in 0..signals.patience.soon + signals.patience.turns {
+            if look >= signals.patience.soon {
+                signals.give_way(channel, rank, epoch);
+            } else if look > 0 {
                 pause(look);
             }
             while rank == signals.rank || signals.has_reached(channel, rank, epoch) {

@@ -17,7 +17,9 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use crate::sync::atomic::{AtomicBool, AtomicU32};
-use crate::sync::{Bell, Deadline, Ended, Expiry, Mutex, Ordering, Patience, Word, poll_by};
+use crate::sync::{
+    Bell, Deadline, Ended, Expiry, Mutex, Ordering, Patience, Word, pause, poll_by, yield_now,
+};
 pub use far::{InvalidMessage, PadUpdate, SlotAct};
 pub use guard::ChannelGuard;
 pub use layout::Layout;
@@ -361,6 +363,16 @@ impl<P: Pads> Signals<P> {
     #[cold]
     fn missing(&self, channel: usize, epoch: u32) -> Vec<usize> {
         (0..self.layout.ranks).filter(|&r| !self.has_reached(channel, r, epoch)).collect()
+    }
+
+    /// Lets ranks that are awaited have our core, if they may want it.
+    #[inline(never)]
+    fn give_way(&self, channel: usize, first: usize, epoch: u32) {
+        if self.is_in_the_way(channel, first, epoch) {
+            yield_now();
+        } else {
+            pause(self.patience.hints);
+        }
     }
 
     /// Whether one of the ranks from `first` on that have not reached `epoch` was last seen on our core.

@@ -25,6 +25,9 @@ pub(crate) struct Patience {
     yield_every: u32,
     /// How many of the looks come before anything else is prepared for a longer wait.
     pub(crate) soon: u32,
+    /// How many looks come after those, each once ranks that want this core had it: nothing else is prepared before these
+    /// either, where a wait is one for the core.
+    pub(crate) turns: u32,
     /// How many spin-loop hints go between two looks at a flag that data comes with: its writer needs the line for longer.
     pub(crate) hints: u32,
     /// There are more ranks than cores: whoever spins may keep the awaited rank from running.
@@ -37,14 +40,14 @@ impl Patience {
     pub(crate) const fn looks(looks: u32) -> Self {
         let (spin, yielding, settle) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
         let yield_every = YIELD_EVERY;
-        let (soon, hints, oversubscribed) = (looks, 1, false);
-        Self { looks, soon, spin, yielding, settle, yield_every, hints, oversubscribed }
+        let (soon, turns, hints, oversubscribed) = (looks, 0, 1, false);
+        Self { looks, soon, turns, spin, yielding, settle, yield_every, hints, oversubscribed }
     }
 
     /// The same where ranks are on several hosts: what is looked for has to be taken in first. So there are no quick looks, and
     /// ranks that want this core, whose number here says nothing of those of other hosts, get it soon.
     pub(crate) fn between_hosts(self) -> Self {
-        Self { soon: 0, yield_every: YIELD_EVERY_FAR, ..self }
+        Self { soon: 0, turns: 0, yield_every: YIELD_EVERY_FAR, ..self }
     }
 
     /// For a rank among `ranks` on `cores`, which leaves `hints` between two looks.
@@ -53,6 +56,7 @@ impl Patience {
         Self {
             looks: if oversubscribed { 100 } else { 2000 },
             soon: if oversubscribed { 1 } else { YIELD_EVERY },
+            turns: if oversubscribed { 6 } else { 0 },
             spin: Duration::from_micros(50),
             yielding: Duration::from_micros(500),
             settle: Duration::from_micros(10),
