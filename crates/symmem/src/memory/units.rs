@@ -178,10 +178,9 @@ mod tests {
             let shared = words.as_mut_ptr().cast::<u8>().wrapping_add(16 + offset);
             let mut back = vec![0; len];
             // SAFETY: within the vectors, at a multiple of the unit; nobody else has them.
-            unsafe {
-                store_units(unit, from.as_ptr().wrapping_add(3), shared, len);
-                load_units(unit, shared, back.as_mut_ptr(), len);
-            }
+            unsafe { store_units(unit, from.as_ptr().wrapping_add(3), shared, len) };
+            // SAFETY: as above.
+            unsafe { load_units(unit, shared, back.as_mut_ptr(), len) };
             assert_eq!(back, from[3..3 + len], "{len} bytes by {unit} from {offset}");
             let all: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
             let others = all[..16 + offset].iter().chain(&all[16 + offset + len..]);

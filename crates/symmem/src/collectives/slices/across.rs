@@ -444,8 +444,8 @@ mod tests {
                 let cut = cut(len, shares, more).unwrap();
                 let pieces: Vec<_> = (0..cut.count).map(|i| cut.piece(i, 0).unwrap()).collect();
                 assert!(cut.piece(cut.count, 0).is_none() && cut.piece(0, 1).is_none());
-                let ends = pieces.iter().map(|piece| piece.elements.end);
-                assert_eq!(ends.last(), Some(len));
+                let mut ends = pieces.iter().map(|piece| piece.elements.end);
+                assert_eq!(ends.next_back(), Some(len));
                 assert!(pieces.windows(2).all(|p| p[0].elements.end == p[1].elements.start));
                 for piece in &pieces {
                     let all = (0..shares).map(|i| piece.share(i));
