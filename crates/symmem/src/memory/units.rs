@@ -78,75 +78,65 @@ mod wide {
 
     /// How many bytes are done in whole rounds: none unless the shared side is aligned to vectors.
     #[inline]
-    fn rounds(shared: *const u8, bytes: usize) -> usize {
-        let fits = bytes >= FROM && shared.addr().is_multiple_of(16);
+    fn rounds(shared: usize, bytes: usize) -> usize {
+        let fits = bytes >= FROM && shared.is_multiple_of(16);
         if fits && is_x86_feature_detected!("avx") { bytes / ROUND * ROUND } else { 0 }
     }
 
-    /// Stores the first of `bytes`; how many.
-    ///
-    /// # Safety
-    /// `from` may be read and `to` written for that many bytes.
-    #[inline]
-    pub(super) unsafe fn store(from: *const u8, to: *mut u8, bytes: usize) -> usize {
-        let done = rounds(to, bytes);
-        if done > 0 {
-            // SAFETY: whole rounds within both, the second aligned; the processor has AVX.
-            unsafe {
-                asm!(
-                    "2:",
-                    "vmovdqu {a}, [{from} + {at}]",
-                    "vmovdqu {b}, [{from} + {at} + 16]",
-                    "vmovdqu {c}, [{from} + {at} + 32]",
-                    "vmovdqu {d}, [{from} + {at} + 48]",
-                    "vmovdqa [{to} + {at}], {a}",
-                    "vmovdqa [{to} + {at} + 16], {b}",
-                    "vmovdqa [{to} + {at} + 32], {c}",
-                    "vmovdqa [{to} + {at} + 48], {d}",
-                    "add {at}, 64",
-                    "jnz 2b",
-                    from = in(reg) from.wrapping_add(done),
-                    to = in(reg) to.wrapping_add(done),
-                    at = inout(reg) done.wrapping_neg() => _,
-                    a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
-                    options(nostack),
-                );
+    macro_rules! by_vectors {
+        (
+            $(#[$doc:meta])*
+            $name:ident($from:ident, $to:ident), $shared:ident, $load:literal, $store:literal
+        ) => {
+            $(#[$doc])*
+            #[inline]
+            pub(super) unsafe fn $name($from: *const u8, $to: *mut u8, bytes: usize) -> usize {
+                let done = rounds($shared.addr(), bytes);
+                if done > 0 {
+                    // SAFETY: whole rounds within both, the shared side aligned; the processor has AVX.
+                    unsafe {
+                        asm!(
+                            "2:",
+                            concat!($load, " {a}, [{from} + {at}]"),
+                            concat!($load, " {b}, [{from} + {at} + 16]"),
+                            concat!($load, " {c}, [{from} + {at} + 32]"),
+                            concat!($load, " {d}, [{from} + {at} + 48]"),
+                            concat!($store, " [{to} + {at}], {a}"),
+                            concat!($store, " [{to} + {at} + 16], {b}"),
+                            concat!($store, " [{to} + {at} + 32], {c}"),
+                            concat!($store, " [{to} + {at} + 48], {d}"),
+                            "add {at}, 64",
+                            "jnz 2b",
+                            from = in(reg) $from.wrapping_add(done),
+                            to = in(reg) $to.wrapping_add(done),
+                            at = inout(reg) done.wrapping_neg() => _,
+                            a = out(xmm_reg) _,
+                            b = out(xmm_reg) _,
+                            c = out(xmm_reg) _,
+                            d = out(xmm_reg) _,
+                            options(nostack),
+                        );
+                    }
+                }
+                done
             }
-        }
-        done
+        };
     }
 
-    /// Loads the first of `bytes`; how many.
-    ///
-    /// # Safety
-    /// As for `store`, the other way.
-    #[inline]
-    pub(super) unsafe fn load(from: *const u8, to: *mut u8, bytes: usize) -> usize {
-        let done = rounds(from, bytes);
-        if done > 0 {
-            // SAFETY: whole rounds within both, the first aligned; the processor has AVX.
-            unsafe {
-                asm!(
-                    "2:",
-                    "vmovdqa {a}, [{from} + {at}]",
-                    "vmovdqa {b}, [{from} + {at} + 16]",
-                    "vmovdqa {c}, [{from} + {at} + 32]",
-                    "vmovdqa {d}, [{from} + {at} + 48]",
-                    "vmovdqu [{to} + {at}], {a}",
-                    "vmovdqu [{to} + {at} + 16], {b}",
-                    "vmovdqu [{to} + {at} + 32], {c}",
-                    "vmovdqu [{to} + {at} + 48], {d}",
-                    "add {at}, 64",
-                    "jnz 2b",
-                    from = in(reg) from.wrapping_add(done),
-                    to = in(reg) to.wrapping_add(done),
-                    at = inout(reg) done.wrapping_neg() => _,
-                    a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
-                    options(nostack),
-                );
-            }
-        }
-        done
+    by_vectors! {
+        /// Stores the first of `bytes`; how many.
+        ///
+        /// # Safety
+        /// `from` may be read and `to` written for that many bytes.
+        store(from, to), to, "vmovdqu", "vmovdqa"
+    }
+
+    by_vectors! {
+        /// Loads the first of `bytes`; how many.
+        ///
+        /// # Safety
+        /// As for `store`, the other way.
+        load(from, to), from, "vmovdqa", "vmovdqu"
     }
 }
 
