@@ -45,9 +45,10 @@ impl Frames {
         self.had_room = self.filled.end < self.bytes.len();
     }
 
-    /// Whether fewer bytes were put there last than there was room for, so there were no more. Only the first time.
-    pub(super) fn take_had_room(&mut self) -> bool {
-        std::mem::take(&mut self.had_room)
+    /// Whether all frames were taken, and fewer bytes were put there last than there was room for: so there were no more. Only the
+    /// first time.
+    pub(super) fn take_is_drained(&mut self) -> bool {
+        std::mem::take(&mut self.had_room) && self.filled.is_empty()
     }
 
     /// Whether [`Frames::next`] would return a frame or an error.

@@ -383,7 +383,7 @@ impl Stream {
 
     fn next_frame<'f>(&self, frames: &'f mut Frames) -> Result<Option<&'f [u8]>, Received> {
         while !frames.has_next() {
-            if frames.take_had_room() {
+            if frames.take_is_drained() {
                 return Ok(None); // to ask at once whether more has come would take as long as a message is under way
             }
             match net::recv(&self.socket, frames.space(), RecvFlags::DONTWAIT) {
