@@ -35,6 +35,8 @@ pub(super) enum Read {
     All,
     /// The piece of its own block.
     Block,
+    /// The same, which it finds at the beginning: of ranks that are alone on their hosts.
+    BlockOnly,
     /// Its share of so many elements of a size.
     Share {
         len: usize,
@@ -61,6 +63,7 @@ impl Input {
             _ if self.blocks == 1 && self.without.is_some() => Sent::NOTHING,
             Read::All => part(0, self.piece, 0),
             Read::Block => part(rank * self.block, self.piece, rank * self.piece),
+            Read::BlockOnly => part(rank * self.block, self.piece, 0),
             Read::Share { len, size } => {
                 let share = share(len, size, rank, ranks);
                 part(share.start * size, share.len() * size, share.start * size)

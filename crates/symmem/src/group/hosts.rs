@@ -46,6 +46,11 @@ impl Span {
         self.own
     }
 
+    /// Whether each rank is alone on its host.
+    pub(crate) fn is_one_each(&self) -> bool {
+        self.hosts.iter().all(|host| host.len() == 1)
+    }
+
     /// Whether other ranks are on this one's host.
     pub(crate) fn has_neighbours(&self) -> bool {
         self.hosts.get(self.own.0).is_some_and(|host| host.len() > 1)

@@ -169,28 +169,39 @@ impl Slice {
     }
 }
 
+/// How many blocks of a call with one for each rank lie in a staging buffer at once: all, or one if no rank shares its host's.
+fn blocks_at_once(group: &Group, block: Slice) -> usize {
+    let is_staged = block.bytes() * group.size() > Staging::TINY;
+    let is_alone = is_staged && group.span().is_some_and(Span::is_one_each);
+    if is_alone { 1 } else { group.size() }
+}
+
 /// Stages the same piece of each of a block for each rank, without ours, and gives where each rank has that for us.
 fn exchange_blocks<'p>(
     group: &Group,
     running: &mut Running<'_, '_>,
-    block: Slice,
+    (block, at_once): (Slice, usize),
     piece: &Range<usize>,
     places: &'p mut PerRank<*const u8>,
 ) -> Result<&'p [*const u8]> {
     let (rank, ranks, bytes) = (group.rank(), group.size(), piece.len() * block.size);
+    let (read, at, most) = match at_once {
+        1 => (Read::BlockOnly, 0, ranks * block.bytes()), // never in the line of the flag
+        _ => (Read::Block, rank * bytes, ranks * bytes),
+    };
     let input = Input {
         from: block.at(piece.start).cast_const(),
         block: block.len * block.size,
         blocks: ranks,
         piece: bytes,
         without: Some(rank),
-        most: ranks * bytes,
-        read: Read::Block,
+        most,
+        read,
     };
     // SAFETY: a piece of each block.
     let staging = unsafe { exchange(running, &input) }?;
     let own = block.at(rank * block.len + piece.start);
-    Ok(sources(places, group, &staging, input.most, rank * bytes, own))
+    Ok(sources(places, group, &staging, most, at, own))
 }
 
 fn begin<'g, 'c>(group: &'g Group, call: &'c Call) -> Result<Running<'g, 'c>> {
@@ -377,8 +388,9 @@ pub(super) fn reduce_blocks(
     out: *mut u8,
 ) -> Result<()> {
     let mut places = PerRank::new();
-    for piece in input.pieces(group.size()) {
-        let from = exchange_blocks(group, running, input, &piece, &mut places)?;
+    let at_once = blocks_at_once(group, input);
+    for piece in input.pieces(at_once) {
+        let from = exchange_blocks(group, running, (input, at_once), &piece, &mut places)?;
         let to = out.wrapping_add(piece.start * input.size);
         // SAFETY: every other rank has staged a piece for us, ours is in the input; `out` has room for a block.
         unsafe { reduce(from, &[to], piece.len(), Stores::Cached) };
@@ -426,8 +438,9 @@ pub(super) fn exchange_all(
     out: *mut u8,
 ) -> Result<()> {
     let mut places = PerRank::new();
-    for piece in input.pieces(group.size()) {
-        let from = exchange_blocks(group, running, input, &piece, &mut places)?;
+    let at_once = blocks_at_once(group, input);
+    for piece in input.pieces(at_once) {
+        let from = exchange_blocks(group, running, (input, at_once), &piece, &mut places)?;
         // SAFETY: each rank has staged a piece for us; `out` has room for a block of each.
         unsafe { copy_pieces(group, from, input, &piece, out) };
     }
