@@ -189,6 +189,11 @@ mod wherever {
                 }
 
                 #[test]
+                fn nothing_is_written_by_calls_that_differ() {
+                    placed(test_name!(), conformance::nothing_is_written_by_calls_that_differ);
+                }
+
+                #[test]
                 fn data_arrives_wherever_ranks_are() {
                     placed(test_name!(), conformance::data_arrives_wherever_ranks_are);
                 }

@@ -1,7 +1,7 @@
 //! What groups that span hosts promise beyond what every group does.
 
 use symmem::internals::plan::{Across, Spread, across};
-use symmem::{DType, ReduceOp, World, with_element};
+use symmem::{DType, Error, ReduceOp, World, with_element};
 use symmem_chaos::element::{Plain, Source};
 
 use super::every_backend::same;
@@ -47,6 +47,22 @@ fn all_operators<T: Plain>(world: &World, lengths: &[usize]) {
                 break; // the operators differ in the loop alone
             }
         }
+    }
+}
+
+/// Ranks that make different calls leave what they would have written as it was.
+pub fn nothing_is_written_by_calls_that_differ(world: World) {
+    for len in [3, 20_000] {
+        let mut x = world.alloc::<u32>(len).unwrap().rendezvous(&world).unwrap();
+        x.local_mut().fill(world.rank() as u32 + 1);
+        let mut out = vec![77; len];
+        let op = if world.rank() == 0 { ReduceOp::Max } else { ReduceOp::Sum };
+        let error = x.all_reduce_into(op, &mut out).unwrap_err();
+        assert!(matches!(error, Error::Mismatch { what: "operator", .. }), "{error}");
+        assert!(out.iter().all(|value| *value == 77), "{len} elements");
+        assert!(x.local().iter().all(|value| *value == world.rank() as u32 + 1));
+        x.all_reduce_into(ReduceOp::Max, &mut out).unwrap();
+        assert!(out.iter().all(|value| *value == world.size() as u32));
     }
 }
 

@@ -112,7 +112,7 @@ fn all_reduce(
 ) -> Result<()> {
     if memory.group().spans_hosts() {
         let call = memory.call(const { Op::of(NAME) }, Way::Any);
-        return across(memory, memory.own(0), Call { operator: Some(op), ..call }, reduce);
+        return across(memory, None, Call { operator: Some(op), ..call }, reduce);
     }
     let way = choose(memory, algorithm)?;
     let call = Call { operator: Some(op), ..memory.call(const { Op::of(NAME) }, way) };
@@ -123,15 +123,21 @@ fn all_reduce(
     }
 }
 
-/// In place, of elements that are ours alone, where ranks are on several hosts: there, no rank reaches all parts.
+/// In place, or into `out`, where ranks are on several hosts: there, no rank reaches all parts.
 #[cold]
-fn across(memory: &Memory, first: *mut u8, mut call: Call, reduce: Reduce) -> Result<()> {
+fn across(memory: &Memory, out: Option<*mut u8>, mut call: Call, reduce: Reduce) -> Result<()> {
     let group = memory.group();
     if let Some(span) = group.span() {
         call.way = slices::way_across(group, span, &call)?;
     }
-    let data = Slice::new(first, memory.len(), memory.dtype());
-    slices::reduce_across(group, &mut memory.begin_staged(&call)?, data, reduce, call.way)
+    let mut running = memory.begin_staged(&call)?;
+    if let Some(out) = out {
+        running.barrier()?; // ranks that make different calls leave `out` as it is
+        // SAFETY: nobody else touches our part or `out`, which has room for it.
+        unsafe { copy_bytes(memory.own(0), out, memory.bytes()) };
+    }
+    let data = Slice::new(out.unwrap_or(memory.own(0)), memory.len(), memory.dtype());
+    slices::reduce_across(group, &mut running, data, reduce, call.way)
 }
 
 /// Through the staging buffers, one after the other.
@@ -181,9 +187,7 @@ fn all_reduce_into(memory: &Memory, (op, reduce): (ReduceOp, Reduce), out: *mut 
     let call = memory.call(const { Op::of(NAME) }, Way::Direct);
     let call = Call { operator: Some(op), more: INTO, ..call };
     if memory.group().spans_hosts() {
-        // SAFETY: nobody else touches our part or `out`, which has room for it.
-        unsafe { copy_bytes(memory.own(0), out, memory.bytes()) };
-        return across(memory, out, call, reduce);
+        return across(memory, Some(out), call, reduce);
     }
     memory.read_parts(call, true, |parts| {
         // SAFETY: nobody writes any part; `out` has room for one and is ours alone.
