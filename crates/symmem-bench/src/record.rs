@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use super::rows::Measure;
+use super::rows::{self, Measure};
 use super::settings::human;
 
 /// One line of JSON. The same for this library, for the machine's limits and for other systems.
@@ -109,7 +109,8 @@ impl Record {
     /// What it is, for people.
     pub(super) fn title(&self) -> String {
         let mut words = self.collective.replace('_', " ");
-        if self.hosts.is_some() && !self.is_sized() && self.bytes > 0 {
+        let has_sizes = self.hosts.is_some() || rows::has_sizes(&self.collective);
+        if has_sizes && !self.is_sized() && self.bytes > 0 {
             words += &format!(" {}", human(self.bytes));
         }
         if self.is_sized() {

@@ -17,8 +17,6 @@ pub(super) trait Value: Number + PartialEq {
 
     /// Of any sign and size, so that a sum is rounded.
     fn sample(bits: u64) -> Self;
-
-    fn is_same(self, other: Self) -> bool;
 }
 
 /// What the processor adds without converting.
@@ -39,7 +37,7 @@ macro_rules! lanes {
 }
 
 lanes!(f32: |a, b| a + b, f64: |a, b| a + b, u8: u8::wrapping_add, u16: u16::wrapping_add);
-lanes!(u32: u32::wrapping_add, i32: i32::wrapping_add, i64: i64::wrapping_add);
+lanes!(u32: u32::wrapping_add, u64: u64::wrapping_add);
 
 macro_rules! values {
     ($($type:ty as $lane:ty, $exact:expr, $of:expr, $sample:expr);*) => {
@@ -54,16 +52,12 @@ macro_rules! values {
                 let sample: fn(u64) -> Self = $sample;
                 sample(bits)
             }
-            #[inline(always)]
-            fn is_same(self, other: Self) -> bool {
-                self.to_ne_bytes() == other.to_ne_bytes()
-            }
         })*
     };
 }
 
 values!(f32 as f32, true, f32::from, float; f64 as f64, true, f64::from, |x| f64::from(float(x)) / 3.0);
-values!(i32 as i32, true, i32::from, |x| x as Self; i64 as i64, true, i64::from, |x| x as Self);
+values!(i32 as u32, true, i32::from, |x| x as Self; i64 as u64, true, i64::from, |x| x as Self);
 values!(u32 as u32, true, u32::from, |x| x as Self; u8 as u8, true, |n| n, |x| x as Self);
 values!(bf16 as u16, false, |n| Self::from_f32(n.into()), |x| Self::from_f32(float(x)));
 values!(f16 as u16, false, |n| Self::from_f32(n.into()), |x| Self::from_f32(float(x)));

@@ -5,8 +5,8 @@ use symmem_chaos::random::Random;
 
 use symmem_chaos::api;
 use symmem_chaos::program::{
-    Cut, Fault, Lane, LaneGroup, Mode, Op, Policy, Program, Round, Slot, Spec, Step, Trouble,
-    Waiting, Work,
+    Cut, Fault, Lane, LaneGroup, Messages, Mode, Op, Policy, Program, Round, Slot, Spec, Step,
+    Trouble, Waiting, Work,
 };
 /// Divisible by every number of ranks.
 const BLOCKS: usize = 60;
@@ -163,15 +163,16 @@ impl Maker {
 
     fn on_channels(&mut self) -> Op {
         let channel = 8 + self.random.below(3);
-        match self.random.below(2) {
+        match self.random.below(3) {
             0 => Op::BarrierOn { channel },
+            1 => self.messages(),
             _ => Op::Signals { channel, distance: 1 + self.random.below(3) },
         }
     }
 
     fn op(&mut self) -> Op {
         let (dtype, op) = self.typed();
-        match self.random.below(28) {
+        match self.random.below(30) {
             24 => {
                 let (len, root) = (self.len(dtype), self.random.below(6));
                 match self.random.below(3) {
@@ -181,6 +182,7 @@ impl Maker {
                 }
             }
             25 => Op::Scan { dtype, len: self.len(dtype), op, exclusive: self.one_in(2) },
+            28 | 29 => self.messages(),
             26 | 27 => Op::AllToAllV { dtype, len: self.len(dtype) / 4 },
             0..=3 => Op::AllReduce { dtype, len: self.len(dtype), op },
             4 => Op::AllGather { dtype, len: self.len(dtype) / 2 },
@@ -200,6 +202,12 @@ impl Maker {
             22 => Op::Signals { channel: self.random.below(3), distance: 1 + self.random.below(3) },
             _ => Op::Subgroup { mask: self.mask(), used: !self.one_in(4) },
         }
+    }
+
+    fn messages(&mut self) -> Op {
+        let dtype = self.pick(DType::ALL);
+        let (len, distance) = (self.len(dtype), self.random.below(4));
+        Op::Messages(Messages { dtype, len, distance, any: self.one_in(3) })
     }
 
     fn typed(&mut self) -> (DType, ReduceOp) {

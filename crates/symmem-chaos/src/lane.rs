@@ -389,6 +389,7 @@ impl Runner<'_> {
                 let wait = || group.wait_signal(from, channel, deadline);
                 self.timed(&group, format!("wait_signal<{from_name}"), wait, |()| None);
             }
+            Op::Messages(messages) => crate::messages::run(self, messages),
             Op::Subgroup { mask, used } => self.subgroup(mask, used),
             Op::Behind { first, second } => crate::behind::run(self, first, second, limit),
             _ => slices::run(self, op),

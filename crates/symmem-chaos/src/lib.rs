@@ -8,6 +8,7 @@ pub mod element;
 pub mod hooks;
 pub mod lane;
 mod memory;
+mod messages;
 pub mod program;
 pub mod random;
 pub mod record;

@@ -58,7 +58,7 @@ pub fn count_barriers(
 }
 
 pub fn is_collective(name: &str) -> bool {
-    !["put_signal", "wait_signal", "shrink", "behind", "resync", "shared"]
+    !["put_signal", "wait_signal", "send", "recv", "shrink", "behind", "resync", "shared"]
         .iter()
         .any(|w| name.starts_with(w))
 }
@@ -79,4 +79,10 @@ pub fn short(name: &str) -> &str {
 /// For a wait for a signal: who puts it.
 pub fn signal_of(record: &Record) -> Option<usize> {
     record.name.strip_prefix("wait_signal<")?.parse().ok()
+}
+
+/// For a wait for a message: who sends it in this step.
+pub fn sender_of(record: &Record) -> Option<usize> {
+    let name = &record.name;
+    name.strip_prefix("recv<").or_else(|| name.strip_prefix("recv_any<"))?.parse().ok()
 }

@@ -14,6 +14,16 @@ pub struct Slot {
     pub pool: bool,
 }
 
+/// A message from each rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Messages {
+    pub dtype: DType,
+    pub len: usize,
+    pub distance: usize,
+    /// The receiver takes one of any rank.
+    pub any: bool,
+}
+
 /// What ranks call together. Roots and lengths fit every number of ranks: blocks are multiplied by it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Op {
@@ -83,6 +93,7 @@ pub enum Op {
         channel: usize,
         distance: usize,
     },
+    Messages(Messages),
     /// A group of the ranks in the mask, used and dropped.
     Subgroup {
         mask: usize,

@@ -80,6 +80,10 @@ pub fn serve() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What is left for good is still left after so many looks, with a nap between them.
+const PATIENCE: u32 = 500;
+const NAP: Duration = Duration::from_millis(4);
+
 /// All lanes of one rank.
 fn as_rank(own: &Rank<'_>, world: World) {
     if !own.board.begin(own.program.ranks, own.rank) {
@@ -98,12 +102,12 @@ fn as_rank(own: &Rank<'_>, world: World) {
         lane::run(own, first, &world);
     });
     let mut more = descriptors().saturating_sub(before);
-    // A thread that is just telling a group of a loss keeps it for that long.
-    for _ in (0..50).take_while(|_| own.program.spec.mode == Mode::Processes) {
+    // A thread that is just telling a group of a loss keeps it for that long, and a peer that has no core offers its group for longer.
+    for _ in (0..PATIENCE).take_while(|_| own.program.spec.mode == Mode::Processes) {
         if more == 0 {
             break;
         }
-        std::thread::sleep(Duration::from_millis(4));
+        std::thread::sleep(NAP);
         more = descriptors().saturating_sub(before);
     }
     if more > 0 && own.program.spec.mode == Mode::Processes {
@@ -204,12 +208,12 @@ fn left_over(rank: usize, threads: usize) -> Option<Event> {
         left
     };
     let mut left = look();
-    // Threads that the system has not yet taken away, for want of a core: what is left for good is left after seconds, too.
-    for _ in 0..500 {
+    // Threads that the system has not yet taken away, for want of a core.
+    for _ in 0..PATIENCE {
         if left.is_empty() {
             return None;
         }
-        std::thread::sleep(Duration::from_millis(4));
+        std::thread::sleep(NAP);
         left = look();
     }
     let text = format!("left over: {} things, such as {}", left.len(), left[0]);

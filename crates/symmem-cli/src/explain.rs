@@ -94,14 +94,14 @@ impl Args {
 impl Args {
     fn verdict_between_hosts(&self) -> String {
         let can_chain = plan::is_passed_on(self.dtype, ReduceOp::Sum);
-        let spread = Spread { ranks: self.ranks, hosts: self.hosts, is_even: true, can_chain };
+        let (ranks, hosts, is_even, stage) = (self.ranks, self.hosts, true, plan::PIECE);
+        let spread = Spread { ranks, hosts, is_even, can_chain, stage };
         let crosses = |times: &str| format!("  staged: what all ranks read crosses {times}\n");
         match self.collective.as_str() {
             "all_reduce" => {}
             "all_gather" | "broadcast" => {
-                let sources = if self.collective == "broadcast" { 1 } else { self.ranks };
-                return match plan::crosses_once(self.bytes, sources, &spread) {
-                    true => crosses("to each host once, and its ranks pass it on to each other"),
+                return match plan::crosses_once(self.bytes, &spread) {
+                    true => crosses("to each host once, and all its ranks read it there"),
                     false => crosses("to each rank of other hosts"),
                 };
             }
@@ -145,9 +145,11 @@ mod tests {
         assert!(on("all_reduce", 1 << 20, (4, 2), DType::F32).contains("* Chain"));
         let narrow = on("all_reduce", 1 << 20, (4, 2), DType::BF16);
         assert!(narrow.contains("* TwoHopsRelayed") && narrow.contains("wider"), "{narrow}");
-        assert!(on("all_reduce", 1 << 20, (2, 2), DType::F32).contains("several ranks on each"));
+        let alone = on("all_reduce", 1 << 20, (2, 2), DType::F32);
+        assert!(alone.contains("several ranks on each") && alone.contains("* TwoHops"), "{alone}");
         assert!(on("broadcast", 1 << 20, (4, 2), DType::F32).contains("to each host once"));
-        assert!(on("all_gather", 64, (4, 2), DType::F32).contains("to each rank"));
+        assert!(on("all_gather", 64, (4, 2), DType::F32).contains("to each host once"));
+        assert!(on("all_gather", 16, (4, 2), DType::F32).contains("to each rank"));
     }
 
     #[test]

@@ -75,6 +75,7 @@ fn every_figure_is_a_line_of_json() {
         ("flag_round_trip", "limits", 2, 2),
         ("barrier", "symmem", 2, 2),
         ("put_signal", "symmem", 2, 2),
+        ("send", "symmem", 2, 8),
         ("rendezvous", "symmem", 4, 2),
         ("startup", "symmem", 16, 1),
     ] {
@@ -213,7 +214,7 @@ fn a_bad_row_is_answered_with_the_rows() {
     assert_eq!(output.status.code(), Some(1));
     assert!(out.is_empty(), "{out}");
     assert!(err.contains("\"barier\""), "{err}");
-    assert!(err.contains("floor, barrier, put_signal, put, all_reduce, "), "{err}");
+    assert!(err.contains("floor, barrier, put_signal, send, put, all_reduce, "), "{err}");
 }
 
 #[test]

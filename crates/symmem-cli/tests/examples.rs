@@ -146,3 +146,17 @@ fn a_kernel_of_the_users_runs_or_says_what_it_lacks() {
     assert!(alone.len() == 1 && good(&alone[0]), "{alone:?}");
     assert!(together.len() == 3 && together.iter().all(|line| good(line)), "{together:?}");
 }
+
+#[test]
+fn sums_in_the_background_are_those_of_calls() {
+    let name = "09_overlap";
+    assert_eq!(alone(name), ["rank 0 of 1: 8 layers, the last sum is 4.7139997"]);
+    let lines = together(name);
+    assert_eq!(lines.len(), 3);
+    for (rank, line) in lines.iter().enumerate() {
+        assert!(
+            line.starts_with(&format!("[{rank}] rank {rank} of 3: 8 layers, the last sum is ")),
+            "{line}"
+        );
+    }
+}

@@ -1,7 +1,7 @@
 //! Finding and opening C libraries, and asking for their versions.
 #![allow(unsafe_code)] // S4
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -247,8 +247,16 @@ impl Loaded {
     ///
     /// `F` is the type of a pointer to a function with the signature that the library's header gives it.
     pub(crate) unsafe fn function<F: Copy>(&self, symbol: &str) -> Option<F> {
-        // SAFETY: the caller vouches for the type; the library stays for the life of the process.
-        unsafe { self.handle.get::<F>(symbol) }.ok().map(|found| *found)
+        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) }
+        let address = self.address(symbol)?;
+        // SAFETY: the caller vouches for the type, which is as large; the library stays for the life of the process.
+        Some(unsafe { std::mem::transmute_copy(&address) })
+    }
+
+    /// Where that is: compiled once, and not for each signature.
+    fn address(&self, symbol: &str) -> Option<*mut c_void> {
+        // SAFETY: every symbol has an address, and nothing is done with it here.
+        unsafe { self.handle.get::<*mut c_void>(symbol) }.ok().map(|found| *found)
     }
 
     fn version(&self, library: Library) -> Option<String> {

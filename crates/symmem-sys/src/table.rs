@@ -1,6 +1,6 @@
 //! The one macro that makes a table of C functions, and what their calls have in common.
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_int};
 
 /// A struct with one pointer for each function, and a method for each that calls it.
 ///
@@ -76,6 +76,40 @@ macro_rules! functions {
 
 pub(crate) use functions;
 
+/// Methods that do nothing but call a function of the table `self.c`.
+///
+/// A line reads `unsafe fn release(memory: Memory) = cuMemRelease(memory.raw());`: the method, the function, what that gets.
+/// Where the function writes its answer, the line names what it writes to. What is made of an answer comes last:
+/// `fn retain(address: u64) -> Memory = |handle| cuMemRetainAllocationHandle(handle, address) => Memory::new;`. Before that
+/// may come the library's first version with the function, `since SIGNALS`, for the table's `self.needs`. The comment above
+/// a line, or what its documentation asks of the caller, says why the call is sound.
+macro_rules! methods {
+    (@call $this:ident $function:ident($($given:expr),*)) => {
+        // SAFETY: as the line says.
+        unsafe { $this.c.$function($($given),*) }
+    };
+    (@call $this:ident |$written:ident| $function:ident($($given:expr),*)) => {
+        // SAFETY: as the line says.
+        $crate::table::written(|$written| unsafe { $this.c.$function($($given),*) })
+    };
+    ($(
+        $(#[$attribute:meta])*
+        $($word:ident)+ ($($argument:ident: $type:ty),* $(,)?) $(-> $answer:ty)? =
+            $(|$written:ident|)? $function:ident($($given:expr),* $(,)?)
+            $(since $version:expr)? $(=> $made:expr)?;
+    )*) => {$(
+        $(#[$attribute])*
+        $($word)+ (
+            &self $(, $argument: $type)*
+        ) -> Result<$crate::table::functions!(@result $($answer)?)> {
+            $(self.needs(stringify!($function), $version)?;)?
+            $crate::table::methods!(@call self $(|$written|)? $function($($given),*))$(.map($made))?
+        }
+    )*};
+}
+
+pub(crate) use methods;
+
 /// Types of handles: the values by which a driver or a library, `$of`, names what it has made.
 macro_rules! handles {
     ($of:literal: $($(#[$doc:meta])* $name:ident($raw:ty);)*) => {$(
@@ -107,6 +141,16 @@ macro_rules! handles {
 }
 
 pub(crate) use handles;
+
+/// A number of things, as C has it.
+pub(crate) fn number(count: c_int) -> usize {
+    usize::try_from(count).unwrap_or(0)
+}
+
+/// An address, where the library gave one.
+pub(crate) fn given(address: u64) -> Option<u64> {
+    (address != 0).then_some(address)
+}
 
 /// What `call` writes, which is zero before.
 pub(crate) fn written<T: Default, E>(call: impl FnOnce(&mut T) -> Result<(), E>) -> Result<T, E> {

@@ -219,7 +219,7 @@ fn kernels_are_rust_functions_also_in_graphs() {
     let stream = driver.stream_create().unwrap();
     let launch = |launch: Launch| {
         let mut parameter = address;
-        unsafe { driver.launch(&launch, &mut [(&raw mut parameter).cast()]) }
+        unsafe { driver.launch(&launch, &[(&raw mut parameter).cast()]) }
     };
     let plain = Launch::new(function, 3, 128, stream);
     launch(plain).unwrap();

@@ -129,12 +129,11 @@ fn kernels_run_from_launches_and_from_graphs() {
     let module = driver.module_load(PTX).unwrap();
     let function = driver.module_function(module, "add").unwrap();
     assert!(driver.function_attribute(function, FunctionAttribute::Registers).unwrap() > 0);
-    assert!(driver.max_active_blocks(function, 32, 0).unwrap() > 0);
+    assert!(driver.max_active_blocks(function, 32).unwrap() > 0);
     let (mut address, mut what) = (word_at, 3_u32);
     let launch = |launch: Launch, address: &mut u64, what: &mut u32| {
-        let mut parameters: [*mut c_void; 2] =
-            [(&raw mut *address).cast(), (&raw mut *what).cast()];
-        unsafe { driver.launch(&launch, &mut parameters) }.unwrap();
+        let parameters: [*mut c_void; 2] = [(&raw mut *address).cast(), (&raw mut *what).cast()];
+        unsafe { driver.launch(&launch, &parameters) }.unwrap();
     };
     let plain = Launch::new(function, 2, 1, stream);
     launch(plain, &mut address, &mut what);

@@ -95,7 +95,7 @@ fn every_function_of_a_later_version_says_which() {
     let failures: Vec<(Failure, &str)> = unsafe {
         let [one, _] = comm[..] else { unreachable!() };
         vec![
-            (nccl.shrink(one, &[1], ShrinkFlags::Default, None).unwrap_err(), "2.27"),
+            (nccl.shrink(one, &[1], ShrinkFlags::Default, &Config::default()).unwrap_err(), "2.27"),
             (nccl.window_register(one, 4096, 1, WindowFlags::Default).unwrap_err(), "2.27"),
             (nccl.window_deregister(one, window).unwrap_err(), "2.27"),
             (nccl.window_address(one, window).unwrap_err(), "2.29"),
@@ -146,7 +146,7 @@ fn what_does_not_block_is_in_progress_until_all_have_come() {
     let fake = Fake::new();
     let nccl = fake.of_version(23203);
     let id = nccl.unique_id().unwrap();
-    let config = Config { blocking: Some(false), ..Config::default() };
+    let config = Config { blocking: Some(false) };
     let first = nccl.init_rank(2, &id, 0, &config).unwrap();
     let comm = first.peek().unwrap();
     // SAFETY: live.

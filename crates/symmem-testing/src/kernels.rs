@@ -75,7 +75,7 @@ pub fn install(driver: &Fake) {
         ("reduce_scatter_flagged", |l| flagged(l, true)),
         ("all_reduce_one_shot_in_place", in_place),
         ("all_reduce_two_shot", in_place),
-        ("all_reduce_two_shot_in_turns", in_place),
+        ("all_reduce_two_shot_alternating", in_place),
         ("reduce_pull", reduce_pull),
     ];
     for (name, run) in reductions {

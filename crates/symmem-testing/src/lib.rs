@@ -9,6 +9,7 @@
 
 pub mod conformance;
 pub mod kernels;
+pub mod messages;
 mod nccl;
 mod processes;
 mod ucx;

@@ -77,7 +77,7 @@ __device__ __forceinline__ void copy_bytes(char *to, const char *from, symmem_u6
     }
 }
 
-// A warp's part in copies: which it begins with, and its place among the warps of one copy.
+// A warp's part in copies: which it begins with, and its index among the warps of one copy.
 struct Worker {
     symmem_u64 worker, workers;
 

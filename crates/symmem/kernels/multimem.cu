@@ -58,16 +58,16 @@ KERNEL multimem_all_reduce(CONSTANT SymmemGroup group, CONSTANT SymmemPointers p
                            symmem_u64 first, symmem_u64 length) {
     SymmemBlock block = symmem_begin(group, 2);
     const symmem_u64 bytes = length * Number::BYTES;
-    Places<true> places = {parts, group.size, first * Number::BYTES, {bytes, bytes}, nullptr};
-    Cut cut(places.part(0, 0), places.apart() | ((symmem_u64)multicast ^ (symmem_u64)parts.at[0]), bytes);
-    char *all = multicast + places.first + cut.head;
+    Operands<true> operands = {parts, group.size, first * Number::BYTES, {bytes, bytes}, nullptr};
+    Cut cut(operands.part(0, 0), operands.apart() | ((symmem_u64)multicast ^ (symmem_u64)parts.at[0]), bytes);
+    char *all = multicast + operands.first + cut.head;
     symmem_u64 share = (cut.vectors + group.size - 1) / group.size;
     symmem_u64 from = least(share * group.rank, cut.vectors), to = least(from + share, cut.vectors);
     if (symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
         each_sum(
             from, to, [&](symmem_u64 v) { return all + 16 * v; },
             [&](symmem_u64 v, const symmem_u32(&words)[4]) { multimem_store(all + 16 * v, words); });
-        reduce_loose(places, cut, group.rank, group.size, SUM);
+        reduce_loose(operands, cut, group.rank, group.size, SUM);
         if (symmem_sync_blocks<SYMMEM_LAST | SYMMEM_RELEASE>(group, block)) {
             return;
         }
@@ -82,15 +82,15 @@ KERNEL multimem_reduce_pull(CONSTANT SymmemGroup group, CONSTANT SymmemPointers 
     SymmemBlock block = symmem_begin(group, 2);
     const symmem_u64 row = columns * Number::BYTES, bytes = rows * row;
     Stretch stretch = {rows > 1 ? row : bytes, rows > 1 ? pitch * Number::BYTES : bytes};
-    Places<false> places = {parts, group.size, first * Number::BYTES, stretch, out};
-    Cut cut(places.part(0, 0), places.apart() | ((symmem_u64)multicast ^ (symmem_u64)parts.at[0]), bytes);
+    Operands<false> operands = {parts, group.size, first * Number::BYTES, stretch, out};
+    Cut cut(operands.part(0, 0), operands.apart() | ((symmem_u64)multicast ^ (symmem_u64)parts.at[0]), bytes);
     if (symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
         if (active != 0) {
             each_sum(
                 0, cut.vectors,
-                [&](symmem_u64 v) { return multicast + places.first + stretch.at(cut.head + 16 * v); },
+                [&](symmem_u64 v) { return multicast + operands.first + stretch.at(cut.head + 16 * v); },
                 [&](symmem_u64 v, const symmem_u32(&words)[4]) { store_vector(out + cut.head + 16 * v, words); });
-            reduce_loose(places, cut, 0, 1, SUM);
+            reduce_loose(operands, cut, 0, 1, SUM);
         }
         if (symmem_sync_blocks<SYMMEM_LAST>(group, block)) {
             return;

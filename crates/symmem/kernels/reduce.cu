@@ -229,7 +229,7 @@ __device__ __forceinline__ void send_blocks(const char *in, symmem_u64 bytes, sy
     for (symmem_u32 first = 1; first <= group.size; first += N) {
 #pragma unroll
         for (symmem_u32 i = 0; i < N; i++) {
-            // In the place of ranks beyond the last, that one's again, without a condition around the load.
+            // Instead of ranks beyond the last, that one's again, without a condition around the load.
             symmem_u32 peer = after(group, first + i < group.size ? first + i : group.size);
             load_unit(units[i], in + peer * bytes + at, bytes - at);
         }
@@ -297,12 +297,12 @@ template <class S>
 __device__ __forceinline__ void two_shot(const SymmemGroup &group, const SymmemPointers &parts, symmem_u64 first,
                                          symmem_u64 length, Op op, const S &share) {
     const symmem_u64 bytes = length * Number::BYTES;
-    Places<true> places = {parts, group.size, first * Number::BYTES, {bytes, bytes}, nullptr};
-    Cut cut(places.part(0, 0), places.apart(), bytes);
+    Operands<true> operands = {parts, group.size, first * Number::BYTES, {bytes, bytes}, nullptr};
+    Cut cut(operands.part(0, 0), operands.apart(), bytes);
     SymmemBlock block = symmem_begin(group, 2);
     if (symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
-        reduce_vectors(places, cut, share, op);
-        reduce_loose(places, cut, group.rank, group.size, op);
+        reduce_vectors(operands, cut, share, op);
+        reduce_loose(operands, cut, group.rank, group.size, op);
         if (symmem_sync_blocks<SYMMEM_LAST | SYMMEM_RELEASE>(group, block)) {
             return;
         }
@@ -318,12 +318,12 @@ KERNEL(512, 2) all_reduce_two_shot(CONSTANT SymmemGroup group, CONSTANT SymmemPo
     two_shot(group, parts, first, length, (Op)op, Share{group.rank, group.size});
 }
 
-// Likewise, of more than the device's cache holds: see `TurningShare`.
-KERNEL(512, 2) all_reduce_two_shot_in_turns(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts,
-                                            symmem_u64 first, symmem_u64 length, symmem_u32 op, symmem_u32 backwards,
-                                            symmem_u32 draws) {
+// Likewise, of more than the device's cache holds: see `AlternatingShare`.
+KERNEL(512, 2) all_reduce_two_shot_alternating(CONSTANT SymmemGroup group, CONSTANT SymmemPointers parts,
+                                               symmem_u64 first, symmem_u64 length, symmem_u32 op,
+                                               symmem_u32 backwards, symmem_u32 draws) {
     void *drawn = draws != 0 ? symmem_own_pad(group) + SYMMEM_DRAWN_AT : nullptr;
-    TurningShare share = {group.rank, group.size, backwards != 0, static_cast<symmem_u32 *>(drawn)};
+    AlternatingShare share = {group.rank, group.size, backwards != 0, static_cast<symmem_u32 *>(drawn)};
     two_shot(group, parts, first, length, (Op)op, share);
 }
 
@@ -335,13 +335,13 @@ KERNEL(512, 2) reduce_pull(CONSTANT SymmemGroup group, CONSTANT SymmemPointers p
                            symmem_u64 rows, symmem_u64 columns, symmem_u64 pitch, symmem_u32 active, symmem_u32 op) {
     const symmem_u64 row = columns * Number::BYTES, bytes = rows * row;
     Stretch stretch = {rows > 1 ? row : bytes, rows > 1 ? pitch * Number::BYTES : bytes};
-    Places<false> places = {parts, group.size, first * Number::BYTES, stretch, out};
-    Cut cut(places.part(0, 0), places.apart(), bytes);
+    Operands<false> operands = {parts, group.size, first * Number::BYTES, stretch, out};
+    Cut cut(operands.part(0, 0), operands.apart(), bytes);
     SymmemBlock block = symmem_begin(group, 2);
     if (symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {
         if (active != 0) {
-            reduce_vectors(places, cut, Share{0, 1}, (Op)op);
-            reduce_loose(places, cut, 0, 1, (Op)op);
+            reduce_vectors(operands, cut, Share{0, 1}, (Op)op);
+            reduce_loose(operands, cut, 0, 1, (Op)op);
         }
         if (symmem_sync_blocks<SYMMEM_LAST>(group, block)) {
             return;
@@ -358,8 +358,8 @@ KERNEL(512, 2) all_reduce_one_shot_in_place(CONSTANT SymmemGroup group, CONSTANT
                                             symmem_u64 first, symmem_u64 length, symmem_u32 op) {
     const symmem_u64 bytes = length * Number::BYTES, begin = first * Number::BYTES;
     char *own = static_cast<char *>(parts.at[group.rank]) + begin;
-    Places<true> places = {parts, group.size, begin, {bytes, bytes}, nullptr};
-    Cut cut(own, places.apart(), bytes);
+    Operands<true> operands = {parts, group.size, begin, {bytes, bytes}, nullptr};
+    Cut cut(own, operands.apart(), bytes);
     const symmem_u64 loose = cut.loose() / Number::BYTES, units = loose + cut.vectors;
     SymmemBlock block = symmem_begin(group, 1 + (symmem_u32)((units + threads_of_grid() - 1) / threads_of_grid()));
     if (!symmem_sync_blocks<SYMMEM_FIRST>(group, block)) {

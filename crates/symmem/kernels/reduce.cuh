@@ -18,7 +18,7 @@ struct Stretch {
 };
 
 // All ranks' memory, and where the result goes: to `out`, or back to all of them.
-template <bool TO_ALL> struct Places {
+template <bool TO_ALL> struct Operands {
     const SymmemPointers &parts;
     symmem_u32 size;
     symmem_u64 first; // byte of the parts
@@ -53,15 +53,15 @@ __device__ __forceinline__ ElementBits reduced_element(const SymmemPointers &par
 }
 
 // Likewise, to where it belongs; `byte` counts bytes of the result.
-template <bool TO_ALL> __device__ inline void reduce_element(const Places<TO_ALL> &places, symmem_u64 byte, Op op) {
-    symmem_u64 at = places.at(byte);
-    ElementBits bits = reduced_element(places.parts, places.size, places.first + at, op);
+template <bool TO_ALL> __device__ inline void reduce_element(const Operands<TO_ALL> &operands, symmem_u64 byte, Op op) {
+    symmem_u64 at = operands.at(byte);
+    ElementBits bits = reduced_element(operands.parts, operands.size, operands.first + at, op);
     if constexpr (TO_ALL) {
-        for (symmem_u32 rank = 0; rank < places.size; rank++) {
-            store_bits<Number::BYTES>(places.part(rank, at), bits);
+        for (symmem_u32 rank = 0; rank < operands.size; rank++) {
+            store_bits<Number::BYTES>(operands.part(rank, at), bits);
         }
     } else {
-        store_bits<Number::BYTES>(places.out + byte, bits);
+        store_bits<Number::BYTES>(operands.out + byte, bits);
     }
 }
 
@@ -70,13 +70,13 @@ struct Share {
     symmem_u32 number, of;
 };
 
-// Likewise, of more than the device's cache holds. What was touched last is still there, so a kernel had better begin where
-// the one before it ended: forwards and backwards in turn. And memory is quickest where all are at the same place, so ranks
-// have every `of`th piece instead of a stretch of their own.
+// Likewise, of more than the device's cache holds. What was touched last is still cached, so a kernel begins where the one
+// before it ended: kernels alternate between forwards and backwards. And memory is fastest when all ranks access
+// neighbouring addresses, so ranks have every `of`th piece instead of a stretch of their own.
 //
 // Where there is much, no block has pieces of its own: each draws the rank's next when it has done one, because some
 // multiprocessors are nearer to the memory than others.
-struct TurningShare {
+struct AlternatingShare {
     symmem_u32 number, of;
     bool backwards;
     symmem_u32 *drawn; // how many pieces this rank's blocks have drawn, 0 between kernels; or null
@@ -87,9 +87,9 @@ struct TurningShare {
 static __device__ __noinline__ void ruin_own(const SymmemGroup &group, const SymmemPointers &parts, symmem_u64 first,
                                              symmem_u64 length, symmem_u32 shares, symmem_u64 apart) {
     const symmem_u64 bytes = length * Number::BYTES;
-    Places<true> places = {parts, group.size, first * Number::BYTES, {bytes, bytes}, nullptr};
-    Cut cut(places.part(0, 0), places.apart() | apart, bytes);
-    ruin(places.part(group.rank, 0), cut.head, cut.vectors, bytes, Number::BYTES, shares, group.size);
+    Operands<true> operands = {parts, group.size, first * Number::BYTES, {bytes, bytes}, nullptr};
+    Cut cut(operands.part(0, 0), operands.apart() | apart, bytes);
+    ruin(operands.part(group.rank, 0), cut.head, cut.vectors, bytes, Number::BYTES, shares, group.size);
 }
 
 // Likewise an output in no part, of rows as `reduce_pull` has them.
@@ -98,18 +98,18 @@ static __device__ __noinline__ void ruin_out(const SymmemGroup &group, const Sym
                                              symmem_u64 apart) {
     const symmem_u64 row = columns * Number::BYTES, bytes = rows * row;
     Stretch stretch = {rows > 1 ? row : bytes, rows > 1 ? pitch * Number::BYTES : bytes};
-    Places<false> places = {parts, group.size, first * Number::BYTES, stretch, out};
-    Cut cut(places.part(0, 0), places.apart() | apart, bytes);
+    Operands<false> operands = {parts, group.size, first * Number::BYTES, stretch, out};
+    Cut cut(operands.part(0, 0), operands.apart() | apart, bytes);
     ruin(out, cut.head, cut.vectors, bytes, Number::BYTES, 1, 1);
 }
 
 // How many stretches of vectors ranks have for themselves.
 __device__ __forceinline__ symmem_u32 stretches(const Share &share) { return share.of; }
-__device__ __forceinline__ symmem_u32 stretches(const TurningShare &) { return 1; }
+__device__ __forceinline__ symmem_u32 stretches(const AlternatingShare &) { return 1; }
 
-// What vectors are counted by. Those that are gone through in turns are at most 32 GiB, and registers are few.
+// What vectors are counted by. Those of a `AlternatingShare` are at most 32 GiB, and registers are few.
 template <class S> struct Counted { typedef symmem_u64 By; };
-template <> struct Counted<TurningShare> { typedef symmem_u32 By; };
+template <> struct Counted<AlternatingShare> { typedef symmem_u32 By; };
 
 // Which vectors this thread takes: numbers `i`, `i + stride` and so on below `count`.
 template <class S> struct Lane {
@@ -140,10 +140,10 @@ __device__ __forceinline__ void each_batch(symmem_u64 vectors, const Share &shar
 }
 
 template <int U, class F>
-__device__ __forceinline__ void each_batch(symmem_u64 vectors, const TurningShare &share, F f) {
+__device__ __forceinline__ void each_batch(symmem_u64 vectors, const AlternatingShare &share, F f) {
     __shared__ symmem_u32 pieces[2];
     const symmem_u64 threads = threads_of_grid();
-    Lane<TurningShare> lane(vectors, thread_of_grid() + share.number * threads, share.of * threads);
+    Lane<AlternatingShare> lane(vectors, thread_of_grid() + share.number * threads, share.of * threads);
     // Backwards they are the same vectors: a rank that goes the other way than the rest still has its own.
     if (share.drawn == nullptr) {
         symmem_u32 step = U * lane.stride, left = lane.i < lane.count ? (lane.count - lane.i + step - 1) / step : 0;
@@ -159,19 +159,19 @@ __device__ __forceinline__ void each_batch(symmem_u64 vectors, const TurningShar
     lane.stride = blockDim.x;
     const symmem_u32 of_piece = U * blockDim.x, of_all = (lane.count + of_piece - 1) / of_piece;
     const symmem_u32 count = (of_all + share.of - 1 - share.number) / share.of;
-    symmem_u32 next = threadIdx.x == 0 ? pieces[0] = atomicAdd(share.drawn, 1) : 0, turn = 0;
+    symmem_u32 next = threadIdx.x == 0 ? pieces[0] = atomicAdd(share.drawn, 1) : 0, current = 0;
     __syncthreads();
-    for (; pieces[turn] < count; turn ^= 1) {
+    for (; pieces[current] < count; current ^= 1) {
         if (threadIdx.x == 0) {
             next = atomicAdd(share.drawn, 1); // takes as long as the loads
         }
-        const symmem_u32 piece = share.backwards ? count - 1 - pieces[turn] : pieces[turn];
+        const symmem_u32 piece = share.backwards ? count - 1 - pieces[current] : pieces[current];
         lane.i = (piece * share.of + share.number) * of_piece + threadIdx.x;
         if (lane.i < lane.count) {
             f(lane);
         }
         if (threadIdx.x == 0) {
-            pieces[turn ^ 1] = next;
+            pieces[current ^ 1] = next;
         }
         __syncthreads();
     }
@@ -184,14 +184,14 @@ __device__ __forceinline__ void each_batch(symmem_u64 vectors, const TurningShar
 __device__ __forceinline__ void load_for(const Share &, symmem_u32 (&words)[4], const char *from) {
     load_vector(words, from);
 }
-__device__ __forceinline__ void load_for(const TurningShare &, symmem_u32 (&words)[4], const char *from) {
+__device__ __forceinline__ void load_for(const AlternatingShare &, symmem_u32 (&words)[4], const char *from) {
     load_held(words, from);
 }
 
 // U vectors of N ranks, both known when this is compiled, and sums: all loads are under way before the first addition.
-// In the place of vectors beyond the last it loads that again: a condition would let the compiler put loads behind it.
+// Instead of vectors beyond the last it loads that again: a condition would let the compiler put loads behind it.
 template <int N, int U, bool TO_ALL, class S>
-__device__ __forceinline__ void sum_batch(const Places<TO_ALL> &places, symmem_u64 head, const S &share,
+__device__ __forceinline__ void sum_batch(const Operands<TO_ALL> &operands, symmem_u64 head, const S &share,
                                           const Lane<S> &lane, Op op) {
     symmem_u32 words[U][N][4];
     symmem_u64 at[U];
@@ -199,10 +199,10 @@ __device__ __forceinline__ void sum_batch(const Places<TO_ALL> &places, symmem_u
     for (int u = 0; u < U; u++) {
         auto n = lane.i + u * lane.stride;
         symmem_u64 vector = lane.at(u == 0 ? n : least(n, lane.count - 1));
-        at[u] = places.first + places.at(head + 16 * vector);
+        at[u] = operands.first + operands.at(head + 16 * vector);
 #pragma unroll
         for (int rank = 0; rank < N; rank++) {
-            load_for(share, words[u][rank], static_cast<const char *>(places.parts.at[rank]) + at[u]);
+            load_for(share, words[u][rank], static_cast<const char *>(operands.parts.at[rank]) + at[u]);
         }
     }
 #pragma unroll
@@ -221,20 +221,20 @@ __device__ __forceinline__ void sum_batch(const Places<TO_ALL> &places, symmem_u
         if constexpr (TO_ALL) {
 #pragma unroll
             for (int rank = 0; rank < N; rank++) {
-                store_vector(static_cast<char *>(places.parts.at[rank]) + at[u], words[u][0]);
+                store_vector(static_cast<char *>(operands.parts.at[rank]) + at[u], words[u][0]);
             }
         } else {
-            store_vector(places.out + head + 16 * lane.at(n), words[u][0]);
+            store_vector(operands.out + head + 16 * lane.at(n), words[u][0]);
         }
     }
 }
 
 // A share of the vectors of a cut.
 template <int N, bool TO_ALL, class S>
-__device__ __forceinline__ void sum_vectors(const Places<TO_ALL> &places, const Cut &cut, const S &share, Op op) {
+__device__ __forceinline__ void sum_vectors(const Operands<TO_ALL> &operands, const Cut &cut, const S &share, Op op) {
     // Vectors at once: about 8 loads, 32 registers. Two-byte floats take twice the registers that they lie in.
     const int U = N >= 8 ? 1 : N == 2 && Number::BYTES == 2 ? 3 : 8 / N;
-    each_batch<U>(cut.vectors, share, [&](const Lane<S> &lane) { sum_batch<N, U>(places, cut.head, share, lane, op); });
+    each_batch<U>(cut.vectors, share, [&](const Lane<S> &lane) { sum_batch<N, U>(operands, cut.head, share, lane, op); });
 }
 
 // Any number of ranks and any operator, one vector: while one rank's is taken, the next one's is on its way.
@@ -283,50 +283,50 @@ __device__ __forceinline__ void sum_vector(symmem_u32 (&result)[4], const Symmem
 }
 
 template <bool TO_ALL, class S>
-__device__ __forceinline__ void reduce_any(const Places<TO_ALL> &places, const Cut &cut, const S &share, Op op) {
+__device__ __forceinline__ void reduce_any(const Operands<TO_ALL> &operands, const Cut &cut, const S &share, Op op) {
     each_batch<1>(cut.vectors, share, [&](const Lane<S> &lane) {
-        symmem_u64 byte = cut.head + 16 * lane.at(lane.i), at = places.at(byte);
+        symmem_u64 byte = cut.head + 16 * lane.at(lane.i), at = operands.at(byte);
         symmem_u32 words[4];
         if (op <= AVERAGE) {
-            sum_vector(words, places.parts, places.size, places.first + at, op);
+            sum_vector(words, operands.parts, operands.size, operands.first + at, op);
         } else {
-            reduce_vector(words, places.parts, places.size, places.first + at, op);
+            reduce_vector(words, operands.parts, operands.size, operands.first + at, op);
         }
         if constexpr (TO_ALL) {
-            for (symmem_u32 rank = 0; rank < places.size; rank++) {
-                store_vector(places.part(rank, at), words);
+            for (symmem_u32 rank = 0; rank < operands.size; rank++) {
+                store_vector(operands.part(rank, at), words);
             }
         } else {
-            store_vector(places.out + byte, words);
+            store_vector(operands.out + byte, words);
         }
     });
 }
 
 // A share of the vectors of a cut.
 template <bool TO_ALL, class S>
-__device__ __forceinline__ void reduce_vectors(const Places<TO_ALL> &places, const Cut &cut, const S &share, Op op) {
+__device__ __forceinline__ void reduce_vectors(const Operands<TO_ALL> &operands, const Cut &cut, const S &share, Op op) {
     // Arithmetic on bytes takes as long as the loads: nothing is gained by more of them at once.
     if constexpr (Number::BYTES > 1) {
-        if (op <= AVERAGE && places.size == 2) {
-            return sum_vectors<2>(places, cut, share, op);
+        if (op <= AVERAGE && operands.size == 2) {
+            return sum_vectors<2>(operands, cut, share, op);
         }
-        if (op <= AVERAGE && places.size == 4) {
-            return sum_vectors<4>(places, cut, share, op);
+        if (op <= AVERAGE && operands.size == 4) {
+            return sum_vectors<4>(operands, cut, share, op);
         }
-        if (op <= AVERAGE && places.size == 8) {
-            return sum_vectors<8>(places, cut, share, op);
+        if (op <= AVERAGE && operands.size == 8) {
+            return sum_vectors<8>(operands, cut, share, op);
         }
     }
-    reduce_any(places, cut, share, op);
+    reduce_any(operands, cut, share, op);
 }
 
 // The part of the loose elements of a cut that is number `share` of `shares`.
 template <bool TO_ALL>
-__device__ __forceinline__ void reduce_loose(const Places<TO_ALL> &places, const Cut &cut, symmem_u32 share,
+__device__ __forceinline__ void reduce_loose(const Operands<TO_ALL> &operands, const Cut &cut, symmem_u32 share,
                                              symmem_u32 shares, Op op) {
     symmem_u64 loose = cut.loose() / Number::BYTES, per_share = (loose + shares - 1) / shares;
     symmem_u64 to = least(per_share * (share + 1), loose);
     for (symmem_u64 i = per_share * share + thread_of_grid(); i < to; i += threads_of_grid()) {
-        reduce_element(places, cut.loose_at(i * Number::BYTES), op);
+        reduce_element(operands, cut.loose_at(i * Number::BYTES), op);
     }
 }

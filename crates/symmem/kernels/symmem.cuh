@@ -67,7 +67,7 @@ struct SymmemGroup {
 
 // An allocation as its users see it: memory and signal pads of all ranks, as this rank addresses them. Passed by value.
 //
-// Pads are laid out as PyTorch's: word `size * channel + source`, zero at rest, 1 while a signal lies there.
+// Pads have the layout of PyTorch's: word `size * channel + source`, zero at rest, 1 while a signal lies there.
 struct SymmemHandle {
     symmem_u32 rank, size;
     symmem_u32 scope;

@@ -57,11 +57,12 @@ pub enum Error {
         why: String,
     },
 
-    /// The ranks called the same operation with arguments that do not fit together. Every rank gets this.
+    /// The ranks called the same operation with arguments that do not fit together. Every rank gets this; of a message, only its
+    /// receiver.
     #[error("{op}: ranks disagree on the {what}: here {ours}, on rank {rank} {theirs}")]
     #[non_exhaustive]
     Mismatch {
-        /// The collective operation.
+        /// The collective operation, or `recv`.
         op: &'static str,
         /// The argument that differs.
         what: &'static str,
@@ -140,6 +141,26 @@ pub enum Error {
         what: String,
     },
 
+    /// [`Queue::abort`](crate::Queue::abort) ended a job before it was done.
+    #[error("rank {rank}: the queue was aborted: {what}")]
+    #[non_exhaustive]
+    Aborted {
+        /// The rank whose queue it is.
+        rank: usize,
+        /// What the job was doing.
+        what: String,
+    },
+
+    /// A job of a queue panicked.
+    #[error("rank {rank}: a job of the queue panicked: {what}")]
+    #[non_exhaustive]
+    Panicked {
+        /// The rank whose queue it is.
+        rank: usize,
+        /// The message of the panic.
+        what: String,
+    },
+
     /// The other end of a connection did not keep to the protocol, or ended it.
     #[error("{with}: expected {expected}, got {got}")]
     #[non_exhaustive]
@@ -189,6 +210,10 @@ pub enum ErrorKind {
     Interrupted,
     /// See [`Error::OutOfStep`].
     OutOfStep,
+    /// See [`Error::Aborted`].
+    Aborted,
+    /// See [`Error::Panicked`].
+    Panicked,
     /// See [`Error::Protocol`].
     Protocol,
     /// See [`Error::Usage`].
@@ -208,6 +233,8 @@ impl Error {
             Self::Timeout { .. } => ErrorKind::Timeout,
             Self::Interrupted { .. } => ErrorKind::Interrupted,
             Self::OutOfStep { .. } => ErrorKind::OutOfStep,
+            Self::Aborted { .. } => ErrorKind::Aborted,
+            Self::Panicked { .. } => ErrorKind::Panicked,
             Self::Protocol { .. } => ErrorKind::Protocol,
             Self::Usage { .. } => ErrorKind::Usage,
         }

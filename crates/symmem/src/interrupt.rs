@@ -22,7 +22,8 @@ struct Asked {
 /// Runs `f`; its blocking waits call `end` at least ten times a second and stop once it returns true. That wait and all
 /// later waits of `f` then fail with [`Interrupted`](crate::Error::Interrupted); otherwise they behave as at their deadlines.
 ///
-/// `end` may itself wait; it is not called again while it runs.
+/// `end` may itself wait; it is not called again while it runs. If it panics in a collective call, that call is given up, and the group is
+/// out of step until all ranks [`resync`](crate::Group::resync).
 ///
 /// ```
 /// use std::sync::atomic::{AtomicBool, Ordering};

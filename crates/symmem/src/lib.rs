@@ -36,7 +36,9 @@ mod memory;
 mod mesh;
 #[cfg(feature = "cuda")]
 pub mod nccl;
+mod p2p;
 mod private;
+mod queue;
 mod signal;
 pub mod store;
 mod symmetric;
@@ -52,12 +54,15 @@ pub mod internals {
     #[cfg(fuzzing)]
     pub use crate::mesh::fuzzing::frames as fuzz_frames;
     pub use crate::mesh::{between_hosts, host_identity};
+    #[cfg(fuzzing)]
+    pub use crate::p2p::fuzzing::messages as fuzz_messages;
 }
 
 /// What the models in `tests/loom.rs` explore.
 #[cfg(loom)]
 #[doc(hidden)]
 pub mod model {
+    pub use crate::p2p::{Reader, RingMemory, Writer};
     pub use crate::signal::{Layout, Pads, Signals, Slot, Stop};
     pub use crate::sync::{LATE_STORES, Ordering, Word};
 }
@@ -70,6 +75,7 @@ pub use half::{bf16, f16};
 pub use interrupt::interruptible;
 pub use memory::Device;
 pub use num_complex::Complex;
+pub use queue::{Pending, Queue, Scope};
 pub use symmetric::{Atomic, Buffer, Handle, Open, Paused, Pool, Shared, SignalPad, Symmetric};
 pub use sync::Deadline;
 

@@ -155,6 +155,22 @@ conforms! {
     giving_up_leaves_a_copy_of_every_element(3);
     experts_get_their_rows_and_give_them_back(3);
     rows_that_do_not_fit_are_refused_by_every_rank(3);
+    messages_of_every_length_arrive(2);
+    many_messages_arrive_in_order(2);
+    tags_are_kept_apart(3);
+    large_messages_cross(3);
+    a_rank_that_waits_holds_nobody_up(3);
+    messages_of_any_rank_say_who_sent_them(3);
+    messages_to_oneself_arrive(2);
+    a_message_that_does_not_fit_is_named(3);
+    messages_given_up_leave_no_trace(2);
+    a_panic_in_a_wait_for_a_message_leaves_no_trace(2);
+    a_message_that_stops_half_way_is_not_in_the_way_of_others(3);
+    a_wait_for_the_wrong_tag_is_explained(2);
+    threads_send_and_receive_at_the_same_time(3);
+    threads_share_the_messages_of_a_tag(2);
+    groups_have_messages_of_their_own(3);
+    ranks_that_are_none_are_no_receivers(2);
 }
 
 conforms! {

@@ -20,6 +20,7 @@ mod failure {
     mod halfway;
     mod launchers;
     mod leaving;
+    mod messages;
     mod scale;
     mod shrinking;
     mod strangers;

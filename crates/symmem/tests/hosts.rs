@@ -13,9 +13,12 @@ mod hosts {
 
     use symmem::{Error, Group, World};
 
+    mod counterparts;
     mod joining;
     mod killing;
+    mod large;
     mod losses;
+    mod messages;
     mod namespaces;
     mod settings;
     mod strangers;

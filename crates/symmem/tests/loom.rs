@@ -11,6 +11,8 @@ use symmem::model::{Slot, Stop};
 
 #[path = "loom/model.rs"]
 mod model;
+#[path = "loom/ring.rs"]
+mod ring;
 #[path = "loom/steps.rs"]
 mod steps;
 

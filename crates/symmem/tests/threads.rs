@@ -89,6 +89,11 @@ fn what_users_hold_can_go_to_other_threads() {
     is_sync::<symmem::Handle>();
     is_send::<symmem::Pool>();
     is_sync::<symmem::Pool>();
+    is_send::<symmem::Queue>();
+    is_sync::<symmem::Queue>();
+    is_send::<symmem::Pending<Vec<f32>>>();
+    is_sync::<symmem::Pending<Vec<f32>>>();
+    is_sync::<symmem::Scope<'_, '_>>();
     is_send::<symmem::Error>();
     is_sync::<symmem::Error>();
     is_send::<symmem::cuda::Gpu>();

@@ -66,6 +66,29 @@ fn the_allocations_pad_orders_data(world: &World) -> Result<()> {
     world.barrier()
 }
 
+fn messages_are_read_as_they_were_written(world: &World) -> Result<()> {
+    let (right, left) = ((world.rank() + 1) % RANKS, (world.rank() + RANKS - 1) % RANKS);
+    // What the threads share is made by a `OnceLock` at the first message.
+    world.send_by(&[0_u64], world.rank(), 2, LIMIT)?;
+    world.recv_by(&mut [0_u64], world.rank(), 2, LIMIT)?;
+    std::thread::scope(|scope| {
+        // Some take many fragments, and some are kept until they are asked for.
+        let len = |round: u64| 1 + (round as usize % 3) * 40_000;
+        let sending = scope.spawn(move || {
+            (0..ROUNDS).try_for_each(|round| {
+                world.send_by(&vec![round; len(round)], right, round % 2, LIMIT)
+            })
+        });
+        for round in (0..ROUNDS).map(|round| round ^ 1) {
+            let mut data = vec![0; len(round)];
+            world.recv_by(&mut data, left, round % 2, LIMIT)?;
+            assert!(data.iter().all(|value| *value == round));
+        }
+        sending.join().unwrap()
+    })?;
+    world.barrier()
+}
+
 /// An address that a thread may take along.
 #[derive(Clone, Copy)]
 struct SharedWord(*mut u64);
@@ -172,6 +195,7 @@ fn main() {
         ("phases", phases_show_every_rank_what_every_rank_wrote),
         ("signals", signals_order_what_raw_pointers_write),
         ("allocation pads", the_allocations_pad_orders_data),
+        ("messages", messages_are_read_as_they_were_written),
         ("channels", threads_of_one_rank_use_channels_of_their_own),
         ("turns", threads_of_one_rank_take_turns_on_a_channel),
         ("pools and ids", pools_and_ids_give_the_same_memory_again),

@@ -8,8 +8,8 @@ use crate::tidy::rust::{Source, is_word, line_of, use_paths};
 /// The modules of `symmem`, each may use those before it.
 #[rustfmt::skip]
 const LAYERS: &[&str] = &[
-    "error", "private", "interrupt", "sync", "machine", "dtype", "store", "memory", "signal", "mesh", "wire", "group", "symmetric", "collectives",
-    "cuda", "nccl",
+    "error", "private", "interrupt", "sync", "machine", "dtype", "store", "memory", "signal", "mesh", "wire", "p2p", "group", "symmetric", "collectives",
+    "queue", "cuda", "nccl",
 ];
 /// Backends that need more than the others: they may use what the module of this name may, and itself.
 const BACKENDS: &[(&str, &str)] = &[

@@ -126,7 +126,40 @@ pub(super) struct Data<'a, T: Value> {
     pub(super) out: Vec<T>,
     /// Elements of a block.
     pub(super) block: usize,
+    numbers: Numbers,
+}
+
+/// What the ranks write, and what comes of it; the same for all types.
+struct Numbers {
+    kind: Kind,
+    rank: usize,
+    ranks: usize,
+    /// How often they were written.
     count: usize,
+}
+
+impl Numbers {
+    /// What rank `rank` writes into block `block`: small enough that the sum over all ranks is exact in every type.
+    fn number(&self, rank: usize, block: usize) -> u8 {
+        let spread = if self.ranks > 32 { 2 } else { 4 };
+        ((rank + 2 * block + self.count) % spread + usize::from(self.ranks <= 32)) as u8
+    }
+
+    fn sum(&self, block: usize) -> u8 {
+        (0..self.ranks).fold(0, |sum: u8, rank| sum.wrapping_add(self.number(rank, block)))
+    }
+
+    /// What block `from` of this rank's result is.
+    fn expected(&self, from: usize) -> u8 {
+        match self.kind {
+            Kind::AllReduce | Kind::Reduce => self.sum(0),
+            Kind::ReduceScatter => self.sum(self.rank),
+            Kind::Broadcast => self.number(ROOT, 0),
+            Kind::Scatter => self.number(ROOT, self.rank),
+            Kind::AllGather | Kind::Gather => self.number(from, 0),
+            Kind::AllToAll => self.number(from, self.rank),
+        }
+    }
 }
 
 impl<'a, T: Value> Data<'a, T> {
@@ -142,32 +175,19 @@ impl<'a, T: Value> Data<'a, T> {
             Input::Symmetric(buffer.rendezvous(group)?)
         };
         let out = vec![T::of(0); outputs * block];
-        Ok(Self { kind, group, input, out, block, count: 0 })
-    }
-
-    fn ranks(&self) -> usize {
-        self.group.size()
-    }
-
-    /// What rank `rank` writes into block `block`: small enough that the sum over all ranks is exact in every type.
-    fn number(&self, rank: usize, block: usize) -> u8 {
-        let spread = if self.ranks() > 32 { 2 } else { 4 };
-        ((rank + 2 * block + self.count) % spread + usize::from(self.ranks() <= 32)) as u8
-    }
-
-    fn sum(&self, block: usize) -> u8 {
-        (0..self.ranks()).fold(0, |sum: u8, rank| sum.wrapping_add(self.number(rank, block)))
+        let numbers = Numbers { kind, rank: group.rank(), ranks: group.size(), count: 0 };
+        Ok(Self { kind, group, input, out, block, numbers })
     }
 
     /// Rewrites the input with the next numbers; of a broadcast and a scatter only the root has one.
     pub(super) fn rewrite(&mut self) {
-        self.count += 1;
+        self.numbers.count += 1;
         let rank = self.group.rank();
         if matches!(self.kind, Kind::Broadcast | Kind::Scatter) && rank != ROOT {
             return;
         }
         for block in 0..self.input.local().len() / self.block {
-            let value = T::of(self.number(rank, block));
+            let value = T::of(self.numbers.number(rank, block));
             self.input.local_mut()[block * self.block..][..self.block].fill(value);
         }
     }
@@ -184,18 +204,9 @@ impl<'a, T: Value> Data<'a, T> {
 
     /// Whether every element of the result is the one expected.
     pub(super) fn right(&self) -> bool {
-        let rank = self.group.rank();
-        let expected = |from: usize| match self.kind {
-            Kind::AllReduce | Kind::Reduce => self.sum(0),
-            Kind::ReduceScatter => self.sum(rank),
-            Kind::Broadcast => self.number(ROOT, 0),
-            Kind::Scatter => self.number(ROOT, rank),
-            Kind::AllGather | Kind::Gather => self.number(from, 0),
-            Kind::AllToAll => self.number(from, rank),
-        };
         let mut blocks = self.result().chunks_exact(self.block).enumerate();
         blocks.all(|(from, block)| {
-            let value = T::of(expected(from));
+            let value = T::of(self.numbers.expected(from));
             // No early end, so that it is done in vectors.
             block.iter().fold(true, |right, element| right & (*element == value))
         })

@@ -4,10 +4,11 @@
 //! the same inputs, before the first sample and after the last. The floor is a copy on the device of as many bytes as a rank
 //! of the collective has to move at least.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::Result;
-use std::sync::atomic::Ordering;
+use bytemuck::cast_slice as bytes;
 use symmem::cuda::Algorithm;
 use symmem::cuda::{Buffer, Graph, Symmetric};
 use symmem::{Group, ReduceOp};
@@ -79,16 +80,20 @@ trait Work {
 }
 
 /// How any work is timed.
-struct Timed<W> {
+struct Timed<'a> {
     graph: Option<Graph>,
-    work: W,
+    work: Box<dyn Work + 'a>,
     device: &'static Device,
     /// Nanoseconds of a call until it returned.
     host: Vec<f64>,
 }
 
-impl<W: Work> Timed<W> {
-    fn new(on: Option<OnDevice>, device: &'static Device, mut work: W) -> Result<Self> {
+impl<'a> Timed<'a> {
+    fn new(
+        on: Option<OnDevice>,
+        device: &'static Device,
+        mut work: Box<dyn Work + 'a>,
+    ) -> Result<Self> {
         for _ in 0..3 {
             work.enqueue(device)?; // loads the kernel, which a capture cannot
         }
@@ -102,7 +107,7 @@ impl<W: Work> Timed<W> {
     }
 }
 
-impl<W: Work> Case for Timed<W> {
+impl Case for Timed<'_> {
     fn call(&mut self) -> Result<()> {
         self.calls(1)
     }
@@ -151,7 +156,7 @@ fn barrier<'a>(
     let device = device_of(measure)?;
     let memory = device.gpu.alloc(group, 1)?.rendezvous(group)?;
     let work = Barrier { memory, board, count: FIRST };
-    Ok(Box::new(Timed::new(measure.on, device, work)?))
+    Ok(Box::new(Timed::new(measure.on, device, Box::new(work))?))
 }
 
 /// No number that other rows leave behind.
@@ -195,7 +200,7 @@ fn floor<'a>(measure: &Measure, group: &'a Group, _: &'a Board<'a>) -> Result<Bo
     let device = device_of(measure)?;
     let bytes = least_copy(Kind::of(measure), measure.bytes, group.size());
     let memory = device.gpu.alloc(group, 2 * bytes)?.rendezvous(group)?;
-    Ok(Box::new(Timed::new(measure.on, device, Copied { memory, bytes })?))
+    Ok(Box::new(Timed::new(measure.on, device, Box::new(Copied { memory, bytes }))?))
 }
 
 /// Half of what one rank has to read and write at least; of a broadcast, one that is not the root.
@@ -250,7 +255,7 @@ fn collective<'a>(
             block,
             turn: 0,
         };
-        Ok(Box::new(Timed::new(measure.on, device, work)?))
+        Ok(Box::new(Timed::new(measure.on, device, Box::new(work))?))
     }
     with_dtype!(measure.dtype, T => typed::<T>(measure, group))
 }
@@ -272,7 +277,7 @@ impl<T: Value> Collective<'_, T> {
         if self.algorithm == Algorithm::Multimem {
             return (0..PERIOD).map(|i| T::of((i / 3 + rank + self.turn) as u8 % 4)).collect();
         }
-        pattern(rank, self.turn)
+        pattern(&bits(rank, self.turn))
     }
 }
 
@@ -312,11 +317,8 @@ impl<T: Value> Work for Collective<'_, T> {
         let stream = &device.stream;
         if matches!(self.kind, Kind::AllReduce | Kind::Broadcast) {
             let got = self.memory.read(stream)?;
-            let right = if self.kind == Kind::AllReduce {
-                repeats(&got, &sum, 0)
-            } else {
-                repeats(&got, &of(ROOT), 0)
-            };
+            let expected = if self.kind == Kind::AllReduce { sum } else { of(ROOT) };
+            let right = repeats(bytes(&got), bytes(&expected), 0);
             // What is timed would soon be infinite otherwise.
             let zeros = vec![T::of(0); if self.kind == Kind::AllReduce { got.len() } else { 0 }];
             if !zeros.is_empty() {
@@ -325,11 +327,12 @@ impl<T: Value> Work for Collective<'_, T> {
             return Ok(right);
         }
         let got = self.out.read(stream)?;
+        let block = block * size_of::<T>();
         Ok(match self.kind {
-            Kind::ReduceScatter => repeats(&got, &sum, rank * block),
-            kind => got.chunks(block).enumerate().all(|(from, part)| {
+            Kind::ReduceScatter => repeats(bytes(&got), bytes(&sum), rank * block),
+            kind => bytes(&got).chunks(block).enumerate().all(|(from, part)| {
                 let first = if kind == Kind::AllToAll { rank * block } else { 0 };
-                repeats(part, &of(from), first)
+                repeats(part, bytes(&of(from)), first)
             }),
         })
     }
@@ -338,15 +341,19 @@ impl<T: Value> Work for Collective<'_, T> {
 /// After so many elements an input repeats; a prime, so that no two blocks look alike.
 const PERIOD: usize = 8191;
 
-/// What rank `rank` has in turn `turn`.
-fn pattern<T: Value>(rank: usize, turn: usize) -> Vec<T> {
+/// What the elements are made of that rank `rank` has in turn `turn`.
+fn bits(rank: usize, turn: usize) -> Vec<u64> {
     let bits = |index: usize| {
         let seed = (turn << 32 | rank << 16 | index) as u64 + 1;
         let mixed = (seed ^ seed >> 31).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mixed = (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed ^ mixed >> 32
     };
-    (0..PERIOD).map(|index| T::sample(bits(index))).collect()
+    (0..PERIOD).map(bits).collect()
+}
+
+fn pattern<T: Value>(bits: &[u64]) -> Vec<T> {
+    bits.iter().map(|&bits| T::sample(bits)).collect()
 }
 
 fn repeated<T: Copy>(pattern: &[T], len: usize) -> Vec<T> {
@@ -355,15 +362,11 @@ fn repeated<T: Copy>(pattern: &[T], len: usize) -> Vec<T> {
     all
 }
 
-/// Whether these are the bits of a repeated pattern, from its element `first` on.
-fn repeats<T: Value>(got: &[T], pattern: &[T], first: usize) -> bool {
-    // No early end, so that it is done in vectors.
-    let same = |got: &[T], pattern: &[T]| {
-        got.iter().zip(pattern).fold(true, |all, (a, b)| all & a.is_same(*b))
-    };
+/// Whether these are the bytes of a repeated pattern, from its byte `first` on.
+fn repeats(got: &[u8], pattern: &[u8], first: usize) -> bool {
     let (_, begun) = pattern.split_at(first % pattern.len());
     let (head, rest) = got.split_at(begun.len().min(got.len()));
-    same(head, begun) && rest.chunks(pattern.len()).all(|part| same(part, pattern))
+    begun.starts_with(head) && rest.chunks(pattern.len()).all(|part| pattern.starts_with(part))
 }
 
 #[cfg(test)]
@@ -372,13 +375,16 @@ mod tests {
 
     #[test]
     fn a_pattern_repeats_from_where_it_is_said_to() {
-        let own = pattern::<f32>(1, 2);
+        let own = pattern::<f32>(&bits(1, 2));
         let all = repeated(&own, 3 * PERIOD + 7);
+        let repeats = |got: &[f32], pattern: &[f32], first: usize| {
+            repeats(bytes(got), bytes(pattern), first * size_of::<f32>())
+        };
         assert!(repeats(&all, &own, 0) && repeats(&all[20_000..], &own, 20_000));
         assert!(repeats(&all[5..9], &own, 5) && !repeats(&all[5..], &own, 6));
         let mut wrong = all.clone();
         wrong[2 * PERIOD] += 1.0;
-        assert!(!repeats(&wrong, &own, 0) && !repeats(&all, &pattern(2, 2), 0));
+        assert!(!repeats(&wrong, &own, 0) && !repeats(&all, &pattern(&bits(2, 2)), 0));
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod floor;
 mod limits;
 mod put_signal;
 mod rendezvous;
+mod send;
 mod startup;
 
 use std::time::Duration;
@@ -25,6 +26,7 @@ pub(super) const ROWS: &[Row] = &[
     floor::ROW,
     barrier::ROW,
     put_signal::ROW,
+    send::ROW,
     between::PUT,
     collectives::ALL_REDUCE,
     collectives::REDUCE_SCATTER,
@@ -181,6 +183,12 @@ pub(super) enum Target {
 /// The measure of this name.
 pub(super) fn measure(collective: &str) -> Option<&'static Measure> {
     ROWS.iter().flat_map(Row::fixed).find(|measure| measure.collective == collective)
+}
+
+/// Whether there are several measures of this name, for different sizes.
+pub(super) fn has_sizes(collective: &str) -> bool {
+    let measures = ROWS.iter().flat_map(Row::fixed);
+    measures.filter(|measure| measure.collective == collective).count() > 1
 }
 
 /// How many ranks a measure's target is for.

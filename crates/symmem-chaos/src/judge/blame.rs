@@ -1,7 +1,7 @@
 //! Errors: whether they are of the right kind, and name those who are to blame.
 
 use super::{Case, SLACK};
-use crate::names::{is_collective, is_resumable, short, signal_of};
+use crate::names::{is_collective, is_resumable, sender_of, short, signal_of};
 use crate::steps::{is_before_forming, may_have_given_up};
 use symmem_chaos::program::{Op, Step, Trouble};
 use symmem_chaos::record::{Kind, Outcome, Record};
@@ -106,6 +106,10 @@ impl<'a> Case<'a> {
                 }
                 continue;
             }
+            if sender_of(record) == Some(rank) && self.had_sent(record, rank) {
+                let class = "a timeout blames a rank that had sent";
+                self.wrong(record, class, &format!("rank {rank}"));
+            }
             let shifted = self.steps.may_be_shifted(record);
             if is_collective(&record.name) && !shifted && self.had_come(record, rank) {
                 let class =
@@ -113,6 +117,14 @@ impl<'a> Case<'a> {
                 self.wrong(record, &class, &format!("rank {rank}"));
             }
         }
+    }
+
+    /// Whether `rank` had sent a while ago what this call waits for. For the first message of two ranks, a thread whose time without a
+    /// core no call counts has to receive something, too.
+    fn had_sent(&self, record: &Record, rank: usize) -> bool {
+        let stalled = self.stalled(record.enter, record.leave);
+        let long_ago = |r: &Record| r.leave + 3 * SLACK + record.starved + stalled < record.leave;
+        self.sent(record, rank).any(|r| r.outcome == Outcome::Ok && long_ago(r))
     }
 
     /// Whether `rank` had been in this call for a while and had not left it by an error.
@@ -169,6 +181,12 @@ impl<'a> Case<'a> {
                 let why = format!("rank {rank} had been in it, and left later");
                 self.wrong(record, "a rank that had come is said to be lost", &why);
             }
+        }
+        if let Some(from) = sender_of(record).filter(|from| ranks.contains(from))
+            && self.had_sent(record, from)
+        {
+            let why = format!("rank {from} had sent what this waits for");
+            self.wrong(record, "a message is lost with its sender", &why);
         }
         if !is_collective(&record.name) {
             return;

@@ -5,7 +5,7 @@ mod blame;
 use std::collections::{BTreeMap, HashMap};
 
 use crate::names::{
-    Key, count_barriers, count_generations, is_barrier, is_collective, short, signal_of,
+    Key, count_barriers, count_generations, is_barrier, is_collective, sender_of, short, signal_of,
 };
 use crate::report::{Report, Violation};
 use crate::steps::{Steps, is_before_forming};
@@ -197,6 +197,15 @@ impl<'a> Case<'a> {
         }
     }
 
+    /// The attempts of rank `from` to send the message that this call waits for.
+    fn sent(&self, record: &Record, from: usize) -> impl Iterator<Item = &'a Record> {
+        let of_step =
+            self.calls.range((record.lane, record.call, 0)..(record.lane, record.call, RECOVERY));
+        let to = format!("send>{}", record.rank);
+        let of_step = of_step.flat_map(|(_, records)| records).copied();
+        of_step.filter(move |r| r.rank == from && r.name == to)
+    }
+
     /// All ranks were in this very call.
     fn ok(&mut self, record: &'a Record) {
         if let Some(from) = signal_of(record) {
@@ -211,6 +220,12 @@ impl<'a> Case<'a> {
             };
             if all().filter(took).count() > all().filter(put).count() {
                 self.wrong(record, "a signal that nobody has put", &format!("rank {from}"));
+            }
+            return;
+        }
+        if let Some(from) = sender_of(record) {
+            if !self.sent(record, from).any(|r| r.enter <= record.leave) {
+                self.wrong(record, "a message that nobody has sent", &format!("rank {from}"));
             }
             return;
         }
@@ -275,6 +290,7 @@ impl<'a> Case<'a> {
             "held memory",
             "memory that call",
             "signal put through",
+            "message of call",
             "shared part",
             "no world",
         ];
@@ -283,14 +299,30 @@ impl<'a> Case<'a> {
         if *class == "shared part" && self.shared_in_another_step(rank, text) {
             return;
         }
-        // Peers may have sent memory for a rendezvous that is pending to the end, or for a group in which they still wait.
-        let offered = || self.steps.ends_in_rendezvous(rank) || self.is_awaited(rank);
+        // Peers may have sent memory for a rendezvous that is pending to the end, for a group in which they still wait, or for
+        // messages that this rank never asked for: the world's are kept as long as the world.
+        let offered = || {
+            self.steps.ends_in_rendezvous(rank) || self.is_awaited(rank) || self.has_unread(rank)
+        };
         if text.contains("all is dropped but the world") && offered() {
             return;
         }
         let violation =
             Violation { class: (*class).to_owned(), text: format!("rank {rank}: {text}") };
         self.found.push((0, violation));
+    }
+
+    /// Whether a peer sent messages to this rank, which has not looked for any of that peer since.
+    fn has_unread(&self, rank: usize) -> bool {
+        let all = || self.calls.values().flatten();
+        let to = format!("send>{rank}");
+        let looked = |sent: &Record| {
+            let from = |r: &&Record| r.rank == rank && r.lane == sent.lane;
+            let mut own = all().copied().filter(from);
+            own.any(|r| sender_of(r) == Some(sent.rank) && r.enter > sent.leave)
+        };
+        let mut sent = all().filter(|r| r.rank != rank && r.name == to);
+        sent.any(|sent| !looked(sent))
     }
 
     /// Whether peers were waiting for this rank in a smaller group when it left. They had formed the group that they shrink,

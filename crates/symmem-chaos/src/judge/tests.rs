@@ -227,3 +227,28 @@ fn who_gave_up_is_found_whatever_way_it_came_to_the_group() {
     assert_eq!(told(1), Vec::<String>::new());
     assert_eq!(told(2), ["out of step by nobody"]);
 }
+
+#[test]
+fn a_message_needs_a_sender_and_counts_once_it_is_sent() {
+    let sent = |outcome| named(call(1, 10, 20, outcome), "send>0");
+    let received = |until, outcome| named(call(0, 10, until, outcome), "recv<1");
+    assert_eq!(classes(true, &[received(30, Outcome::Ok)]), ["a message that nobody has sent"]);
+    assert_eq!(
+        classes(true, &[sent(Outcome::Ok), received(30, Outcome::Ok)]),
+        Vec::<String>::new()
+    );
+    let late = [sent(Outcome::Ok), received(110, timeout(1, 50))];
+    assert_eq!(classes(true, &late), ["a timeout blames a rank that had sent"]);
+    let never = [sent(timeout(0, 10)), received(110, timeout(1, 50))];
+    assert_eq!(classes(true, &never), ["a timeout before its time"]); // of the sender
+}
+
+#[test]
+fn a_ring_is_no_leak_until_its_rank_has_looked() {
+    let text = "left over: 1 descriptors of memory, although all is dropped but the world";
+    let left_over = Event::Fault { rank: 0, text: text.into() };
+    let sent = named(call(1, 10, 20, Outcome::Ok), "send>0");
+    assert_eq!(classes(true, &[sent.clone(), left_over.clone()]), Vec::<String>::new());
+    let looked = named(call(0, 30, 40, Outcome::Ok), "recv<1");
+    assert_eq!(classes(true, &[sent, looked, left_over]), ["left over"]);
+}

@@ -411,17 +411,9 @@ pub trait Kernels {
     /// `cuFuncGetAttribute`
     fn function_attribute(&self, function: Function, which: FunctionAttribute) -> Result<i32>;
 
-    /// `cuFuncSetAttribute`
-    fn function_set_attribute(
-        &self,
-        function: Function,
-        which: FunctionAttribute,
-        value: i32,
-    ) -> Result<()>;
-
-    /// `cuOccupancyMaxActiveBlocksPerMultiprocessor`: blocks of so many threads and bytes of dynamic shared memory that
-    /// are on a multiprocessor at once.
-    fn max_active_blocks(&self, function: Function, threads: u32, shared: usize) -> Result<u32>;
+    /// `cuOccupancyMaxActiveBlocksPerMultiprocessor`: blocks of so many threads, without dynamic shared memory, that are
+    /// on a multiprocessor at once.
+    fn max_active_blocks(&self, function: Function, threads: u32) -> Result<u32>;
 
     /// `cuLaunchKernel`, or `cuLaunchKernelEx` for a cooperative or programmatic launch. The parameters are read before
     /// it returns.
@@ -430,7 +422,7 @@ pub trait Kernels {
     ///
     /// `parameters` has a pointer to a value of the right type for each parameter of the kernel, and what the kernel
     /// does with them is sound when it runs.
-    unsafe fn launch(&self, launch: &Launch, parameters: &mut [*mut c_void]) -> Result<()>;
+    unsafe fn launch(&self, launch: &Launch, parameters: &[*mut c_void]) -> Result<()>;
 }
 
 /// A failure with words of one's own.

@@ -52,10 +52,6 @@ pub mod code {
         OUT_OF_MEMORY = 2 "CUDA_ERROR_OUT_OF_MEMORY";
         /// `cuInit` was not called.
         NOT_INITIALIZED = 3 "CUDA_ERROR_NOT_INITIALIZED";
-        /// The process is about to exit.
-        DEINITIALIZED = 4 "CUDA_ERROR_DEINITIALIZED";
-        /// The library is the toolkit's stub, not a driver.
-        STUB_LIBRARY = 34 "CUDA_ERROR_STUB_LIBRARY";
         /// There is no device.
         NO_DEVICE = 100 "CUDA_ERROR_NO_DEVICE";
         /// No such device.
@@ -64,8 +60,6 @@ pub mod code {
         INVALID_CONTEXT = 201 "CUDA_ERROR_INVALID_CONTEXT";
         /// The compiler refuses the PTX.
         INVALID_PTX = 218 "CUDA_ERROR_INVALID_PTX";
-        /// The driver is too old for the PTX.
-        UNSUPPORTED_PTX_VERSION = 222 "CUDA_ERROR_UNSUPPORTED_PTX_VERSION";
         /// Not a live handle.
         INVALID_HANDLE = 400 "CUDA_ERROR_INVALID_HANDLE";
         /// Not now.

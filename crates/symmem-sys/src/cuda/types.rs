@@ -38,44 +38,20 @@ pub struct Device(pub i32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum Attribute {
-    /// Threads that a block may have.
-    ThreadsPerBlock = 1,
-    /// Threads of a warp.
-    WarpSize = 10,
     /// Streaming multiprocessors.
     SmCount = 16,
-    /// Shares its memory with the host.
-    Integrated = 18,
-    /// 0: many processes may use it.
-    ComputeMode = 20,
     /// Bytes of the second-level cache.
     L2Bytes = 38,
-    /// Threads that are resident on a multiprocessor.
-    ThreadsPerSm = 39,
-    /// One address space with the host.
-    UnifiedAddressing = 41,
     /// Compute capability, first number.
     ComputeMajor = 75,
     /// Compute capability, second number.
     ComputeMinor = 76,
-    /// Bytes of shared memory of a multiprocessor.
-    SharedPerSm = 81,
-    /// Cooperative launches.
-    CooperativeLaunch = 95,
-    /// Bytes of shared memory that a block may ask for.
-    SharedPerBlockOptin = 97,
     /// Virtual memory management: [`create`](super::VirtualMemory::create), map and the rest.
     VirtualMemory = 102,
     /// Memory can be exported as a file descriptor.
     FdHandles = 103,
-    /// Blocks that are resident on a multiprocessor.
-    BlocksPerSm = 106,
     /// Memory can be created for network cards to reach.
     RdmaMemory = 110,
-    /// 64-bit stream memory operations.
-    StreamMemOps64 = 122,
-    /// Memory can be exported as a dma-buf.
-    DmaBuf = 124,
     /// Memory can be exported as a fabric handle. Yes does not mean that it is permitted: try.
     FabricHandles = 128,
     /// Multicast objects.
@@ -88,8 +64,6 @@ pub enum Attribute {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum P2pAttribute {
-    /// 0 is the best link that this pair can have.
-    PerformanceRank = 1,
     /// Loads and stores reach the peer.
     Access = 2,
     /// Atomics reach the peer natively.
@@ -250,20 +224,8 @@ pub enum MemOp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum FunctionAttribute {
-    /// Threads that a block of it may have.
-    ThreadsPerBlock = 0,
-    /// Bytes of shared memory that it declares.
-    SharedBytes = 1,
-    /// Bytes of local memory of a thread.
-    LocalBytes = 3,
     /// Registers of a thread.
     Registers = 4,
-    /// PTX version, times ten.
-    PtxVersion = 5,
-    /// Compute capability it was compiled for, times ten.
-    BinaryVersion = 6,
-    /// Bytes of shared memory that a launch may ask for. Can be set.
-    MaxDynamicShared = 8,
 }
 
 /// Where and how large a kernel runs.
@@ -275,8 +237,6 @@ pub struct Launch {
     pub grid: [u32; 3],
     /// Threads of a block.
     pub block: [u32; 3],
-    /// Bytes of shared memory in addition to what the kernel declares.
-    pub shared: u32,
     /// In order with what else is in it.
     pub stream: Stream,
     /// All blocks must be on the device at once.
@@ -289,6 +249,6 @@ impl Launch {
     /// A plain launch of `blocks` times `threads`, in one dimension.
     pub const fn new(function: Function, blocks: u32, threads: u32, stream: Stream) -> Self {
         let (grid, block) = ([blocks, 1, 1], [threads, 1, 1]);
-        Self { function, grid, block, shared: 0, stream, cooperative: false, programmatic: false }
+        Self { function, grid, block, stream, cooperative: false, programmatic: false }
     }
 }

@@ -185,16 +185,6 @@ impl Nccl {
         self.version >= version
     }
 
-    /// `ncclGetErrorString`: a code in words.
-    pub fn error_string(&self, code: c_int) -> String {
-        self.c.error_string(code)
-    }
-
-    /// `ncclGetLastError`: what the library has said last of an error, of whichever call; empty where nothing.
-    pub fn last_error(&self) -> String {
-        self.c.last_error()
-    }
-
     /// Refuses a function of a later version.
     fn needs(&self, call: &'static str, version: Version) -> Result<()> {
         if self.has(version) {

@@ -114,6 +114,14 @@ pub enum DataType {
 }
 
 impl DataType {
+    /// The first version that knows it: an earlier one would take it for nonsense.
+    pub(super) const fn since(self) -> Version {
+        match self {
+            Self::F8E4M3 | Self::F8E5M2 => super::FLOAT8,
+            _ => super::OLDEST,
+        }
+    }
+
     /// Bytes of an element.
     pub const fn size(self) -> usize {
         match self {
@@ -152,9 +160,6 @@ pub enum WindowFlags {
     CollSymmetric = 1,
 }
 
-/// What a window's address and size must be multiples of: `NCCL_WIN_REQUIRED_ALIGNMENT`.
-pub const WINDOW_ALIGNMENT: usize = 4096;
-
 /// What a shrink does first: `NCCL_SHRINK_DEFAULT` and `NCCL_SHRINK_ABORT`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
@@ -184,10 +189,6 @@ pub struct WaitSignal {
 pub struct Config {
     /// Whether calls wait for the other ranks; where not, they answer [`Failure::IN_PROGRESS`](super::Failure).
     pub blocking: Option<bool>,
-    /// Whether what a split makes shares resources with its parent.
-    pub split_share: Option<bool>,
-    /// `NCCL_CTA_POLICY_*`; since 2.27. 2 asks for copy engines where they do.
-    pub cta_policy: Option<i32>,
 }
 
 /// `ncclConfig_t` as of 2.27, to which later versions append. Its first fields are those of 2.19.
@@ -225,21 +226,20 @@ impl RawConfig {
         } else {
             (Self::OLD_BYTES, super::OLDEST)
         };
-        let flag = |value: Option<bool>| value.map_or(Self::UNDEFINED, c_int::from);
         Self {
             size,
             magic: Self::MAGIC,
             version: written_for.code().unsigned_abs(),
-            blocking: flag(config.blocking),
+            blocking: config.blocking.map_or(Self::UNDEFINED, c_int::from),
             cga_cluster_size: Self::UNDEFINED,
             min_ctas: Self::UNDEFINED,
             max_ctas: Self::UNDEFINED,
             net_name: ptr::null(),
-            split_share: flag(config.split_share),
+            split_share: Self::UNDEFINED,
             traffic_class: Self::UNDEFINED,
             comm_name: ptr::null(),
             collnet_enable: Self::UNDEFINED,
-            cta_policy: config.cta_policy.unwrap_or(Self::UNDEFINED),
+            cta_policy: Self::UNDEFINED,
             shrink_share: Self::UNDEFINED,
             nvls_ctas: Self::UNDEFINED,
         }
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn an_old_library_gets_the_structure_that_it_knows() {
-        let config = Config { blocking: Some(false), ..Config::default() };
+        let config = Config { blocking: Some(false) };
         let old = RawConfig::new(&config, Version::new(2, 21, 5));
         assert_eq!((old.size, old.version, old.blocking), (48, 21900, 0));
         let new = RawConfig::new(&config, Version::new(2, 32, 3));

@@ -3,14 +3,10 @@
 
 use std::ffi::c_int;
 
-use super::raw::{INIT_WITH_UNIQUE_ID, InitAttr, RawUniqueId, Reduce, TEAM_INVALID};
-use super::{Compare, Failure, Nvshmem, Result, SignalOp, Status, Team, UniqueId};
+use super::raw::{COMPARE_EQUAL, INIT_WITH_UNIQUE_ID, InitAttr, RawUniqueId, Reduce, TEAM_INVALID};
+use super::{Failure, Nvshmem, Result, SignalOp, Status, Team, UniqueId};
 use crate::cuda::{Module, Stream};
-
-/// An address, where the library gave one.
-fn given(address: Result<u64>) -> Result<Option<u64>> {
-    address.map(|address| (address != 0).then_some(address))
-}
+use crate::table::{given, methods};
 
 /// What may be called at any time.
 impl Nvshmem {
@@ -60,47 +56,57 @@ impl Nvshmem {
 
 /// What needs `init` first.
 impl Nvshmem {
-    /// Leaves the job. Collective.
-    ///
-    /// # Safety
-    /// Nobody uses memory of the heap, or a team, afterwards.
-    pub unsafe fn finalize(&self) -> Result<()> {
-        // SAFETY: as the caller promises.
-        unsafe { self.c.nvshmemx_hostlib_finalize() }
-    }
+    methods! {
+        /// Leaves the job. Collective.
+        ///
+        /// # Safety
+        /// Nobody uses memory of the heap, or a team, afterwards.
+        pub unsafe fn finalize() = nvshmemx_hostlib_finalize();
 
-    /// Memory of the heap, at the same offset on all PEs; `None` if it has not as much left. Collective over all PEs, which
-    /// make the same calls in the same order.
-    pub fn malloc(&self, bytes: usize) -> Result<Option<u64>> {
-        // SAFETY: no memory of ours is touched.
-        given(unsafe { self.c.nvshmem_malloc(bytes) })
-    }
+        /// Memory of the heap, at the same offset on all PEs; `None` if it has not as much left. Collective over all PEs, which
+        /// make the same calls in the same order.
+        // No memory of ours is touched.
+        pub fn malloc(bytes: usize) -> Option<u64> = nvshmem_malloc(bytes) => given;
 
-    /// Likewise, at a multiple of `alignment`, a power of two.
-    pub fn align(&self, alignment: usize, bytes: usize) -> Result<Option<u64>> {
-        // SAFETY: no memory of ours is touched.
-        given(unsafe { self.c.nvshmem_align(alignment, bytes) })
-    }
+        /// Likewise, at a multiple of `alignment`, a power of two.
+        // No memory of ours is touched.
+        pub fn align(alignment: usize, bytes: usize) -> Option<u64> =
+            nvshmem_align(alignment, bytes) => given;
 
-    /// Gives memory back. Collective over all PEs.
-    ///
-    /// # Safety
-    /// It came from the heap, and nobody uses it afterwards, on any PE.
-    pub unsafe fn free(&self, address: u64) -> Result<()> {
-        // SAFETY: as the caller promises.
-        unsafe { self.c.nvshmem_free(address) }
-    }
+        /// Gives memory back. Collective over all PEs.
+        ///
+        /// # Safety
+        /// It came from the heap, and nobody uses it afterwards, on any PE.
+        pub unsafe fn free(address: u64) = nvshmem_free(address);
 
-    /// Where this process reaches the counterpart of `address` on `pe`; `None` where only the network connects the two.
-    pub fn ptr(&self, address: u64, pe: i32) -> Result<Option<u64>> {
-        // SAFETY: it computes with an address, and does not follow it.
-        given(unsafe { self.c.nvshmem_ptr(address, pe) })
-    }
+        /// Where this process reaches the counterpart of `address` on `pe`; `None` where only the network connects the two.
+        // It computes with an address, and does not follow it.
+        pub fn ptr(address: u64, pe: i32) -> Option<u64> = nvshmem_ptr(address, pe) => given;
 
-    /// Where a store reaches the counterparts of `address` on all PEs of the team at once; `None` where there is no such.
-    pub fn multicast_ptr(&self, team: Team, address: u64) -> Result<Option<u64>> {
-        // SAFETY: it computes with an address, and does not follow it.
-        given(unsafe { self.c.nvshmemx_mc_ptr(team.0, address) })
+        /// Where a store reaches the counterparts of `address` on all PEs of the team at once; `None` where there is no such.
+        // It computes with an address, and does not follow it.
+        pub fn multicast_ptr(team: Team, address: u64) -> Option<u64> =
+            nvshmemx_mc_ptr(team.0, address) => given;
+
+        /// Gives a team back. Collective over it.
+        ///
+        /// # Safety
+        /// It was made by [`Nvshmem::split`], and nothing that uses it is under way or comes after.
+        pub unsafe fn team_destroy(team: Team) = nvshmem_team_destroy(team.0);
+
+        /// The number in `to` of a PE of `from`.
+        // It only reads numbers of the library's.
+        pub fn translate(from: Team, pe: i32, to: Team) -> Option<i32> =
+            nvshmem_team_translate_pe(from.0, pe, to.0)
+            => |there| (there >= 0).then_some(there);
+
+        /// Makes a module whose kernels call NVSHMEM usable.
+        // A live module; the library sets variables that it has for this.
+        pub fn module_init(module: Module) = nvshmemx_cumodule_init(module.raw());
+
+        /// The counterpart, before such a module is unloaded.
+        // A live module that was made usable.
+        pub fn module_finalize(module: Module) = nvshmemx_cumodule_finalize(module.raw());
     }
 
     /// The team of `size` PEs of `parent` from `start` on, `stride` apart; `None` for one that this PE is not of. Collective
@@ -115,40 +121,12 @@ impl Nvshmem {
         Ok((team != TEAM_INVALID).then_some(Team(team)))
     }
 
-    /// Gives a team back. Collective over it.
-    ///
-    /// # Safety
-    /// It was made by [`Nvshmem::split`], and nothing that uses it is under way or comes after.
-    pub unsafe fn team_destroy(&self, team: Team) -> Result<()> {
-        // SAFETY: as the caller promises.
-        unsafe { self.c.nvshmem_team_destroy(team.0) }
-    }
-
     /// This PE's number in a team, and how many it has.
     pub fn team(&self, team: Team) -> Result<(i32, i32)> {
         // SAFETY: it only reads a number of the library's.
         let own = unsafe { self.c.nvshmem_team_my_pe(team.0) }?;
         // SAFETY: likewise.
         Ok((own, unsafe { self.c.nvshmem_team_n_pes(team.0) }?))
-    }
-
-    /// The number in `to` of a PE of `from`.
-    pub fn translate(&self, from: Team, pe: i32, to: Team) -> Result<Option<i32>> {
-        // SAFETY: it only reads numbers of the library's.
-        let there = unsafe { self.c.nvshmem_team_translate_pe(from.0, pe, to.0) }?;
-        Ok((there >= 0).then_some(there))
-    }
-
-    /// Makes a module whose kernels call NVSHMEM usable.
-    pub fn module_init(&self, module: Module) -> Result<()> {
-        // SAFETY: a live module; the library sets variables that it has for this.
-        unsafe { self.c.nvshmemx_cumodule_init(module.raw()) }
-    }
-
-    /// The counterpart, before such a module is unloaded.
-    pub fn module_finalize(&self, module: Module) -> Result<()> {
-        // SAFETY: a live module that was made usable.
-        unsafe { self.c.nvshmemx_cumodule_finalize(module.raw()) }
     }
 }
 
@@ -159,119 +137,53 @@ impl Nvshmem {
 /// nobody else touches what is written meanwhile. The stream is of the device that the library was initialised with.
 #[allow(clippy::missing_safety_doc)] // said once, above
 impl Nvshmem {
-    /// Copies `from` to the counterpart of `to` on `pe`.
-    pub unsafe fn put(&self, to: u64, from: u64, bytes: usize, pe: i32, s: Stream) -> Result<()> {
-        // SAFETY: as the caller promises.
-        unsafe { self.c.nvshmemx_putmem_on_stream(to, from, bytes, pe, s.raw()) }
-    }
+    methods! {
+        /// Copies `from` to the counterpart of `to` on `pe`.
+        pub unsafe fn put(to: u64, from: u64, bytes: usize, pe: i32, s: Stream) =
+            nvshmemx_putmem_on_stream(to, from, bytes, pe, s.raw());
 
-    /// Copies the counterpart of `from` on `pe` to `to`.
-    pub unsafe fn get(&self, to: u64, from: u64, bytes: usize, pe: i32, s: Stream) -> Result<()> {
-        // SAFETY: as the caller promises.
-        unsafe { self.c.nvshmemx_getmem_on_stream(to, from, bytes, pe, s.raw()) }
-    }
+        /// Copies the counterpart of `from` on `pe` to `to`.
+        pub unsafe fn get(to: u64, from: u64, bytes: usize, pe: i32, s: Stream) =
+            nvshmemx_getmem_on_stream(to, from, bytes, pe, s.raw());
 
-    /// As [`Nvshmem::put`], and then does `op` to the counterpart of the word `signal`.
-    #[allow(clippy::too_many_arguments)] // the library's own
-    pub unsafe fn put_signal(
-        &self,
-        to: u64,
-        from: u64,
-        bytes: usize,
-        signal: u64,
-        (op, value): (SignalOp, u64),
-        pe: i32,
-        s: Stream,
-    ) -> Result<()> {
-        let op = op as c_int;
-        let c = &self.c;
-        // SAFETY: as the caller promises.
-        unsafe {
-            c.nvshmemx_putmem_signal_on_stream(to, from, bytes, signal, value, op, pe, s.raw())
-        }
-    }
+        /// As [`Nvshmem::put`], and then does `change` to the counterpart of the word `signal`.
+        #[allow(clippy::too_many_arguments)] // the library's own
+        pub unsafe fn put_signal(
+            to: u64, from: u64, bytes: usize, signal: u64, change: (SignalOp, u64), pe: i32,
+            s: Stream,
+        ) = nvshmemx_putmem_signal_on_stream(
+            to, from, bytes, signal, change.1, change.0 as c_int, pe, s.raw(),
+        );
 
-    /// Does `op` to the counterpart of the word `signal` on `pe`.
-    pub unsafe fn signal(
-        &self,
-        signal: u64,
-        (op, value): (SignalOp, u64),
-        pe: i32,
-        s: Stream,
-    ) -> Result<()> {
-        // SAFETY: as the caller promises.
-        unsafe { self.c.nvshmemx_signal_op_on_stream(signal, value, op as c_int, pe, s.raw()) }
-    }
+        /// Does `change` to the counterpart of the word `signal` on `pe`.
+        pub unsafe fn signal(signal: u64, change: (SignalOp, u64), pe: i32, s: Stream) =
+            nvshmemx_signal_op_on_stream(signal, change.1, change.0 as c_int, pe, s.raw());
 
-    /// Waits until our own word `signal` compares so with `value`.
-    pub unsafe fn wait(
-        &self,
-        signal: u64,
-        (compare, value): (Compare, u64),
-        s: Stream,
-    ) -> Result<()> {
-        let compare = compare as c_int;
-        // SAFETY: as the caller promises.
-        unsafe { self.c.nvshmemx_signal_wait_until_on_stream(signal, compare, value, s.raw()) }
-    }
+        /// Waits until our own word `signal` is `value`.
+        pub unsafe fn wait(signal: u64, value: u64, s: Stream) =
+            nvshmemx_signal_wait_until_on_stream(signal, COMPARE_EQUAL, value, s.raw());
 
-    /// Waits until all that this PE has put is there.
-    pub unsafe fn quiet(&self, s: Stream) -> Result<()> {
-        // SAFETY: as the caller promises.
-        unsafe { self.c.nvshmemx_quiet_on_stream(s.raw()) }
-    }
+        /// Waits until all that this PE has put is there.
+        pub unsafe fn quiet(s: Stream) = nvshmemx_quiet_on_stream(s.raw());
 
-    /// A barrier of a team's PEs; what they have put is there.
-    pub unsafe fn barrier(&self, team: Team, s: Stream) -> Result<()> {
-        // SAFETY: as the caller promises.
-        unsafe { self.c.nvshmemx_barrier_on_stream(team.0, s.raw()) }
-    }
+        /// A barrier of a team's PEs; what they have put is there.
+        pub unsafe fn barrier(team: Team, s: Stream) = nvshmemx_barrier_on_stream(team.0, s.raw());
 
-    /// The team's PEs synchronise; it is not said whether what they have put is there.
-    pub unsafe fn sync(&self, team: Team, s: Stream) -> Result<()> {
-        // SAFETY: as the caller promises.
-        unsafe { self.c.nvshmemx_team_sync_on_stream(team.0, s.raw()) }
-    }
+        /// The team's PEs synchronise; it is not said whether what they have put is there.
+        pub unsafe fn sync(team: Team, s: Stream) = nvshmemx_team_sync_on_stream(team.0, s.raw());
 
-    /// `to` becomes PE `root`'s `from` on all PEs of the team.
-    pub unsafe fn broadcast(
-        &self,
-        team: Team,
-        to: u64,
-        from: u64,
-        bytes: usize,
-        root: i32,
-        s: Stream,
-    ) -> Result<()> {
-        let c = &self.c;
-        // SAFETY: as the caller promises.
-        unsafe { c.nvshmemx_broadcastmem_on_stream(team.0, to, from, bytes, root, s.raw()) }
-    }
+        /// `to` becomes PE `root`'s `from` on all PEs of the team.
+        pub unsafe fn broadcast(
+            team: Team, to: u64, from: u64, bytes: usize, root: i32, s: Stream,
+        ) = nvshmemx_broadcastmem_on_stream(team.0, to, from, bytes, root, s.raw());
 
-    /// Each PE's `from` has `bytes` for each; `to` becomes those for this one, by PE.
-    pub unsafe fn all_to_all(
-        &self,
-        team: Team,
-        to: u64,
-        from: u64,
-        bytes: usize,
-        s: Stream,
-    ) -> Result<()> {
-        // SAFETY: as the caller promises.
-        unsafe { self.c.nvshmemx_alltoallmem_on_stream(team.0, to, from, bytes, s.raw()) }
-    }
+        /// Each PE's `from` has `bytes` for each; `to` becomes those for this one, by PE.
+        pub unsafe fn all_to_all(team: Team, to: u64, from: u64, bytes: usize, s: Stream) =
+            nvshmemx_alltoallmem_on_stream(team.0, to, from, bytes, s.raw());
 
-    /// `to` becomes `bytes` of each PE's `from`, by PE.
-    pub unsafe fn all_gather(
-        &self,
-        team: Team,
-        to: u64,
-        from: u64,
-        bytes: usize,
-        s: Stream,
-    ) -> Result<()> {
-        // SAFETY: as the caller promises.
-        unsafe { self.c.nvshmemx_fcollectmem_on_stream(team.0, to, from, bytes, s.raw()) }
+        /// `to` becomes `bytes` of each PE's `from`, by PE.
+        pub unsafe fn all_gather(team: Team, to: u64, from: u64, bytes: usize, s: Stream) =
+            nvshmemx_fcollectmem_on_stream(team.0, to, from, bytes, s.raw());
     }
 
     /// `to` becomes the reduction of all PEs' `from`, `count` elements, in an order of the library's. `kind` and `op` are its

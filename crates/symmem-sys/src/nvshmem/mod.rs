@@ -84,24 +84,6 @@ pub enum SignalOp {
     Add = 10,
 }
 
-/// What a wait for a word waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(i32)]
-pub enum Compare {
-    /// That value.
-    Equal = 0,
-    /// Another value.
-    NotEqual = 1,
-    /// More.
-    Greater = 2,
-    /// That or less.
-    LessOrEqual = 3,
-    /// Less.
-    Less = 4,
-    /// That or more.
-    GreaterOrEqual = 5,
-}
-
 functions! {
     /// The library's functions, from `nvshmem_host.h`. Addresses are of device memory, so numbers.
     struct Functions, Failure;

@@ -4,6 +4,8 @@ use std::ffi::{c_int, c_uint};
 
 /// `NVSHMEMX_INIT_WITH_UNIQUEID`
 pub(super) const INIT_WITH_UNIQUE_ID: c_uint = 1 << 3;
+/// `NVSHMEM_CMP_EQ`
+pub(super) const COMPARE_EQUAL: c_int = 0;
 /// `NVSHMEM_TEAM_INVALID`
 pub(super) const TEAM_INVALID: c_int = -1;
 

@@ -1,6 +1,6 @@
 //! What groups that span hosts promise beyond what every group does.
 
-use symmem::internals::plan::{Across, Spread, across};
+use symmem::internals::plan::{Across, PIECE, Spread, across};
 use symmem::{DType, Error, ReduceOp, World, with_element};
 use symmem_chaos::element::{Plain, Source};
 
@@ -121,12 +121,16 @@ pub fn data_arrives_wherever_ranks_are(world: World) {
 /// The lengths of these checks take every way that there is.
 pub fn every_way_between_hosts_is_taken() {
     let chosen = |ranks, hosts, is_even, can_chain| -> Vec<Across> {
-        let spread = Spread { ranks, hosts, is_even, can_chain };
+        let spread = Spread { ranks, hosts, is_even, can_chain, stage: PIECE };
         LENGTHS.iter().filter_map(|len| Some(across(4 * len, &spread).first()?.0)).collect()
     };
     let chained = chosen(4, 2, true, true);
-    assert!(chained.contains(&Across::Raw) && chained.contains(&Across::Chain), "{chained:?}");
+    assert!(
+        chained.contains(&Across::RawRelayed) && chained.contains(&Across::Chain),
+        "{chained:?}"
+    );
     assert!(chosen(4, 2, true, false).contains(&Across::TwoHopsRelayed));
     assert!(chosen(4, 4, true, true).contains(&Across::TwoHops));
-    assert!(chosen(4, 2, false, false).contains(&Across::TwoHops));
+    let uneven = chosen(4, 2, false, false);
+    assert!(uneven.contains(&Across::Raw) && uneven.contains(&Across::TwoHops), "{uneven:?}");
 }

@@ -145,7 +145,7 @@ fn staged(memory: &Memory, call: &Call, reduce: Reduce) -> Result<()> {
     let size = memory.size();
     let mut running = memory.begin_staged(call)?;
     let mut places = PerRank::new();
-    for piece in pieces(memory.len(), size, 1) {
+    for piece in pieces(memory.len(), size, 1, || memory.group().stage()) {
         let (own, bytes) = (memory.own(piece.start), piece.len() * size);
         // SAFETY: a piece of our own part.
         let staging = unsafe { exchange(&mut running, &Input::one(own, bytes)) }?;

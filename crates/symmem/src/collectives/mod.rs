@@ -23,7 +23,7 @@ use std::ops::Range;
 pub use all_reduce::Algorithm;
 
 use crate::dtype::{DType, Number, ReduceOp};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::group::{Call, Group, Op, Running, Way};
 use crate::machine::DefaultFloats;
 use crate::memory::block::Access;
@@ -35,8 +35,8 @@ use per_rank::PerRank;
 /// Work is divided at multiples of this many bytes, so that no two ranks write one cache line.
 const LINE: usize = 64;
 
-/// A call on all ranks' parts where they lie, from the barrier at which all have come to that at which all are done. In
-/// between nobody else touches any part.
+/// A call on all ranks' parts where they lie, from the barrier at which all come to that at which all are done. In between
+/// nobody else touches any part.
 ///
 /// If it is dropped before [`Session::leave`], peers may be in the middle of the work: our part is suspended.
 struct Session<'m, 'c> {
@@ -71,15 +71,16 @@ impl Memory {
         let (group, block) = (self.group(), self.handle().block());
         group.reach_out(call);
         record(group, call, "direct");
-        let mut running = group.begin_call(call, group.deadline())?;
+        let running = group.begin_call(call, group.deadline())?;
         block.set_access(Access::Write);
+        let mut session = Session { memory: self, running, is_over: false };
+        let running = &mut session.running;
         match running.barrier().and_then(|()| running.check_not_given_up()) {
-            Ok(()) => Ok(Session { memory: self, running, is_over: false }),
+            Ok(()) => Ok(session),
             Err(error) => {
                 if running.is_void(&error) {
                     block.set_access(Access::Nothing);
-                } else {
-                    self.suspend();
+                    session.is_over = true;
                 }
                 Err(error)
             }
@@ -160,9 +161,26 @@ pub(crate) fn loop_for<T: Number>(
     name: &'static str,
     op: ReduceOp,
 ) -> Result<Reduce> {
-    let refused =
-        || group.usage(name, format!("an operator that {} has", T::DTYPE), op.to_string());
-    reduce_loop::<T>(op).ok_or_else(refused)
+    reduce_loop::<T>(op).ok_or_else(|| refused_operator(group, name, T::DTYPE, op))
+}
+
+/// Refuses an operator that elements of this type do not have.
+pub(crate) fn check_operator(
+    group: &Group,
+    name: &'static str,
+    dtype: DType,
+    op: ReduceOp,
+) -> Result<()> {
+    if op.applies_to(dtype.kind()) {
+        return Ok(());
+    }
+    Err(refused_operator(group, name, dtype, op))
+}
+
+#[cold]
+#[inline(never)]
+fn refused_operator(group: &Group, name: &'static str, dtype: DType, op: ReduceOp) -> Error {
+    group.usage(name, format!("an operator that {dtype} has"), op.to_string())
 }
 
 /// Copies `bytes`.
@@ -185,7 +203,14 @@ pub(crate) fn check_len(
     if expected == got {
         return Ok(());
     }
-    Err(group.usage(name, format!("{what} of {expected} elements"), got.to_string()))
+    Err(wrong_len(group, name, what, expected, got))
+}
+
+/// Apart, so that the comparison is all that callers contain.
+#[cold]
+#[inline(never)]
+fn wrong_len(group: &Group, name: &'static str, what: &str, expected: usize, got: usize) -> Error {
+    group.usage(name, format!("{what} of {expected} elements"), got.to_string())
 }
 
 /// How many rows of `columns` there are in `len` elements: in none, none of whatever columns.
@@ -208,6 +233,12 @@ pub(crate) fn block_len(group: &Group, name: &'static str, len: usize) -> Result
     if len.is_multiple_of(ranks) {
         return Ok(len / ranks);
     }
-    let expected = format!("a length divisible by the {ranks} ranks");
-    Err(group.usage(name, expected, len.to_string()))
+    Err(indivisible(group, name, len))
+}
+
+#[cold]
+#[inline(never)]
+fn indivisible(group: &Group, name: &'static str, len: usize) -> Error {
+    let expected = format!("a length divisible by the {} ranks", group.size());
+    group.usage(name, expected, len.to_string())
 }

@@ -5,6 +5,7 @@
 use super::Algorithm;
 use super::host::copy::Stores;
 use crate::dtype::{DType, Kind, ReduceOp};
+pub use crate::group::PIECE;
 use crate::group::{STAGE, Staging};
 use crate::machine::{Costs, Rates, cores, last_cache};
 
@@ -98,6 +99,8 @@ pub(super) fn quickest(rates: &Rates, bytes: usize, ranks: usize) -> Algorithm {
 pub enum Across {
     /// Every rank sends all elements to all ranks of other hosts.
     Raw,
+    /// Every rank sends all elements to one rank of each host, which passes them on to the others there.
+    RawRelayed,
     /// Every rank sends each share of the elements to the rank that reduces it, which sends the result to all ranks.
     TwoHops,
     /// The same; but the result goes to one rank of each host, and its ranks pass it on to each other.
@@ -118,14 +121,21 @@ pub struct Spread {
     /// What was reduced of the first ranks can be passed on: the ranks of each host follow each other, and the elements are computed
     /// in their own type.
     pub can_chain: bool,
+    /// Bytes of a staging buffer.
+    pub stage: usize,
 }
 
 impl Spread {
+    /// Each of several ranks of a host has one on each other.
+    fn has_counterparts(&self) -> bool {
+        self.is_even && self.ranks > self.hosts
+    }
+
     fn is_possible(&self, way: Across) -> bool {
-        let is_even = self.is_even && self.ranks > self.hosts;
+        let is_even = self.has_counterparts();
         match way {
             Across::Raw | Across::TwoHops => true,
-            Across::TwoHopsRelayed => is_even,
+            Across::RawRelayed | Across::TwoHopsRelayed => is_even,
             Across::Chain => is_even && self.can_chain,
         }
     }
@@ -151,9 +161,9 @@ pub fn is_passed_on(dtype: DType, op: ReduceOp) -> bool {
     is_whole && op != ReduceOp::Average
 }
 
-/// Whether blocks of `bytes`, each for all ranks, of so many `sources`, cross to each host once.
-pub fn crosses_once(bytes: usize, sources: usize, spread: &Spread) -> bool {
-    is_relayed(&here_between_hosts(spread), bytes, sources, spread)
+/// Whether blocks of `bytes` that all ranks read cross to each host once, and its ranks read them there.
+pub fn crosses_once(bytes: usize, spread: &Spread) -> bool {
+    bytes > Staging::TINY && spread.has_counterparts()
 }
 
 /// The way between hosts that should be the fastest by these rates; the first among equals.
@@ -163,45 +173,41 @@ pub(super) fn quickest_across(rates: &Rates, bytes: usize, spread: &Spread) -> A
 
 fn possible(rates: &Rates, bytes: usize, spread: &Spread) -> impl Iterator<Item = (Across, u64)> {
     let (rates, spread) = (*rates, *spread);
-    [Across::Raw, Across::TwoHops, Across::TwoHopsRelayed, Across::Chain]
+    use Across::{Chain, Raw, RawRelayed, TwoHops, TwoHopsRelayed};
+    [Raw, RawRelayed, TwoHops, TwoHopsRelayed, Chain]
         .into_iter()
         .filter(move |way| spread.is_possible(*way))
         .map(move |way| (way, picoseconds_across(&rates, bytes, &spread, way)))
 }
 
-/// Whether blocks of `bytes` of so many `sources`, each for all ranks, better cross to each host once. That takes an exchange more,
-/// and a staging buffer holds a chunk of each host.
-pub(super) fn is_relayed(rates: &Rates, bytes: usize, sources: usize, spread: &Spread) -> bool {
-    let (ranks, hosts) = (spread.ranks.max(1) as u64, spread.hosts.max(1) as u64);
-    let here = ranks.div_ceil(hosts);
-    let lines = (bytes.div_ceil(super::LINE) as u64).saturating_mul(rates.moved);
-    // To a host, or from that of the only source.
-    let crossing = if sources == 1 { hosts - 1 } else { ranks - here };
-    let saved = lines.saturating_mul(crossing.saturating_mul(here - 1));
-    let held = STAGE / sources.min(spread.hosts).max(1);
-    let exchanges = |held: usize| bytes.div_ceil(held.max(1)) as u64;
-    let more = (exchanges(held) + 1).saturating_sub(exchanges(STAGE));
-    spread.is_even && saved > rates.exchange.saturating_mul(more)
-}
-
 /// By the exchanges that follow each other, and the lines that cross to a host.
 fn picoseconds_across(rates: &Rates, bytes: usize, spread: &Spread, way: Across) -> u64 {
     let [ranks, hosts, bytes, stage] =
-        [spread.ranks.max(1), spread.hosts.max(1), bytes, STAGE].map(|number| number as u128);
+        [spread.ranks.max(1), spread.hosts.max(1), bytes, spread.stage]
+            .map(|number| number as u128);
     let here = ranks.div_ceil(hosts);
     let far = ranks - here;
-    // How many exchanges follow the last chunk; the part of a staging buffer that a chunk takes; how often all data crosses to a host,
-    // in parts of the ranks.
-    let (steps, (chunk, all), crossing) = match way {
-        Across::Raw => (0, (1, 1), here * far * ranks),
-        Across::TwoHops => (1, (ranks, ranks + 1), 2 * here * far),
-        Across::TwoHopsRelayed => (2, (ranks, ranks + 1 + hosts), (here + 1) * far),
-        Across::Chain => (2 * hosts - 1, (here, here + 2), hosts.min(3).saturating_sub(1) * ranks),
+    // How many exchanges follow the last chunk; how often all data crosses to a host, in parts of the ranks.
+    let (steps, crossing) = match way {
+        Across::Raw => (0, here * far * ranks),
+        Across::RawRelayed => (0, far * ranks),
+        Across::TwoHops => (1, 2 * here * far),
+        Across::TwoHopsRelayed => (1, (here + 1) * far),
+        Across::Chain => (2 * hosts - 2, hosts.min(3).saturating_sub(1) * ranks),
     };
-    let chunks = bytes.div_ceil((stage * chunk / all).max(1)).max(1);
-    let lines = bytes.div_ceil(super::LINE as u128).saturating_mul(crossing) / ranks;
+    // How often a rank reads all data to reduce it, or to put results where they belong; in halves.
+    let read = match way {
+        Across::Raw | Across::RawRelayed => 2 * ranks,
+        Across::TwoHops if here == 1 => 3, // results come to their place
+        _ => 4,
+    };
+    let chunks = bytes.div_ceil(stage.max(1)).max(1);
+    let whole = bytes.div_ceil(super::LINE as u128);
+    let lines = whole.saturating_mul(crossing) / ranks;
     let time = (chunks + steps).saturating_mul(rates.exchange.into());
     let time = time.saturating_add(lines.saturating_mul(rates.moved.into()));
+    let time =
+        time.saturating_add(whole.saturating_mul(read).saturating_mul(rates.staged.into()) / 2);
     u64::try_from(time).unwrap_or(u64::MAX)
 }
 
@@ -309,7 +315,8 @@ mod tests {
         assert_eq!(crossings(Costs { switch: 1, ..usual }), [reduced, read], "all have a core");
     }
 
-    const TWO_BY_TWO: Spread = Spread { ranks: 4, hosts: 2, is_even: true, can_chain: true };
+    const TWO_BY_TWO: Spread =
+        Spread { ranks: 4, hosts: 2, is_even: true, can_chain: true, stage: STAGE };
 
     fn between(spread: &Spread) -> Rates {
         Costs::BUILT_IN.between_hosts(spread.ranks / spread.hosts, spread.ranks, 64)
@@ -318,29 +325,25 @@ mod tests {
     #[test]
     fn between_hosts_exchanges_count_at_first_and_then_the_bytes_that_cross() {
         let way = |bytes, spread: Spread| quickest_across(&between(&spread), bytes, &spread);
-        assert_eq!(way(64, TWO_BY_TWO), Across::Raw);
+        assert_eq!(way(64, TWO_BY_TWO), Across::RawRelayed);
+        assert_eq!(way(64, Spread { is_even: false, ..TWO_BY_TWO }), Across::Raw);
         assert_eq!(way(16 << 20, TWO_BY_TWO), Across::Chain);
         let narrow = Spread { can_chain: false, ..TWO_BY_TWO };
         assert_eq!(way(16 << 20, narrow), Across::TwoHopsRelayed);
         assert_eq!(way(16 << 20, Spread { is_even: false, ..narrow }), Across::TwoHops);
         let alone = Spread { ranks: 2, ..TWO_BY_TWO };
-        assert_eq!(way(16 << 20, alone), Across::Raw, "as many bytes as two hops");
+        assert_eq!(way(16 << 10, alone), Across::Raw, "as many bytes as two hops");
+        assert_eq!(way(16 << 20, alone), Across::TwoHops, "each reduces its share alone");
         let many = Spread { ranks: 32, hosts: 8, ..TWO_BY_TWO };
         assert_eq!(way(64 << 20, many), Across::Chain);
     }
 
     #[test]
-    fn blocks_cross_to_each_host_once_where_that_is_worth_an_exchange() {
-        let relayed =
-            |bytes, sources, spread: Spread| is_relayed(&between(&spread), bytes, sources, &spread);
-        assert!(!relayed(1024, 1, TWO_BY_TWO) && !relayed(1024, 4, TWO_BY_TWO));
-        assert!(relayed(1 << 20, 1, TWO_BY_TWO) && relayed(1 << 20, 4, TWO_BY_TWO));
-        let alone = Spread { ranks: 2, ..TWO_BY_TWO };
-        assert!(
-            !relayed(1 << 30, 1, alone) && !relayed(1 << 30, 2, alone),
-            "nobody to pass it on to"
-        );
-        assert!(!relayed(1 << 30, 4, Spread { is_even: false, ..TWO_BY_TWO }));
+    fn what_all_ranks_read_crosses_once_to_hosts_with_as_many_ranks_each() {
+        let once = |spread: Spread| crosses_once(64, &spread);
+        assert!(once(TWO_BY_TWO) && !crosses_once(Staging::TINY, &TWO_BY_TWO));
+        assert!(!once(Spread { ranks: 2, ..TWO_BY_TWO }), "nobody to pass it on to");
+        assert!(!once(Spread { is_even: false, ..TWO_BY_TWO }));
     }
 
     #[test]
@@ -350,7 +353,6 @@ mod tests {
             for (ranks, hosts) in [(1, 1), (4, 2), (4096, 512)] {
                 let spread = Spread { ranks, hosts, ..TWO_BY_TWO };
                 quickest_across(&rates, usize::MAX, &spread);
-                is_relayed(&rates, usize::MAX, 1, &spread);
             }
             for (bytes, ranks) in [(25, 1), (1 << 20, 2), (usize::MAX, 4096)] {
                 assert_ne!(quickest(&rates, bytes, ranks), Algorithm::Auto);

@@ -91,7 +91,7 @@ impl Input {
     }
 }
 
-/// Stages `input` and waits until all ranks have staged theirs, of as many bytes: at most [`STAGE`].
+/// Stages `input` and waits until all ranks have staged theirs, of as many bytes: at most [`Group::stage`].
 ///
 /// # Safety
 /// The input may be read.
@@ -204,6 +204,20 @@ impl Memory {
         is_source: bool,
         work: impl FnOnce(&[*const u8]),
     ) -> Result<()> {
+        let mut work = Some(work);
+        self.read_all(call, is_source, &mut |parts| {
+            if let Some(work) = work.take() {
+                work(parts);
+            }
+        })
+    }
+
+    fn read_all(
+        &self,
+        call: Call,
+        is_source: bool,
+        work: &mut dyn FnMut(&[*const u8]),
+    ) -> Result<()> {
         if self.group().spans_hosts() {
             return self.read_copies(call, is_source, work);
         }
@@ -221,7 +235,7 @@ impl Memory {
         &self,
         mut call: Call,
         is_source: bool,
-        work: impl FnOnce(&[*const u8]),
+        work: &mut dyn FnMut(&[*const u8]),
     ) -> Result<()> {
         call.way = Way::Staged;
         let (group, size) = (self.group(), self.size());
@@ -230,7 +244,7 @@ impl Memory {
         let copies = Region::anonymous(room.saturating_mul(group.size()).max(1))?;
         let copies = |source: usize, at| copies.at::<u8>(source * room + at, bytes - at);
         let mut running = self.begin_staged(&call)?;
-        for piece in pieces(self.len(), size, 1) {
+        for piece in pieces(self.len(), size, 1, || group.stage()) {
             let (own, at, len) = (self.own(piece.start), piece.start * size, piece.len() * size);
             let input = if is_source { Input::one(own, len) } else { Input::none(len) };
             // SAFETY: a piece of our own part.
@@ -252,20 +266,25 @@ impl Memory {
     }
 }
 
-/// Cuts a block of `len` elements of `size` bytes into pieces, of which a staging buffer holds one of each of `blocks`. One
+/// Cuts a block of `len` elements of `size` bytes into pieces, of which a buffer of `stage` bytes holds one of each of `blocks`. One
 /// empty piece if there are no elements, so that ranks still synchronise.
 #[inline]
-pub(super) fn pieces(len: usize, size: usize, blocks: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn pieces(
+    len: usize,
+    size: usize,
+    blocks: usize,
+    stage: impl FnOnce() -> usize,
+) -> impl Iterator<Item = Range<usize>> {
     // A small message is one piece, and has no time for divisions.
     let fits = len.saturating_mul(size * blocks) <= STAGE;
-    let (each, count) = if fits { (len, 1) } else { cut(len, size, blocks) };
+    let (each, count) = if fits { (len, 1) } else { cut(len, size, blocks, stage()) };
     (0..count).map(move |i| i * each..((i + 1) * each).min(len))
 }
 
 /// How long pieces are, and how many there are.
 #[cold]
-fn cut(len: usize, size: usize, blocks: usize) -> (usize, usize) {
-    let most = (STAGE / blocks / size).max(1);
+fn cut(len: usize, size: usize, blocks: usize, stage: usize) -> (usize, usize) {
+    let most = (stage / blocks / size).max(1);
     // All of about the same length: what is left over at the end would not be worth its exchange.
     let each = len.div_ceil(len.div_ceil(most).max(1)).max(1);
     let each = each.next_multiple_of((LINE / size).max(1)).min(most);
@@ -281,11 +300,14 @@ mod tests {
         for (len, blocks) in
             [(0, 1), (1, 3), (100, 7), (STAGE / 4, 1), (STAGE / 4 + 1, 1), (1 << 20, 72)]
         {
-            let cut: Vec<_> = pieces(len, 4, blocks).collect();
-            assert!(cut.iter().all(|p| p.len() * blocks * 4 <= STAGE));
+            let stage = if blocks == 3 { 2 * STAGE } else { STAGE };
+            let cut: Vec<_> = pieces(len, 4, blocks, || stage).collect();
+            assert!(cut.iter().all(|p| p.len() * blocks * 4 <= stage));
             assert!(cut.windows(2).all(|p| p[0].end == p[1].start && !p[1].is_empty()));
             assert_eq!((cut[0].start, cut[cut.len() - 1].end), (0, len));
         }
-        assert_eq!(pieces(STAGE + 1, 1, 1).map(|p| p.len()).max(), Some(STAGE / 2 + 64));
+        let longest = |len, stage| pieces(len, 1, 1, || stage).map(|p| p.len()).max();
+        assert_eq!(longest(STAGE + 1, STAGE), Some(STAGE / 2 + 64));
+        assert_eq!(longest(4 * STAGE, 4 * STAGE), Some(4 * STAGE));
     }
 }

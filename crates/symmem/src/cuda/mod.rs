@@ -22,6 +22,7 @@ pub(crate) use debug_of;
 mod collectives;
 mod device;
 mod group;
+mod memory;
 pub(crate) mod nvshmem;
 mod signals;
 mod stream;

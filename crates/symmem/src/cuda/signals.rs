@@ -4,14 +4,15 @@
 //! collectives: by every later call on the group, and by every call that takes results off the device.
 #![allow(unsafe_code)] // S1, S3: ranks, channels and ranges are checked here; S4
 
-use std::ffi::c_void;
 use std::time::Duration;
 
 use super::nvshmem::Nvshmem;
 use super::symmetric::{Symmetric, View, ViewMut};
 use crate::cuda::device::kernels::parameters;
+use crate::cuda::device::module::Parameter;
 use crate::cuda::group::comm::out_of_reach;
 use crate::cuda::group::layout::DeviceHandle;
+use crate::cuda::memory::Memory;
 use crate::cuda::stream::Stream;
 use crate::dtype::Element;
 use crate::error::Result;
@@ -68,7 +69,7 @@ impl<T: Element> Symmetric<T> {
         limit: Duration,
         stream: &Stream,
     ) -> Result<()> {
-        self.signal("put_signal", to, channel, limit, stream)
+        self.memory.signal("put_signal", to, channel, limit, stream)
     }
 
     /// Acquire: makes `stream` wait until rank `from` has set its word of `channel` in our pad, and clears it.
@@ -84,7 +85,7 @@ impl<T: Element> Symmetric<T> {
         limit: Duration,
         stream: &Stream,
     ) -> Result<()> {
-        self.signal("wait_signal", from, channel, limit, stream)
+        self.memory.signal("wait_signal", from, channel, limit, stream)
     }
 
     /// Release and acquire: signals to all ranks and from all ranks on `channel` of this memory's pad, in `stream`.
@@ -102,34 +103,34 @@ impl<T: Element> Symmetric<T> {
         stream: &Stream,
     ) -> Result<()> {
         const NAME: &str = "barrier_on_channel";
-        self.comm.check_together(self.group(), NAME)?;
-        let mut channel = self.check_channel(NAME, channel)?;
-        let mut handle = self.handle_within(op_code(NAME), limit);
+        self.memory.comm.check_together(self.group(), NAME)?;
+        let channel = self.memory.check_channel(NAME, channel)?;
+        let handle = self.memory.handle_within(op_code(NAME), limit);
         let (threads, list) = (handle.size.next_multiple_of(32), parameters![handle, channel]);
         // SAFETY: the kernel's parameters in order; it touches the words of a channel that all pads have.
-        unsafe { self.run_one(NAME, threads, stream, list) }
+        unsafe { self.memory.run_one(NAME, threads, stream, list) }
     }
 
     /// Relaxed: copies `data` to rank `rank`'s part, from its element `at` on, in `stream`. A later signal or barrier in
     /// the stream makes it visible to the ranks that wait for that. Uses the network if nothing else connects the two.
     pub fn put(&self, rank: usize, at: usize, data: View<'_, T>, stream: &Stream) -> Result<()> {
         const NAME: &str = "put";
-        let to = self.place(NAME, rank, at, data.len)?;
-        if !self.reaches(rank) {
+        let to = self.memory.part_at(NAME, rank, at, data.len)?;
+        if !self.memory.reaches(rank) {
             return self.over_network(NAME, rank)?.put(rank, at, data, stream);
         }
-        self.copied(NAME, to, data.address, data.len, stream)
+        self.memory.copied(NAME, to, data.address, data.len, stream)
     }
 
     /// Relaxed: copies rank `rank`'s part to `out`, from its element `at` on, in `stream`. Sees what was put before a
     /// signal or barrier that precedes this in the stream.
     pub fn get(&self, rank: usize, at: usize, out: ViewMut<'_, T>, stream: &Stream) -> Result<()> {
         const NAME: &str = "get";
-        let from = self.place(NAME, rank, at, out.len)?;
-        if !self.reaches(rank) {
+        let from = self.memory.part_at(NAME, rank, at, out.len)?;
+        if !self.memory.reaches(rank) {
             return self.over_network(NAME, rank)?.get(rank, at, out, stream);
         }
-        self.copied(NAME, out.address, from, out.len, stream)
+        self.memory.copied(NAME, out.address, from, out.len, stream)
     }
 
     /// Release: as [`Symmetric::put`], and then [`Symmetric::put_signal`] to the same rank.
@@ -141,8 +142,8 @@ impl<T: Element> Symmetric<T> {
         channel: usize,
         stream: &Stream,
     ) -> Result<()> {
-        self.check_channel("put_signal", channel)?; // before anything is copied
-        self.check_reach("put_signal", rank)?;
+        self.memory.check_channel("put_signal", channel)?; // before anything is copied
+        self.memory.check_reach("put_signal", rank)?;
         self.put(rank, at, data, stream)?;
         self.put_signal(rank, channel, stream)
     }
@@ -153,12 +154,11 @@ impl<T: Element> Symmetric<T> {
     /// A word is used for values or for signals, not for both at once.
     pub fn put_value(&self, to: usize, word: usize, value: u64, stream: &Stream) -> Result<()> {
         const NAME: &str = "put_value";
-        self.check_reach(NAME, to)?;
-        let mut word = self.check_word(NAME, word)?;
-        let (mut to, mut value) = (to as u32, value);
-        let mut handle = self.device_handle_about(op_code(NAME));
+        self.memory.check_reach(NAME, to)?;
+        let (to, word) = (to as u32, self.memory.check_word(NAME, word)?);
+        let handle = self.memory.device_handle_about(op_code(NAME));
         // SAFETY: the kernel's parameters in order; it touches one word of a pad that there is.
-        unsafe { self.run_one(NAME, 32, stream, parameters![handle, to, word, value]) }
+        unsafe { self.memory.run_one(NAME, 32, stream, parameters![handle, to, word, value]) }
     }
 
     /// As [`Symmetric::put`], and then [`Symmetric::put_value`] to the same rank.
@@ -170,8 +170,8 @@ impl<T: Element> Symmetric<T> {
         (word, value): (usize, u64),
         stream: &Stream,
     ) -> Result<()> {
-        self.check_word("put_value", word)?; // before anything is copied
-        self.check_reach("put_value", rank)?;
+        self.memory.check_word("put_value", word)?; // before anything is copied
+        self.memory.check_reach("put_value", rank)?;
         self.put(rank, at, data, stream)?;
         self.put_value(rank, word, value, stream)
     }
@@ -185,14 +185,23 @@ impl<T: Element> Symmetric<T> {
         stream: &Stream,
     ) -> Result<()> {
         const NAME: &str = "wait_value";
-        self.check_reach(NAME, from)?;
-        let mut word = self.check_word(NAME, word)?;
-        let (mut from, (mut value, mut least)) = (from as u32, until.parts());
-        let mut handle = self.device_handle_about(op_code(NAME));
+        self.memory.check_reach(NAME, from)?;
+        let word = self.memory.check_word(NAME, word)?;
+        let (from, (value, least)) = (from as u32, until.parts());
+        let handle = self.memory.device_handle_about(op_code(NAME));
         // SAFETY: the kernel's parameters in order; it reads one word of our pad.
-        unsafe { self.run_one(NAME, 32, stream, parameters![handle, from, word, value, least]) }
+        unsafe {
+            self.memory.run_one(NAME, 32, stream, parameters![handle, from, word, value, least])
+        }
     }
 
+    /// What reaches a rank that only the network connects.
+    fn over_network(&self, name: &'static str, rank: usize) -> Result<Nvshmem<'_, T>> {
+        self.nvshmem().map_err(|_| out_of_reach(self.group(), name, rank))
+    }
+}
+
+impl Memory {
     /// A word of 8 bytes of the pads, as kernels count them.
     pub(in crate::cuda) fn check_word(&self, name: &'static str, word: usize) -> Result<u32> {
         let words = self.handle.signal_pad_size() / 8;
@@ -215,8 +224,8 @@ impl<T: Element> Symmetric<T> {
         stream: &Stream,
     ) -> Result<()> {
         self.check_reach(name, peer)?;
-        let (mut peer, mut channel) = (peer as u32, self.check_channel(name, channel)?);
-        let mut handle = self.handle_within(op_code(name), limit);
+        let (peer, channel) = (peer as u32, self.check_channel(name, channel)?);
+        let handle = self.handle_within(op_code(name), limit);
         // SAFETY: the kernel's parameters in order; it touches one word, of a rank and a channel that there are.
         unsafe { self.run_one(name, 32, stream, parameters![handle, peer, channel]) }
     }
@@ -239,7 +248,7 @@ impl<T: Element> Symmetric<T> {
         name: &'static str,
         threads: u32,
         stream: &Stream,
-        parameters: &mut [*mut c_void],
+        parameters: &[Parameter<'_>],
     ) -> Result<()> {
         self.comm.enqueue_unordered(self.group(), name, stream, || {
             let (kernel, target) = (self.gpu.kernel("move", name, threads)?, stream.target()?);
@@ -252,11 +261,6 @@ impl<T: Element> Symmetric<T> {
     /// Whether rank `rank`'s part has an address here.
     fn reaches(&self, rank: usize) -> bool {
         self.parts.0.get(rank).is_some_and(|&part| part != 0)
-    }
-
-    /// What reaches a rank that only the network connects.
-    fn over_network(&self, name: &'static str, rank: usize) -> Result<Nvshmem<'_, T>> {
-        self.nvshmem().map_err(|_| out_of_reach(self.group(), name, rank))
     }
 
     /// Refuses a rank that there is not, or that only the network connects.
@@ -280,10 +284,10 @@ impl<T: Element> Symmetric<T> {
     }
 
     /// Where `len` elements of rank `rank`'s part lie.
-    fn place(&self, name: &'static str, rank: usize, at: usize, len: usize) -> Result<u64> {
+    fn part_at(&self, name: &'static str, rank: usize, at: usize, len: usize) -> Result<u64> {
         check_elements(self.group(), name, (rank, self.len()), at, len)?;
         let part = self.parts.0.get(rank).copied().unwrap_or(0);
-        Ok(part + (at * size_of::<T>()) as u64)
+        Ok(part + (at * self.size()) as u64)
     }
 
     fn copied(
@@ -294,7 +298,7 @@ impl<T: Element> Symmetric<T> {
         len: usize,
         stream: &Stream,
     ) -> Result<()> {
-        let bytes = len * size_of::<T>();
+        let bytes = len * self.size();
         if to.abs_diff(from) < bytes as u64 {
             let expected = "elements that do not overlap".to_owned();
             return Err(self.group().usage(name, expected, "some that do".to_owned()));
@@ -323,10 +327,10 @@ impl Symmetric<u32> {
     ) -> Result<()> {
         const NAME: &str = "memset32";
         let range = fill_range(self.group(), self.len(), offset, count)?;
-        self.check_reach(NAME, rank)?;
-        let to = self.place(NAME, rank, range.start, range.len())?;
-        self.comm.enqueue_unordered(self.group(), NAME, stream, || {
-            self.gpu.call(|driver| {
+        self.memory.check_reach(NAME, rank)?;
+        let to = self.memory.part_at(NAME, rank, range.start, range.len())?;
+        self.memory.comm.enqueue_unordered(self.group(), NAME, stream, || {
+            self.memory.gpu.call(|driver| {
                 // SAFETY: S3: within a part; S1: it is not unmapped while the stream may use it.
                 unsafe { driver.memset32(to, value, range.len(), stream.raw()) }
             })
@@ -344,10 +348,10 @@ impl Symmetric<u32> {
     ) -> Result<()> {
         const NAME: &str = "write_value32";
         check_word_exists(self.group(), self.len(), offset)?;
-        self.check_reach(NAME, rank)?;
-        let to = self.place(NAME, rank, offset, 1)?;
-        self.comm.enqueue_unordered(self.group(), NAME, stream, || {
-            self.gpu.call(|driver| {
+        self.memory.check_reach(NAME, rank)?;
+        let to = self.memory.part_at(NAME, rank, offset, 1)?;
+        self.memory.comm.enqueue_unordered(self.group(), NAME, stream, || {
+            self.memory.gpu.call(|driver| {
                 // SAFETY: S3: a word of a part; S1: it is not unmapped while the stream may use it.
                 unsafe { driver.write32(stream.raw(), to, value) }
             })

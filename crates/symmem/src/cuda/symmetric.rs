@@ -4,18 +4,20 @@
 //! Calls are safe as long as all work on a value goes through its own methods.
 #![allow(unsafe_code)] // S1 (handles keep mappings), S3 (lengths checked here), S4
 
+use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
 use crate::cuda::device::gpu::Gpu;
 use crate::cuda::group::comm::Comm;
-use crate::cuda::group::layout::{DeviceHandle, GroupParameter, Pointers};
+use crate::cuda::group::layout::DeviceHandle;
+use crate::cuda::memory::{Elements, Memory};
 use crate::cuda::stream::Stream;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::group::Group;
+use crate::memory::Backend;
 use crate::memory::block::Block;
-use crate::memory::{Backend, Multicast};
 use crate::symmetric::{Handle, Pool};
 
 /// Memory of a device, this rank's alone. Zeroed.
@@ -45,7 +47,7 @@ impl Gpu {
     /// # Ok::<(), symmem::Error>(())
     /// ```
     pub fn alloc<T: Element>(&self, group: &Group, len: usize) -> Result<Buffer<T>> {
-        let block = group.block_of::<T>(self.backend(), len)?;
+        let block = group.block_of(self.backend(), len, T::DTYPE)?;
         Ok(Buffer { gpu: self.clone(), block, len, elements: PhantomData })
     }
 
@@ -56,7 +58,7 @@ impl Gpu {
         len: usize,
         pad: usize,
     ) -> Result<Buffer<T>> {
-        let block = group.block_with_pad::<T>(self.backend(), len, pad)?;
+        let block = group.block_with_pad(self.backend(), len, T::DTYPE, pad)?;
         Ok(Buffer { gpu: self.clone(), block, len, elements: PhantomData })
     }
 
@@ -87,7 +89,7 @@ impl Pool<Gpu> {
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
         let gpu = self.device.clone();
         gpu.collect();
-        let block = self.cut::<T>(len)?;
+        let block = self.cut(len, T::DTYPE)?;
         Ok(Buffer { gpu, block, len, elements: PhantomData })
     }
 }
@@ -107,17 +109,8 @@ impl<T: Element> Buffer<T> {
     /// As [`Buffer::rendezvous`], but the caller keeps the buffer, and must order the work that is put into streams
     /// through both.
     pub fn symmetric(&self, group: &Group) -> Result<Symmetric<T>> {
-        let backend = self.gpu.backend();
-        let comm = Comm::of(group, &self.gpu, backend.unreached(group))?;
-        let handle = comm.map(&self.block, group, &*backend, T::DTYPE)?;
-        if comm.has_multicast {
-            let set_up = || backend.multicast(&self.gpu, &handle, comm.is_over_fabric());
-            Multicast::try_for(&self.block, handle.mapping(), set_up)?;
-        }
-        backend.mapped(&handle)?;
-        handle.mapping().attached.get_or_add(|| Arc::clone(&comm)); // for as long as peers may be at work on it
-        comm.watch_pad(&handle);
-        Ok(Symmetric::new(self.gpu.clone(), comm, handle, self.len))
+        let memory = Memory::of(&self.gpu, &self.block, group, self.len, T::DTYPE)?;
+        Ok(Symmetric { memory, elements: PhantomData })
     }
 
     /// How many elements.
@@ -183,6 +176,11 @@ pub struct ViewMut<'a, T> {
 }
 
 impl<T> View<'_, T> {
+    /// The same without their type.
+    pub(crate) fn elements(&self) -> Elements {
+        Elements { address: self.address, len: self.len }
+    }
+
     /// A view of memory that was not allocated by this library.
     ///
     /// # Safety
@@ -193,6 +191,11 @@ impl<T> View<'_, T> {
 }
 
 impl<T> ViewMut<'_, T> {
+    /// The same without their type.
+    pub(crate) fn elements(&self) -> Elements {
+        Elements { address: self.address, len: self.len }
+    }
+
     /// A view of memory that was not allocated by this library.
     ///
     /// # Safety
@@ -205,30 +208,13 @@ impl<T> ViewMut<'_, T> {
 
 /// Memory of the same length on the devices of all ranks of a group, mapped into each.
 pub struct Symmetric<T> {
-    pub(crate) gpu: Gpu,
-    pub(crate) comm: Arc<Comm>,
-    pub(crate) handle: Handle,
-    /// All ranks' parts as mapped here.
-    pub(crate) parts: Pointers,
-    /// All ranks' signal pads likewise.
-    pads: Pointers,
-    /// The address of all parts at once, or 0.
-    multicast: u64,
-    /// As much as this rank's part, for what has to be gathered before it is reduced.
-    scratch: Option<Buffer<T>>,
-    /// Which way the last all-reduce of more than the device's cache holds went through it.
-    pub(crate) backwards: bool,
-    len: usize,
+    pub(crate) memory: Memory,
     elements: PhantomData<T>,
 }
 
 impl<T: Element> Symmetric<T> {
     fn new(gpu: Gpu, comm: Arc<Comm>, handle: Handle, len: usize) -> Self {
-        let parts = Pointers::new(&handle.buffer_ptrs());
-        let pads = Pointers::new(&handle.signal_pad_ptrs());
-        let multicast = handle.multicast_ptr().unwrap_or(0) as u64;
-        let (scratch, backwards, elements) = (None, false, PhantomData);
-        Self { gpu, comm, handle, parts, pads, multicast, scratch, backwards, len, elements }
+        Self { memory: Memory::new(gpu, comm, handle, len, T::DTYPE), elements: PhantomData }
     }
 
     /// `len` elements of any type at byte `offset` of every rank's memory, as [`Handle::part`] of host memory. Not
@@ -238,121 +224,82 @@ impl<T: Element> Symmetric<T> {
     /// The caller must order the work that is put into streams through several values with the same elements, and all
     /// ranks that make a call use the same offset.
     pub unsafe fn part<U: Element>(&self, offset: usize, len: usize) -> Result<Symmetric<U>> {
-        let handle = self.handle.range::<U>(offset, len)?;
-        Ok(Symmetric::new(self.gpu.clone(), Arc::clone(&self.comm), handle, len))
+        let Memory { gpu, comm, handle, .. } = &self.memory;
+        let handle = handle.range::<U>(offset, len)?;
+        Ok(Symmetric::new(gpu.clone(), Arc::clone(comm), handle, len))
     }
 
     /// How many elements each rank has.
     pub fn len(&self) -> usize {
-        self.len
+        self.memory.len()
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// Its group.
     pub fn group(&self) -> &Group {
-        self.handle.group()
+        self.memory.group()
     }
 
     /// Its device.
     pub fn gpu(&self) -> &Gpu {
-        &self.gpu
+        &self.memory.gpu
     }
 
     /// The handle without a type: addresses of all ranks' memory and signal pads.
     pub fn handle(&self) -> &Handle {
-        &self.handle
+        &self.memory.handle
     }
 
     /// What your own kernels get by value, as `SymmemHandle` of `kernels/symmem.cuh`.
     pub fn device_handle(&self) -> DeviceHandle {
-        self.device_handle_about(u32::MAX)
-    }
-
-    /// The same for a kernel of ours, which says by `op` what it is about. No vector: this is on the way of every signal.
-    #[inline]
-    pub(crate) fn device_handle_about(&self, op: u32) -> DeviceHandle {
-        let GroupParameter { rank, size, scope, mailbox, pads, .. } = self.comm.parameter;
-        DeviceHandle {
-            rank,
-            size,
-            scope,
-            channels: self.channels(),
-            op,
-            reserved: 0,
-            timeout: self.comm.limit(self.group()),
-            mailbox,
-            buffers: self.parts,
-            pads: self.pads,
-            multicast: self.multicast,
-            group_pads: pads,
-        }
-    }
-
-    /// How many channels the pads have.
-    pub(crate) fn channels(&self) -> u32 {
-        (self.handle.signal_pad_size() / 4 / self.group().size()) as u32
+        self.memory.device_handle_about(u32::MAX)
     }
 
     /// This rank's elements, as an input of collectives.
     pub fn view(&self) -> View<'_, T> {
-        View { address: self.own(), len: self.len, of: PhantomData }
+        let Elements { address, len } = self.memory.own();
+        View { address, len, of: PhantomData }
     }
 
     /// This rank's elements, as an output of collectives on other memory.
     pub fn view_mut(&mut self) -> ViewMut<'_, T> {
-        self.own_mut()
-    }
-
-    fn own(&self) -> u64 {
-        self.parts.0.get(self.group().rank()).copied().unwrap_or(0)
-    }
-
-    /// This rank's elements, to write. Takes `&self`; its callers have the value for themselves.
-    pub(crate) fn own_mut(&self) -> ViewMut<'_, T> {
-        ViewMut { address: self.own(), len: self.len, of: PhantomData }
-    }
-
-    /// Memory of this rank's alone, as much as its part; allocated when first asked for.
-    pub(crate) fn scratch(&mut self) -> Result<u64> {
-        if self.scratch.is_none() {
-            self.scratch = Some(self.gpu.of_driver().alloc(self.handle.group(), self.len)?);
-        }
-        Ok(self.scratch.as_ref().map_or(0, |scratch| scratch.view().address))
+        let Elements { address, len } = self.memory.own();
+        ViewMut { address, len, of: PhantomData }
     }
 
     /// Copies `data` to this rank's elements, and waits for that. Fails if something failed before it.
     pub fn write(&mut self, data: &[T], stream: &Stream) -> Result<()> {
-        self.comm.check(self.group(), "write")?;
-        upload(&self.gpu, self.own_mut(), data, stream)
+        self.memory.check("write")?;
+        let gpu = self.memory.gpu.clone();
+        upload(&gpu, self.view_mut(), data, stream)
     }
 
     /// Waits until `stream` has completed, and returns this rank's elements. Fails if something in the stream failed.
     pub fn read(&self, stream: &Stream) -> Result<Vec<T>> {
-        let data = download(&self.gpu, self.view(), stream);
-        self.comm.check(self.group(), "read")?;
+        let data = download(&self.memory.gpu, self.view(), stream);
+        self.memory.check("read")?;
         data
     }
 
     /// For a caller that refuses a collective that its peers make. Their waiting kernels give up with
     /// [`Error::PeerFailed`], which names this rank. All ranks then call [`Group::resync`]. Not while a graph is captured.
     pub fn refuse(&self, op: &'static str) -> Result<()> {
-        self.gpu.check_free(self.group(), op)?;
-        self.comm.check_together(self.group(), op)?;
-        self.comm.give_up(op)
+        self.memory.refuse(op)
     }
 
     /// Waits until `stream` has completed. Fails if a call of this group has failed, or of another group on the device.
     pub fn synchronize(&self, stream: &Stream) -> Result<()> {
         let done = stream.synchronize();
-        self.comm.check(self.group(), "synchronize")?;
+        self.memory.check("synchronize")?;
         done
     }
 }
 
+/// Copies `data` to the device, and waits for it.
 pub(crate) fn upload<T: Element>(
     gpu: &Gpu,
     to: ViewMut<'_, T>,
@@ -360,29 +307,54 @@ pub(crate) fn upload<T: Element>(
     stream: &Stream,
 ) -> Result<()> {
     check_len("write", to.len, data.len())?;
+    // SAFETY: S3: as long as each other; `data` is borrowed.
+    unsafe { upload_bytes(gpu, to.address, data.as_ptr().cast(), size_of_val(data), stream) }
+}
+
+/// # Safety
+/// So many bytes can be read and written there.
+unsafe fn upload_bytes(
+    gpu: &Gpu,
+    to: u64,
+    from: *const c_void,
+    bytes: usize,
+    stream: &Stream,
+) -> Result<()> {
     stream.check_runs("write")?;
     gpu.call(|driver| {
-        let (from, bytes) = (data.as_ptr().cast(), size_of_val(data));
-        // SAFETY: S3: as long as each other; `data` lives until the stream is empty.
-        unsafe { driver.copy_to_device(to.address, from, bytes, stream.raw()) }?;
+        // SAFETY: as the caller promises, until the stream is empty.
+        unsafe { driver.copy_to_device(to, from, bytes, stream.raw()) }?;
         driver.stream_synchronize(stream.raw())
     })?;
     gpu.check_failures_in("write")
 }
 
 fn download<T: Element>(gpu: &Gpu, from: View<'_, T>, stream: &Stream) -> Result<Vec<T>> {
-    stream.check_runs("read")?;
     let mut data: Vec<T> = Vec::with_capacity(from.len);
-    gpu.call(|driver| {
-        let (to, bytes) = (data.as_mut_ptr().cast(), from.len * size_of::<T>());
-        // SAFETY: S3: as long as each other; `data` lives until the stream is empty.
-        unsafe { driver.copy_to_host(to, from.address, bytes, stream.raw()) }?;
-        driver.stream_synchronize(stream.raw())
-    })?;
-    gpu.check_failures_in("read")?;
+    let (to, bytes) = (data.as_mut_ptr().cast(), from.len * size_of::<T>());
+    // SAFETY: S3: as long as each other, and nobody else has `data`.
+    unsafe { download_bytes(gpu, to, from.address, bytes, stream) }?;
     // SAFETY: so many elements have been written, and `Element`s have no invalid bits.
     unsafe { data.set_len(from.len) };
     Ok(data)
+}
+
+/// # Safety
+/// So many bytes can be read and written there.
+unsafe fn download_bytes(
+    gpu: &Gpu,
+    to: *mut c_void,
+    from: u64,
+    bytes: usize,
+    stream: &Stream,
+) -> Result<()> {
+    stream.check_runs("read")?;
+    gpu.call(|driver| {
+        // SAFETY: as the caller promises, until the stream is empty.
+        unsafe { driver.copy_to_host(to, from, bytes, stream.raw()) }?;
+        driver.stream_synchronize(stream.raw())
+    })?;
+    gpu.check_failures_in("read")
 }
 
 pub(crate) fn check_len(op: &'static str, expected: usize, got: usize) -> Result<()> {
@@ -400,4 +372,4 @@ debug_of!([T] View<'_, T>, "View": |this| address = this.address, len = this.len
 
 debug_of!([T] ViewMut<'_, T>, "ViewMut": |this| address = this.address, len = this.len);
 
-debug_of!([T] Symmetric<T>, "Symmetric": |this| gpu = this.gpu, handle = this.handle);
+debug_of!([T] Symmetric<T>, "Symmetric": |this| gpu = this.memory.gpu, handle = this.memory.handle);

@@ -28,6 +28,7 @@ pub(crate) enum Way {
     Direct,
     /// Between hosts, as the next ones.
     Raw,
+    RawRelayed,
     TwoHops,
     TwoHopsRelayed,
     Chain,
@@ -55,17 +56,21 @@ pub(super) const REFUSAL: &str = "refuse";
 pub(super) type Words = [u64; 8];
 
 impl Call {
-    const WAYS: [Way; 9] = [
+    const WAYS: [Way; 10] = [
         Way::Any,
         Way::Staged,
         Way::OneShot,
         Way::TwoShot,
         Way::Direct,
         Way::Raw,
+        Way::RawRelayed,
         Way::TwoHops,
         Way::TwoHopsRelayed,
         Way::Chain,
     ];
+
+    /// What a rank gives up when a job of its queue fails: nobody knows which calls it leaves out. Not a call that is made.
+    pub(super) const JOB: Self = Self { more: [1, 0, 0], ..Self::plain(Op::of(REFUSAL)) };
 
     /// A call without data.
     pub(crate) const fn plain(op: Op) -> Self {

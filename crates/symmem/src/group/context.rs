@@ -1,7 +1,7 @@
 //! What all groups and buffers of one rank share: its connections, and tables of names and memory.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::SystemTime;
 
 use super::form::Formed;
@@ -12,8 +12,9 @@ use crate::memory::{Backend, Host, Process, Table};
 use crate::mesh::{Gone, Mesh, PeerObserver, Subject};
 use crate::signal::Layout;
 use crate::store::{SharedStore, TcpServer};
-use crate::sync::Ordering;
 use crate::sync::atomic::AtomicBool;
+use crate::sync::shared::AtomicU64;
+use crate::sync::{Ordering, lock};
 use crate::wire::Choice;
 
 pub(crate) struct Context {
@@ -37,6 +38,8 @@ pub(crate) struct Context {
     pub(super) world: Arc<WorldPads>,
     /// Which of this rank's notes are in use.
     notes: [AtomicBool; Layout::THREADS],
+    /// By rank: how many messages it has been sent that arrivals must not overtake. Of ranks of other hosts.
+    pub(super) sent: Arc<[AtomicU64]>,
     /// The job's store, where this rank hosts it; declared last, it goes last.
     _server: Option<TcpServer>,
 }
@@ -63,6 +66,7 @@ impl Context {
         let pad_backend: Arc<dyn Backend> =
             if mesh.in_one_process() { Arc::new(Process) } else { Arc::new(Host) };
         let choice = Choice::prepare(&mesh)?;
+        let sent = (0..mesh.size()).map(|_| AtomicU64::new(0)).collect();
         let world: Arc<WorldPads> = Arc::default();
         // The first observer of losses, so that every group finds them in the order that all ranks see.
         let observer: Weak<WorldPads> = Arc::downgrade(&world);
@@ -81,6 +85,7 @@ impl Context {
             persistent: Mutex::default(),
             world,
             notes: Default::default(),
+            sent,
             _server: server,
         })
     }
@@ -142,6 +147,7 @@ impl Context {
     /// this host has noted in the pads.
     pub(super) fn leave(&self, how: &str, blamed: Option<usize>) {
         let blamed = blamed.or_else(|| self.world.first_lost(|_| true));
+        self.mesh.inbox().leaving();
         self.choice.finish();
         self.mesh.leave(how, blamed);
         self.choice.end();
@@ -261,9 +267,4 @@ impl Drop for Name {
     fn drop(&mut self) {
         lock(&self.context.names).remove(&self.given);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing is done under these locks that could leave a table half changed.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

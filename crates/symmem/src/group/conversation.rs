@@ -65,6 +65,22 @@ impl Conversation<'_> {
         memory: impl Fn() -> Result<Option<Exported>>,
         part: impl FnOnce(Vec<Vec<u8>>, Vec<Option<Exported>>) -> Result<T>,
     ) -> Result<T> {
+        let (mut part, mut made) = (Some(part), None);
+        self.hold_with(terms, data, &memory, &mut |all, memories| {
+            made = part.take().map(|part| part(all, memories)).transpose()?;
+            Ok(())
+        })?;
+        made.ok_or_else(|| self.garbled(self.rank)) // cannot be: it has succeeded
+    }
+
+    /// The same whatever is made of it: this is a good deal of code, and there are many kinds of conversations.
+    fn hold_with(
+        &self,
+        terms: &Terms,
+        data: Vec<u8>,
+        memory: &dyn Fn() -> Result<Option<Exported>>,
+        part: &mut dyn FnMut(Vec<Vec<u8>>, Vec<Option<Exported>>) -> Result<()>,
+    ) -> Result<()> {
         let own = Proposal::new(terms, data);
         let sent = self.send_proposals(&own, memory);
         let collected = sent.and_then(|()| self.collect_proposals(own));
@@ -83,7 +99,7 @@ impl Conversation<'_> {
     pub(crate) fn send_proposals(
         &self,
         own: &Proposal,
-        memory: impl Fn() -> Result<Option<Exported>>,
+        memory: &dyn Fn() -> Result<Option<Exported>>,
     ) -> Result<()> {
         // A descriptor does not reach another host.
         let for_peer = |peer: usize| match memory()? {
@@ -148,6 +164,16 @@ impl Conversation<'_> {
         Ok((proposals, memories))
     }
 
+    /// The proposal of one rank, if it has arrived.
+    pub(super) fn take_proposal(&self, rank: usize) -> Option<Proposal> {
+        let message =
+            self.context.mesh.take(&self.subject, Phase::Proposal, *self.members.get(rank)?);
+        match decode(&message?.body)? {
+            Body::Proposal(proposal) => Some(proposal),
+            Body::Done | Body::Failed { .. } => None,
+        }
+    }
+
     /// The same verdict on every rank: all see the same proposals.
     pub(crate) fn agree(&self, terms: &Terms, proposals: &[Proposal]) -> Result<()> {
         for (i, (what, ours)) in terms.iter().enumerate() {
@@ -164,8 +190,8 @@ impl Conversation<'_> {
     }
 
     /// Reports this rank's success or failure to all, and waits for their reports.
-    pub(super) fn conclude<T>(&self, done: Result<T>) -> Result<T> {
-        let done = done.or_else(|e| self.abort(Phase::Outcome, e))?;
+    pub(super) fn conclude(&self, done: Result<()>) -> Result<()> {
+        done.or_else(|e| self.abort(Phase::Outcome, e))?;
         self.send_all(Phase::Outcome, &Body::Done, std::iter::repeat_with(|| None))?;
         // A rank that gives up waiting withdraws its report: the late peer would otherwise find that everything succeeded.
         let outcomes = self.collect(Phase::Outcome).or_else(|e| self.abort(Phase::Outcome, e))?;
@@ -176,17 +202,23 @@ impl Conversation<'_> {
                 Some(Body::Proposal(_)) | None => return Err(self.garbled(peer)),
             }
         }
-        Ok(done)
+        Ok(())
     }
 
     /// Tells all that this rank has failed, and returns the cause.
     pub(crate) fn abort<T>(&self, phase: Phase, cause: Error) -> Result<T> {
-        let lost = match &cause {
+        self.tell_failure(phase, &cause);
+        Err(cause)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn tell_failure(&self, phase: Phase, cause: &Error) {
+        let lost = match cause {
             Error::PeerLost { rank, .. } => self.members.get(*rank).copied(),
             _ => None,
         };
         self.tell(phase, &encode(&Body::Failed { reason: cause.to_string(), lost }));
-        Err(cause)
     }
 
     /// Tells all that this rank does not take part, and ends the conversation here.

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::p2p;
 use crate::signal::PadUpdate;
 
 /// One message.
@@ -23,6 +24,31 @@ pub(super) enum FarMessage<'a> {
     },
     /// Why a `Put` was not executed.
     Refused { memory: u64, why: String },
+    /// A part of a message from one rank to another.
+    Fragment { header: p2p::Words, bytes: RawBytes<'a> },
+    /// How much of such parts the sender of this has taken.
+    FragmentsTaken { total: u64 },
+    /// The message of this number will not be completed.
+    Withdrawn { number: u32 },
+}
+
+/// What a [`FarMessage::Staged`] begins with.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct StagedHead {
+    pub(super) epoch: u32,
+    pub(super) at: usize,
+    pub(super) bytes: usize,
+}
+
+impl StagedHead {
+    /// That of a message which has come in part, and what of its bytes has.
+    pub(super) fn read(beginning: &[u8]) -> Option<(Self, &[u8])> {
+        /// The place of the variant in the enum.
+        const STAGED: u32 = 1;
+        let (variant, rest) = postcard::take_from_bytes::<u32>(beginning).ok()?;
+        let ((epoch, at, bytes), rest) = postcard::take_from_bytes(rest).ok()?;
+        (variant == STAGED).then_some((Self { epoch, at, bytes }, rest))
+    }
 }
 
 /// Bytes that are serialised in one piece. As a list of numbers they would take far longer.
@@ -78,7 +104,9 @@ pub(super) fn encode_head(message: &FarMessage<'_>, bytes: usize) -> Vec<u8> {
 
 pub(super) fn encode(message: &FarMessage<'_>) -> Vec<u8> {
     let bytes = match message {
-        FarMessage::Put { bytes, .. } | FarMessage::Staged { bytes, .. } => bytes.0.len(),
+        FarMessage::Put { bytes, .. }
+        | FarMessage::Staged { bytes, .. }
+        | FarMessage::Fragment { bytes, .. } => bytes.0.len(),
         _ => 0,
     };
     // Fails only for types that cannot be serialised at all.
@@ -95,12 +123,34 @@ mod tests {
             let (bytes, none) = (vec![7; len], RawBytes(&[]));
             let staged = |bytes| FarMessage::Staged { epoch: 300, at: 1 << 14, bytes };
             let put = |bytes| FarMessage::Put { memory: 9, at: 77, unit: 8, bytes };
+            let part = |bytes| FarMessage::Fragment { header: [300; 8], bytes };
             for (head, all) in [
                 (encode_head(&staged(none), len), encode(&staged(RawBytes(&bytes)))),
                 (encode_head(&put(none), len), encode(&put(RawBytes(&bytes)))),
+                (encode_head(&part(none), len), encode(&part(RawBytes(&bytes)))),
             ] {
                 assert_eq!([&head[..], &bytes].concat(), all, "{len} bytes");
             }
         }
+    }
+
+    #[test]
+    fn the_head_of_what_is_staged_can_be_read_as_soon_as_it_is_there_and_no_other() {
+        let bytes = vec![7; 60_000];
+        let staged =
+            encode(&FarMessage::Staged { epoch: 300, at: 1 << 14, bytes: RawBytes(&bytes) });
+        let head = staged.len() - bytes.len();
+        for len in 0..staged.len() {
+            let read = StagedHead::read(&staged[..len]);
+            let expected = StagedHead { epoch: 300, at: 1 << 14, bytes: bytes.len() };
+            match len < head {
+                true => assert_eq!(read, None, "{len} bytes"),
+                false => assert_eq!(read, Some((expected, &bytes[..len - head])), "{len} bytes"),
+            }
+        }
+        let put = FarMessage::Put { memory: 9, at: 77, unit: 8, bytes: RawBytes(&bytes) };
+        assert_eq!(StagedHead::read(&encode(&put)), None);
+        let refused = FarMessage::Refused { memory: 9, why: "no".into() };
+        assert_eq!(StagedHead::read(&encode(&refused)), None);
     }
 }

@@ -6,8 +6,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use super::context::{Context, Name};
 use super::conversation::{Conversation, Proposal};
 use super::health::{Departure, Health};
+use super::hosts::Span;
 use super::numbering::Sequence;
-use super::staging::{RegionPads, STAGE, staging_offset};
+use super::p2p::P2p;
+use super::staging::{RegionPads, staging_offset};
 use super::wire::Wire;
 use super::{Group, Inner, check_pad_size, no_descriptor};
 use serde::{Deserialize, Serialize};
@@ -53,8 +55,9 @@ impl Spec {
     }
 
     /// Words, and behind them the staging.
-    fn pad_bytes(&self) -> usize {
-        staging_offset(self.layout()) + 2 * STAGE
+    fn pad_bytes(&self, context: &Context) -> usize {
+        let span = Span::new(context, &self.members);
+        staging_offset(self.layout()) + 2 * span.room_in_pads() * (1 + span.shared_mirrors())
     }
 
     fn terms(&self) -> [(&'static str, String); 2] {
@@ -64,18 +67,19 @@ impl Spec {
         ]
     }
 
-    fn make_pad(&self, context: &Context, rank: usize) -> Result<(Arc<dyn Allocation>, Proposal)> {
-        let pad = context.pad_backend.allocate(self.pad_bytes())?;
+    fn make_pad(&self, context: &Context, rank: usize) -> Result<(Allocation, Proposal)> {
+        let pad = context.pad_backend.allocate(self.pad_bytes(context))?;
         let rates = match rank {
             0 => self.rates(context).words().to_vec(),
             _ => Vec::new(),
         };
         // Nobody else has the pad yet, and sending it orders these stores before all who get it.
-        let words = pad.region().words(4 * Layout::RATES, rates.len())?;
+        let words = pad.region.words(4 * Layout::RATES, rates.len())?;
         words.iter().zip(&rates).for_each(|(word, rate)| word.store(*rate, Ordering::Relaxed));
         let id = crate::mesh::endpoint::random()?;
+        let window = context.mesh.window_from(&self.members);
         let offer = context.choice.offer().filter(|_| self.op == WORLD).cloned();
-        let data = postcard::to_stdvec(&Details { id, rates, offer }).unwrap_or_default();
+        let data = postcard::to_stdvec(&Details { id, rates, offer, window }).unwrap_or_default();
         Ok((pad, Proposal::new(&self.terms(), data)))
     }
 
@@ -129,12 +133,22 @@ struct Details {
     rates: Vec<u32>,
     /// For the world: how the member could reach other hosts.
     offer: Option<Offer>,
+    /// How much other hosts may have under way to the member.
+    window: u64,
+}
+
+impl Details {
+    /// What counts for all members: rank 0's, and the least window.
+    fn of_all(details: Vec<Self>) -> Option<Self> {
+        let window = details.iter().map(|details| details.window).min()?;
+        details.into_iter().next().map(|first| Self { window, ..first })
+    }
 }
 
 /// A group that is being formed.
 pub(super) struct Forming {
     /// This rank's pad, and what it proposes.
-    own: (Arc<dyn Allocation>, Proposal),
+    own: (Allocation, Proposal),
     /// All proposals, once they have arrived, so that a later call reaches the same verdict.
     proposals: Option<Vec<Proposal>>,
     /// A member was lost, or cannot take part: the group will never be formed.
@@ -154,6 +168,7 @@ pub(super) struct Formed {
     pub(super) generations: AtomicU32,
     /// The first lost member that all hosts agree on, if the group spans several.
     pub(super) first_lost: OnceLock<usize>,
+    pub(super) p2p: P2p,
 }
 
 impl RegionPads {
@@ -194,7 +209,7 @@ impl Group {
             limit: Setting::new(spec.limit.remaining().map_or(0, nanos)),
             spec: Arc::new(spec),
             forming: Mutex::new(Forming {
-                own: (Arc::clone(&pad), own.clone()),
+                own: (pad.clone(), own.clone()),
                 proposals: None,
                 over: false,
                 elsewhere: None,
@@ -208,7 +223,9 @@ impl Group {
         });
         let observer: Weak<Health> = Arc::downgrade(&inner.health);
         context.mesh.watch(observer);
-        inner.conversation(inner.spec.limit).send_proposals(&own, || pad.export().map(Some))?;
+        inner
+            .conversation(inner.spec.limit)
+            .send_proposals(&own, &|| pad.export(false).map(Some))?;
         Ok(Self(inner))
     }
 
@@ -308,8 +325,8 @@ impl Inner {
             let offers: Vec<_> = details.iter_mut().map(|details| details.offer.take()).collect();
             self.settle_transport(&conversation, &offers)?;
         }
-        let first = details.into_iter().next().ok_or_else(|| conversation.garbled(0))?;
-        let pads = self.map_pads(&pad, memories, &first).inspect_err(|e| {
+        let common = Details::of_all(details).ok_or_else(|| conversation.garbled(0))?;
+        let pads = self.map_pads(&pad, memories, &common).inspect_err(|e| {
             // For us and for all others this group is broken.
             let how = format!("it could not map the group's pads: {e}");
             self.health.note(self.health.rank, Departure { left: false, how: how.clone() });
@@ -320,10 +337,10 @@ impl Inner {
             Patience::among(near.count(), machine::cores(), machine::hints_between_looks());
         let rates = pads.rates();
         let signals = Signals::new(pads, self.health.rank, self.spec.layout(), patience);
-        let id = first.id;
+        let id = common.id;
         let (sequence, generations) = (Sequence::default(), AtomicU32::new(0));
-        let first_lost = OnceLock::new();
-        let formed = Formed { id, signals, sequence, rates, generations, first_lost };
+        let (first_lost, p2p) = (OnceLock::new(), P2p::default());
+        let formed = Formed { id, signals, sequence, rates, generations, first_lost, p2p };
         let formed = Arc::new(formed);
         let formed = self.health.formed.get_or_init(|| formed);
         if formed.signals.spans() {
@@ -367,17 +384,17 @@ impl Inner {
 
     fn map_pads(
         &self,
-        own: &Arc<dyn Allocation>,
+        own: &Allocation,
         memories: Vec<Option<Exported>>,
-        first: &Details,
+        common: &Details,
     ) -> Result<RegionPads> {
-        let bytes = self.spec.pad_bytes();
+        let bytes = self.spec.pad_bytes(&self.context);
         let mesh = &self.context.mesh;
         let is_far = |rank: usize| self.spec.members.get(rank).is_some_and(|&m| !mesh.is_local(m));
         let map = |(rank, memory): (usize, Option<Exported>)| match memory {
             Some(memory) => self.context.pad_backend.import(memory, bytes),
-            None if rank == self.health.rank => own.region().part(0, bytes),
-            None if is_far(rank) => Region::anonymous(bytes),
+            None if rank == self.health.rank => own.region.part(0, bytes),
+            None if is_far(rank) => Region::anonymous(staging_offset(self.spec.layout())),
             None => Err(no_descriptor()),
         };
         let whole: Vec<Region> =
@@ -386,17 +403,39 @@ impl Inner {
         let staging = staging_offset(self.spec.layout());
         if is_far(0) {
             let words =
-                whole.first().map(|mirror| mirror.words(4 * Layout::RATES, first.rates.len()));
+                whole.first().map(|mirror| mirror.words(4 * Layout::RATES, common.rates.len()));
             let words = words.transpose()?.unwrap_or_default();
-            words.iter().zip(&first.rates).for_each(|(w, rate)| w.store(*rate, Ordering::Relaxed));
+            words.iter().zip(&common.rates).for_each(|(w, rate)| w.store(*rate, Ordering::Relaxed));
         }
+        let wire = Wire::to(&self.context, &self.spec.members, common.id, common.window);
+        let span = Span::new(&self.context, &self.spec.members);
+        // The n-th pair of buffers in the pad of a rank of this host: its own, and behind them its mirrors.
+        let buffers = |rank: usize, n: usize| {
+            let pad = whole.get(rank).ok_or_else(no_descriptor)?;
+            let each = 2 * span.room_in_pads();
+            pad.part(staging + n * each, each)
+        };
+        let relayed = |rank: usize| {
+            let heard = span.hearer(rank).map(|(hearer, n)| buffers(hearer, 1 + n));
+            heard.filter(|_| is_far(rank)).transpose()
+        };
+        let relayed: Vec<_> = (0..whole.len()).map(relayed).collect::<Result<_>>()?;
+        let stages = (0..whole.len()).map(|rank| match (&wire, relayed.get(rank)) {
+            (Some(_), Some(Some(mirror))) if span.hears(self.health.rank, rank) => {
+                Ok(mirror.clone())
+            }
+            (Some(wire), _) if is_far(rank) => Region::reserved(2 * wire.stage),
+            _ => buffers(rank, 0),
+        });
+        let stages = stages.collect::<Result<_>>()?;
         Ok(RegionPads {
             words: whole
                 .iter()
                 .map(|r| r.part(0, words).and_then(Words::new))
                 .collect::<Result<_>>()?,
-            stages: whole.iter().map(|r| r.part(staging, 2 * STAGE)).collect::<Result<_>>()?,
-            wire: Wire::to(&self.context, &self.spec.members, first.id),
+            stages,
+            relayed,
+            wire,
         })
     }
 
@@ -404,6 +443,20 @@ impl Inner {
     pub(super) fn is_settled(&self) -> bool {
         let forming = self.forming.lock().unwrap_or_else(PoisonError::into_inner);
         forming.proposals.is_some() || forming.over || forming.elsewhere.is_some()
+    }
+
+    /// The id of a group that was not formed here, if it is known.
+    #[cold]
+    pub(super) fn proposed_id(&self) -> Option<u128> {
+        let forming = self.forming.lock().unwrap_or_else(PoisonError::into_inner);
+        let conversation = || self.conversation(Deadline::after(std::time::Duration::ZERO));
+        let proposal = match &forming.proposals {
+            Some(all) => all.first().cloned(),
+            None if self.health.rank == 0 => Some(forming.own.1.clone()),
+            None => conversation().take_proposal(0),
+        };
+        let details = postcard::from_bytes::<Details>(&proposal?.data);
+        details.ok().map(|details| details.id)
     }
 
     /// Tells all members that this rank cannot take part.

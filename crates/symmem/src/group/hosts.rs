@@ -2,6 +2,7 @@
 
 use super::Group;
 use super::context::Context;
+use super::staging::{self, STAGE};
 use crate::error::{Error, Result};
 
 /// How the ranks of a group that spans hosts are spread over them. The same on all ranks, but for the own place.
@@ -49,6 +50,38 @@ impl Span {
     /// Whether each rank is alone on its host.
     pub(crate) fn is_one_each(&self) -> bool {
         self.hosts.iter().all(|host| host.len() == 1)
+    }
+
+    /// For how many bytes a staging buffer has room, where there are several hosts; and those in the pads of ranks.
+    pub(super) fn room(&self) -> usize {
+        let ranks = self.hosts.iter().map(Vec::len).sum();
+        staging::room(ranks, self.hosts.len(), self.shared_mirrors() > 0)
+    }
+
+    pub(super) fn room_in_pads(&self) -> usize {
+        // Nobody reads the staging buffers of a rank that is alone on its host.
+        if self.hosts.len() > 1 && !self.is_one_each() { self.room() } else { STAGE }
+    }
+
+    /// How many mirrors a rank shares with its host: of one rank of each other host, where hosts have as many ranks each, and several.
+    pub(super) fn shared_mirrors(&self) -> usize {
+        let are_shared = !self.is_one_each() && self.ranks_per_host().is_some();
+        if are_shared { self.hosts.len() - 1 } else { 0 }
+    }
+
+    /// The rank of this host that shares its mirror of `rank`, of another one, and the number of this mirror among those that it shares.
+    pub(super) fn hearer(&self, rank: usize) -> Option<(usize, usize)> {
+        let (host, place) = self.hosts.iter().enumerate().find_map(|(number, host)| {
+            Some((number, host.iter().position(|&there| there == rank)?))
+        })?;
+        let hearer = *self.hosts.get(self.own.0)?.get(place)?;
+        let number = host.checked_sub(usize::from(host > self.own.0))?;
+        (self.shared_mirrors() > 0 && host != self.own.0).then_some((hearer, number))
+    }
+
+    /// Whether `hearer` shares its mirror of `rank`.
+    pub(super) fn hears(&self, hearer: usize, rank: usize) -> bool {
+        self.hearer(rank).is_some_and(|(rank, _)| rank == hearer)
     }
 
     /// Whether other ranks are on this one's host.
@@ -168,5 +201,17 @@ mod tests {
         let blocks = span(&[5, 5, 2, 2], 1);
         assert_eq!((blocks.ranks_per_host(), blocks.own()), (Some(2), (0, 1)));
         assert!(blocks.is_in_blocks() && !span(&[0, 1, 0, 1], 0).is_in_blocks());
+    }
+
+    #[test]
+    fn the_rank_at_the_same_place_shares_its_mirror_where_hosts_have_as_many_ranks() {
+        let three = span(&[0, 0, 1, 1, 2, 2], 2);
+        let heard: Vec<_> = (0..6).map(|rank| three.hearer(rank)).collect();
+        assert_eq!(heard, [Some((2, 0)), Some((3, 0)), None, None, Some((2, 1)), Some((3, 1))]);
+        assert!(three.hears(2, 4) && !three.hears(3, 4) && !three.hears(2, 3));
+        assert_eq!((three.shared_mirrors(), three.hearer(6)), (2, None));
+        for alone in [span(&[0, 1, 1], 1), span(&[0, 1, 2], 1), span(&[0, 0, 0], 1)] {
+            assert_eq!((alone.shared_mirrors(), alone.hearer(0)), (0, None));
+        }
     }
 }

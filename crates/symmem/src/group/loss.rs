@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::health::{Departure, Health};
 use super::{Group, Inner};
-use crate::mesh::{Ballot, Gone, PeerObserver, Scope, Subject};
+use crate::mesh::{Ballot, Gone, PeerObserver, Subject};
 use crate::sync::{Deadline, poll_by};
 
 impl Health {
@@ -34,7 +34,7 @@ impl Health {
     #[cold]
     pub(super) fn explained_loss(
         &self,
-        awaited: impl Fn(usize) -> bool,
+        awaited: &dyn Fn(usize) -> bool,
     ) -> Option<(usize, String)> {
         let (rank, how) = self.loss(awaited)?;
         let soon = Deadline::after(Duration::from_millis(100));
@@ -56,7 +56,7 @@ impl Group {
     #[cold]
     pub(super) fn explained_loss(
         &self,
-        awaited: impl Fn(usize) -> bool,
+        awaited: &dyn Fn(usize) -> bool,
     ) -> Option<(usize, String)> {
         let (rank, how) = self.0.health.explained_loss(awaited)?;
         let first = self.first_on_all_hosts(rank).filter(|&first| first != rank);
@@ -100,11 +100,19 @@ impl PeerObserver for Health {
 impl Drop for Inner {
     fn drop(&mut self) {
         let inbox = self.context.mesh.inbox();
-        inbox.close(&self.health.subject);
         match self.health.formed.get() {
-            Some(formed) => inbox.close_scope(&Scope::Group(formed.id)),
-            None if self.is_settled() => {}
-            None => self.tell_all("it dropped the group before using it"),
+            Some(formed) => {
+                formed.signals.tell_of_arrivals();
+                inbox.close_group(formed.id);
+            }
+            None => {
+                // Peers may have formed it, and sent messages.
+                self.proposed_id().iter().for_each(|&id| inbox.close_group(id));
+                if !self.is_settled() {
+                    self.tell_all("it dropped the group before using it");
+                }
+            }
         }
+        inbox.close(&self.health.subject);
     }
 }

@@ -6,12 +6,16 @@ mod context;
 mod conversation;
 mod environment;
 mod far_access;
+mod far_calls;
 mod far_message;
 mod form;
+mod given_up;
 mod health;
 mod hosts;
+mod loans;
 mod loss;
 mod numbering;
+mod p2p;
 mod resync;
 mod sequence;
 mod shrink;
@@ -24,7 +28,7 @@ mod world;
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 pub use subgroup::GroupBuilder;
@@ -34,14 +38,15 @@ pub(crate) use attached::WeakGroup;
 pub(crate) use call::{Call, Memory, Op, Way, describe, digest, op_code, op_of};
 pub(crate) use context::Context;
 pub(crate) use conversation::Conversation;
+pub(crate) use far_calls::FarAddress;
 pub(crate) use far_message::Request;
 pub(crate) use hosts::Span;
 pub(crate) use numbering::Ticket;
 pub(crate) use resync::Resync;
 pub(crate) use sequence::Running;
 pub(crate) use signals::Act;
+pub use staging::PIECE;
 pub(crate) use staging::{STAGE, Sent, Staging};
-pub(crate) use wire::FarAddress;
 pub(crate) use world::{DEFAULT_TIMEOUT, setting};
 
 use crate::error::{Error, Result};
@@ -210,7 +215,7 @@ impl Group {
             absent = (0..self.size()).filter(|&rank| !arrived(rank)).collect();
             waiting.is_hopeless(arrived)
         });
-        done.map_err(|stop| self.stopped(stop, OP, Some(channel), |rank| !absent.contains(&rank)))
+        done.map_err(|stop| self.stopped(stop, OP, Some(channel), &|rank| !absent.contains(&rank)))
     }
 
     /// Takes this rank's place in a collective call that it refuses to make, so that nobody waits for it: peers that make the
@@ -260,6 +265,11 @@ impl Group {
         self.check_whole("check")
     }
 
+    /// Whether a rank was lost or has left.
+    pub(crate) fn is_gone(&self, rank: usize) -> bool {
+        self.0.health.how_gone(rank).is_some()
+    }
+
     #[inline]
     pub(crate) fn check_whole(&self, op: &'static str) -> Result<()> {
         if self.0.health.trouble() { self.check_losses(op) } else { Ok(()) }
@@ -267,7 +277,7 @@ impl Group {
 
     #[cold]
     fn check_losses(&self, op: &'static str) -> Result<()> {
-        let loss = self.explained_loss(|_| false);
+        let loss = self.explained_loss(&|_| false);
         loss.map_or(Ok(()), |(rank, how)| Err(Error::PeerLost { rank, during: op, how }))
     }
 
@@ -305,15 +315,25 @@ impl Group {
         deadline: Deadline,
         hold: impl FnOnce(&Conversation<'_>) -> Result<T>,
     ) -> Result<T> {
+        let (conversation, _locked) = self.next_conversation(op, deadline)?;
+        hold(&conversation).map_err(|e| self.note_common(e))
+    }
+
+    /// The conversation of the next rendezvous, once all ranks have come, and this rank's lock for it.
+    fn next_conversation(
+        &self,
+        op: &'static str,
+        deadline: Deadline,
+    ) -> Result<(Conversation<'_>, MutexGuard<'_, ()>)> {
         let deadline = deadline.start();
         let locked = lock_by(&self.0.rendezvous, deadline);
-        let _locked = locked.map_err(|(why, after)| why.error(op, vec![self.rank()], after))?;
+        let locked = locked.map_err(|(why, after)| why.error(op, vec![self.rank()], after))?;
         let call = Call::plain(RENDEZVOUS);
         let mut running = self.begin_call(&call, deadline)?;
         running.barrier()?;
         let number = self.formed()?.sequence.count_rendezvous();
         drop(running);
-        hold(&self.conversation(op, number, deadline)?)
+        Ok((self.conversation(op, number, deadline)?, locked))
     }
 
     /// The conversation of a rendezvous by its number, the same on all ranks.

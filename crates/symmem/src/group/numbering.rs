@@ -15,7 +15,7 @@ const FIRST: u32 = IN_FULL + 1;
 /// Set in all but the first barrier of a call.
 pub(super) const CONTINUED: u32 = 1 << 31;
 
-/// What a rank knows of its group's calls. All but `awaited` is for the thread that holds the sequence.
+/// What a rank knows of its group's calls. All but what has a lock is for the thread that holds the sequence.
 pub(super) struct Sequence {
     known: Vec<[AtomicU64; 8]>,
     /// The call that gave up and may be resumed.
@@ -25,6 +25,8 @@ pub(super) struct Sequence {
     pub(super) put_off: [AtomicU64; 8],
     /// The outcome of the call that gave up, if a caller asks for it later.
     awaited: Mutex<Option<Ticket>>,
+    /// The last call that failed on all ranks alike: its number and operation.
+    common_failure: Mutex<Option<(u32, &'static str)>>,
     /// How many rendezvous there were: the same on all ranks, because all have made the same calls.
     rendezvous: AtomicU64,
 }
@@ -46,6 +48,7 @@ impl Default for Sequence {
             pending: words(),
             put_off: words(),
             awaited: Mutex::default(),
+            common_failure: Mutex::default(),
             rendezvous: AtomicU64::new(0),
         }
     }
@@ -114,6 +117,10 @@ impl Sequence {
     /// Numbers a rendezvous that all ranks have reached.
     pub(super) fn count_rendezvous(&self) -> u64 {
         self.rendezvous.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    pub(super) fn common_failure(&self) -> MutexGuard<'_, Option<(u32, &'static str)>> {
+        self.common_failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn awaited(&self) -> MutexGuard<'_, Option<Ticket>> {

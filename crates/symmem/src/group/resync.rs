@@ -85,7 +85,7 @@ impl Group {
         }
         for channel in 0..=signals.sequence() {
             let guard = signals.lock_channel(channel, deadline);
-            guard.map_err(|stop| self.stopped(stop, OP, None, |_| false))?;
+            guard.map_err(|stop| self.stopped(stop, OP, None, &|_| false))?;
         }
         self.resync_hooks().iter().try_for_each(|hook| hook.quiesce(deadline))
     }
@@ -95,7 +95,7 @@ impl Group {
         let done =
             formed.signals.resync_round(round, deadline, |arrived| waiting.is_hopeless(arrived));
         let arrived = |rank| formed.signals.is_in_round(rank, round);
-        done.map_err(|stop| self.stopped(stop, OP, None, arrived))
+        done.map_err(|stop| self.stopped(stop, OP, None, &arrived))
     }
 
     /// Has `hook` take part in every resynchronisation of the group, for as long as it lives.

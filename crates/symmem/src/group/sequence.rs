@@ -18,18 +18,19 @@
 //! | out of step | any but `resync` | out of step: `OutOfStep` |
 //! | any | `resync`, by all ranks | in step |
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use super::Group;
 use super::call::{Call, PLAIN, RENDEZVOUS};
 use super::form::Formed;
+use super::given_up::InPanic;
 use super::hosts::Span;
-use super::numbering::{CONTINUED, Sequence, Ticket, load, pack, store, unpack};
+use super::numbering::{CONTINUED, Sequence, Ticket, load, pack, store};
 use super::staging::{RegionPads, Staging};
 use super::waiting::Waiting;
 use crate::error::{Error, Result};
 use crate::machine::DefaultFloats;
-use crate::signal::{BARRIER, ChannelGuard, IN_FULL, Layout, Stop, Tiny};
+use crate::signal::{BARRIER, ChannelGuard, IN_FULL, Stop, Tiny};
 use crate::sync::{Deadline, pause, pause_for_flag};
 
 /// A call of the sequence in progress. Other threads of this rank wait until it is dropped.
@@ -61,13 +62,29 @@ impl Group {
         call: &'c Call,
         deadline: Deadline,
     ) -> Result<Running<'_, 'c>> {
-        let formed = self.formed_by(deadline).map_err(|e| self.not_made(call, e))?;
+        let formed = match self.0.health.formed.get() {
+            Some(formed) => formed,
+            None => self.form_for(call, deadline)?,
+        };
+        let in_panic = InPanic(|| formed.give_up(call));
+        let begun = self.begin_in_turn(formed, call, deadline);
+        std::mem::forget(in_panic);
+        begun
+    }
+
+    #[inline(always)]
+    fn begin_in_turn<'a, 'c>(
+        &'a self,
+        formed: &'a Formed,
+        call: &'c Call,
+        deadline: Deadline,
+    ) -> Result<Running<'a, 'c>> {
         let signals = &formed.signals;
         // Before the channel is locked, so that no time is lost after that.
         let words = call.words();
         let place = Sequence::place(&words);
         let guard = signals.lock_channel(signals.sequence(), deadline);
-        let guard = guard.map_err(|stop| self.stopped(stop, call.op.name(), None, |_| false))?;
+        let guard = guard.map_err(|stop| self.not_in_turn(formed, call, stop))?;
         if self.0.health.is_troubled() || signals.is_troubled() {
             self.check_in_step(&guard, call.op.name())?;
         }
@@ -83,6 +100,17 @@ impl Group {
         Ok(Running { guard, made, floats: DefaultFloats::default() })
     }
 
+    /// A call that gave up while another thread of this rank was in one. Peers make it, so the next one of this rank must not be taken
+    /// for it.
+    #[cold]
+    fn not_in_turn(&self, formed: &Formed, call: &Call, stop: Stop) -> Error {
+        let error = self.stopped(stop, call.op.name(), None, &|_| false);
+        if !call.is_resumable() {
+            formed.give_up(call);
+        }
+        error
+    }
+
     /// Fails if a rank was lost, gave up a call, or has left without making this one. Then no rank may make the call: if a rank
     /// left one out, its next call would be taken for it.
     #[cold]
@@ -91,25 +119,31 @@ impl Group {
         if let Some(rank) = self.find_out_of_step() {
             return Err(self.out_of_step(op, rank));
         }
-        let left = self.explained_loss(|rank| !guard.has_come(rank));
+        let left = self.explained_loss(&|rank| !guard.has_come(rank));
         left.map_or(Ok(()), |(rank, how)| Err(Error::PeerLost { rank, during: op, how }))
     }
 
     /// Forms the group for a call, if it has not been formed. How its ranks are spread over hosts, where they are on several.
     #[inline]
     pub(crate) fn span_for(&self, call: &Call) -> Result<Option<&Span>> {
-        self.formed_by(self.deadline()).map_err(|e| self.not_made(call, e))?;
+        if self.0.health.formed.get().is_none() {
+            self.form_for(call, self.deadline())?;
+        }
         Ok(self.span())
     }
 
-    /// A call that gave up before its group was formed: peers make it, as in [`Formed::put_off`].
+    /// Forms the group for a call.
     #[cold]
-    fn not_made(&self, call: &Call, error: Error) -> Error {
-        if matches!(error, Error::Timeout { .. } | Error::Interrupted { .. }) {
-            let mut not_made = self.0.not_made.lock().unwrap_or_else(PoisonError::into_inner);
-            not_made.get_or_insert(*call);
-        }
-        error
+    fn form_for(&self, call: &Call, deadline: Deadline) -> Result<&Formed> {
+        let in_panic = InPanic(|| self.note_not_made(call));
+        let formed = self.formed_by(deadline);
+        std::mem::forget(in_panic);
+        let gave_up = |e: &Error| matches!(e, Error::Timeout { .. } | Error::Interrupted { .. });
+        formed.map(|formed| &**formed).inspect_err(|e| {
+            if gave_up(e) {
+                self.note_not_made(call);
+            }
+        })
     }
 
     /// Waits for the call that gave up, as all ranks did, unless it is this one, which goes on with it. What is left of the
@@ -189,28 +223,8 @@ impl Group {
         }
         sequence.forget_all();
         sequence.take_put_off();
+        sequence.common_failure().take();
         signals.reset();
-    }
-
-    /// The rank that gave up a call, if calls no longer pair up.
-    pub(super) fn find_out_of_step(&self) -> Option<usize> {
-        self.0.health.formed.get()?.signals.out_of_step()
-    }
-
-    #[cold]
-    pub(super) fn out_of_step(&self, op: &'static str, rank: usize) -> Error {
-        let what = match self.0.health.formed.get() {
-            Some(formed) => {
-                formed.signals.pass_on_out();
-                let words = formed.signals.load_words(rank, Layout::given_up());
-                match Call::from_words(&unpack(&words)) {
-                    call if call.op.name() == "resync" => "called resync".to_owned(),
-                    call => format!("gave up {call}"),
-                }
-            }
-            None => "gave up a call".to_owned(),
-        };
-        Error::OutOfStep { op, rank, what }
     }
 
     /// The barrier that a change of phase has just given up, for [`Group::outcome`].
@@ -240,28 +254,6 @@ impl Group {
         let formed = self.0.health.formed.get()?;
         let (epoch, word) = formed.signals.last_call(rank);
         (epoch != 0).then(|| (epoch, formed.sequence.call(&formed.signals, rank, word, epoch)))
-    }
-}
-
-impl Formed {
-    /// Tells all ranks that this one has given up a call.
-    #[cold]
-    pub(super) fn give_up(&self, call: &Call) {
-        self.signals.store_words(Layout::given_up(), &pack(&call.words()));
-        self.signals.give_up();
-    }
-
-    /// Notes that this rank gave up a call before it reached it. Peers make the call, so this rank must make it again. Otherwise
-    /// they would take its next call for it.
-    #[cold]
-    pub(super) fn put_off(&self, call: &Call) {
-        self.signals.look_before_next();
-        if call.is_resumable() {
-            let [a, b, c, d, e, f, g, _] = call.words();
-            store(&self.sequence.put_off, &[a, b, c, d, e, f, g, 1]);
-        } else {
-            self.give_up(call);
-        }
     }
 }
 
@@ -297,6 +289,26 @@ impl Running<'_, '_> {
         }
         self.made.all_agreed();
         Ok(self.made.staging(epoch))
+    }
+
+    /// After an exchange, where hosts have as many ranks each: waits until what the ranks of other hosts have sent to those of this one
+    /// is there, see [`Staging::relayed`].
+    pub(crate) fn await_landed(&mut self) -> Result<Staging<'_>> {
+        let Made { group, formed, call, .. } = self.made;
+        self.floats.leave();
+        let mut waiting = Waiting::new(group, call.op.name(), None);
+        let lost = |done: &dyn Fn(usize) -> bool| waiting.is_hopeless(done);
+        let in_panic = InPanic(|| formed.give_up(call));
+        let done = formed.signals.await_landed(&mut self.made.deadline, lost);
+        std::mem::forget(in_panic);
+        drop(waiting);
+        done.map_err(|stop| match stop {
+            Stop::Lost => group
+                .stopped(stop, call.op.name(), None, &|rank| formed.signals.has_heard_all(rank)),
+            stop => self.made.failed(&self.guard, stop),
+        })?;
+        self.floats.enter();
+        Ok(self.made.staging(formed.signals.epoch()))
     }
 
     /// A barrier of the call: after it, all ranks see what each wrote before it.
@@ -368,7 +380,10 @@ impl<'a> Made<'a, '_> {
         let mut deadline = self.deadline;
         let mut waiting = Waiting::new(self.group, self.call.op.name(), None);
         let lost = |arrived: &dyn Fn(usize) -> bool| waiting.is_hopeless(arrived);
+        // No later call may resume it.
+        let in_panic = InPanic(|| self.formed.give_up(self.call));
         let agreed = guard.await_agreement(epoch, &mut deadline, lost);
+        std::mem::forget(in_panic);
         drop(waiting);
         agreed.map_or_else(|stop| Err(self.failed(guard, stop)), |()| Ok(deadline))
     }
@@ -401,7 +416,7 @@ impl<'a> Made<'a, '_> {
                 let (word, epoch) = (signals.call_of(rank), signals.epoch());
                 let theirs = self.formed.sequence.call(signals, rank, word, epoch);
                 let (what, ours, theirs) = self.call.difference(&theirs);
-                Error::Mismatch { op, what, rank, ours, theirs }
+                group.note_common(Error::Mismatch { op, what, rank, ours, theirs })
             }
             Stop::GivenUp { .. } => {
                 // The rank that gave up a call first is to blame for what others give up afterwards.
@@ -412,10 +427,10 @@ impl<'a> Made<'a, '_> {
                 }
                 match signals.decided_out_of_step().filter(|&rank| rank != group.rank()) {
                     Some(rank) => group.out_of_step(op, rank),
-                    None => group.stopped(stop, op, None, |_| false),
+                    None => group.stopped(stop, op, None, &|_| false),
                 }
             }
-            stop => group.stopped(stop, op, None, |rank| signals.has_arrived(rank)),
+            stop => group.stopped(stop, op, None, &|rank| signals.has_arrived(rank)),
         }
     }
 

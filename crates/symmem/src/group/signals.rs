@@ -168,6 +168,6 @@ impl Group {
         let Act { op, peer, channel } = act;
         let mut waiting = Waiting::new(self, op, channel);
         let ended = wait(&mut || waiting.is_hopeless(&|rank| rank != peer));
-        ended.map_err(|stop| self.stopped(stop, op, channel, |rank| rank != peer))
+        ended.map_err(|stop| self.stopped(stop, op, channel, &|rank| rank != peer))
     }
 }

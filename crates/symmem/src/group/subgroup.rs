@@ -123,6 +123,23 @@ impl Group {
         }
     }
 
+    /// A group of the same ranks, with a sequence of calls of its own. All ranks call this equally often.
+    pub(crate) fn duplicate(&self, op: &'static str) -> Result<Group> {
+        let parent = &self.0.spec;
+        let spec = Spec {
+            op,
+            scope: format!("{:032x} {op}", self.id()?),
+            label: format!("{op} of {}", parent.label),
+            _claim: None,
+            members: parent.members.clone(),
+            pad_size: parent.pad_size,
+            limit: self.deadline(),
+            order: parent.order,
+            root: None,
+        };
+        Group::begin(&self.0.context, spec)
+    }
+
     /// Splits the group as `MPI_Comm_split` does: ranks that give the same `color` form a group, numbered by `key` and, where
     /// keys are equal, by their rank here. A rank that gives `None` is in no new group and gets `None`. Collective.
     ///

@@ -18,6 +18,8 @@ pub(super) struct Waiting<'a> {
     group: &'a Group,
     op: &'static str,
     channel: Option<usize>,
+    /// Of a message.
+    tag: Option<u64>,
     /// Since when it has been slow.
     since: Option<Instant>,
     note: Option<Note<'a>>,
@@ -26,23 +28,44 @@ pub(super) struct Waiting<'a> {
 impl<'a> Waiting<'a> {
     #[inline]
     pub(super) fn new(group: &'a Group, op: &'static str, channel: Option<usize>) -> Self {
-        Self { group, op, channel, since: None, note: None }
+        Self { group, op, channel, tag: None, since: None, note: None }
+    }
+
+    /// Of a message with this tag.
+    pub(super) fn for_message(group: &'a Group, op: &'static str, tag: u64) -> Self {
+        Self { tag: Some(tag), ..Self::new(group, op, None) }
     }
 
     /// Whether those who have not arrived can no longer come. Asked now and then by waits that are slow.
     #[cold]
     pub(super) fn is_hopeless(&mut self, arrived: &dyn Fn(usize) -> bool) -> bool {
+        self.say(arrived);
+        self.group.0.health.is_fatal(|rank| !arrived(rank))
+    }
+
+    /// As `is_hopeless` if one of those who have not arrived is enough.
+    #[cold]
+    pub(super) fn is_hopeless_for_any(&mut self, arrived: &dyn Fn(usize) -> bool) -> bool {
+        self.say(arrived);
+        let health = &self.group.0.health;
+        let mut missing = (0..self.group.size()).filter(|&rank| !arrived(rank));
+        health.trouble() && missing.all(|rank| health.is_fatal(|awaited| awaited == rank))
+    }
+
+    /// Writes a note if the wait is long.
+    fn say(&mut self, arrived: &dyn Fn(usize) -> bool) {
         let since = *self.since.get_or_insert_with(Instant::now);
         if self.note.is_none() && since.elapsed() > LONG {
             let missing = (0..self.group.size()).filter(|&rank| !arrived(rank));
             let missing: Vec<String> = missing.take(8).map(|rank| rank.to_string()).collect();
             let (op, group) = (self.op, self.group.name());
             let on = self.channel.map_or(String::new(), |channel| format!(" on channel {channel}"));
+            let tagged = self.tag.map_or(String::new(), |tag| format!(" with tag {tag}"));
             let missing = missing.join(", ");
-            let text = format!("in {op}{on} of group {group:?}, waiting for rank {missing}");
+            let text =
+                format!("in {op}{on}{tagged} of group {group:?}, waiting for rank {missing}");
             self.note = self.group.context().note(&text);
         }
-        self.group.0.health.is_fatal(|rank| !arrived(rank))
     }
 }
 
@@ -54,11 +77,11 @@ impl Group {
         stop: Stop,
         op: &'static str,
         channel: Option<usize>,
-        arrived: impl Fn(usize) -> bool,
+        arrived: &dyn Fn(usize) -> bool,
     ) -> Error {
         match stop {
             Stop::Lost => {
-                let loss = self.explained_loss(|rank| !arrived(rank));
+                let loss = self.explained_loss(&|rank| !arrived(rank));
                 let (rank, how) = loss.unwrap_or_default();
                 Error::PeerLost { rank, during: op, how }
             }
@@ -82,6 +105,12 @@ impl Group {
                 theirs: "another".to_owned(),
             },
         }
+    }
+
+    /// What this rank's threads wait for.
+    #[cold]
+    pub(crate) fn own_waits(&self) -> Vec<String> {
+        self.context().doing(self.context().mesh.rank())
     }
 
     /// What a rank is doing, by what it left in shared memory.

@@ -3,34 +3,28 @@
 #![allow(unsafe_code)] // S2 (by atomics, in a phase that allows it), S3 (bounds checked here)
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use super::Group;
 use super::context::Context;
 use super::far_access::{self, Reply};
-use super::far_message::{FarMessage, RawBytes, Request, encode, encode_head};
+use super::far_calls::FarAddress;
+use super::far_message::{FarMessage, RawBytes, Request, StagedHead, encode, encode_head};
 use super::form::Formed;
 use super::hosts::Span;
-use super::signals::Act;
-use super::staging::STAGE;
-use crate::error::{Error, Result};
+use super::loans::{Lent, Loans};
+use super::staging::{STAGE, buffer, stage_between_hosts};
+use crate::error::Result;
 use crate::memory::block::{Access, Block, Mapping};
-use crate::mesh::Listener;
+use crate::memory::region::Region;
+use crate::mesh::{Landing, Listener};
 use crate::signal::{GROUP, InvalidMessage, PadUpdate, SlotAct};
-use crate::sync::Deadline;
-use crate::wire::Transport;
+use crate::sync::shared::AtomicU64;
+use crate::sync::{Deadline, Ordering, lock};
+use crate::wire::{Parts, Transport};
 
-/// An address in a rank's part of the memory of a rendezvous.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct FarAddress {
-    pub(crate) rank: usize,
-    /// The number of the rendezvous.
-    pub(crate) memory: u64,
-    /// Bytes from the beginning of the allocation.
-    pub(crate) at: usize,
-    /// The size of the atomics by which it is touched.
-    pub(crate) unit: usize,
-}
+/// What is staged and shorter is copied, to go with the next message.
+const WORTH_KEEPING: usize = 12 << 10;
 
 /// The connections from one member of a group to those on other hosts.
 pub(super) struct Wire {
@@ -38,17 +32,34 @@ pub(super) struct Wire {
     transport: Arc<dyn Transport>,
     /// By rank in the group: whether it is on another host.
     far: Vec<bool>,
-    /// Those of them, by their numbers in the world.
-    far_members: Vec<usize>,
     /// World ranks, in group order.
     members: Vec<usize>,
+    /// By rank of the world: how many messages it has been sent, of all groups, that arrivals must not overtake.
+    sent: Arc<[AtomicU64]>,
     span: Span,
+    /// Bytes of a staging buffer in a mirror; the same on all ranks.
+    pub(super) stage: usize,
     /// The memory that peers may access, by the number of its rendezvous.
     memories: Mutex<HashMap<u64, Served>>,
+    /// What goes with the next arrivals.
+    staged: Mutex<Vec<Staged>>,
+    /// Where bytes are received in place of mirrors. Held while they are copied there.
+    pub(super) lent: Lent,
     requests: Mutex<Requests>,
     /// Why peers have refused puts, by the number of the rendezvous: the first of each.
-    refused: Mutex<HashMap<u64, (usize, String)>>,
+    pub(super) refused: Mutex<HashMap<u64, (usize, String)>>,
 }
+
+/// Bytes to send: to which rank, where they belong there, and where they are.
+struct Staged {
+    to: usize,
+    epoch: u32,
+    at: usize,
+    bytes: *const [u8],
+}
+
+// SAFETY: they may be read until they are forgotten, by any thread.
+unsafe impl Send for Staged {}
 
 struct Served {
     block: Weak<Block>,
@@ -65,24 +76,34 @@ struct Requests {
 
 impl Wire {
     /// To these ranks of the world; nothing if all are on this host.
-    pub(super) fn to(context: &Context, members: &[usize], group: u128) -> Option<Self> {
+    pub(super) fn to(
+        context: &Context,
+        members: &[usize],
+        group: u128,
+        window: u64,
+    ) -> Option<Self> {
         let far: Vec<bool> = members.iter().map(|&m| !context.mesh.is_local(m)).collect();
         let transport = context.choice.chosen().filter(|_| far.contains(&true))?;
+        let span = Span::new(context, members);
+        let stage = stage_between_hosts(span.room(), window);
         Some(Self {
             group,
             transport: Arc::clone(transport),
             far,
-            far_members: members.iter().copied().filter(|&m| !context.mesh.is_local(m)).collect(),
             members: members.to_vec(),
-            span: Span::new(context, members),
+            sent: Arc::clone(&context.sent),
+            span,
+            stage,
             memories: Mutex::default(),
+            staged: Mutex::default(),
+            lent: Lent::default(),
             requests: Mutex::default(),
             refused: Mutex::default(),
         })
     }
 
     /// The most bytes of data in one message: a whole number of units of any size.
-    fn most(&self) -> usize {
+    pub(super) fn most(&self) -> usize {
         (self.transport.most() - 64) / 64 * 64
     }
 
@@ -95,61 +116,158 @@ impl Wire {
         self.far.get(rank).is_some_and(|far| *far)
     }
 
+    /// The number of a rank's host.
+    pub(super) fn host(&self, rank: usize) -> usize {
+        self.span.hosts().iter().position(|host| host.contains(&rank)).unwrap_or_default()
+    }
+
+    pub(super) fn sent(&self, to: usize) -> u64 {
+        let count = self.members.get(to).and_then(|&member| self.sent.get(member));
+        count.map_or(0, |count| count.load(Ordering::Relaxed))
+    }
+
+    /// Counts a message, after it was posted: whoever reads the count posts its arrival behind it.
+    fn count(&self, world_rank: usize) {
+        if let Some(count) = self.sent.get(world_rank) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     pub(super) fn far_ranks(&self) -> impl Iterator<Item = usize> {
         (0..self.far.len()).filter(|&rank| self.is_far(rank))
     }
 
-    /// Receives what the members on other hosts have sent.
-    pub(super) fn progress(&self) {
-        self.transport.progress(&self.far_members);
+    /// Receives what these members on other hosts have sent.
+    pub(super) fn progress(&self, from: &[usize]) {
+        for &rank in from {
+            self.transport.progress(self.members.get(rank..=rank).unwrap_or_default());
+        }
     }
 
     pub(super) fn send_update(&self, to: usize, update: &PadUpdate) {
         let message = FarMessage::Pad(update.clone());
         match update {
             // The peer needs this only before its next signal, and one of our messages may go before that.
-            PadUpdate::Slot { act: SlotAct::Taken, .. } => self.post_soon(to, &message, &[]),
+            PadUpdate::Slot { act: SlotAct::Taken, .. } => self.post_soon(to, &message),
             _ => self.post(to, &message),
         }
     }
 
-    /// Sends rank `to` what this rank has staged, from byte `at` of its buffer on.
-    pub(super) fn stage(&self, to: usize, epoch: u32, at: usize, bytes: &[u8]) {
+    /// Sends rank `to` what this rank has staged, from byte `at` of its buffer on: with its next arrival there.
+    ///
+    /// # Safety
+    /// The bytes may be read until [`Wire::forget_staged`] is called.
+    pub(super) unsafe fn stage(&self, to: usize, epoch: u32, at: usize, bytes: &[u8]) {
+        let Some(member) = self.world_rank(to) else { return };
+        if bytes.len() < WORTH_KEEPING {
+            let message = FarMessage::Staged { epoch, at, bytes: RawBytes(&[]) };
+            let head = encode_head(&message, bytes.len());
+            self.transport.post_soon(member, self.group, &[[&head, bytes]]);
+        } else {
+            lock(&self.staged).push(Staged { to, epoch, at, bytes });
+        }
+        self.count(member);
+    }
+
+    /// Nothing of what was staged is sent any more.
+    pub(super) fn forget_staged(&self) {
+        lock(&self.staged).clear();
+    }
+
+    /// Nothing of what ranks of other hosts send is received into memory that was lent.
+    pub(super) fn end_loans(&self) {
+        let far = self.far_ranks().filter_map(|rank| self.world_rank(rank));
+        far.for_each(|rank| self.transport.end_loan(rank));
+    }
+
+    /// Sends an arrival, after what was staged for the rank: by the thread that has staged it, and no other may do so.
+    pub(super) fn send_arrival(&self, to: usize, arrival: &PadUpdate) {
+        let Some(member) = self.world_rank(to) else { return };
+        let arrival = &FarMessage::Pad(arrival.clone());
+        let mut staged = lock(&self.staged);
+        if staged.iter().all(|staged| staged.to != to) {
+            drop(staged);
+            return self.transport.post(member, self.group, encode(arrival));
+        }
         let most = self.most();
-        for (i, bytes) in bytes.chunks(most).enumerate() {
-            let message = FarMessage::Staged { epoch, at: at + i * most, bytes: RawBytes(&[]) };
-            self.post_soon(to, &message, bytes); // it goes with the arrival, which follows
+        let (mut heads, mut bodies): (Vec<Vec<u8>>, Vec<&[u8]>) = Default::default();
+        for Staged { epoch, at, bytes, .. } in staged.extract_if(.., |staged| staged.to == to) {
+            // SAFETY: as the caller of `stage` has promised.
+            let bytes = unsafe { &*bytes };
+            for (i, body) in bytes.chunks(most).enumerate() {
+                let message = FarMessage::Staged { epoch, at: at + i * most, bytes: RawBytes(&[]) };
+                heads.push(encode_head(&message, body.len()));
+                bodies.push(body);
+            }
+        }
+        drop(staged);
+        heads.push(encode(arrival));
+        bodies.push(&[]);
+        let parts: Vec<Parts<'_>> =
+            heads.iter().zip(bodies).map(|(head, body)| [&head[..], body]).collect();
+        self.transport.post_all(member, self.group, &parts);
+    }
+
+    /// Calls `send` with the messages that carry these bytes. `message` says what one begins with whose bytes begin there among them.
+    pub(super) fn in_messages<'a, R>(
+        &self,
+        bytes: &[u8],
+        message: impl Fn(usize) -> FarMessage<'a>,
+        send: impl FnOnce(&[Parts<'_>]) -> R,
+    ) -> R {
+        let most = self.most();
+        if bytes.len() <= most {
+            return send(&[[&encode_head(&message(0), bytes.len()), bytes]]);
+        }
+        let pieces = || bytes.chunks(most);
+        let head = |(i, piece): (usize, &[u8])| encode_head(&message(i * most), piece.len());
+        let heads: Vec<Vec<u8>> = pieces().enumerate().map(head).collect();
+        let parts = heads.iter().zip(pieces()).map(|(head, piece)| [&head[..], piece]);
+        send(&parts.collect::<Vec<_>>())
+    }
+
+    pub(super) fn post(&self, to: usize, message: &FarMessage<'_>) {
+        let Some(to) = self.world_rank(to) else { return };
+        self.transport.post(to, self.group, encode(message));
+        match message {
+            FarMessage::Reply { .. } => {} // the peer waits for it
+            FarMessage::Pad(update) if update.is_arrival() => {}
+            _ => self.count(to),
         }
     }
 
-    fn post(&self, to: usize, message: &FarMessage<'_>) {
+    fn post_soon(&self, to: usize, message: &FarMessage<'_>) {
         if let Some(to) = self.world_rank(to) {
-            self.transport.post(to, self.group, encode(message));
+            self.transport.post_soon(to, self.group, &[[&encode(message), &[]]]);
+            self.count(to);
         }
     }
 
-    /// A message that ends with `bytes`.
-    fn post_soon(&self, to: usize, message: &FarMessage<'_>, bytes: &[u8]) {
-        if let Some(to) = self.world_rank(to) {
-            let head = encode_head(message, bytes.len());
-            self.transport.post_soon(to, self.group, [&head, bytes]);
-        }
-    }
-
-    /// Sends a message that ends with `bytes` once there is room: nothing else bounds messages without a reply.
-    fn send(
+    /// As [`send`](Self::send), a message that ends with `bytes`.
+    pub(super) fn send_one(
         &self,
         to: usize,
         message: &FarMessage<'_>,
         bytes: &[u8],
         deadline: Deadline,
     ) -> Result<()> {
-        let Some(to) = self.world_rank(to) else { return Ok(()) };
-        let head = encode_head(message, bytes.len());
-        self.transport.send(to, self.group, [&head, bytes], deadline)
+        self.send(to, &[[&encode_head(message, bytes.len()), bytes]], deadline)
     }
 
-    fn request(&self, target: FarAddress, request: Request, deadline: Deadline) -> Result<u64> {
+    /// Sends messages once there is room: nothing else bounds those without a reply.
+    pub(super) fn send(&self, to: usize, messages: &[Parts<'_>], deadline: Deadline) -> Result<()> {
+        let Some(to) = self.world_rank(to) else { return Ok(()) };
+        self.transport.send(to, self.group, messages, deadline)?;
+        self.count(to);
+        Ok(())
+    }
+
+    pub(super) fn request(
+        &self,
+        target: FarAddress,
+        request: Request,
+        deadline: Deadline,
+    ) -> Result<u64> {
         let mut requests = lock(&self.requests);
         requests.last += 1;
         let ticket = requests.last;
@@ -157,16 +275,17 @@ impl Wire {
         drop(requests);
         let FarAddress { rank, memory, at, unit } = target;
         let message = FarMessage::Request { ticket, memory, at, unit: unit as u8, request };
-        self.send(rank, &message, &[], deadline).inspect_err(|_| drop(self.answer(ticket)))?;
+        let sent = self.send_one(rank, &message, &[], deadline);
+        sent.inspect_err(|_| drop(self.answer(ticket)))?;
         Ok(ticket)
     }
 
-    fn has_reply(&self, ticket: u64) -> bool {
+    pub(super) fn has_reply(&self, ticket: u64) -> bool {
         lock(&self.requests).replies.get(&ticket).is_some_and(|(_, answer)| answer.is_some())
     }
 
     /// Takes the reply, or gives up waiting for it.
-    fn answer(&self, ticket: u64) -> Option<Reply> {
+    pub(super) fn answer(&self, ticket: u64) -> Option<Reply> {
         lock(&self.requests).replies.remove(&ticket)?.1
     }
 
@@ -178,11 +297,6 @@ impl Wire {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing is done under these locks that could leave a table half changed.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Listener for Formed {
     fn receive(&self, from: usize, bytes: &[u8]) -> Result<(), String> {
         let message: FarMessage<'_> = postcard::from_bytes(bytes).map_err(|e| e.to_string())?;
@@ -191,6 +305,28 @@ impl Listener for Formed {
         let from = wire.members.iter().position(|&member| member == from);
         let from = from.filter(|&from| wire.is_far(from)).ok_or_else(what)?;
         self.apply(wire, from, &message).map_err(|InvalidMessage| what())
+    }
+
+    fn leaving(&self) {
+        self.signals.tell_of_arrivals(); // or others would hear of them after our goodbye
+    }
+
+    /// What is staged is not read before the flag that follows it, so it may come in any number of pieces.
+    fn land(&self, from: usize, beginning: &[u8], rest: usize) -> Option<Landing> {
+        let (StagedHead { epoch, at, bytes }, begun) = StagedHead::read(beginning)?;
+        let wire = self.signals.pads().0.wire.as_ref()?;
+        let from = wire.members.iter().position(|&member| member == from);
+        let from = from.filter(|&from| wire.is_far(from) && begun.len() + rest == bytes)?;
+        let (mirror, offset) = self.mirrored(from, epoch, at, bytes).ok()?;
+        let mut place = match wire.lent.hold().place(from, epoch, at, bytes) {
+            // SAFETY: as whoever lends it has promised; before that is over, the loan ends.
+            Some(first) => unsafe { Landing::lent(first, bytes) },
+            // SAFETY: in the mirror, which safe code never sees. Nobody reads it before the rank's arrival at the epoch has been
+            // received, and of this rank's messages none is received before the rest of this one.
+            None => unsafe { Landing::new(mirror.part(offset, bytes).ok()?) }?,
+        };
+        place.put(begun);
+        Some(place)
     }
 }
 
@@ -219,7 +355,7 @@ impl Formed {
             }
             FarMessage::Pad(update) => self.signals.apply(from, update),
             FarMessage::Staged { epoch, at, bytes } => {
-                self.apply_staged(from, *epoch, *at, bytes.0)
+                self.apply_staged(wire, from, (*epoch, *at), bytes.0)
             }
             FarMessage::Put { memory, at, unit, bytes: RawBytes(bytes) } => {
                 let Some((block, _)) = wire.served(*memory) else { return Ok(()) };
@@ -254,6 +390,22 @@ impl Formed {
                 self.signals.ring_own();
                 Ok(())
             }
+            FarMessage::Fragment { header, bytes } => {
+                let queue = self.p2p.far(from, wire.members.len());
+                queue.deliver(*header, bytes.0).map_err(|_| InvalidMessage)?;
+                self.signals.ring_own();
+                Ok(())
+            }
+            FarMessage::FragmentsTaken { total } => {
+                self.p2p.far(from, wire.members.len()).note_taken(*total);
+                self.signals.ring_own();
+                Ok(())
+            }
+            FarMessage::Withdrawn { number } => {
+                self.p2p.far(from, wire.members.len()).note_withdrawn(*number);
+                self.signals.ring_own();
+                Ok(())
+            }
             FarMessage::Refused { memory, why } => {
                 lock(&wire.refused).entry(*memory).or_insert_with(|| (from, why.clone()));
                 Ok(())
@@ -263,33 +415,64 @@ impl Formed {
 
     fn apply_staged(
         &self,
+        wire: &Wire,
         from: usize,
-        epoch: u32,
-        at: usize,
+        (epoch, at): (u32, usize),
         bytes: &[u8],
     ) -> Result<(), InvalidMessage> {
-        let (pads, _) = self.signals.pads();
-        // Otherwise this rank may be reading the bytes that would be overwritten.
-        if !self.signals.is_next_of(from, epoch) || at.saturating_add(bytes.len()) > STAGE {
-            return Err(InvalidMessage);
-        }
-        let offset = (epoch & 1) as usize * STAGE + at;
-        let to = pads.stages.get(from).and_then(|stage| stage.at::<u8>(offset, bytes.len()).ok());
-        let to = to.ok_or(InvalidMessage)?;
+        let (mirror, offset) = self.mirrored(from, epoch, at, bytes.len())?;
+        let lent = wire.lent.hold(); // until they are there
+        let to = match lent.place(from, epoch, at, bytes.len()) {
+            Some(first) => first,
+            None => mirror.at::<u8>(offset, bytes.len()).map_err(|_| InvalidMessage)?,
+        };
         // SAFETY: in the mirror, which nobody reads before the rank's arrival at the epoch has been heard.
         unsafe { to.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Ok(())
     }
+
+    /// The mirror of rank `from`, and the byte of it from which on so many that the rank stages for an exchange belong.
+    fn mirrored(
+        &self,
+        from: usize,
+        epoch: u32,
+        at: usize,
+        bytes: usize,
+    ) -> Result<(&Region, usize), InvalidMessage> {
+        let (pads, _) = self.signals.pads();
+        // Otherwise this rank may be reading the bytes that would be overwritten.
+        let mirror = pads.stages.get(from).filter(|_| self.signals.is_next_of(from, epoch));
+        let mirror = mirror.ok_or(InvalidMessage)?;
+        // Or its neighbours may.
+        let is_shared = pads.relayed.get(from).is_some_and(Option::is_some);
+        if is_shared && !self.signals.have_all_left(epoch) {
+            return Err(InvalidMessage);
+        }
+        let (first, most) = buffer(mirror, epoch);
+        let fits = at.checked_add(bytes).is_some_and(|end| end <= most);
+        fits.then_some((mirror, first + at)).ok_or(InvalidMessage)
+    }
 }
 
 impl Group {
-    fn wire(&self) -> Option<&Wire> {
+    /// Loans of a call of this group, if it spans hosts.
+    pub(crate) fn loans(&self) -> Option<Loans<'_>> {
+        self.wire().map(Loans)
+    }
+
+    pub(super) fn wire(&self) -> Option<&Wire> {
         self.0.health.formed.get()?.signals.pads().0.wire.as_ref()
     }
 
     /// How the ranks are spread over hosts, if they are on several. Only of a group that has been formed.
     pub(crate) fn span(&self) -> Option<&Span> {
         self.wire().map(|wire| &wire.span)
+    }
+
+    /// Bytes of a piece that every rank has a staging buffer for; the same on all ranks.
+    #[inline]
+    pub(crate) fn stage(&self) -> usize {
+        self.wire().map_or(STAGE, |wire| wire.stage)
     }
 
     /// Lets members on other hosts access this memory.
@@ -299,121 +482,5 @@ impl Group {
         memories.retain(|_, served| served.mapping.strong_count() > 0);
         let served = Served { block: Arc::downgrade(block), mapping: Arc::downgrade(mapping) };
         memories.insert(mapping.number, served);
-    }
-
-    /// Relaxed: sends bytes to a rank on another host. The next signal or barrier of this rank follows them.
-    pub(crate) fn put_far(&self, op: &'static str, target: FarAddress, data: &[u8]) -> Result<()> {
-        let Some(wire) = self.wire() else { return Err(self.out_of_reach(target.rank)) };
-        self.check_whole(op)?;
-        self.check_refused(op, target.memory)?;
-        let deadline = self.deadline().start();
-        let FarAddress { rank, memory, at, unit } = target;
-        let most = wire.most();
-        for (i, bytes) in data.chunks(most).enumerate() {
-            let (unit, at) = (unit as u8, at + i * most);
-            let message = FarMessage::Put { memory, at, unit, bytes: RawBytes(&[]) };
-            wire.send(rank, &message, bytes, deadline).map_err(|e| self.of_far(op, rank, e))?;
-        }
-        Ok(())
-    }
-
-    /// Reads memory of a rank on another host into `out`, in pieces.
-    pub(crate) fn get_far(
-        &self,
-        op: &'static str,
-        target: FarAddress,
-        out: &mut [u8],
-    ) -> Result<()> {
-        let deadline = self.deadline().start();
-        let most = self.wire().ok_or_else(|| self.out_of_reach(target.rank))?.most();
-        let mut tickets = Vec::new();
-        for at in (0..out.len()).step_by(most) {
-            let request = Request::Read(most.min(out.len() - at));
-            let target = FarAddress { at: target.at + at, ..target };
-            tickets.push(self.request_far(op, target, request, deadline)?);
-        }
-        for (ticket, out) in tickets.into_iter().zip(out.chunks_mut(most)) {
-            let answer = self.await_reply(op, target, ticket, deadline)?;
-            if answer.len() != out.len() {
-                return Err(self.bad_reply(op, target.rank, format!("{} bytes", answer.len())));
-            }
-            out.copy_from_slice(&answer);
-        }
-        Ok(())
-    }
-
-    /// Changes an integer of a rank on another host. Returns its previous value.
-    pub(crate) fn change_far(
-        &self,
-        op: &'static str,
-        target: FarAddress,
-        request: Request,
-    ) -> Result<u64> {
-        let deadline = self.deadline().start();
-        let ticket = self.request_far(op, target, request, deadline)?;
-        let answer = self.await_reply(op, target, ticket, deadline)?;
-        let mut bytes = [0; 8];
-        let end = bytes.get_mut(..answer.len()).filter(|_| answer.len() == target.unit);
-        let Some(end) = end else {
-            return Err(self.bad_reply(op, target.rank, format!("{} bytes", answer.len())));
-        };
-        end.copy_from_slice(&answer);
-        Ok(u64::from_le_bytes(bytes))
-    }
-
-    fn request_far(
-        &self,
-        op: &'static str,
-        target: FarAddress,
-        request: Request,
-        deadline: Deadline,
-    ) -> Result<u64> {
-        let Some(wire) = self.wire() else { return Err(self.out_of_reach(target.rank)) };
-        self.check_whole(op)?;
-        self.check_refused(op, target.memory)?;
-        wire.request(target, request, deadline).map_err(|e| self.of_far(op, target.rank, e))
-    }
-
-    fn await_reply(
-        &self,
-        op: &'static str,
-        target: FarAddress,
-        ticket: u64,
-        deadline: Deadline,
-    ) -> Result<Vec<u8>> {
-        let Some(wire) = self.wire() else { return Err(self.out_of_reach(target.rank)) };
-        let act = Act { op, peer: target.rank, channel: None };
-        let waited = self.await_act(act, deadline, || wire.has_reply(ticket));
-        let answer = wire.answer(ticket);
-        waited?;
-        match answer {
-            Some(Ok(bytes)) => Ok(bytes),
-            Some(Err(why)) => Err(self.bad_reply(op, target.rank, why)),
-            None => Err(self.bad_reply(op, target.rank, "nothing".to_owned())),
-        }
-    }
-
-    /// Fails if a rank has refused what was put to it.
-    fn check_refused(&self, op: &'static str, memory: u64) -> Result<()> {
-        let refused = self.wire().and_then(|wire| lock(&wire.refused).get(&memory).cloned());
-        refused.map_or(Ok(()), |(rank, why)| Err(self.bad_reply(op, rank, why)))
-    }
-
-    fn bad_reply(&self, op: &'static str, rank: usize, got: String) -> Error {
-        let (with, expected) = (format!("rank {rank}"), format!("a valid reply to {op}"));
-        Error::Protocol { with, expected, got }
-    }
-
-    /// The error of a message to a rank on another host, with the operation that it was for.
-    fn of_far(&self, op: &'static str, rank: usize, error: Error) -> Error {
-        match error {
-            Error::Timeout { after, .. } => {
-                crate::sync::Expiry::Deadline.error(op, vec![rank], after)
-            }
-            Error::Interrupted { after, .. } => {
-                crate::sync::Expiry::Interrupted.error(op, vec![rank], after)
-            }
-            other => other,
-        }
     }
 }

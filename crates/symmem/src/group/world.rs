@@ -71,7 +71,7 @@ impl World {
         self.local_rank
     }
 
-    /// Leaves the job in order now. Fails, and gives the world back, while groups, memory or other values of it are alive:
+    /// Leaves the job in order now. Fails, and gives the world back, while groups, queues, memory or other values of it are alive:
     /// peers may write to the memory of a rank that has left.
     ///
     /// ```
@@ -86,7 +86,7 @@ impl World {
         if self.group.is_last() {
             return Ok(()); // dropping it says goodbye
         }
-        let expected = "a world of which no group, memory or clone is alive".to_owned();
+        let expected = "a world of which no group, queue, memory or clone is alive".to_owned();
         let error = self.usage("leave", expected, "one that is in use".to_owned());
         Err(Failed { error, kept: self })
     }

@@ -1,7 +1,9 @@
 //! What a backend keeps of an allocation or a mapping beyond what every backend has.
 
 use std::any::Any;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use crate::sync::lock;
 
 /// One such thing: a multicast address, a window of NCCL, a group on a device.
 pub(crate) trait Attachment: Any + Send + Sync {
@@ -18,12 +20,12 @@ pub(crate) struct Attachments(Mutex<Vec<Arc<dyn Attachment>>>);
 impl Attachments {
     /// The one of this type.
     pub(crate) fn get<T: Attachment>(&self) -> Option<Arc<T>> {
-        find(&self.lock())
+        find(&lock(&self.0))
     }
 
     /// The one of this type, made if there is none.
     pub(crate) fn get_or_add<T: Attachment>(&self, make: impl FnOnce() -> Arc<T>) -> Arc<T> {
-        let mut all = self.lock();
+        let mut all = lock(&self.0);
         find(&all).unwrap_or_else(|| {
             let made = make();
             all.push(Arc::clone(&made) as Arc<dyn Attachment>);
@@ -32,12 +34,7 @@ impl Attachments {
     }
 
     pub(super) fn may_be_in_use(&self) -> bool {
-        self.lock().iter().any(|attachment| attachment.may_be_in_use())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<dyn Attachment>>> {
-        // Nothing is done under the lock that could leave the list half changed.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0).iter().any(|attachment| attachment.may_be_in_use())
     }
 }
 

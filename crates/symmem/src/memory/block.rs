@@ -6,16 +6,16 @@
 
 use std::any::Any;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use serde::{Deserialize, Serialize};
 
 use super::{Allocation, Attachments, Backend, Device, Exported};
 use crate::error::{Error, Result};
-use crate::memory::region::{Region, WeakRegion};
+use crate::memory::region::{Region, WeakRegion, Words};
 use crate::sync::atomic::{AtomicBool, AtomicU32};
 use crate::sync::shared::AtomicU8;
-use crate::sync::{Ordering, SharedWord};
+use crate::sync::{Ordering, SharedWord, lock};
 
 /// Alignment of each part, and so of every buffer that a pool hands out.
 pub(crate) const ALIGN: usize = 128;
@@ -27,7 +27,7 @@ pub(crate) struct Segment {
     pub(crate) backend: Arc<dyn Backend>,
     /// What the backend keeps of it.
     pub(crate) attached: Attachments,
-    allocation: Arc<dyn Allocation>,
+    pub(crate) allocation: Allocation,
     pub(crate) id: u128,
 }
 
@@ -41,15 +41,7 @@ impl Segment {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.allocation.region().bytes()
-    }
-
-    pub(crate) fn export(&self) -> Result<Exported> {
-        self.allocation.export()
-    }
-
-    pub(crate) fn export_fabric(&self) -> Result<Exported> {
-        self.allocation.export_fabric()
+        self.allocation.region.bytes()
     }
 }
 
@@ -136,7 +128,7 @@ impl Block {
         home: Option<Arc<dyn Home>>,
     ) -> Result<Self> {
         let total = shape.total().unwrap_or(usize::MAX);
-        let region = segment.allocation.region().part(offset, total)?;
+        let region = segment.allocation.region.part(offset, total)?;
         // What a former user of the memory left in the pad.
         segment.backend.clear(&region, shape.pad_at(), shape.pad)?;
         let (access, was_mapped) = (AtomicU8::new(0), AtomicBool::new(false));
@@ -170,7 +162,7 @@ impl Block {
     }
 
     pub(crate) fn mapping(&self, group: u128) -> Option<Arc<Mapping>> {
-        self.mappings().get(&group).cloned()
+        lock(&self.mappings).get(&group).cloned()
     }
 
     /// Notes that peers may map it from now on.
@@ -179,25 +171,17 @@ impl Block {
     }
 
     pub(crate) fn remember(&self, group: u128, mapping: &Arc<Mapping>) {
-        let mut mappings = self.mappings();
+        let mut mappings = lock(&self.mappings);
         mappings.retain(|_, m| m.group_lives());
         mappings.insert(group, Arc::clone(mapping));
     }
 
     pub(crate) fn set_owner(&self, owner: Owner) {
-        *self.lock_owner() = Some(owner);
+        *lock(&self.owner) = Some(owner);
     }
 
     pub(crate) fn owner(&self) -> Option<Arc<dyn Any + Send + Sync>> {
-        self.lock_owner().as_ref()?.upgrade()
-    }
-
-    fn lock_owner(&self) -> MutexGuard<'_, Option<Owner>> {
-        self.owner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn mappings(&self) -> MutexGuard<'_, HashMap<u128, Arc<Mapping>>> {
-        self.mappings.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.owner).as_ref()?.upgrade()
     }
 
     pub(crate) fn set_access(&self, access: Access) {
@@ -228,7 +212,7 @@ impl Drop for Block {
         let was_mapped = self.was_mapped.load(Ordering::Relaxed);
         let (open, bytes) = (self.is_open(), self.region.bytes());
         let (segment, offset, shape) = (self.segment.id, self.offset, self.shape);
-        let mappings: Vec<_> = self.mappings().drain().map(|(_, mapping)| mapping).collect();
+        let mappings: Vec<_> = lock(&self.mappings).drain().map(|(_, mapping)| mapping).collect();
         self.segment.backend.after_use(Box::new(move || {
             if open || mappings.iter().any(|mapping| mapping.attached.may_be_in_use()) {
                 // A peer's mapping keeps the memory, which must not get a new user.
@@ -255,11 +239,12 @@ pub(crate) struct Mapping {
     pub(crate) attached: Attachments,
     /// Barriers over the pads, by channel.
     barriers: Mutex<HashMap<usize, Arc<Progress>>>,
-    /// By rank in the group; our own block at our own place.
+    /// By rank in the group; our own block at our own rank.
     blocks: Vec<Region>,
-    /// Of the pads of ranks on other hosts: where this rank's signals to them have a place, and none for another.
-    mirrors: Vec<Option<Region>>,
-    places: Vec<SegmentRange>,
+    /// The words of their pads; of ranks on other hosts those of mirrors, where this rank's signals to them are stored. None if this
+    /// process does not reach them.
+    pads: Vec<Option<Words>>,
+    ranges: Vec<SegmentRange>,
     shape: Shape,
     group: Weak<dyn Send + Sync>,
 }
@@ -268,26 +253,28 @@ impl Mapping {
     pub(crate) fn new(
         number: u64,
         blocks: Vec<Region>,
-        places: Vec<SegmentRange>,
+        ranges: Vec<SegmentRange>,
         shape: Shape,
         group: Weak<dyn Send + Sync>,
     ) -> Self {
         let (suspended, attached, barriers) =
             (AtomicU32::new(0), Attachments::default(), Mutex::default());
-        let mirrors = Vec::new();
-        Self { number, suspended, attached, barriers, blocks, mirrors, places, shape, group }
+        let pad = |block: &Region| block.part(shape.pad_at(), shape.pad).and_then(Words::new).ok();
+        let pads = blocks.iter().map(pad).collect();
+        Self { number, suspended, attached, barriers, blocks, pads, ranges, shape, group }
     }
 
     /// With mirrors of the pads of `far` ranks.
     pub(crate) fn with_mirrors(mut self, is_far: impl Fn(usize) -> bool) -> Result<Self> {
-        let mirror = |rank| is_far(rank).then(|| Region::anonymous(self.shape.pad)).transpose();
-        self.mirrors = (0..self.blocks.len()).map(mirror).collect::<Result<_>>()?;
+        for (_, pad) in self.pads.iter_mut().enumerate().filter(|(rank, _)| is_far(*rank)) {
+            *pad = Some(Words::new(Region::anonymous(self.shape.pad)?)?);
+        }
         Ok(self)
     }
 
     /// How far the barrier over the pads on a channel has come.
     pub(crate) fn barrier_on(&self, channel: usize) -> Arc<Progress> {
-        let mut barriers = self.barriers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut barriers = lock(&self.barriers);
         Arc::clone(barriers.entry(channel).or_default())
     }
 
@@ -302,12 +289,12 @@ impl Mapping {
 
     /// Whether all blocks lie at the same offset of segments of the same length.
     pub(crate) fn is_level(&self) -> bool {
-        self.places.windows(2).all(|pair| pair[0].is_level_with(&pair[1]))
+        self.ranges.windows(2).all(|pair| pair[0].is_level_with(&pair[1]))
     }
 
     /// The segments that the blocks lie in, by rank.
     pub(crate) fn segments(&self) -> Vec<u128> {
-        self.places.iter().map(|range| range.segment).collect()
+        self.ranges.iter().map(|range| range.segment).collect()
     }
 
     /// Who made it, for as long as that lives.
@@ -330,11 +317,9 @@ impl Mapping {
     }
 
     /// The pad words of rank `rank`, or of their mirror.
+    #[inline]
     pub(crate) fn pad(&self, rank: usize) -> Option<&[SharedWord]> {
-        if let Some(Some(mirror)) = self.mirrors.get(rank) {
-            return mirror.words(0, self.shape.pad / 4).ok();
-        }
-        self.blocks.get(rank)?.words(self.shape.pad_at(), self.shape.pad / 4).ok()
+        self.pads.get(rank)?.as_deref()
     }
 }
 
@@ -351,7 +336,7 @@ impl Imports {
         exported: impl FnOnce() -> Result<Exported>,
         shape: Shape,
     ) -> Result<Region> {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.0);
         let key = (range.segment, backend.device());
         let segment = match known.get(&key).and_then(WeakRegion::upgrade) {
             Some(region) => region,

@@ -80,7 +80,7 @@ pub(crate) trait Backend: Send + Sync {
 
     /// Zeroed memory of at least `bytes` (more than 0), all of it present. Not collective, unless the backend is a heap
     /// that all ranks have together.
-    fn allocate(&self, bytes: usize) -> Result<Arc<dyn Allocation>>;
+    fn allocate(&self, bytes: usize) -> Result<Allocation>;
 
     /// Maps `bytes` of what a peer exported. [`Reach`] of the region says whether there is an address for it.
     fn import(&self, exported: Exported, bytes: usize) -> Result<Region>;
@@ -116,16 +116,35 @@ pub(crate) enum Reach {
 }
 
 /// Memory that one rank allocated; given back when the last owner, here or in a peer, lets go.
-pub(crate) trait Allocation: Send + Sync {
+#[derive(Clone)]
+pub(crate) struct Allocation {
     /// The memory as mapped here.
-    fn region(&self) -> &Region;
+    pub(crate) region: Region,
+    /// What a peer needs to map it: a fabric handle if that is asked for, where the memory has one.
+    export: Arc<dyn Fn(bool) -> Result<Exported> + Send + Sync>,
+}
 
-    /// What a peer needs to map it.
-    fn export(&self) -> Result<Exported>;
+impl Allocation {
+    fn new(
+        region: Region,
+        export: impl Fn(bool) -> Result<Exported> + Send + Sync + 'static,
+    ) -> Self {
+        Self { region, export: Arc::new(export) }
+    }
 
-    /// The same as a fabric handle, where the memory has one.
-    fn export_fabric(&self) -> Result<Exported> {
-        Err(Error::unavailable("a fabric handle", "the memory has none"))
+    /// Of the host's memory, which has no fabric handles.
+    fn of_host(
+        region: Region,
+        export: impl Fn() -> Result<Exported> + Send + Sync + 'static,
+    ) -> Self {
+        Self::new(region, move |over_fabric| match over_fabric {
+            false => export(),
+            true => Err(Error::unavailable("a fabric handle", "the memory has none")),
+        })
+    }
+
+    pub(crate) fn export(&self, over_fabric: bool) -> Result<Exported> {
+        (self.export)(over_fabric)
     }
 }
 
@@ -134,8 +153,8 @@ pub(crate) trait Allocation: Send + Sync {
 pub(crate) enum Exported {
     /// A descriptor, for a peer in another process.
     Descriptor(OwnedFd),
-    /// Bytes that lead to memory of a device while its owner lives: a handle of the NVLink fabric, or a place in the heap
-    /// of a library that knows all ranks.
+    /// Bytes that lead to memory of a device while its owner lives: a handle of the NVLink fabric, or an offset in the
+    /// heap of a library that knows all ranks.
     Bytes([u8; 64]),
     /// The mapping itself, for a peer in this process.
     Mapping(Region),

@@ -1,11 +1,12 @@
 //! Multicast: an address at which a store reaches the memory of all ranks, where the hardware has such.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use super::Attachment;
 use super::block::{Block, Mapping};
 use super::region::Region;
 use crate::error::Result;
+use crate::sync::lock;
 
 /// Of a mapping: where a store reaches the blocks of all ranks, if there is such an address; set once all have tried.
 #[derive(Default)]
@@ -59,14 +60,14 @@ impl Multicast {
 impl Segments {
     fn find(&self, mapping: &Mapping) -> Option<Region> {
         let (group, segments) = (mapping.group(), mapping.segments());
-        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = lock(&self.0);
         let is_it = |known: &&Known| known.group.ptr_eq(group) && known.segments == segments;
         known.iter().find(is_it).map(|known| known.region.clone())
     }
 
     fn insert(&self, mapping: &Mapping, region: Region) {
         let (group, segments) = (Weak::clone(mapping.group()), mapping.segments());
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.0);
         known.retain(|known| known.group.strong_count() > 0);
         known.push(Known { group, segments, region });
     }

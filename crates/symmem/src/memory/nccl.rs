@@ -55,31 +55,6 @@ impl Drop for Held {
     }
 }
 
-struct Allocated {
-    gpu: Gpu,
-    region: Region,
-}
-
-impl Allocation for Allocated {
-    fn region(&self) -> &Region {
-        &self.region
-    }
-
-    fn export(&self) -> Result<Exported> {
-        self.memory().and_then(|memory| memory.export()).map_err(not_exported)
-    }
-
-    fn export_fabric(&self) -> Result<Exported> {
-        self.memory().and_then(|memory| memory.export_fabric()).map_err(not_exported)
-    }
-}
-
-impl Allocated {
-    fn memory(&self) -> Result<Physical> {
-        Physical::at(&self.gpu, self.region.address() as u64)
-    }
-}
-
 /// Without virtual memory, NCCL takes memory that cannot be handed on.
 fn not_exported(error: Error) -> Error {
     let why = format!("{error}; is NCCL_CUMEM_ENABLE 0?");
@@ -95,7 +70,7 @@ impl Backend for NcclMemory {
         self.allocate(1).map(drop)
     }
 
-    fn allocate(&self, bytes: usize) -> Result<Arc<dyn Allocation>> {
+    fn allocate(&self, bytes: usize) -> Result<Allocation> {
         let (gpu, nccl) = (&self.gpu, &self.nccl);
         let made = gpu.within(|| nccl.library().mem_alloc(bytes))?;
         let address = made.map_err(|failure| failed(OP, None, &failure))?;
@@ -106,7 +81,11 @@ impl Backend for NcclMemory {
         let whole = whole.max(bytes);
         let region = Region::of_device(address, whole, gpu.in_use(held))?;
         gpu.clear(&region, 0, whole)?;
-        Ok(Arc::new(Allocated { gpu: gpu.clone(), region }))
+        let gpu = gpu.clone();
+        Ok(Allocation::new(region, move |over_fabric| {
+            let memory = Physical::at(&gpu, address);
+            memory.and_then(|memory| memory.export(over_fabric)).map_err(not_exported)
+        }))
     }
 
     fn import(&self, exported: Exported, bytes: usize) -> Result<Region> {

@@ -9,11 +9,12 @@ use serde::{Deserialize, Serialize};
 use super::cuda::{DeviceBackend, agreed, as_its_gpu};
 use super::region::Region;
 use super::{Allocation, Backend, Exported};
+use crate::cuda::Gpu;
 use crate::cuda::nvshmem::{Heap, exhausted, heap_bytes};
-use crate::cuda::{Gpu, InUse};
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::symmetric::Handle;
+use crate::sync::lock;
 
 const OP: &str = "alloc";
 /// The most pieces that one allocation gives back: a message is short.
@@ -53,36 +54,20 @@ struct Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.heap.state().dropped.insert(self.offset);
+        lock(&self.heap.state).dropped.insert(self.offset);
     }
 }
 
-/// An allocation of this rank.
-struct Allocated {
-    region: Region,
-    pe: u32,
-    offset: u64,
-}
-
-impl Allocation for Allocated {
-    fn region(&self) -> &Region {
-        &self.region
-    }
-
-    fn export(&self) -> Result<Exported> {
-        let mut bytes = [0; 64];
-        bytes[..4].copy_from_slice(&self.pe.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.offset.to_le_bytes());
-        Ok(Exported::Bytes(bytes))
-    }
-
-    fn export_fabric(&self) -> Result<Exported> {
-        self.export()
-    }
+/// What a peer needs to find memory: the PE and the offset.
+fn exported(pe: u32, offset: u64) -> Exported {
+    let mut bytes = [0; 64];
+    bytes[..4].copy_from_slice(&pe.to_le_bytes());
+    bytes[8..16].copy_from_slice(&offset.to_le_bytes());
+    Exported::Bytes(bytes)
 }
 
 /// The PE and the offset that a peer exported.
-fn place(bytes: &[u8; 64]) -> (u32, u64) {
+fn location(bytes: &[u8; 64]) -> (u32, u64) {
     let (mut pe, mut offset) = ([0; 4], [0; 8]);
     pe.copy_from_slice(&bytes[..4]);
     offset.copy_from_slice(&bytes[8..16]);
@@ -98,28 +83,28 @@ impl Backend for NvshmemMemory {
         Ok(())
     }
 
-    fn allocate(&self, bytes: usize) -> Result<Arc<dyn Allocation>> {
+    fn allocate(&self, bytes: usize) -> Result<Allocation> {
         let heap = &self.0;
         heap.gpu.collect();
         let held = heap.allocate(bytes)?;
         let (address, offset) = (heap.origin.wrapping_add(held.offset), held.offset);
-        let mapping = Box::new(InUse::new(heap.gpu.clone(), held));
-        let region = Region::of_device(address, bytes, mapping)?;
+        let region = Region::of_device(address, bytes, heap.gpu.in_use(held))?;
         heap.gpu.clear(&region, 0, bytes)?;
-        Ok(Arc::new(Allocated { region, pe: heap.pe as u32, offset }))
+        let pe = heap.pe as u32;
+        Ok(Allocation::new(region, move |_| Ok(exported(pe, offset))))
     }
 
     fn import(&self, exported: Exported, bytes: usize) -> Result<Region> {
         let Exported::Bytes(exported) = exported else {
-            let expected = "a place in NVSHMEM's heap";
+            let expected = "an offset in NVSHMEM's heap";
             return Err(Error::protocol("a peer", expected, "memory of another kind"));
         };
-        let (pe, offset) = place(&exported);
+        let (pe, offset) = location(&exported);
         let own = self.0.origin.wrapping_add(offset);
         match self.0.call(|library| library.ptr(own, pe as i32))? {
             // The heap is mapped for as long as the process lives, and a rank that has a handle of the memory has a block of
             // its own, without which the peer's is not given back.
-            Some(address) => Region::of_device(address, bytes, Box::new(())),
+            Some(address) => Region::of_device(address, bytes, ()),
             None => Ok(Region::elsewhere(bytes)),
         }
     }
@@ -159,7 +144,7 @@ impl Heap {
             ("operation", "allocation from NVSHMEM's heap".to_owned()),
             ("size", format!("{bytes} bytes")),
         ];
-        let dropped: Vec<u64> = self.state().dropped.iter().take(AT_ONCE).copied().collect();
+        let dropped: Vec<u64> = lock(&self.state).dropped.iter().take(AT_ONCE).copied().collect();
         let free = self.gpu.call(|driver| driver.memory_info())?.free;
         let proposal = Proposal { dropped: dropped.clone(), device: self.gpu.uuid(), free };
         group.agree_and(OP, &terms, proposal, |proposals: Vec<Proposal>| {
@@ -180,7 +165,7 @@ impl Heap {
             let address = self.origin.wrapping_add(offset);
             // SAFETY: S1: no rank has a block of it, nor anything in a stream that uses it.
             self.call(|library| unsafe { library.free(address) })?;
-            self.state().dropped.remove(&offset);
+            lock(&self.state).dropped.remove(&offset);
         }
         Ok(())
     }
@@ -193,7 +178,7 @@ impl Heap {
         let found = found.map(|team| self.call(|library| library.multicast_ptr(team, start)));
         let found = found.transpose().map(Option::flatten).and_then(|address| {
             let address = address.ok_or_else(no_multicast)?;
-            Region::of_device(address, block.segment().bytes(), Box::new(()))
+            Region::of_device(address, block.segment().bytes(), ())
         });
         Ok(agreed(group, found, |_| None)?.map(|(region, _)| region))
     }

@@ -1,7 +1,5 @@
 //! Memory for ranks that are threads of one process: all of them use the one mapping.
 
-use std::sync::Arc;
-
 use super::region::Region;
 use super::{Allocation, Backend, Device, Exported};
 use crate::error::{Error, Result};
@@ -9,8 +7,6 @@ use crate::error::{Error, Result};
 /// Ranks as threads of one process.
 #[derive(Debug)]
 pub struct Process;
-
-struct Anonymous(Region);
 
 impl Backend for Process {
     fn name(&self) -> &'static str {
@@ -25,9 +21,10 @@ impl Backend for Process {
         Ok(())
     }
 
-    fn allocate(&self, bytes: usize) -> Result<Arc<dyn Allocation>> {
+    fn allocate(&self, bytes: usize) -> Result<Allocation> {
         super::host::check_available(bytes)?;
-        Ok(Arc::new(Anonymous(Region::anonymous(bytes)?)))
+        let region = Region::anonymous(bytes)?;
+        Ok(Allocation::of_host(region.clone(), move || Ok(Exported::Mapping(region.clone()))))
     }
 
     fn import(&self, exported: Exported, bytes: usize) -> Result<Region> {
@@ -38,15 +35,5 @@ impl Backend for Process {
                 "the peer is in another process; use the host backend",
             )),
         }
-    }
-}
-
-impl Allocation for Anonymous {
-    fn region(&self) -> &Region {
-        &self.0
-    }
-
-    fn export(&self) -> Result<Exported> {
-        Ok(Exported::Mapping(self.0.clone()))
     }
 }

@@ -75,6 +75,13 @@ impl Region {
         Self::from_mmap(base, bytes)
     }
 
+    /// Zeroed memory of this process alone, of which pages come when they are first touched.
+    pub(crate) fn reserved(bytes: usize) -> Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
+        let base = unsafe { mm::mmap_anonymous(null_mut(), bytes, ACCESS, MapFlags::PRIVATE) };
+        Self::from_mmap(base, bytes)
+    }
+
     fn from_mmap(base: rustix::io::Result<*mut std::ffi::c_void>, bytes: usize) -> Result<Self> {
         let base = base.map_err(Error::system(format!("mmap of {bytes} bytes")))?;
         let what = || format!("a mapping of {bytes} bytes");
@@ -91,12 +98,12 @@ impl Region {
     pub(crate) fn of_device(
         address: u64,
         bytes: usize,
-        mapping: Box<dyn Send + Sync>,
+        mapping: impl Send + Sync + 'static,
     ) -> Result<Self> {
         let what = || format!("a mapping of {bytes} bytes of a device");
         let none = || Error::unavailable(what(), "the driver put it at address 0");
         let base = NonNull::new(address as *mut u8).ok_or_else(none)?;
-        Ok(Self::whole(base, bytes, Kind::Device { _mapping: mapping }))
+        Ok(Self::whole(base, bytes, Kind::Device { _mapping: Box::new(mapping) }))
     }
 
     /// Memory of a peer that only a wire leads to, and of which this process knows the length alone.
@@ -147,19 +154,28 @@ impl Region {
 
     /// A pointer to `count` elements at byte `offset`, valid as long as the region lives.
     pub(crate) fn at<T: Element>(&self, offset: usize, count: usize) -> Result<NonNull<T>> {
-        let bytes = count.saturating_mul(size_of::<T>());
-        self.check(offset, bytes)?;
+        self.place(offset, (count, size_of::<T>()), align_of::<T>()).map(NonNull::cast)
+    }
+
+    /// The same of `count` elements of `size` bytes, which lie at multiples of `align`.
+    pub(crate) fn place(
+        &self,
+        offset: usize,
+        (count, size): (usize, usize),
+        align: usize,
+    ) -> Result<NonNull<u8>> {
+        self.check(offset, count.saturating_mul(size))?;
         if self.reach() == Reach::Wire {
             let why = "only the network connects the two ranks";
             return Err(Error::unavailable("a pointer into a peer's memory", why));
         }
         // SAFETY: S3: checked above.
         let first = unsafe { self.base().add(offset) };
-        if !first.as_ptr().cast::<T>().is_aligned() {
-            let expected = format!("a byte offset aligned for {}", T::DTYPE);
+        if !first.addr().get().is_multiple_of(align) {
+            let expected = format!("a byte offset at a multiple of {align}");
             return Err(Error::usage("view", expected, offset.to_string()));
         }
-        Ok(first.cast())
+        Ok(first)
     }
 
     /// The `count` words at byte `offset`. Atomics may be shared with anyone, so a slice of them is sound.
@@ -273,7 +289,7 @@ mod tests {
     #[test]
     fn memory_of_a_device_is_an_address_and_nothing_more() {
         let mapping = Arc::new(());
-        let region = Region::of_device(0x1000, 64, Box::new(Arc::clone(&mapping))).unwrap();
+        let region = Region::of_device(0x1000, 64, Arc::clone(&mapping)).unwrap();
         let part = region.part(16, 8).unwrap();
         drop(region);
         assert_eq!((part.address(), Arc::strong_count(&mapping)), (0x1010, 2));

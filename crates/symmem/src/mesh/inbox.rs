@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::group_messages::{Listener, Listeners};
+use super::landing::Landing;
 use super::{PeerObserver, Phase, Scope, Subject};
 use crate::memory::Exported;
 use crate::sync::{Deadline, Expiry};
@@ -74,8 +75,8 @@ struct State {
     awaited: HashMap<(Subject, Phase), usize>,
     /// How many conversations of each scope this rank has begun.
     begun: HashMap<Scope, u64>,
-    /// The scopes that were closed last, the latest at the end.
-    closed: VecDeque<Scope>,
+    /// The groups that were closed last, the latest at the end.
+    closed: VecDeque<u128>,
     /// Conversations that were begun and are not over: messages to the others are dropped.
     open: HashSet<Subject>,
     /// Conversations in which a rank said that it cannot take part, and in which order that was.
@@ -109,12 +110,30 @@ impl Inbox {
         found.map_or(Ok(()), |listener| listener.receive(from, bytes))
     }
 
+    /// Where the rest of a message of rank `from` to a group is to be received: see [`Listener::land`].
+    pub(super) fn land(
+        &self,
+        from: usize,
+        group: u128,
+        beginning: &[u8],
+        rest: usize,
+    ) -> Option<Landing> {
+        let listener = self.listeners().formed(group)?;
+        listener.land(from, beginning, rest)
+    }
+
     /// From here on, `listener` gets the messages that ranks of other hosts send to the group.
     pub(crate) fn listen(&self, group: u128, listener: &Arc<dyn Listener>) {
         let mut listeners = self.listeners(); // held until all earlier messages are delivered
         for (from, why) in listeners.listen(group, listener) {
             self.mark_gone(from, Gone::lost(format!("it sent an invalid message: {why}")));
         }
+    }
+
+    /// Lets all groups send their last messages.
+    pub(crate) fn leaving(&self) {
+        let all = self.listeners().all();
+        all.iter().for_each(|listener| listener.leaving());
     }
 
     fn listeners(&self) -> MutexGuard<'_, Listeners> {
@@ -210,21 +229,27 @@ impl Inbox {
         begun.insert(scope.clone(), u64::MAX);
     }
 
-    /// Drops all messages of a scope, now and later.
-    pub(crate) fn close_scope(&self, scope: &Scope) {
+    /// Drops all messages of a group, now and later.
+    pub(crate) fn close_group(&self, group: u128) {
+        let scope = Scope::Group(group);
         let mut state = self.lock();
-        state.messages.retain(|subject, _| subject.scope != *scope);
-        state.open.retain(|subject| subject.scope != *scope);
-        state.begun.insert(scope.clone(), u64::MAX);
-        state.closed.push_back(scope.clone());
-        if state.closed.len() > REMEMBERED
-            && let Some(oldest) = state.closed.pop_front()
-        {
-            state.begun.remove(&oldest);
-            if let Scope::Group(group) = oldest {
-                self.listeners().forget(group);
-            }
+        state.messages.retain(|subject, _| subject.scope != scope);
+        state.open.retain(|subject| subject.scope != scope);
+        state.begun.insert(scope, u64::MAX);
+        state.closed.push_back(group);
+        let oldest = if state.closed.len() > REMEMBERED { state.closed.pop_front() } else { None };
+        if let Some(oldest) = oldest {
+            state.begun.remove(&Scope::Group(oldest));
         }
+        drop(state);
+        let mut listeners = self.listeners();
+        listeners.close(group);
+        oldest.iter().for_each(|&oldest| listeners.forget(oldest));
+    }
+
+    /// Takes a message that has arrived.
+    pub(super) fn take(&self, subject: &Subject, phase: Phase, from: usize) -> Option<Message> {
+        self.lock().messages.get_mut(subject)?.remove(&(phase, from))
     }
 
     /// Waits for a message from each of `from`, and takes them in that order.
@@ -239,8 +264,10 @@ impl Inbox {
         is_over: &dyn Fn() -> bool,
     ) -> Result<Vec<Message>, Shortfall> {
         let deadline = deadline.start();
-        let mut state = self.lock();
         loop {
+            // Without the lock: what is asked whether to end the wait may use the mesh itself.
+            let expired = deadline.expiry();
+            let mut state = self.lock();
             let here = |state: &State, rank: usize| {
                 state.messages.get(subject).is_some_and(|l| l.contains_key(&(phase, rank)))
             };
@@ -268,13 +295,14 @@ impl Inbox {
             if is_over() {
                 return Err(Shortfall::Over);
             }
-            if let Some(why) = deadline.expiry() {
+            if let Some(why) = expired {
                 let after = deadline.elapsed();
                 return Err(Shortfall::GivenUp { world_ranks: missing, why, after });
             }
             state.awaited.insert((subject.clone(), phase), missing.len());
             let nap = deadline.nap(Duration::from_millis(100));
-            state = self.changed.wait_timeout(state, nap).unwrap_or_else(PoisonError::into_inner).0;
+            let woken = self.changed.wait_timeout(state, nap);
+            let mut state = woken.unwrap_or_else(PoisonError::into_inner).0;
             state.awaited.remove(&(subject.clone(), phase));
         }
     }
@@ -477,7 +505,7 @@ mod tests {
         let scope = |id: usize| Scope::Group(id as u128);
         for id in 0..3 * REMEMBERED {
             inbox.begin(scope(id));
-            inbox.close_scope(&scope(id));
+            inbox.close_group(id as u128);
         }
         let late = |id| {
             inbox.deliver(

@@ -17,6 +17,7 @@ mod handshake;
 mod host;
 mod inbox;
 mod interfaces;
+mod landing;
 mod outbound;
 mod records;
 mod secret;
@@ -33,10 +34,13 @@ use serde::{Deserialize, Serialize};
 pub use address::between_hosts;
 pub(crate) use carrier::Carrier;
 pub(crate) use connect::{Bootstrap, connect};
-pub(crate) use group_messages::{FarConnection, Listener, MOST};
+pub(crate) use group_messages::{FRAGMENTS, FarConnection, Listener, MOST};
 pub use host::identity as host_identity;
 pub(crate) use inbox::{Gone, Inbox, Message, Shortfall};
 pub(crate) use interfaces::name_of as interface_of;
+pub(crate) use landing::Landing;
+#[cfg(test)]
+pub(crate) use outbound::{WIDEST, WINDOW, cost_of};
 pub(crate) use records::Ballot;
 
 use crate::error::{Error, Result};
@@ -61,6 +65,13 @@ pub(crate) struct Subject {
     pub(crate) number: u64,
 }
 
+impl Subject {
+    /// Rings for messages between the ranks of a group: of no conversation, and always open.
+    pub(crate) fn of_rings(group: u128) -> Self {
+        Self { scope: Scope::Group(group), number: u64::MAX - 1 }
+    }
+}
+
 /// Where a message belongs within a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Phase {
@@ -72,6 +83,8 @@ pub(crate) enum Phase {
     Notice,
     /// A rank has found that another one forms a group of this name with other members: that rank, and those members.
     Conflict,
+    /// The memory of a ring, for messages of its sender.
+    Ring,
 }
 
 /// FarMessage of every peer that goes, while the inbox is locked: it must not ask the inbox back.
@@ -182,6 +195,15 @@ impl Mesh {
     pub(crate) fn far_connection(&self, rank: usize) -> Option<FarConnection> {
         let Some(Link::Stream(stream)) = self.links.get(rank) else { return None };
         Some(FarConnection { rank, stream: Arc::clone(stream), peers: self.peers()? })
+    }
+
+    /// How much may be under way to this rank from each of these ranks of other hosts; the least of that.
+    pub(crate) fn window_from(&self, ranks: &[usize]) -> u64 {
+        let far = ranks.iter().filter_map(|&rank| match self.links.get(rank)? {
+            Link::Stream(stream) => Some(stream.window()),
+            _ => None,
+        });
+        far.min().unwrap_or(u64::MAX)
     }
 
     /// The address of this host on the connections to other hosts.
@@ -298,6 +320,14 @@ impl Mesh {
             },
             collected => collected,
         }
+    }
+
+    /// Takes a message that rank `from` has sent before, if it came.
+    pub(crate) fn take(&self, subject: &Subject, phase: Phase, from: usize) -> Option<Message> {
+        self.inbox.take(subject, phase, from).or_else(|| {
+            self.peers()?.take_in(&[from]);
+            self.inbox.take(subject, phase, from)
+        })
     }
 
     fn peers(&self) -> Option<Arc<Peers>> {

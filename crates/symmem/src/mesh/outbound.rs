@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 /// How much unacknowledged data may be in flight: at first, and if the peer says that it has memory for more. What a message counts
 /// for besides its bytes.
-pub(super) const WINDOW: u64 = 256 << 10;
-pub(super) const WIDEST: u64 = 1 << 20;
+pub(crate) const WINDOW: u64 = 256 << 10;
+pub(crate) const WIDEST: u64 = 1 << 20;
 pub(super) const OVERHEAD: u64 = 1 << 10;
 
 /// One direction of a connection.
@@ -23,14 +23,36 @@ pub(super) struct Outbound {
     pub(super) taken: u64,
     /// How much may be under way.
     pub(super) window: u64,
+    /// How many threads sleep until there is room.
+    pub(super) waiting: usize,
     pub(super) is_over: bool,
 }
 
 impl Outbound {
     pub(super) fn new() -> Self {
         let (rest, later) = (Vec::new(), VecDeque::new());
-        let (is_full, is_over, sealed, sent, taken) = (false, false, 0, 0, 0);
-        Self { rest, is_full, later, sealed, sent, taken, window: WINDOW, is_over }
+        let (is_full, is_over) = (false, false);
+        let (sealed, sent, taken) = (0, 0, 0);
+        let (window, waiting) = (WINDOW, 0);
+        Self { rest, is_full, later, sealed, sent, taken, window, waiting, is_over }
+    }
+
+    /// Counts those that may be sent now, after what is to be sent later, and gives them, and the others.
+    pub(super) fn split_by_room<'m, T>(
+        &mut self,
+        messages: &'m [T],
+        cost: impl Fn(&T) -> u64,
+    ) -> (&'m [T], &'m [T]) {
+        let mut count = 0;
+        for cost in messages.iter().map(cost) {
+            let has_room = self.has_room(cost) || cost == 0 && !self.is_full;
+            if !has_room || !self.later.is_empty() {
+                break;
+            }
+            self.sent += cost;
+            count += 1;
+        }
+        messages.split_at(count)
     }
 
     pub(super) fn has_room(&self, cost: u64) -> bool {
@@ -40,6 +62,6 @@ impl Outbound {
 }
 
 /// What a message of so many bytes counts for.
-pub(super) fn cost_of(len: usize) -> u64 {
+pub(crate) fn cost_of(len: usize) -> u64 {
     len as u64 + OVERHEAD
 }

@@ -7,25 +7,29 @@
 //! | a host that is gone | its kernel no longer answers: [`GONE`] |
 //! | the last message | the sender waits for the peer to read it before it closes the connection: [`linger`] |
 
-use std::io::IoSlice;
+#[cfg(test)]
+mod group_tests;
+mod sending;
+
+use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, sockopt};
+use rustix::net::{self, RecvAncillaryBuffer, RecvFlags, Shutdown, sockopt};
 
 use super::Gone;
 use super::frames::{self, Frames};
-use super::group_messages::DeliverToGroup;
+use super::group_messages::{GroupMessages, NoGroups};
 use super::outbound::{Outbound, WIDEST, WINDOW, cost_of};
 use super::secret::Keys;
 use super::socket::{self, Packet, Received};
 use crate::error::Result;
 use crate::sync::Deadline;
 use crate::sync::Ordering;
-use crate::sync::atomic::AtomicBool;
+use crate::sync::atomic::{AtomicBool, AtomicU64};
 
 /// A host whose kernel has not answered for this long is gone. Kernels answer for stopped processes too.
 const GONE: Duration = Duration::from_secs(5);
@@ -42,10 +46,11 @@ pub(super) const SHORT: usize = 256;
 const LONG: usize = LONGEST + SEAL;
 /// The longest packet.
 pub(super) const LONGEST: usize = 60 << 10;
-/// The most bytes that are held back.
-const HELD: usize = 16 << 10;
-/// How often a thread that waits for room polls before it sleeps.
-const LOOKS: u32 = 1000;
+/// From so many bytes on, the rest of a frame is worth receiving elsewhere.
+const WORTH_DIVERTING: usize = 4 << 10;
+/// How many sixteenths of the window are received before the acknowledgement is sent alone, and before it goes with other messages.
+const ALONE: u64 = 8;
+const ALONG: u64 = 1;
 /// How long a leaving rank waits for all its peers together to read its goodbye.
 const LINGER: Duration = Duration::from_millis(200);
 
@@ -68,6 +73,10 @@ pub(super) struct Stream {
     room: Condvar,
     /// How much the peer may have under way to us.
     window: u64,
+    /// How much was received, which is changed under the lock of `inbound`, and how much of that was acknowledged, which is changed
+    /// under that of `outbound`.
+    taken: AtomicU64,
+    told: AtomicU64,
 }
 
 struct Inbound {
@@ -76,9 +85,6 @@ struct Inbound {
     is_trusted: bool,
     /// How many packets were decrypted.
     opened: u64,
-    /// How much was received, and how much of that was acknowledged.
-    taken: u64,
-    told: u64,
 }
 
 /// What a packet of `len` bytes counts for.
@@ -92,8 +98,11 @@ fn cost(packet: &Packet, len: usize) -> u64 {
 /// The first byte of messages to a group. No packet begins with it.
 const TO_GROUP: u8 = 0xff;
 
-fn head(group: u128) -> [u8; 17] {
-    let mut head = [TO_GROUP; 17];
+/// Bytes of what messages to a group begin with.
+const HEAD: usize = 17;
+
+fn head(group: u128) -> [u8; HEAD] {
+    let mut head = [TO_GROUP; HEAD];
     head[1..].copy_from_slice(&group.to_le_bytes());
     head
 }
@@ -101,6 +110,26 @@ fn head(group: u128) -> [u8; 17] {
 fn read_head(frame: &[u8]) -> Option<(u128, &[u8])> {
     let (group, bytes) = frame.strip_prefix(&[TO_GROUP])?.split_first_chunk()?;
     Some((u128::from_le_bytes(*group), bytes))
+}
+
+/// A frame that has come.
+enum Came<'f> {
+    Here(&'f [u8]),
+    /// Its end elsewhere: the length of all of it.
+    Elsewhere(usize),
+}
+
+/// Receives what there is, in both parts one after the other, without waiting.
+fn receive_bytes(
+    socket: &OwnedFd,
+    [first, mut second]: [IoSliceMut<'_>; 2],
+) -> Result<usize, Errno> {
+    if first.is_empty() {
+        return Ok(net::recv(socket, &mut *second, RecvFlags::DONTWAIT)?.1);
+    }
+    let mut parts = [first, second];
+    let mut none = RecvAncillaryBuffer::default();
+    Ok(net::recvmsg(socket, &mut parts, &mut none, RecvFlags::DONTWAIT)?.bytes)
 }
 
 impl Stream {
@@ -113,13 +142,14 @@ impl Stream {
         sockopt::set_tcp_keepcnt(&socket, ASKED)?;
         sockopt::set_tcp_user_timeout(&socket, GONE.as_millis() as u32)?;
         let frames = Frames::new(SHORT);
-        let inbound = Inbound { frames, is_trusted: false, opened: 0, taken: 0, told: 0 };
+        let inbound = Inbound { frames, is_trusted: false, opened: 0 };
         let (inbound, outbound) = (Mutex::new(inbound), Mutex::new(Outbound::new()));
         // What lies in the kernel counts for more than its bytes.
         let window = (sockopt::socket_recv_buffer_size(&socket)? as u64 / 4).clamp(WINDOW, WIDEST);
         let keys = OnceLock::new();
         let has_held = AtomicBool::new(false);
-        Ok(Self { socket, keys, inbound, outbound, has_held, room: Condvar::new(), window })
+        let (room, taken, told) = (Condvar::new(), AtomicU64::new(0), AtomicU64::new(0));
+        Ok(Self { socket, keys, inbound, outbound, has_held, room, window, taken, told })
     }
 
     /// The other end is authenticated as a rank of this job: it may send long frames.
@@ -127,6 +157,16 @@ impl Stream {
         let mut inbound = self.inbound();
         inbound.frames.allow(LONG);
         inbound.is_trusted = true;
+    }
+
+    /// From here on, nothing is received into memory that was lent: see [`Landing::lent`](super::landing::Landing::lent).
+    pub(super) fn end_loan(&self) {
+        self.inbound().frames.end_loan();
+    }
+
+    /// How much the peer may have under way to us.
+    pub(super) fn window(&self) -> u64 {
+        self.window
     }
 
     /// From here on, packets are encrypted.
@@ -143,156 +183,6 @@ impl Stream {
         self.outbound.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends one packet, waiting for room until the deadline.
-    pub(super) fn send(&self, packet: &Packet, deadline: Deadline) -> Result<()> {
-        let bytes = socket::encode(packet, LONGEST)?;
-        self.send_parts(&[&bytes], cost(packet, bytes.len()), deadline, &|| {})?;
-        self.send_held();
-        Ok(())
-    }
-
-    /// Sends bytes to a group once there is room, and calls `meanwhile` while it waits. A short message is held back.
-    pub(super) fn send_to_group(
-        &self,
-        group: u128,
-        [first, rest]: [&[u8]; 2],
-        deadline: Deadline,
-        meanwhile: &dyn Fn(),
-    ) -> Result<()> {
-        let (head, cost) = (head(group), cost_of(first.len() + rest.len()));
-        self.send_parts(&[&head, first, rest], cost, deadline, meanwhile)
-    }
-
-    fn send_parts(
-        &self,
-        parts: &[&[u8]],
-        cost: u64,
-        deadline: Deadline,
-        meanwhile: &dyn Fn(),
-    ) -> Result<()> {
-        let deadline = deadline.start();
-        for look in 0_u32.. {
-            let mut out = self.outbound();
-            if look > 0 || out.is_full {
-                self.flush(&mut out);
-            }
-            if out.is_over {
-                break; // the watcher reports the loss; the packet is dropped
-            }
-            self.send_later(&mut out);
-            if out.later.is_empty() && (out.has_room(cost) || cost == 0 && !out.is_full) {
-                out.sent += cost;
-                self.put(&mut out, parts, true);
-                break;
-            }
-            if let Some(why) = deadline.expiry() {
-                return Err(why.error("send", vec![], deadline.elapsed()));
-            }
-            if look > LOOKS {
-                out = self.await_room(out, deadline.nap(Duration::from_millis(1)));
-            }
-            drop(out);
-            meanwhile();
-        }
-        Ok(())
-    }
-
-    /// Sends bytes to a group without waiting. If there is no room, they are sent later. If `is_held`, they go with the next
-    /// frame, or when [`Stream::send_held`] is called.
-    pub(super) fn post(&self, group: u128, [first, rest]: [&[u8]; 2], is_held: bool) {
-        let (head, cost) = (head(group), cost_of(first.len() + rest.len()));
-        let mut out = self.outbound();
-        if out.later.is_empty() && out.has_room(cost) {
-            out.sent += cost;
-            self.put(&mut out, &[&head, first, rest], is_held);
-        } else if !out.is_over {
-            out.later.push_back((cost, [&head, first, rest].concat()));
-        }
-    }
-
-    /// Sends what is held back.
-    pub(super) fn send_held(&self) {
-        if self.has_held.load(Ordering::SeqCst) {
-            self.flush(&mut self.outbound());
-        }
-    }
-
-    /// Sends messages that were posted when there was no room, as far as there is room now.
-    fn send_later(&self, out: &mut Outbound) {
-        while let Some(&(cost, _)) = out.later.front() {
-            if !out.has_room(cost) {
-                return;
-            }
-            let Some((cost, bytes)) = out.later.pop_front() else { return };
-            out.sent += cost;
-            self.put(out, &[&bytes], false);
-        }
-    }
-
-    /// Sends a frame of these parts, or holds it back if it is short and may be.
-    fn put(&self, out: &mut Outbound, parts: &[&[u8]], may_be_held: bool) {
-        let len: usize = parts.iter().map(|part| part.len()).sum();
-        if self.keys.get().is_none() && !out.is_full && len >= HELD {
-            return self.put_directly(out, parts, len);
-        }
-        let fits = match self.keys.get() {
-            None => frames::append(&mut out.rest, parts),
-            Some(keys) => {
-                let sealed = keys.seal(out.sealed, &parts.concat());
-                out.sealed += 1;
-                sealed.is_some_and(|sealed| frames::append(&mut out.rest, &[&sealed]))
-            }
-        };
-        // Cannot happen: packets are shorter than the longest frame, and their numbers do not run out.
-        out.is_over |= !fits;
-        match may_be_held && out.rest.len() < HELD {
-            true => self.has_held.store(true, Ordering::SeqCst),
-            false => self.flush(out),
-        }
-    }
-
-    /// Sends a long frame without copying it, after what is held.
-    fn put_directly(&self, out: &mut Outbound, parts: &[&[u8]], len: usize) {
-        let Some(length) = frames::length(parts) else {
-            out.is_over = true;
-            return;
-        };
-        let held = std::mem::take(&mut out.rest);
-        self.has_held.store(false, Ordering::Relaxed); // under the lock
-        let before = [&held[..], &length[..]];
-        let slices: Vec<IoSlice<'_>> =
-            before.iter().chain(parts).map(|part| IoSlice::new(part)).collect();
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let sent = net::sendmsg(&self.socket, &slices, &mut SendAncillaryBuffer::default(), flags);
-        let sent = match sent {
-            Ok(sent) => sent,
-            Err(Errno::AGAIN | Errno::NOBUFS | Errno::INTR) => 0,
-            Err(_) => {
-                out.is_over = true;
-                return;
-            }
-        };
-        if sent < held.len() + length.len() + len {
-            let whole = [&before.concat()[..], &parts.concat()].concat();
-            out.rest.extend_from_slice(whole.get(sent..).unwrap_or_default());
-            self.flush(out);
-        }
-    }
-
-    fn await_room<'a>(
-        &'a self,
-        out: MutexGuard<'a, Outbound>,
-        nap: Duration,
-    ) -> MutexGuard<'a, Outbound> {
-        if !out.is_full {
-            return self.room.wait_timeout(out, nap).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        drop(out);
-        let nap = socket::timespec(nap);
-        let _ = poll(&mut [PollFd::new(&self.socket, PollFlags::OUT)], Some(&nap));
-        self.outbound()
-    }
-
     /// Sends an unencrypted frame of the handshake. False if the connection does not take it.
     pub(super) fn send_open(&self, frame: &[u8]) -> bool {
         let mut out = self.outbound();
@@ -301,42 +191,33 @@ impl Stream {
         out.rest.is_empty() && !out.is_over
     }
 
-    /// Gives the kernel as much as it takes, without waiting.
-    fn flush(&self, out: &mut Outbound) {
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        self.has_held.store(false, Ordering::Relaxed); // under the lock
-        out.is_full = false;
-        while !out.rest.is_empty() && !out.is_over {
-            match net::send(&self.socket, &out.rest, flags) {
-                Ok(len) => drop(out.rest.drain(..len)),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN | Errno::NOBUFS) => {
-                    out.is_full = true;
-                    return;
-                }
-                Err(_) => out.is_over = true,
-            }
-        }
-    }
-
     /// Receives one unencrypted frame if there is one, without waiting.
     pub(super) fn receive_open(&self) -> Result<Option<Vec<u8>>, Received> {
         let mut inbound = self.inbound();
-        Ok(self.next_frame(&mut inbound.frames)?.map(<[u8]>::to_vec))
+        Ok(match self.next_frame(&mut inbound.frames, None)? {
+            Some(Came::Here(frame)) => Some(frame.to_vec()),
+            Some(Came::Elsewhere(_)) | None => None,
+        })
     }
 
     /// Receives one packet if there is one, without waiting.
     pub(super) fn receive(&self) -> Received {
-        self.receive_and(&|_, _| Err("bytes for a group".to_owned()))
+        self.receive_and(&NoGroups)
     }
 
     /// As `receive`. Delivers messages to groups that come before the packet.
-    pub(super) fn receive_and(&self, tell: &DeliverToGroup<'_>) -> Received {
+    pub(super) fn receive_and(&self, groups: &dyn GroupMessages) -> Received {
         let mut inbound = self.inbound();
-        let Inbound { frames, is_trusted, opened, taken, told } = &mut *inbound;
+        let Inbound { frames, is_trusted, opened } = &mut *inbound;
         loop {
-            let frame = match self.next_frame(frames) {
-                Ok(Some(frame)) => frame,
+            // What is encrypted has to be decrypted first.
+            let diverts = *is_trusted && self.keys.get().is_none();
+            let frame = match self.next_frame(frames, diverts.then_some(groups)) {
+                Ok(Some(Came::Here(frame))) => frame,
+                Ok(Some(Came::Elsewhere(len))) => {
+                    self.note_received(cost_of(len.saturating_sub(HEAD)));
+                    continue;
+                }
                 Ok(None) => return Received::Nothing,
                 Err(ended) => return ended,
             };
@@ -357,11 +238,11 @@ impl Stream {
                 return Received::Garbage("no greeting".to_owned());
             }
             if let Some((group, bytes)) = read_head(frame) {
-                *taken += cost_of(bytes.len());
-                if let Err(why) = tell(group, bytes) {
+                let cost = cost_of(bytes.len());
+                if let Err(why) = groups.deliver(group, bytes) {
                     return Received::Garbage(why);
                 }
-                self.tell_taken(*taken, told);
+                self.note_received(cost);
                 continue;
             }
             match postcard::from_bytes::<Packet>(frame) {
@@ -371,8 +252,7 @@ impl Stream {
                     return Received::Garbage(what);
                 }
                 Ok(packet) => {
-                    *taken += cost(&packet, frame.len());
-                    self.tell_taken(*taken, told);
+                    self.note_received(cost(&packet, frame.len()));
                     let memory = packet.fabric();
                     return Received::Packet(packet, memory);
                 }
@@ -381,14 +261,27 @@ impl Stream {
         }
     }
 
-    fn next_frame<'f>(&self, frames: &'f mut Frames) -> Result<Option<&'f [u8]>, Received> {
+    /// The next frame. The rest of one that has begun is received where `groups` say.
+    fn next_frame<'f>(
+        &self,
+        frames: &'f mut Frames,
+        groups: Option<&dyn GroupMessages>,
+    ) -> Result<Option<Came<'f>>, Received> {
         while !frames.has_next() {
+            if let Some(len) = frames.take_diverted() {
+                return Ok(Some(Came::Elsewhere(len)));
+            }
             if frames.take_is_drained() {
                 return Ok(None); // to ask at once whether more has come would take as long as a message is under way
             }
-            match net::recv(&self.socket, frames.space(), RecvFlags::DONTWAIT) {
-                Ok((_, 0)) => return Err(Received::End),
-                Ok((_, len)) => frames.fill(len),
+            if let Some((groups, (begun, rest))) = groups.zip(frames.begun()) {
+                let begun = read_head(begun).filter(|_| rest >= WORTH_DIVERTING);
+                let place = begun.and_then(|(group, bytes)| groups.land(group, bytes, rest));
+                frames.divert(place);
+            }
+            match receive_bytes(&self.socket, frames.space()) {
+                Ok(0) => return Err(Received::End),
+                Ok(len) => frames.fill(len),
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::INTR) => {}
                 Err(Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH) => {
@@ -397,7 +290,8 @@ impl Stream {
                 Err(_) => return Err(Received::End),
             }
         }
-        frames.next().transpose().map_err(Received::Garbage)
+        let frame = frames.next().transpose().map_err(Received::Garbage)?;
+        Ok(frame.map(Came::Here))
     }
 
     /// Notes what the peer acknowledges, and how much it has room for. False if it cannot have received so much, or have so much room.
@@ -409,23 +303,43 @@ impl Stream {
             (out.taken, out.window) = (total, window);
             self.flush(&mut out);
             self.send_later(&mut out);
-            self.room.notify_all();
+            if out.waiting > 0 {
+                self.room.notify_all();
+            }
         }
         makes_sense
     }
 
-    /// Acknowledges what was received, from time to time. There is always room for that: it is short, and the peer has sent at most
-    /// one window since the last acknowledgement.
-    fn tell_taken(&self, taken: u64, told: &mut u64) {
+    /// Something was received that counts for so much. If nothing is sent that takes the acknowledgement along, it is sent after half
+    /// the window: before the peer has to wait, for no message counts for more than a quarter.
+    fn note_received(&self, cost: u64) {
+        let taken = self.taken.load(Ordering::Relaxed) + cost; // under the lock of `inbound`
+        self.taken.store(taken, Ordering::Relaxed);
+        if cost > 0 && self.is_due(taken, self.told.load(Ordering::Relaxed), ALONE) {
+            let mut out = self.outbound();
+            self.tell_taken(&mut out, ALONE);
+            self.flush(&mut out);
+        }
+    }
+
+    /// Whether as many sixteenths of what the peer may have under way are not acknowledged.
+    fn is_due(&self, taken: u64, told: u64, sixteenths: u64) -> bool {
         // The first word tells of the window.
-        let enough = if *told == 0 { WINDOW } else { self.window } / 4;
-        if taken - *told < enough {
+        let window = if told == 0 { WINDOW } else { self.window };
+        taken - told >= window / 16 * sixteenths
+    }
+
+    /// Acknowledges what was received, if so many sixteenths of the window are due. There is always room for that: it is short, and the
+    /// peer has sent at most one window since the last acknowledgement.
+    fn tell_taken(&self, out: &mut Outbound, sixteenths: u64) {
+        let (taken, told) = (self.taken.load(Ordering::Relaxed), self.told.load(Ordering::Relaxed));
+        if !self.is_due(taken, told, sixteenths) {
             return;
         }
-        *told = taken;
+        self.told.store(taken, Ordering::Relaxed);
         let packet = Packet::Taken { total: taken, window: self.window };
         if let Ok(bytes) = socket::encode(&packet, LONGEST) {
-            self.put(&mut self.outbound(), &[&bytes], false);
+            self.append(out, &[&bytes]);
         }
     }
 
@@ -488,7 +402,7 @@ mod tests {
     use crate::mesh::{Phase, Scope, Subject};
 
     /// Two ends of a connection that trust each other.
-    fn pair() -> (Stream, Stream) {
+    pub(super) fn pair() -> (Stream, Stream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let two = listener.accept().unwrap().0;
@@ -505,7 +419,7 @@ mod tests {
         Packet::Message { subject, phase: Phase::Proposal, body: vec![5; len], fabric: None }
     }
 
-    fn soon() -> Deadline {
+    pub(super) fn soon() -> Deadline {
         Deadline::after(Duration::from_millis(50))
     }
 
@@ -560,10 +474,10 @@ mod tests {
             // Both count the same again, up to what is not worth telling.
             assert!(matches!(one.receive(), Received::Nothing));
             let mut out = one.outbound();
-            assert!(out.sent - out.taken < out.window / 4);
+            assert!(out.sent - out.taken < out.window / 4 * 3);
             out.taken = out.sent;
-            let mut inbound = two.inbound();
-            (inbound.told, out.taken) = (inbound.taken, inbound.taken);
+            out.taken = two.taken.load(Ordering::Relaxed);
+            two.told.store(out.taken, Ordering::Relaxed);
         }
     }
 

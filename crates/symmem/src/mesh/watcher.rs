@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::carrier::{self, Carrier};
-use super::group_messages::DeliverToGroup;
+use super::group_messages::GroupMessages;
 use super::inbox::{Gone, Inbox, Message};
+use super::landing::Landing;
 use super::socket::{self, Packet, Received};
 use super::stream::Stream;
 use crate::error::{Error, Result};
@@ -83,10 +84,10 @@ impl Line {
     }
 
     /// The next packet. Messages to groups that come before it are delivered.
-    fn receive(&self, tell: &DeliverToGroup<'_>) -> Received {
+    fn receive(&self, groups: &dyn GroupMessages) -> Received {
         match self {
             Self::Socket(socket) => socket::receive(socket),
-            Self::Stream(stream, _) => stream.receive_and(tell),
+            Self::Stream(stream, _) => stream.receive_and(groups),
         }
     }
 
@@ -351,10 +352,26 @@ impl Peers {
     }
 }
 
+/// The groups, for the messages of one rank.
+struct From<'a> {
+    rank: usize,
+    inbox: &'a Inbox,
+}
+
+impl GroupMessages for From<'_> {
+    fn deliver(&self, group: u128, bytes: &[u8]) -> Result<(), String> {
+        self.inbox.deliver_to_group(self.rank, group, bytes)
+    }
+
+    fn land(&self, group: u128, beginning: &[u8], rest: usize) -> Option<Landing> {
+        self.inbox.land(self.rank, group, beginning, rest)
+    }
+}
+
 /// Receives all that has arrived. Returns how the connection ended, if it did.
 fn take_in(inbox: &Inbox, peer: &Peer) -> Option<Gone> {
     loop {
-        match peer.line.receive(&|group, bytes| inbox.deliver_to_group(peer.rank, group, bytes)) {
+        match peer.line.receive(&From { rank: peer.rank, inbox }) {
             Received::Packet(Packet::Message { subject, phase, body, .. }, memory) => {
                 inbox.deliver(peer.rank, subject, phase, Message::new(body, memory));
             }

@@ -1,10 +1,9 @@
 //! Collectives of a communicator, each of which puts work into a stream.
 #![allow(unsafe_code)] // S1, S3, S4, S5: lengths are checked here; sources and targets vouch for addresses
 
-use symmem_sys::nccl::{Comm, Failure, Nccl};
-
 use super::communicator::Communicator;
 use super::elements::{Operator, Source, Target, moved, reduced};
+use super::forming::check_rank;
 use crate::cuda::Stream;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -55,8 +54,7 @@ impl Communicator {
     ) -> Result<()> {
         const OP: &str = "reduce";
         let from = from.into();
-        self.check_root(OP, root)?;
-        let to = self.at_root(OP, to, root)?;
+        let to = self.at_root(OP, to, (root, "write"))?;
         if let Some(to) = &to {
             self.check_len(OP, (from.len, from.dtype), (to.len, to.dtype))?;
         }
@@ -130,7 +128,11 @@ impl Communicator {
         const OP: &str = "send";
         let from = from.into();
         self.check_root(OP, peer)?;
-        self.call(OP, stream, |nccl, comm| send(nccl, comm, from, peer, stream))
+        let span = moved(from.len, from.dtype);
+        self.call(OP, stream, |nccl, comm| {
+            // SAFETY: live in the stream.
+            unsafe { nccl.send(comm, from.address, span, peer, stream.raw()) }
+        })
     }
 
     /// Receives from `peer`, who sends as much to this rank: there for what comes after in `stream`.
@@ -145,26 +147,24 @@ impl Communicator {
         })
     }
 
-    /// The root's target, which others need not have.
-    pub(super) fn at_root<'a>(
+    /// The root's elements, which others need not have, to do `what` with.
+    pub(super) fn at_root<E>(
         &self,
         op: &'static str,
-        to: Option<Target<'a>>,
-        root: usize,
-    ) -> Result<Option<Target<'a>>> {
-        match to.filter(|_| self.rank() == root) {
+        elements: Option<E>,
+        (root, what): (usize, &str),
+    ) -> Result<Option<E>> {
+        self.check_root(op, root)?;
+        match elements.filter(|_| self.rank() == root) {
             None if self.rank() == root => {
-                Err(self.usage(op, "elements to write at the root".into(), "none".into()))
+                Err(self.usage(op, format!("elements to {what} at the root"), "none".into()))
             }
-            to => Ok(to),
+            elements => Ok(elements),
         }
     }
 
     pub(super) fn check_root(&self, op: &'static str, root: usize) -> Result<()> {
-        if root < self.size() {
-            return Ok(());
-        }
-        Err(self.usage(op, format!("a rank in [0, {})", self.size()), root.to_string()))
+        check_rank(op, root, self.size()).map_err(|e| e.at_rank(self.rank()))
     }
 
     pub(super) fn check_len(
@@ -179,17 +179,4 @@ impl Communicator {
         let got = format!("{} of {}", got.0, got.1);
         Err(self.usage(op, format!("{expected} elements of {dtype} to write"), got))
     }
-}
-
-/// Sends to one peer.
-pub(super) fn send(
-    nccl: &Nccl,
-    comm: Comm,
-    from: Source<'_>,
-    peer: usize,
-    stream: &Stream,
-) -> std::result::Result<(), Failure> {
-    let span = moved(from.len, from.dtype);
-    // SAFETY: live in the stream.
-    unsafe { nccl.send(comm, from.address, span, peer, stream.raw()) }
 }

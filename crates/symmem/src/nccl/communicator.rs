@@ -1,7 +1,7 @@
 //! One rank's end of a communicator: how its calls are waited for, how it fails, how it ends.
 #![allow(unsafe_code)] // S4: handles are live from where they were made to where they are destroyed or aborted
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use symmem_sys::nccl::{Begun, Comm, Failure, Handle};
@@ -9,7 +9,7 @@ use symmem_sys::nccl::{Begun, Comm, Failure, Handle};
 use super::{Nccl, failed, group, warn};
 use crate::cuda::{Gpu, Stream};
 use crate::error::{Error, Result};
-use crate::sync::{Deadline, yield_now};
+use crate::sync::{Deadline, lock, yield_now};
 
 /// This rank's end of a communicator, on one device. Cheap to clone; closed when the last clone goes.
 ///
@@ -113,17 +113,17 @@ impl Communicator {
 
     /// How long its calls wait for the other ranks.
     pub fn deadline(&self) -> Deadline {
-        *self.0.limit.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.0.limit)
     }
 
     /// Sets how long its calls wait for the other ranks.
     pub fn set_deadline(&self, deadline: impl Into<Deadline>) {
-        *self.0.limit.lock().unwrap_or_else(PoisonError::into_inner) = deadline.into();
+        *lock(&self.0.limit) = deadline.into();
     }
 
     /// The library's own handle (`ncclComm_t`), for calls that this library does not have; 0 after its end.
     pub fn raw(&self) -> usize {
-        match &*self.0.state() {
+        match &*lock(&self.0.state) {
             State::Live(comm) | State::Failed(comm, _) => comm.raw(),
             State::Gone(_) => 0,
         }
@@ -159,7 +159,7 @@ impl Communicator {
 
     /// Lets one more call be made of a communicator that has failed, if it has.
     pub(super) fn revive(&self) -> bool {
-        let mut state = self.0.state();
+        let mut state = lock(&self.0.state);
         let State::Failed(comm, _) = *state else { return false };
         *state = State::Live(comm);
         true
@@ -202,10 +202,7 @@ impl Communicator {
         stream: &Stream,
         f: impl FnOnce(&symmem_sys::nccl::Nccl, Comm) -> Result<(), Failure>,
     ) -> Result<()> {
-        if stream.gpu() != self.gpu() {
-            let expected = format!("a stream of {:?}", self.gpu());
-            return Err(self.usage(op, expected, format!("one of {:?}", stream.gpu())));
-        }
+        stream.check_gpu(op, self.gpu()).map_err(|e| e.at_rank(self.rank()))?;
         let _calling = self.lock_calls();
         match self.enter(op, f)? {
             Err(failure) if !failure.is_in_progress() => return Err(self.refused(op, &failure)),
@@ -229,7 +226,7 @@ impl Communicator {
         op: &'static str,
         f: impl FnOnce(&symmem_sys::nccl::Nccl, Comm) -> R,
     ) -> Result<R> {
-        let state = self.0.state();
+        let state = lock(&self.0.state);
         let comm = match &*state {
             State::Live(comm) => *comm,
             State::Failed(_, why) | State::Gone(why) => {
@@ -282,7 +279,7 @@ impl Communicator {
     /// The communicator is of no use any more.
     fn broken(&self, op: &'static str, failure: &Failure) -> Error {
         let error = failed(op, Some(self.rank()), failure);
-        let mut state = self.0.state();
+        let mut state = lock(&self.0.state);
         if let State::Live(comm) = *state {
             *state = State::Failed(comm, format!("it has failed: {error}"));
         }
@@ -291,7 +288,7 @@ impl Communicator {
 
     /// Waits until no other thread makes a call.
     pub(super) fn lock_calls(&self) -> MutexGuard<'_, ()> {
-        self.0.calling.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.calling)
     }
 
     pub(super) fn usage(&self, op: &'static str, expected: String, got: String) -> Error {
@@ -300,13 +297,9 @@ impl Communicator {
 }
 
 impl Inner {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Aborts, if it is not gone.
     fn end(&self, why: &str) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let comm = match &*state {
             State::Live(comm) | State::Failed(comm, _) => *comm,
             State::Gone(_) => return,
@@ -322,7 +315,7 @@ impl Inner {
     /// Finalizes and destroys what works, and aborts what does not.
     fn close(&self) -> Result<()> {
         const OP: &str = "close";
-        let live = match &*self.state() {
+        let live = match &*lock(&self.state) {
             State::Live(comm) if self.owned => Some(*comm),
             _ => None,
         };
@@ -336,7 +329,7 @@ impl Inner {
         };
         // SAFETY: S4: it is live; after this it is only asked, destroyed or aborted.
         let mut finalized = self.gpu.within(|| unsafe { self.nccl.0.finalize(comm) })?;
-        let mut deadline = *self.limit.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut deadline = *lock(&self.limit);
         while let Err(failure) = &finalized {
             if !failure.is_in_progress() {
                 return Err(failed(failure));
@@ -350,7 +343,7 @@ impl Inner {
             // SAFETY: S4: it is live.
             finalized = self.gpu.within(|| unsafe { self.nccl.0.async_error(comm) })?;
         }
-        *self.state() = State::Gone("it was closed".into());
+        *lock(&self.state) = State::Gone("it was closed".into());
         // SAFETY: S4: it is live, and the state says that it is not used again.
         let destroyed = self.gpu.within(|| unsafe { self.nccl.0.destroy(comm) })?;
         match destroyed {

@@ -12,7 +12,7 @@ use crate::group::{Group, World};
 use crate::sync::Deadline;
 
 /// What communicators are made with: calls that wait for others do not block the thread, so that they can be given up.
-const CONFIG: Config = Config { blocking: Some(false), split_share: None, cta_policy: None };
+const CONFIG: Config = Config { blocking: Some(false) };
 
 impl Nccl {
     /// The end of `rank` of a communicator of `size` ranks that find each other by `id`. Collective; a rank that does not
@@ -140,7 +140,7 @@ impl Nccl {
     }
 }
 
-fn check_rank(op: &'static str, rank: usize, size: usize) -> Result<()> {
+pub(super) fn check_rank(op: &'static str, rank: usize, size: usize) -> Result<()> {
     if rank < size {
         return Ok(());
     }
@@ -160,8 +160,7 @@ impl Communicator {
         }
         let _calling = self.lock_calls();
         // SAFETY: S4: `begun` gives a communicator that is live.
-        let made =
-            self.begun(OP, |nccl, comm| unsafe { nccl.split(comm, color, key, Some(&CONFIG)) })?;
+        let made = self.begun(OP, |nccl, comm| unsafe { nccl.split(comm, color, key, &CONFIG) })?;
         made.map(|comm| self.child(comm, OP)).transpose()
     }
 
@@ -178,8 +177,8 @@ impl Communicator {
         let _calling = self.lock_calls();
         let flags = if self.revive() { ShrinkFlags::Abort } else { ShrinkFlags::Default };
         // SAFETY: S4: `begun` gives a communicator that is live.
-        let made = self
-            .begun(OP, |nccl, comm| unsafe { nccl.shrink(comm, excluded, flags, Some(&CONFIG)) })?;
+        let made =
+            self.begun(OP, |nccl, comm| unsafe { nccl.shrink(comm, excluded, flags, &CONFIG) })?;
         let none = || none_given("ncclCommShrink", self.rank(), OP);
         made.ok_or_else(none).and_then(|comm| self.child(comm, OP))
     }

@@ -82,8 +82,7 @@ impl Communicator {
     ) -> Result<()> {
         const OP: &str = "gather";
         let from = from.into();
-        self.check_root(OP, root)?;
-        let to = self.at_root(OP, to, root)?;
+        let to = self.at_root(OP, to, (root, "write"))?;
         if let Some(to) = &to {
             self.check_len(OP, (from.len * self.size(), from.dtype), (to.len, to.dtype))?;
         }
@@ -105,16 +104,9 @@ impl Communicator {
     ) -> Result<()> {
         const OP: &str = "scatter";
         let to = to.into();
-        self.check_root(OP, root)?;
-        let from = from.filter(|_| self.rank() == root);
-        match &from {
-            None if self.rank() == root => {
-                return Err(self.usage(OP, "elements to read at the root".into(), "none".into()));
-            }
-            Some(from) => {
-                self.check_len(OP, (from.len, from.dtype), (to.len * self.size(), to.dtype))?;
-            }
-            None => {}
+        let from = self.at_root(OP, from, (root, "read"))?;
+        if let Some(from) = &from {
+            self.check_len(OP, (from.len, from.dtype), (to.len * self.size(), to.dtype))?;
         }
         self.nccl().group(|| {
             if let Some(from) = from {

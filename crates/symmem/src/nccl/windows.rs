@@ -5,7 +5,7 @@
 #![allow(unsafe_code)] // S4, S5
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use symmem_sys::nccl as sys;
 
@@ -13,13 +13,14 @@ use super::Nccl;
 use super::communicator::Communicator;
 use super::elements::moved;
 use super::registered::Window;
-use crate::cuda::{Gpu, Stream, Symmetric, View, debug_of};
+use crate::cuda::{Gpu, InUse, Stream, Symmetric, View, debug_of};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::memory::Attachment;
 use crate::memory::region::Region;
 use crate::symmetric::Handle;
+use crate::sync::lock;
 
 /// What a group has of it, on one device.
 #[derive(Default)]
@@ -33,21 +34,17 @@ struct State {
 }
 
 impl OfGroup {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn of(group: &Group, gpu: &Gpu) -> Result<Arc<Self>> {
         group.attached(u64::from(gpu.number()), || Ok(Arc::default()))
     }
 
     /// The group's communicator; made when first asked for, which is collective.
     fn communicator(&self, nccl: &Nccl, group: &Group, gpu: &Gpu) -> Result<Communicator> {
-        if let Some(known) = &self.state().communicator {
+        if let Some(known) = &lock(&self.0).communicator {
             return Ok(known.clone());
         }
         let made = nccl.of_group(group, gpu)?;
-        Ok(self.state().communicator.get_or_insert(made).clone())
+        Ok(lock(&self.0).communicator.get_or_insert(made).clone())
     }
 }
 
@@ -55,14 +52,8 @@ impl OfGroup {
 struct Registered {
     communicator: Communicator,
     /// None where NCCL makes none.
-    window: Option<InUse>,
+    window: Option<InUse<Window>>,
     _memory: Region,
-}
-
-/// A window, which goes when nothing runs that may use it.
-struct InUse {
-    window: Arc<Window>,
-    _kept: Box<dyn Send + Sync>,
 }
 
 impl Attachment for Registered {}
@@ -77,7 +68,7 @@ pub(crate) fn register_windows(nccl: &Nccl, gpu: &Gpu, handle: &Handle) -> Resul
     }
     let of_group = OfGroup::of(group, gpu)?;
     let segment = handle.block().segment().id;
-    let known = of_group.state().windows.get(&segment).and_then(Weak::upgrade);
+    let known = lock(&of_group.0).windows.get(&segment).and_then(Weak::upgrade);
     let all = group.gather_and(OP, known.is_some(), |all| Ok(!all.contains(&false)))?;
     let registered = match known.filter(|_| all) {
         Some(known) => known,
@@ -86,7 +77,7 @@ pub(crate) fn register_windows(nccl: &Nccl, gpu: &Gpu, handle: &Handle) -> Resul
             Arc::new(Registered::new(handle, communicator, gpu)?)
         }
     };
-    let mut state = of_group.state();
+    let mut state = lock(&of_group.0);
     state.windows.retain(|_, window| window.strong_count() > 0);
     state.windows.insert(segment, Arc::downgrade(&registered));
     drop(state);
@@ -104,10 +95,7 @@ impl Registered {
         if window.is_none() {
             tracing::warn!("NCCL makes no window for memory of {:?}", handle.group());
         }
-        let window = window.map(|window| {
-            let window = Arc::new(window);
-            InUse { _kept: gpu.in_use(Arc::clone(&window)), window }
-        });
+        let window = window.map(|window| gpu.in_use(window));
         Ok(Self { communicator, window, _memory: memory })
     }
 }
@@ -141,9 +129,8 @@ impl<T: Element> Windowed<'_, T> {
 
     /// The window; [`Error::Unavailable`] where NCCL has made none.
     pub fn window(&self) -> Result<&Window> {
-        let window = self.registered.window.as_ref().map(|in_use| &*in_use.window);
         let why = "it does not support them between these devices";
-        window.ok_or_else(|| Error::unavailable("a window of NCCL", why))
+        self.registered.window.as_deref().ok_or_else(|| Error::unavailable("a window of NCCL", why))
     }
 
     /// Copies `data` to rank `peer`'s part, from its element `at` on, and then signals to it, in `stream`: the signal is seen
@@ -238,7 +225,7 @@ impl Nccl {
             return Err(group.usage(OP, expected, format!("{} of {}", theirs.0, theirs.1)));
         }
         let of_group = OfGroup::of(group, gpu)?;
-        of_group.state().communicator = Some(communicator.clone());
+        lock(&of_group.0).communicator = Some(communicator.clone());
         Ok(External { of_group, communicator })
     }
 }
@@ -246,7 +233,7 @@ impl Nccl {
 impl External {
     /// Has later rendezvous of the group use another. Again, it does nothing.
     pub fn unregister(&self) {
-        let mut state = self.of_group.state();
+        let mut state = lock(&self.of_group.0);
         if state.communicator.as_ref() == Some(&self.communicator) {
             state.communicator = None;
         }

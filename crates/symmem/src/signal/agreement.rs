@@ -100,7 +100,7 @@ impl<P: Pads> Signals<P> {
     }
 
     /// Tells all ranks that this one gave up a call: from here on, calls do not pair up. The first one counts, on all
-    /// ranks. The caller holds the channel of the sequence, or all are about to resynchronise.
+    /// ranks.
     pub fn give_up(&self) {
         let ours = self.generation_bits() << RANK_BITS | (self.rank as u32 + 1);
         let left = if self.spans { self.left() } else { Vec::new() };
@@ -122,7 +122,7 @@ impl<P: Pads> Signals<P> {
     /// Which barriers this rank has left, by channel.
     fn left(&self) -> Vec<(usize, u32)> {
         let left = |(channel, count): (usize, &super::Channel)| {
-            let epoch = count.epoch.load(Ordering::Relaxed);
+            let epoch = count.epoch.load(Ordering::Acquire); // pairs with the release in `arrive`
             let is_left = count.state.load(Ordering::Relaxed) == super::DONE;
             (channel, if is_left { epoch } else { epoch.wrapping_sub(1) })
         };
@@ -246,6 +246,7 @@ impl<P: Pads> Signals<P> {
             before_ringing();
             self.peers().for_each(|peer| self.bell(peer).ring_if_asleep());
             if self.spans {
+                self.tell_of_arrivals();
                 self.send_to_far(&PadUpdate::Round(round));
             }
         }
@@ -286,6 +287,9 @@ impl<P: Pads> Signals<P> {
             let ahead = ahead.unwrap_or(0).max(0);
             state.epoch.store(own.wrapping_add(ahead as u32), Ordering::Relaxed);
             state.state.store(super::DONE, Ordering::Relaxed);
+        }
+        if let Some(relays) = &self.relays {
+            self.reset_relays(relays);
         }
     }
 

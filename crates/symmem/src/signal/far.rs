@@ -30,7 +30,13 @@ pub enum PadUpdate {
         call: u32,
         /// Data that travels with the flag.
         tiny: Option<Tiny>,
+        /// All ranks of the receiver's host may take it from the receiver's pad.
+        for_host: bool,
     },
+    /// The sender waits for the receiver at this barrier of the sequence.
+    Awaited(u32),
+    /// The sender, which was awaited at this barrier, has not reached it. It says so when it does.
+    NotArrived(u32),
     /// The sender has written words of its own pad.
     Words {
         /// The index of the first word.
@@ -58,6 +64,13 @@ pub enum PadUpdate {
     },
 }
 
+impl PadUpdate {
+    /// Whether it only says who has reached a barrier.
+    pub(crate) fn is_arrival(&self) -> bool {
+        matches!(self, Self::Arrived { .. } | Self::Awaited(_) | Self::NotArrived(_))
+    }
+}
+
 /// An operation on a signal slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SlotAct {
@@ -80,7 +93,7 @@ impl<P: Pads> Signals<P> {
     }
 
     pub(super) fn far_peers(&self) -> impl Iterator<Item = usize> {
-        (0..self.layout.ranks).filter(|&rank| self.pads.is_far(rank))
+        self.far.iter().copied()
     }
 
     /// The ranks whose pads are mapped here.
@@ -112,9 +125,21 @@ impl<P: Pads> Signals<P> {
     pub fn apply(&self, from: usize, update: &PadUpdate) -> Result<(), InvalidMessage> {
         let channels = self.layout.channels;
         match update {
-            PadUpdate::Arrived { channel, epoch, call, tiny } if *channel <= channels => {
-                self.apply_arrival(from, (*channel, *epoch, *call), tiny.as_ref())?;
+            PadUpdate::Arrived { channel, epoch, call, tiny, for_host } if *channel <= channels => {
+                let arrived = (*channel, *epoch, *call);
+                match self.relays_on(*channel) {
+                    Some(relays) => {
+                        self.store_arrival(relays, from, arrived, tiny.as_ref(), *for_host)?;
+                    }
+                    None if *for_host => return Err(InvalidMessage),
+                    None => self.apply_arrival(from, arrived, tiny.as_ref())?,
+                }
+                if *for_host || self.relays_on(*channel).is_some() {
+                    self.ring_near(); // others of this host may take it from here, or wait for what came before it
+                }
             }
+            PadUpdate::Awaited(epoch) => return self.apply_awaited(from, *epoch),
+            PadUpdate::NotArrived(epoch) => self.apply_not_arrived(from, *epoch)?,
             PadUpdate::Words { first, words } => {
                 let end = first.checked_add(words.len()).ok_or(InvalidMessage)?;
                 if !Layout::is_said((*first, end)) {
@@ -154,6 +179,12 @@ impl<P: Pads> Signals<P> {
     pub fn ring_own(&self) {
         before_ringing();
         self.bell(self.rank).ring_if_asleep();
+    }
+
+    /// Wakes ranks of this host that wait.
+    pub(super) fn ring_near(&self) {
+        before_ringing();
+        self.near_ranks().for_each(|rank| self.bell(rank).ring_if_asleep());
     }
 
     fn apply_arrival(

@@ -42,7 +42,7 @@ impl<P: Pads> ChannelGuard<'_, P> {
 
     /// Whether a rank has reached that barrier.
     pub(crate) fn has_come(&self, rank: usize) -> bool {
-        self.signals.has_reached(self.channel, rank, self.next_epoch())
+        self.signals.has_come(self.channel, rank, self.next_epoch())
     }
 
     /// Says in full what an exchange with [`IN_FULL`] is about, before it begins.
@@ -86,9 +86,12 @@ impl<P: Pads> ChannelGuard<'_, P> {
         }
         let (signals, channel) = (self.signals, self.channel);
         let epoch = self.count.epoch.load(Ordering::Relaxed);
-        let arrived = |rank| signals.has_reached(channel, rank, epoch);
+        let arrived = |rank| signals.has_come(channel, rank, epoch);
         let all_here = || signals.missing(channel, epoch).is_empty();
-        let broken = || lost(&arrived) || signals.out_of_step().is_some();
+        let broken = || {
+            signals.ask_missing(channel, epoch);
+            lost(&arrived) || signals.out_of_step().is_some()
+        };
         match signals.wait(deadline, all_here, broken, || true) {
             Ended::Ready => Ok(()),
             Ended::Broken => {
@@ -110,9 +113,10 @@ impl<P: Pads> ChannelGuard<'_, P> {
             return epoch;
         }
         let epoch = epoch.wrapping_add(1);
-        count.epoch.store(epoch, Ordering::Relaxed);
         count.call.store(call, Ordering::Relaxed);
         count.state.store(UNFINISHED, Ordering::Relaxed);
+        // Release: pairs with the acquire in `left`, which another thread may call. It must not take this barrier for left.
+        count.epoch.store(epoch, Ordering::Release);
         if signals.tells_more {
             self.publish_more(call, tiny, epoch);
         } else {
@@ -160,8 +164,18 @@ impl<P: Pads> ChannelGuard<'_, P> {
             word.store(core, Ordering::Relaxed);
         }
         self.publish(peers(), call, tiny, epoch);
-        if signals.spans {
-            signals.send_to_far(&PadUpdate::Arrived { channel, epoch, call, tiny: tiny.copied() });
+        if let Some(relays) = signals.relays_on(channel) {
+            signals.send_arrival(relays, (epoch, call), tiny);
+        } else if signals.spans {
+            let (tiny, for_host) = (tiny.copied(), false);
+            let arrival = PadUpdate::Arrived { channel, epoch, call, tiny, for_host };
+            match channel == signals.sequence() {
+                true => signals.far_peers().for_each(|to| signals.pads.send_arrival(to, &arrival)),
+                false => signals.send_to_far(&arrival),
+            }
+        }
+        if signals.spans && channel == signals.sequence() {
+            signals.pads.has_arrived();
         }
     }
 

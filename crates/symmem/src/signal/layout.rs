@@ -17,7 +17,9 @@
 //! | `core(c, s)`           | rank s     | on which core s was when it last reached a barrier on c, where ranks outnumber the cores |
 //! | `payload(c, s, e & 1)` | rank s     | what s carries along to epoch e, in the line of its flag; rewritten as `call` is |
 //! | `resync(s)`            | rank s     | number of rounds of resynchronisation that s has reached; only grows |
+//! | `known(s, e & 1)`    | rank r     | where a group spans hosts: e, once r has heard that s, of another host, has reached it, for all ranks of its own |
 //! | `left(c, s)`           | s, or whom it told | where a group spans hosts: the last barrier on c that s had left when it gave up a call |
+//! | `ring(s)`              | rank s     | 1 once s has sent r the memory of its ring for messages to r |
 //! | `signal(c, s)`         | s: 0 → 1 (release), r: 1 → 0 (acquire) | zero at rest |
 //! | `decision(g)`          | first of all, in the arbiter's pad | 0: open; n+1: rank n's proposal for generation g won |
 //! | `proposal(g, i)`       | rank r     | bit b of word i: rank 32·i+b takes part in generation g |
@@ -141,6 +143,14 @@ impl Layout {
         self.slot(self.channels, source) + SLOT / 2 + 1
     }
 
+    pub(super) const fn known(&self, source: usize, epoch: u32) -> usize {
+        self.slot(self.channels, source) + SLOT / 2 + 3 + (epoch & 1) as usize
+    }
+
+    pub(super) const fn ring(&self, source: usize) -> usize {
+        self.slot(self.channels, source) + SLOT / 2 + 7
+    }
+
     pub(super) const fn left(&self, channel: usize, source: usize) -> usize {
         self.slot(channel, source) + SLOT / 2 + 2
     }
@@ -160,7 +170,12 @@ impl Layout {
         let mut used = vec![Self::RINGS, Self::SLEEPERS, Self::POISON];
         used.extend([Self::OUT, Self::COMING, Self::FAREWELL]);
         used.extend(Self::RATES..Self::RATES + Rates::WORDS);
-        used.extend((0..self.ranks).flat_map(|rank| [self.loss(rank), self.resync(rank)]));
+        used.extend(
+            (0..self.ranks).flat_map(|rank| [self.loss(rank), self.resync(rank), self.ring(rank)]),
+        );
+        for (source, epoch) in (0..self.ranks).flat_map(|s| [0, 1].map(|e| (s, e))) {
+            used.push(self.known(source, epoch));
+        }
         for generation in 0..self.ranks {
             used.push(self.decision(generation));
             used.extend((0..self.bitmap()).map(|i| self.proposal(generation, i)));

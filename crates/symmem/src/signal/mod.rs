@@ -1,16 +1,18 @@
 //! The protocols of barrier and signals over the pads of a group.
 //!
 //! Each rank has one pad, which all ranks of the group map. A rank waits only on words of its own pad
-//! (except in a `put` whose slot is still full). The code is generic over the word type, so that loom
+//! (except in a `put` whose slot is still full, and between hosts: `relay.rs`). The code is generic over the word type, so that loom
 //! explores the production code: see `tests/loom.rs`.
 //!
 //! Barriers are numbered per channel. The library's own channel is the sequence of a group's collective calls: each
 //! of its barriers carries the rank's call. A call may consist of several barriers.
 
+mod absent;
 mod agreement;
 mod far;
 mod guard;
 mod layout;
+mod relay;
 mod slots;
 
 use std::cell::Cell;
@@ -23,6 +25,7 @@ use crate::sync::{
 pub use far::{InvalidMessage, PadUpdate, SlotAct};
 pub use guard::ChannelGuard;
 pub use layout::Layout;
+use relay::Relays;
 pub use slots::{GROUP, Slot};
 
 /// The pads of all ranks of a group, as one of them sees them.
@@ -46,11 +49,29 @@ pub trait Pads: Send + Sync {
         false
     }
 
+    /// The number of a rank's host.
+    fn host(&self, _rank: usize) -> usize {
+        0
+    }
+
+    /// How many messages rank `to`, on another host, has been sent by this process that an arrival of this rank must not overtake.
+    fn sent(&self, _to: usize) -> u64 {
+        0
+    }
+
     /// Sends an update to rank `to`, on another host, without waiting. Updates to a lost rank are dropped.
     fn send(&self, _to: usize, _update: &PadUpdate) {}
 
-    /// Receives messages of ranks on other hosts. A waiting thread calls this between polls.
-    fn progress(&self) {}
+    /// As `send`, of this rank's arrival at a barrier of the sequence, by the thread that makes it: with what it has staged for `to`.
+    fn send_arrival(&self, to: usize, arrival: &PadUpdate) {
+        self.send(to, arrival);
+    }
+
+    /// All ranks of other hosts that have to be told of this rank's arrival have been sent it.
+    fn has_arrived(&self) {}
+
+    /// Receives messages of ranks on other hosts, at least of these. A waiting thread calls this between polls.
+    fn progress(&self, _from: &[usize]) {}
 }
 
 /// What travels in the line of a flag.
@@ -119,6 +140,10 @@ pub struct Signals<P> {
     patience: Patience,
     /// Some ranks are on other hosts.
     spans: bool,
+    /// Those.
+    far: Vec<usize>,
+    /// How arrivals reach other hosts, if a host has several ranks.
+    relays: Option<Relays>,
     /// An arrival is more than a flag: peers also get the core that it was on, or a message.
     tells_more: bool,
     /// The rank whose pad decides what the ranks of this host decide together: the first of them.
@@ -144,15 +169,19 @@ impl<P: Pads> Signals<P> {
         };
         let near = (0..layout.ranks).filter(|&rank| !pads.is_far(rank));
         let (arbiter, spans) = (near.clone().min().unwrap_or(rank), near.count() < layout.ranks);
+        let relays = Relays::new(&pads, rank, layout.ranks);
         if spans {
             patience = patience.between_hosts();
         }
+        let far = (0..layout.ranks).filter(|&rank| pads.is_far(rank)).collect();
         Self {
             pads,
             rank,
             layout,
             patience,
             spans,
+            far,
+            relays,
             tells_more: spans || patience.oversubscribed,
             arbiter,
             channels: std::iter::repeat_with(channel).take(layout.channels + 1).collect(),
@@ -275,9 +304,11 @@ impl<P: Pads> Signals<P> {
         broken: impl FnMut() -> bool,
         in_the_way: impl FnMut() -> bool,
     ) -> Ended {
+        let mut look = 0_u32;
         let ready = || {
             if self.spans {
-                self.pads.progress();
+                self.progress(look);
+                look = look.wrapping_add(1);
             }
             ready()
         };
@@ -294,7 +325,7 @@ impl<P: Pads> Signals<P> {
     ) -> Result<(), Stop> {
         let (next, ranks) = (Cell::new(0), self.layout.ranks);
         let all_here = || {
-            while next.get() < ranks && self.has_reached(channel, next.get(), epoch) {
+            while next.get() < ranks && self.has_come(channel, next.get(), epoch) {
                 next.set(next.get() + 1);
             }
             next.get() == ranks
@@ -302,7 +333,8 @@ impl<P: Pads> Signals<P> {
         let in_the_way = || self.is_in_the_way(channel, next.get(), epoch);
         let mut stop = None;
         let mut broken = || {
-            let arrived = |rank| self.has_reached(channel, rank, epoch);
+            self.ask_missing(channel, epoch);
+            let arrived = |rank| self.has_come(channel, rank, epoch);
             stop = match self.differing(channel, epoch, arrived) {
                 Some(rank) => Some(Stop::Differs { rank }),
                 None if lost(&arrived) => Some(Stop::Lost),
@@ -314,6 +346,9 @@ impl<P: Pads> Signals<P> {
         let mut wait =
             |deadline: &mut Deadline| self.wait(deadline, all_here, &mut broken, in_the_way);
         let mut ended = wait(deadline);
+        if let Ended::GivenUp(Expiry::Deadline, _) = ended {
+            self.await_answers(channel, epoch);
+        }
         if let Ended::GivenUp(Expiry::Deadline, after) = ended
             && self.are_all_coming(channel, epoch)
         {
@@ -330,39 +365,6 @@ impl<P: Pads> Signals<P> {
                 missing => Err(Stop::GivenUp { why, after, missing }),
             },
         }
-    }
-
-    /// Announces to all that we have made the next call, and reach it as soon as earlier ones are over; or withdraws that.
-    #[cold]
-    pub(crate) fn announce_next(&self, is_coming: bool) {
-        let next = if is_coming { self.epoch().wrapping_add(1) } else { 0 };
-        self.store_words(Layout::COMING, &[next]); // a hint
-    }
-
-    /// Whether a rank that has not reached `epoch` has announced it.
-    fn is_coming(&self, channel: usize, rank: usize, epoch: u32) -> bool {
-        let word = self.pads.word(rank, Layout::COMING);
-        channel == self.sequence() && word.load(Ordering::Relaxed) == epoch
-    }
-
-    /// Whether every rank has made the call, and only has to finish earlier ones.
-    #[cold]
-    fn are_all_coming(&self, channel: usize, epoch: u32) -> bool {
-        self.missing(channel, epoch).iter().all(|&rank| self.is_coming(channel, rank, epoch))
-    }
-
-    /// The ranks to blame for a timeout: those that have not made the call, or else those that have not reached it.
-    #[cold]
-    fn absent(&self, channel: usize, epoch: u32) -> Vec<usize> {
-        let missing = self.missing(channel, epoch);
-        let is_absent = |rank: &usize| !self.is_coming(channel, *rank, epoch);
-        let absent: Vec<usize> = missing.iter().copied().filter(is_absent).collect();
-        if absent.is_empty() { missing } else { absent }
-    }
-
-    #[cold]
-    fn missing(&self, channel: usize, epoch: u32) -> Vec<usize> {
-        (0..self.layout.ranks).filter(|&r| !self.has_reached(channel, r, epoch)).collect()
     }
 
     /// Lets ranks that are awaited have our core, if they may want it.

@@ -33,7 +33,7 @@ impl<P: Pads> Signals<P> {
     }
 
     /// Puts a signal into a slot that rank `to` takes it from: 0 → 1, release. Not while the last one is unconsumed.
-    #[inline]
+    #[inline(always)] // as long as the call would take
     pub fn put_now(&self, slot: &Slot<'_, P::Word>, to: usize) -> bool {
         // While data stores are on their way, the line can be as well: an exchange would wait for them first.
         slot.word.fetch_to_write();
@@ -48,7 +48,7 @@ impl<P: Pads> Signals<P> {
     }
 
     /// Takes the signal from a slot of our own into which rank `from` puts it: 1 → 0, acquire. Not if there is none.
-    #[inline]
+    #[inline(always)] // as long as the call would take
     pub fn take_now(&self, slot: &Slot<'_, P::Word>, from: usize) -> bool {
         // The line comes over for writing in one go instead of first for reading.
         slot.word.fetch_to_write();
@@ -104,9 +104,20 @@ impl<P: Pads> Signals<P> {
     }
 
     /// Waits until `ready`, which only `peer` can bring about.
-    pub(crate) fn wait_for(
+    pub fn wait_for(
         &self,
         peer: usize,
+        deadline: Deadline,
+        ready: impl FnMut() -> bool,
+        lost: impl FnMut() -> bool,
+    ) -> Result<(), Stop> {
+        self.wait_for_any(|| vec![peer], deadline, ready, lost)
+    }
+
+    /// Waits until `ready`, which any of `peers` can bring about.
+    pub(crate) fn wait_for_any(
+        &self,
+        peers: impl FnOnce() -> Vec<usize>,
         mut deadline: Deadline,
         ready: impl FnMut() -> bool,
         lost: impl FnMut() -> bool,
@@ -114,7 +125,27 @@ impl<P: Pads> Signals<P> {
         match self.wait(&mut deadline, ready, lost, || true) {
             Ended::Ready => Ok(()),
             Ended::Broken => Err(Stop::Lost),
-            Ended::GivenUp(why, after) => Err(Stop::GivenUp { why, after, missing: vec![peer] }),
+            Ended::GivenUp(why, after) => Err(Stop::GivenUp { why, after, missing: peers() }),
         }
+    }
+
+    /// Says that rank `to`, on this host, has been sent the memory of our ring.
+    pub(crate) fn announce_ring(&self, to: usize) {
+        // Release: pairs with the acquire in `has_ring`.
+        self.pads.word(to, self.layout.ring(self.rank)).store(1, Ordering::Release);
+        self.wake(to);
+    }
+
+    /// Whether rank `from` has sent the memory of its ring.
+    #[inline]
+    pub(crate) fn has_ring(&self, from: usize) -> bool {
+        self.pads.word(self.rank, self.layout.ring(from)).load(Ordering::Acquire) != 0
+    }
+
+    /// Wakes a rank of this host that may wait for what this one has just stored.
+    #[inline]
+    pub fn wake(&self, rank: usize) {
+        before_ringing();
+        self.bell(rank).ring_if_asleep();
     }
 }

@@ -294,7 +294,7 @@ impl Leaving {
         match offer.far {
             Far::IfItCan => Self { handle: None, stays: None },
             Far::Never(why) => Self { handle: None, stays: Some(why.to_owned()) },
-            Far::OverFabric => match block.segment().export_fabric() {
+            Far::OverFabric => match block.segment().allocation.export(true) {
                 Ok(handle) => Self { handle: Some(handle), stays: None },
                 Err(e) => Self { handle: None, stays: Some(e.to_string()) },
             },
@@ -365,8 +365,7 @@ fn map_all(block: &Arc<Block>, group: &Group, offer: &Offer<'_>) -> Result<Arc<M
         match &leaving {
             Some(Leaving { stays: Some(_), .. }) => Ok(None),
             Some(Leaving { handle: Some(handle), .. }) => handle.try_clone().map(Some),
-            _ if offer.over_fabric => block.segment().export_fabric().map(Some),
-            _ => block.segment().export().map(Some),
+            _ => block.segment().allocation.export(offer.over_fabric).map(Some),
         }
     };
     group.converse(OP, group.deadline(), |conversation| {

@@ -36,15 +36,11 @@ unsafe impl Sync for Memory {}
 
 impl Memory {
     pub(super) fn new<T: Element>(handle: Handle, len: usize) -> Result<Self> {
-        Self::of_type(handle, len, T::DTYPE, |data: Region| data.at::<T>(0, len).map(NonNull::cast))
+        Self::of_type(handle, len, T::DTYPE, align_of::<T>())
     }
 
-    fn of_type(
-        handle: Handle,
-        len: usize,
-        dtype: DType,
-        first: impl Fn(Region) -> Result<NonNull<u8>>,
-    ) -> Result<Self> {
+    fn of_type(handle: Handle, len: usize, dtype: DType, align: usize) -> Result<Self> {
+        let first = |data: Region| data.place(0, (len, dtype.size()), align);
         let first = |data: Region| match data.reach() {
             Reach::Wire => Ok(None),
             Reach::Host | Reach::Device => data.check_host().and_then(|()| first(data)).map(Some),

@@ -31,7 +31,7 @@ pub use paused::Paused;
 pub use pool::Pool;
 pub(crate) use words::{check_elements, check_word_exists, fill_range};
 
-use crate::dtype::Element;
+use crate::dtype::{DType, Element};
 use crate::error::{Failed, Result};
 use crate::group::{Group, check_pad_size};
 use crate::memory::Backend;
@@ -64,27 +64,29 @@ impl Group {
 
     /// As [`Group::alloc`], with a signal pad of `pad` bytes, which is the same on all ranks of a rendezvous.
     pub fn alloc_with_pad<T: Element>(&self, len: usize, pad: usize) -> Result<Buffer<T>> {
-        let block = self.block_with_pad::<T>(Arc::clone(self.backend()), len, pad)?;
+        let block = self.block_with_pad(Arc::clone(self.backend()), len, T::DTYPE, pad)?;
         Ok(Buffer { block, len, elements: PhantomData })
     }
 
     /// A block for `len` elements in a segment of its own, from any backend.
-    pub(crate) fn block_of<T: Element>(
+    pub(crate) fn block_of(
         &self,
         backend: Arc<dyn Backend>,
         len: usize,
+        dtype: DType,
     ) -> Result<Arc<Block>> {
-        self.block_with_pad::<T>(backend, len, self.context().pad_size())
+        self.block_with_pad(backend, len, dtype, self.context().pad_size())
     }
 
-    pub(crate) fn block_with_pad<T: Element>(
+    pub(crate) fn block_with_pad(
         &self,
         backend: Arc<dyn Backend>,
         len: usize,
+        dtype: DType,
         pad: usize,
     ) -> Result<Arc<Block>> {
         check_pad_size("alloc", Some(self.rank()), pad, 1)?;
-        self.shaped(backend, Shape { pad, ..self.shape::<T>(len)? })
+        self.shaped(backend, Shape { pad, ..self.shape(len, dtype)? })
     }
 
     fn shaped(&self, backend: Arc<dyn Backend>, shape: Shape) -> Result<Arc<Block>> {
@@ -108,12 +110,12 @@ impl Group {
     }
 
     /// The parts of a block for `len` elements.
-    fn shape<T: Element>(&self, len: usize) -> Result<Shape> {
+    fn shape(&self, len: usize, dtype: DType) -> Result<Shape> {
         let pad = self.context().pad_size();
-        let shape = len.checked_mul(size_of::<T>()).map(|bytes| Shape { bytes, pad });
+        let shape = len.checked_mul(dtype.size()).map(|bytes| Shape { bytes, pad });
         shape.filter(|s| s.total().is_some()).ok_or_else(|| {
             let expected = "a length that fits the address space".to_owned();
-            self.usage("alloc", expected, format!("{len} elements of {}", T::DTYPE))
+            self.usage("alloc", expected, format!("{len} elements of {dtype}"))
         })
     }
 }

@@ -1,6 +1,6 @@
 //! The signal pad of an allocation: words for the user's own protocols, with PyTorch's layout.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::group::{Act, Group, no_descriptor};
 use crate::memory::block::Mapping;
 use crate::signal::Slot;
@@ -37,10 +37,16 @@ impl<'a> SignalPad<'a> {
     }
 
     /// The words of rank `rank`'s pad, or of their mirror.
+    #[inline]
     fn pad(&self, op: &'static str, rank: usize) -> Result<&'a [SharedWord]> {
         self.group.check_rank(op, rank)?;
-        let of_device = || self.mapping.pad_region(rank)?.check_host().err();
-        self.mapping.pad(rank).ok_or_else(|| of_device().unwrap_or_else(no_descriptor))
+        self.mapping.pad(rank).ok_or_else(|| self.no_pad(rank))
+    }
+
+    #[cold]
+    fn no_pad(&self, rank: usize) -> Error {
+        let of_device = self.mapping.pad_region(rank).and_then(|pad| pad.check_host().err());
+        of_device.unwrap_or_else(no_descriptor)
     }
 
     /// Release: sets our word of `channel` in rank `to`'s pad; waits while the last signal there is not consumed.
@@ -64,6 +70,7 @@ impl<'a> SignalPad<'a> {
         self.put_for("signal_pad.put", to, channel, deadline.into())
     }
 
+    #[inline]
     fn put_for(&self, op: &'static str, to: usize, channel: usize, by: Deadline) -> Result<()> {
         let act = Act { op, peer: to, channel: Some(channel) };
         let slot = self.slot(op, to, channel, self.group.rank())?;
@@ -75,6 +82,7 @@ impl<'a> SignalPad<'a> {
         self.wait_for("signal_pad.wait", from, channel, deadline.into())
     }
 
+    #[inline]
     fn wait_for(&self, op: &'static str, from: usize, channel: usize, by: Deadline) -> Result<()> {
         let act = Act { op, peer: from, channel: Some(channel) };
         self.group.check_rank(op, from)?;
@@ -127,6 +135,7 @@ impl<'a> SignalPad<'a> {
         self.group.await_in(&slot, value, act, deadline.into())
     }
 
+    #[inline]
     fn slot(
         &self,
         op: &'static str,
@@ -135,13 +144,19 @@ impl<'a> SignalPad<'a> {
         source: usize,
     ) -> Result<Slot<'a, SharedWord>> {
         let words = self.pad(op, owner)?;
-        let index = channel.checked_mul(self.group.size()).and_then(|i| i.checked_add(source));
-        let word = index.filter(|_| channel < self.channels()).and_then(|i| words.get(i));
-        let word = word.ok_or_else(|| {
-            let expected = format!("a channel in [0, {})", self.channels());
-            self.group.usage(op, expected, channel.to_string())
-        })?;
+        // All words of the channel, or there would be one that only some ranks have. Without a division, which takes as long as a signal.
+        let size = self.group.size();
+        let first = channel.checked_mul(size);
+        let of_channel = first.and_then(|first| words.get(first..first.checked_add(size)?));
+        let word = of_channel.and_then(|words| words.get(source));
+        let word = word.ok_or_else(|| self.bad_channel(op, channel))?;
         Ok(Slot { word, pad: self.mapping.number, channel })
+    }
+
+    #[cold]
+    fn bad_channel(&self, op: &'static str, channel: usize) -> Error {
+        let expected = format!("a channel in [0, {})", self.channels());
+        self.group.usage(op, expected, channel.to_string())
     }
 }
 

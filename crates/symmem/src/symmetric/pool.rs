@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Buffer;
-use crate::dtype::Element;
+use crate::dtype::{DType, Element};
 use crate::error::Result;
 use crate::group::Group;
 use crate::memory::Backend;
@@ -54,7 +54,7 @@ impl Pool {
 
     /// As [`Group::alloc`], from the pool: not zeroed, it holds what its last user left.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
-        let block = self.cut::<T>(len)?;
+        let block = self.cut(len, T::DTYPE)?;
         Ok(Buffer { block, len, elements: PhantomData })
     }
 }
@@ -70,8 +70,8 @@ impl<D> Pool<D> {
     }
 
     /// A block for `len` elements.
-    pub(crate) fn cut<T: Element>(&self, len: usize) -> Result<Arc<Block>> {
-        let shape = self.group.shape::<T>(len)?;
+    pub(crate) fn cut(&self, len: usize, dtype: DType) -> Result<Arc<Block>> {
+        let shape = self.group.shape(len, dtype)?;
         self.group.check_free("alloc", &*self.backend)?;
         let total = shape.total().unwrap_or(usize::MAX);
         let taken = self.state.lock().iter_mut().find_map(|cut| {

@@ -10,6 +10,8 @@ use super::{Deadline, Expiry, Ordering, Word, yield_now};
 const YIELD_EVERY: u32 = 256;
 /// The same where each look asks the kernel what has come, which takes about as long as yielding.
 const YIELD_EVERY_FAR: u32 = 4;
+/// How many looks there are then before the clock is read. On a machine with much else to do, each yield may take milliseconds.
+const LOOKS_FAR: u32 = 400;
 
 /// How long a wait spins and yields before it sleeps.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +49,8 @@ impl Patience {
     /// The same where ranks are on several hosts: what is looked for has to be taken in first. So there are no quick looks, and
     /// ranks that want this core, whose number here says nothing of those of other hosts, get it soon.
     pub(crate) fn between_hosts(self) -> Self {
-        Self { soon: 0, turns: 0, yield_every: YIELD_EVERY_FAR, ..self }
+        let looks = self.looks.min(LOOKS_FAR);
+        Self { looks, soon: 0, turns: 0, yield_every: YIELD_EVERY_FAR, ..self }
     }
 
     /// For a rank among `ranks` on `cores`, which leaves `hints` between two looks.

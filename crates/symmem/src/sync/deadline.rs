@@ -140,6 +140,11 @@ impl Expiry {
     }
 }
 
+/// Locks `mutex`. What such locks guard is whole at every moment, so a panic under one does no harm.
+pub(crate) fn lock<T>(mutex: &StdMutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 /// Locks `mutex` before the deadline; otherwise says why it could not.
 ///
 /// The holder may itself be waiting for a peer, so this polls and never blocks in the kernel.

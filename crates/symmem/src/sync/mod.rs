@@ -11,7 +11,7 @@ pub use atomic::Ordering;
 pub use bell::LATE_STORES;
 pub(crate) use bell::{Bell, Ended, Patience, before_ringing, current_core, pause, pause_for_flag};
 pub use deadline::{Deadline, Expiry};
-pub(crate) use deadline::{lock_by, poll_by};
+pub(crate) use deadline::{lock, lock_by, poll_by};
 pub use word::Word;
 pub(crate) use word::fetch_to_read;
 
@@ -24,10 +24,10 @@ pub(crate) use std::sync::Mutex;
 pub(crate) mod atomic {
     #[cfg(loom)]
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, fence};
-    pub(crate) use std::sync::atomic::AtomicUsize; // a count of the store, which orders nothing
     pub use std::sync::atomic::Ordering;
     #[cfg(not(loom))]
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, fence};
+    pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize}; // counts, which order nothing
 }
 
 /// Lets other threads run: those of the model when loom explores it.

@@ -32,16 +32,31 @@ pub(crate) trait Transport: Send + Sync {
 
     /// Sends a message without waiting: the caller's protocol bounds how many are unanswered. Messages to a lost rank are
     /// dropped.
-    fn post(&self, to: usize, group: u128, bytes: Vec<u8>);
+    fn post(&self, to: usize, group: u128, bytes: Vec<u8>) {
+        self.post_all(to, group, &[[&bytes, &[]]]);
+    }
+
+    /// As `post`, for several messages.
+    fn post_all(&self, to: usize, group: u128, messages: &[Parts<'_>]);
 
     /// As `post`, for messages that are not urgent: they go with the next message, or within some milliseconds.
-    fn post_soon(&self, to: usize, group: u128, bytes: Parts<'_>);
+    fn post_soon(&self, to: usize, group: u128, messages: &[Parts<'_>]);
 
     /// Receives messages, at least from these ranks of other hosts. For threads that poll.
     fn progress(&self, from: &[usize]);
 
-    /// As `post`, but waits until there is room.
-    fn send(&self, to: usize, group: u128, bytes: Parts<'_>, deadline: Deadline) -> Result<()>;
+    /// From here on, nothing of this rank is received into memory that was lent. If it is being received, this waits until what has come
+    /// lies there.
+    fn end_loan(&self, _from: usize) {}
+
+    /// As `post_soon`, but waits until there is room. If it fails, the first of the messages may have been sent.
+    fn send(
+        &self,
+        to: usize,
+        group: u128,
+        messages: &[Parts<'_>],
+        deadline: Deadline,
+    ) -> Result<()>;
 }
 
 /// A message: what it begins with, and data that need not be copied behind that.
@@ -65,15 +80,21 @@ impl Transport for OverMesh {
         MOST
     }
 
-    fn post(&self, to: usize, group: u128, bytes: Vec<u8>) {
+    fn post_all(&self, to: usize, group: u128, messages: &[Parts<'_>]) {
         if let Some(line) = self.line(to) {
-            line.post(group, bytes);
+            line.post(group, messages);
         }
     }
 
-    fn post_soon(&self, to: usize, group: u128, bytes: Parts<'_>) {
+    fn post_soon(&self, to: usize, group: u128, messages: &[Parts<'_>]) {
         if let Some(line) = self.line(to) {
-            line.post_soon(group, bytes);
+            line.post_soon(group, messages);
+        }
+    }
+
+    fn end_loan(&self, from: usize) {
+        if let Some(line) = self.line(from) {
+            line.end_loan();
         }
     }
 
@@ -81,7 +102,13 @@ impl Transport for OverMesh {
         from.iter().filter_map(|&rank| self.line(rank)).for_each(FarConnection::take_in);
     }
 
-    fn send(&self, to: usize, group: u128, bytes: Parts<'_>, deadline: Deadline) -> Result<()> {
-        self.line(to).map_or(Ok(()), |line| line.send(group, bytes, deadline))
+    fn send(
+        &self,
+        to: usize,
+        group: u128,
+        messages: &[Parts<'_>],
+        deadline: Deadline,
+    ) -> Result<()> {
+        self.line(to).map_or(Ok(()), |line| line.send(group, messages, deadline))
     }
 }

@@ -1,7 +1,7 @@
 //! The state of the peers, and the engine's events: they deliver messages in the order of their numbers, and note failures.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
 use symmem_sys::ucx::{Answer, Data, Endpoint, Events, Failure, ReceiveBuffer};
@@ -9,8 +9,8 @@ use symmem_sys::ucx::{Answer, Data, Endpoint, Events, Failure, ReceiveBuffer};
 use super::inbound::Inbound;
 use super::message::{Header, Kind};
 use super::outbound::Outbound;
-use crate::sync::Ordering;
 use crate::sync::atomic::{AtomicBool, AtomicUsize};
+use crate::sync::{Ordering, lock};
 
 /// The most bytes of one message.
 pub(super) const MOST: usize = 256 << 10;
@@ -60,11 +60,6 @@ pub(super) struct Failed {
     pub(super) how: String,
     /// When its connection failed; `None` if it has sent an invalid message.
     pub(super) since: Option<Instant>,
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing is done under these locks that could leave a table half changed.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Peer {

@@ -151,7 +151,7 @@ fn a_stopped_peer_is_sent_a_window_and_no_more() {
     let bytes = 100 << 10;
     let mut sent = 0;
     let error = loop {
-        match ranks[0].ucx.send(1, 1, [&[], &vec![sent as u8; bytes]], soon()) {
+        match ranks[0].ucx.send(1, 1, &[[&[], &vec![sent as u8; bytes]]], soon()) {
             Ok(()) => sent += 1,
             Err(error) => break error,
         }
@@ -163,7 +163,7 @@ fn a_stopped_peer_is_sent_a_window_and_no_more() {
     assert_eq!(ranks[0].fake.pending() as u64, sent);
     until(&ranks, || ranks[1].count() as u64 == sent + 1);
     settle(&ranks);
-    ranks[0].ucx.send(1, 1, [&[1], &vec![1; bytes - 1]], soon()).unwrap();
+    ranks[0].ucx.send(1, 1, &[[&[1], &vec![1; bytes - 1]]], soon()).unwrap();
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn a_peer_whose_connection_fails_is_lost_unless_the_mesh_knows_better() {
         // Nothing waits for the one that is gone, and the others go on.
         ranks[0].ucx.gone(1, &Gone::lost("so long"), None);
         ranks[0].ucx.post(1, 1, vec![0]);
-        ranks[0].ucx.send(1, 1, [&[0; 999], &[0]], soon()).unwrap();
+        ranks[0].ucx.send(1, 1, &[[&[0; 999], &[0]]], soon()).unwrap();
         ranks[0].ucx.post(2, 1, vec![1]);
         settle(&ranks);
         assert_eq!(ranks[2].numbers(), [1]);

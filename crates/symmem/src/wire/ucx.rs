@@ -14,12 +14,12 @@ use symmem_sys::ucx::{Body, Engine, Events};
 
 use super::message::{Header, Kind, SHORT};
 use super::outbound::Parcel;
-use super::peers::{MOST, Peer, Shared, Sink, lock};
+use super::peers::{MOST, Peer, Shared, Sink};
 use super::{Parts, Transport};
 use crate::error::Result;
 use crate::mesh::{Carrier, Gone, PeerObserver, Subject};
 use crate::sync::atomic::{AtomicBool, AtomicUsize};
-use crate::sync::{Deadline, Ordering};
+use crate::sync::{Deadline, Ordering, lock};
 
 /// How long after the failure of a connection its rank is lost, so that the mesh, which knows the cause, can report it first.
 const GRACE: Duration = Duration::from_millis(100);
@@ -265,8 +265,13 @@ impl Transport for Ucx {
         self.work();
     }
 
-    fn post_soon(&self, to: usize, group: u128, bytes: Parts<'_>) {
-        self.push(to, parcel(group, bytes.concat()));
+    fn post_all(&self, to: usize, group: u128, messages: &[Parts<'_>]) {
+        messages.iter().for_each(|bytes| self.push(to, parcel(group, bytes.concat())));
+        self.work();
+    }
+
+    fn post_soon(&self, to: usize, group: u128, messages: &[Parts<'_>]) {
+        messages.iter().for_each(|bytes| self.push(to, parcel(group, bytes.concat())));
         // Otherwise the watcher or another thread does it soon.
         if self.is_asleep.load(Ordering::SeqCst) {
             self.work();
@@ -277,21 +282,29 @@ impl Transport for Ucx {
         self.visit();
     }
 
-    fn send(&self, to: usize, group: u128, bytes: Parts<'_>, deadline: Deadline) -> Result<()> {
+    fn send(
+        &self,
+        to: usize,
+        group: u128,
+        messages: &[Parts<'_>],
+        deadline: Deadline,
+    ) -> Result<()> {
         let Some(peer) = self.shared.peer(to) else { return Ok(()) };
         let deadline = deadline.start();
-        let mut idle = Instant::now();
-        while !lock(&peer.out).has_room(bytes.iter().map(|part| part.len()).sum()) {
-            if let Some(why) = deadline.expiry() {
-                return Err(why.error("send", vec![], deadline.elapsed()));
+        for bytes in messages {
+            let mut idle = Instant::now();
+            while !lock(&peer.out).has_room(bytes.iter().map(|part| part.len()).sum()) {
+                if let Some(why) = deadline.expiry() {
+                    return Err(why.error("send", vec![], deadline.elapsed()));
+                }
+                match self.visit() {
+                    0 if idle.elapsed() > SPIN => std::thread::sleep(deadline.nap(SPIN / 4)),
+                    0 => std::thread::yield_now(),
+                    _ => idle = Instant::now(),
+                }
             }
-            match self.visit() {
-                0 if idle.elapsed() > SPIN => std::thread::sleep(deadline.nap(SPIN / 4)),
-                0 => std::thread::yield_now(),
-                _ => idle = Instant::now(),
-            }
+            self.post(to, group, bytes.concat());
         }
-        self.post(to, group, bytes.concat());
         Ok(())
     }
 }

@@ -160,6 +160,93 @@ fn a_wait_that_runs_the_callers_code_leaves_it_its_environment() {
     assert_eq!(sums.unwrap(), [2; 2]);
 }
 
+/// The callback of `interruptible` panics while rank 1 has not come to a call. Rank 0 has: what it does next is not part of that.
+#[test]
+fn a_panic_in_a_wait_gives_the_call_up() {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    fn caught(call: impl FnOnce() -> symmem::Result<()>) {
+        let call = AssertUnwindSafe(|| interruptible(|| panic!("by design"), call));
+        catch_unwind(call).unwrap_err();
+    }
+    threads(2, |world| {
+        let group = group_with(&world, LONG);
+        let mut x = group.alloc::<u32>(1 << 18).unwrap().rendezvous(&group).unwrap();
+        let mut data = [1_u32; 9];
+        for on_memory in [true, false] {
+            let mut sum = || match on_memory {
+                true => x.all_reduce(ReduceOp::Sum),
+                false => group.all_reduce(&mut data, ReduceOp::Sum),
+            };
+            if world.rank() == 0 {
+                caught(&mut sum);
+                world.barrier().unwrap();
+            } else {
+                world.barrier().unwrap();
+                out_of_step(sum());
+            }
+            // Rank 1 could be working on it.
+            assert!(!on_memory || world.rank() == 1 || x.local().is_empty());
+            out_of_step(group.barrier());
+            group.resync().unwrap();
+            assert_eq!(x.local().len(), 1 << 18);
+        }
+        // A call that waits for its turn, and one that waits for its group.
+        if world.rank() == 0 {
+            std::thread::scope(|scope| {
+                let first = scope.spawn(|| group.barrier());
+                std::thread::sleep(SHORT);
+                caught(|| group.all_reduce(&mut data, ReduceOp::Sum));
+                world.barrier().unwrap();
+                out_of_step(first.join().unwrap());
+            });
+        } else {
+            world.barrier().unwrap();
+            out_of_step(group.barrier());
+        }
+        group.resync().unwrap();
+        if world.rank() == 0 {
+            let new = world.subgroup(&[0, 1]).unwrap();
+            caught(|| new.all_reduce(&mut data, ReduceOp::Sum));
+            world.barrier().unwrap();
+            out_of_step(new.all_reduce(&mut data, ReduceOp::Sum));
+        } else {
+            world.barrier().unwrap();
+            let new = world.subgroup(&[0, 1]).unwrap();
+            out_of_step(new.all_reduce(&mut data, ReduceOp::Sum));
+        }
+        world.barrier().unwrap();
+    });
+}
+
+#[test]
+fn what_runs_while_a_rank_waits_may_make_calls_itself() {
+    thread_local! {
+        static OWN: std::cell::RefCell<Option<Group>> = const { std::cell::RefCell::new(None) };
+        static MADE: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+    }
+    fn polled() -> bool {
+        OWN.with_borrow(|own| own.as_ref().unwrap().subgroup(&[0]).unwrap().ready().unwrap());
+        MADE.set(MADE.get() + 1);
+        false
+    }
+    threads(2, |world| {
+        if world.rank() == 0 {
+            world.store().wait(&["polled"], LONG.into()).unwrap();
+            return world.subgroup(&[0, 1]).unwrap().barrier().unwrap();
+        }
+        OWN.set(Some(world.subgroup(&[1]).unwrap()));
+        let group = world.subgroup(&[0, 1]).unwrap();
+        group.set_timeout(6 * SHORT);
+        let late = interruptible(polled, || group.ready()).unwrap_err();
+        assert!(matches!(late, Error::Timeout { .. }), "{late}");
+        OWN.set(None);
+        group.set_timeout(LONG);
+        assert!(MADE.get() > 0);
+        world.store().set("polled", b"").unwrap();
+        group.barrier().unwrap();
+    });
+}
+
 #[test]
 fn barriers_over_a_pad_on_different_channels_do_not_wait_for_each_other() {
     threads(2, |world| {

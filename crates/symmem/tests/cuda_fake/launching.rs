@@ -113,7 +113,7 @@ fn what_the_cache_does_not_hold_is_gone_through_there_and_back() {
     let drivers = drivers(2);
     let seen = ways.clone();
     let parameters = [GROUP, 576, 8, 8, 4, 4, 4];
-    drivers[1].kernel("all_reduce_two_shot_in_turns", &parameters, move |launched| {
+    drivers[1].kernel("all_reduce_two_shot_alternating", &parameters, move |launched| {
         seen.lock().unwrap().push((launched.parameters[5][0], launched.parameters[6][0]));
     });
     ranks(&drivers, |world, driver, gpu, stream| {

@@ -78,7 +78,7 @@ fn kernels_are_alike_on_devices_with_unlike_caches() {
             },
         );
         let [a, b] = [0, 1].map(|rank| drivers[rank].launches().pop().unwrap().function);
-        assert_eq!((a.as_str(), &a), ("all_reduce_two_shot_in_turns", &b), "{megabytes} MiB");
+        assert_eq!((a.as_str(), &a), ("all_reduce_two_shot_alternating", &b), "{megabytes} MiB");
     }
 }
 

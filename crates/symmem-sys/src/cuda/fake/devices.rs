@@ -55,25 +55,15 @@ impl Devices for Fake {
         let state = self.enter("cuDeviceGetAttribute")?;
         let config = state.config(device)?;
         Ok(match attribute {
-            Attribute::ThreadsPerBlock => 1024,
-            Attribute::WarpSize => 32,
             Attribute::SmCount => config.sms,
-            Attribute::Integrated | Attribute::ComputeMode => 0,
             Attribute::L2Bytes => config.cache,
-            Attribute::ThreadsPerSm => 2048,
             Attribute::ComputeMajor => config.capability.0,
             Attribute::ComputeMinor => config.capability.1,
-            Attribute::SharedPerSm => 228 << 10,
-            Attribute::SharedPerBlockOptin => 227 << 10,
-            Attribute::BlocksPerSm => 32,
             Attribute::VirtualMemory | Attribute::FdHandles => config.virtual_memory.into(),
-            Attribute::RdmaMemory | Attribute::DmaBuf => config.rdma.into(),
+            Attribute::RdmaMemory => config.rdma.into(),
             Attribute::FabricHandles => (config.fabric != Fabric::No).into(),
             Attribute::Multicast => config.multicast.into(),
             Attribute::HostNumaId => config.host_numa,
-            Attribute::UnifiedAddressing
-            | Attribute::CooperativeLaunch
-            | Attribute::StreamMemOps64 => 1,
         })
     }
 
@@ -91,7 +81,6 @@ impl Devices for Fake {
             return state.refuse(code::INVALID_DEVICE, "a device is no peer of itself");
         }
         Ok(match which {
-            P2pAttribute::PerformanceRank => 0,
             P2pAttribute::Access | P2pAttribute::NativeAtomics => peers.into(),
         })
     }

@@ -42,44 +42,25 @@ impl Kernels for Fake {
         }
         let number = state.number();
         let (module, name) = (module.raw(), name.to_owned());
-        state.functions.insert(number, FunctionState { module, name, dynamic_shared: 48 << 10 });
+        state.functions.insert(number, FunctionState { module, name });
         Ok(Function::new(number))
     }
 
     fn function_attribute(&self, function: Function, which: FunctionAttribute) -> Result<i32> {
         let mut state = self.enter("cuFuncGetAttribute")?;
-        let dynamic = state.function_of(function)?.dynamic_shared;
+        state.function_of(function)?;
         Ok(match which {
-            FunctionAttribute::ThreadsPerBlock => THREADS_PER_BLOCK.cast_signed(),
-            FunctionAttribute::SharedBytes | FunctionAttribute::LocalBytes => 0,
             FunctionAttribute::Registers => 32,
-            FunctionAttribute::PtxVersion | FunctionAttribute::BinaryVersion => 90,
-            FunctionAttribute::MaxDynamicShared => dynamic,
         })
     }
 
-    fn function_set_attribute(
-        &self,
-        function: Function,
-        which: FunctionAttribute,
-        value: i32,
-    ) -> Result<()> {
-        let mut state = self.enter("cuFuncSetAttribute")?;
-        let found = state.function_of(function)?;
-        if which != FunctionAttribute::MaxDynamicShared || !(0..=227 << 10).contains(&value) {
-            return state.refuse(code::INVALID_VALUE, "that cannot be set");
-        }
-        found.dynamic_shared = value;
-        Ok(())
-    }
-
-    fn max_active_blocks(&self, function: Function, threads: u32, _: usize) -> Result<u32> {
+    fn max_active_blocks(&self, function: Function, threads: u32) -> Result<u32> {
         let mut state = self.enter("cuOccupancyMaxActiveBlocksPerMultiprocessor")?;
         state.function_of(function)?;
         Ok(active_blocks(threads))
     }
 
-    unsafe fn launch(&self, launch: &Launch, parameters: &mut [*mut c_void]) -> Result<()> {
+    unsafe fn launch(&self, launch: &Launch, parameters: &[*mut c_void]) -> Result<()> {
         let special = launch.cooperative || launch.programmatic;
         let call = if special { "cuLaunchKernelEx" } else { "cuLaunchKernel" };
         let (launched, kernel) = {
@@ -104,12 +85,11 @@ impl Kernels for Fake {
                 module,
                 grid: launch.grid,
                 block: launch.block,
-                shared: launch.shared,
                 stream: launch.stream,
                 cooperative: launch.cooperative,
                 programmatic: launch.programmatic,
                 count: parameters.len(),
-                parameters: sizes.iter().zip(&*parameters).map(bytes).map(<[u8]>::to_vec).collect(),
+                parameters: sizes.iter().zip(parameters).map(bytes).map(<[u8]>::to_vec).collect(),
             };
             (launched, kernel)
         };
@@ -129,9 +109,8 @@ impl State {
     fn check_launch(&mut self, launch: &Launch) -> Result<()> {
         let product = |sizes: [u32; 3]| sizes.iter().map(|&size| u64::from(size)).product::<u64>();
         let (blocks, threads) = (product(launch.grid), product(launch.block));
-        let dynamic = self.function_of(launch.function)?.dynamic_shared;
-        let shared_fits = i64::from(launch.shared) <= i64::from(dynamic);
-        if blocks == 0 || threads == 0 || threads > THREADS_PER_BLOCK.into() || !shared_fits {
+        self.function_of(launch.function)?;
+        if blocks == 0 || threads == 0 || threads > THREADS_PER_BLOCK.into() {
             return self.refuse(code::INVALID_VALUE, "too large, or nothing at all");
         }
         let context = self.context_of(launch.stream)?;

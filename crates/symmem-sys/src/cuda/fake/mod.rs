@@ -114,8 +114,6 @@ pub struct Launched {
     pub grid: [u32; 3],
     /// Threads of a block.
     pub block: [u32; 3],
-    /// Bytes of dynamic shared memory.
-    pub shared: u32,
     /// In which stream.
     pub stream: Stream,
     /// Whether all blocks had to be there at once.

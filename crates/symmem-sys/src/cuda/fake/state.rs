@@ -144,7 +144,6 @@ pub(super) struct EventState {
 pub(super) struct FunctionState {
     pub(super) module: usize,
     pub(super) name: String,
-    pub(super) dynamic_shared: i32,
 }
 
 /// What a kernel does.

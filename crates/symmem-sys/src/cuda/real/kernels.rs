@@ -8,12 +8,20 @@ use super::Cuda;
 use crate::cuda::driver::{Kernels, refuse};
 use crate::cuda::raw::{self, LaunchAttribute, LaunchConfig};
 use crate::cuda::{Function, FunctionAttribute, Launch, Module, Result, code};
-use crate::table::{text, written};
+use crate::table::{methods, text, written};
 
 /// Bytes of the compiler's log that are kept.
 const LOG_BYTES: usize = 8192;
 
 impl Kernels for Cuda {
+    methods! {
+        // The handle is live, and the caller does not use it again.
+        unsafe fn module_unload(module: Module) = cuModuleUnload(module.raw());
+        // The handle is live.
+        fn function_attribute(function: Function, which: FunctionAttribute) -> i32 =
+            |value| cuFuncGetAttribute(value, which as c_int, function.raw());
+    }
+
     fn module_load(&self, ptx: &str) -> Result<Module> {
         let image = c_string("cuModuleLoadDataEx", ptx)?;
         let mut log = vec![0_u8; LOG_BYTES];
@@ -32,11 +40,6 @@ impl Kernels for Cuda {
         Ok(Module::new(module))
     }
 
-    unsafe fn module_unload(&self, module: Module) -> Result<()> {
-        // SAFETY: the handle is live, and the caller does not use it again.
-        unsafe { self.c.cuModuleUnload(module.raw()) }
-    }
-
     fn module_function(&self, module: Module, name: &str) -> Result<Function> {
         let name = c_string("cuModuleGetFunction", name)?;
         // SAFETY: the handle is live, the name ends with a zero.
@@ -44,22 +47,7 @@ impl Kernels for Cuda {
             .map(Function::new)
     }
 
-    fn function_attribute(&self, function: Function, which: FunctionAttribute) -> Result<i32> {
-        // SAFETY: the handle is live.
-        written(|value| unsafe { self.c.cuFuncGetAttribute(value, which as c_int, function.raw()) })
-    }
-
-    fn function_set_attribute(
-        &self,
-        function: Function,
-        which: FunctionAttribute,
-        value: i32,
-    ) -> Result<()> {
-        // SAFETY: the handle is live.
-        unsafe { self.c.cuFuncSetAttribute(function.raw(), which as c_int, value) }
-    }
-
-    fn max_active_blocks(&self, function: Function, threads: u32, shared: usize) -> Result<u32> {
+    fn max_active_blocks(&self, function: Function, threads: u32) -> Result<u32> {
         const CALL: &str = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
         let Ok(threads) = c_int::try_from(threads) else {
             return refuse(CALL, code::INVALID_VALUE, "too many threads");
@@ -67,21 +55,20 @@ impl Kernels for Cuda {
         let (c, f) = (&self.c, function.raw());
         // SAFETY: the handle is live.
         let blocks = written(|blocks| unsafe {
-            c.cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, f, threads, shared)
+            c.cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, f, threads, 0)
         })?;
         Ok(u32::try_from(blocks).unwrap_or(0))
     }
 
-    unsafe fn launch(&self, launch: &Launch, parameters: &mut [*mut c_void]) -> Result<()> {
+    unsafe fn launch(&self, launch: &Launch, parameters: &[*mut c_void]) -> Result<()> {
         let ([x, y, z], [bx, by, bz]) = (launch.grid, launch.block);
-        let (function, stream, shared) =
-            (launch.function.raw(), launch.stream.raw(), launch.shared);
-        let parameters = parameters.as_mut_ptr();
+        let (function, stream) = (launch.function.raw(), launch.stream.raw());
+        let parameters = parameters.as_ptr().cast_mut(); // it only reads them
         if !launch.cooperative && !launch.programmatic {
             let (c, none) = (&self.c, null_mut());
             // SAFETY: the caller vouches for the parameters and for what the kernel does.
             return unsafe {
-                c.cuLaunchKernel(function, x, y, z, bx, by, bz, shared, stream, parameters, none)
+                c.cuLaunchKernel(function, x, y, z, bx, by, bz, 0, stream, parameters, none)
             };
         }
         // No vector: this is on the way of every call.
@@ -94,7 +81,7 @@ impl Kernels for Cuda {
         let config = LaunchConfig {
             grid: launch.grid,
             block: launch.block,
-            shared,
+            shared: 0,
             stream,
             attributes: attributes.as_ptr(),
             count: attributes.len() as c_uint,

@@ -7,49 +7,55 @@ use std::ptr::NonNull;
 
 use super::Cuda;
 use crate::cuda::driver::{VirtualMemory, refuse};
-use crate::cuda::raw::{self, AccessDesc, AllocationProp, MulticastProp};
+use crate::cuda::raw::{self, AccessDesc};
 use crate::cuda::{
     Access, Context, Device, FabricHandle, Granularity, HandleType, HostMemory, Memory,
     MemoryProperties, MulticastProperties, PointerInfo, Result, code,
 };
-use crate::table::written;
+use crate::table::{methods, written};
 
 impl VirtualMemory for Cuda {
-    fn granularity(&self, properties: &MemoryProperties, which: Granularity) -> Result<usize> {
-        let (prop, which) = (AllocationProp::from(properties), which as c_int);
-        // SAFETY: it reads the properties and writes the number.
-        written(|bytes| unsafe { self.c.cuMemGetAllocationGranularity(bytes, &prop, which) })
-    }
-
-    fn create(&self, bytes: usize, properties: &MemoryProperties) -> Result<Memory> {
-        let prop = AllocationProp::from(properties);
-        // SAFETY: it reads the properties and writes the handle.
-        written(|handle| unsafe { self.c.cuMemCreate(handle, bytes, &prop, 0) }).map(Memory::new)
-    }
-
-    unsafe fn release(&self, memory: Memory) -> Result<()> {
-        // SAFETY: the handle is live, and the caller does not use it again.
-        unsafe { self.c.cuMemRelease(memory.raw()) }
-    }
-
-    fn reserve(&self, bytes: usize, alignment: usize) -> Result<u64> {
-        // SAFETY: it only writes the address.
-        written(|address| unsafe { self.c.cuMemAddressReserve(address, bytes, alignment, 0, 0) })
-    }
-
-    unsafe fn free_address(&self, address: u64, bytes: usize) -> Result<()> {
-        // SAFETY: the addresses are the caller's.
-        unsafe { self.c.cuMemAddressFree(address, bytes) }
-    }
-
-    unsafe fn map(&self, address: u64, bytes: usize, offset: usize, memory: Memory) -> Result<()> {
-        // SAFETY: the addresses are the caller's.
-        unsafe { self.c.cuMemMap(address, bytes, offset, memory.raw(), 0) }
-    }
-
-    unsafe fn unmap(&self, address: u64, bytes: usize) -> Result<()> {
-        // SAFETY: the mapping is the caller's, and nobody uses it.
-        unsafe { self.c.cuMemUnmap(address, bytes) }
+    methods! {
+        // It reads the properties and writes the number.
+        fn granularity(properties: &MemoryProperties, which: Granularity) -> usize = |bytes|
+            cuMemGetAllocationGranularity(bytes, &properties.into(), which as c_int);
+        // It reads the properties and writes the handle.
+        fn create(bytes: usize, properties: &MemoryProperties) -> Memory =
+            |handle| cuMemCreate(handle, bytes, &properties.into(), 0) => Memory::new;
+        // The handle is live, and the caller does not use it again.
+        unsafe fn release(memory: Memory) = cuMemRelease(memory.raw());
+        // It only writes the address.
+        fn reserve(bytes: usize, alignment: usize) -> u64 =
+            |address| cuMemAddressReserve(address, bytes, alignment, 0, 0);
+        // The addresses are the caller's.
+        unsafe fn free_address(address: u64, bytes: usize) = cuMemAddressFree(address, bytes);
+        // The addresses are the caller's.
+        unsafe fn map(address: u64, bytes: usize, offset: usize, memory: Memory) =
+            cuMemMap(address, bytes, offset, memory.raw(), 0);
+        // The mapping is the caller's, and nobody uses it.
+        unsafe fn unmap(address: u64, bytes: usize) = cuMemUnmap(address, bytes);
+        // The driver only looks the address up.
+        fn retain(address: u64) -> Memory =
+            |handle| cuMemRetainAllocationHandle(handle, address) => Memory::new;
+        // It reads the properties and writes the number.
+        fn multicast_granularity(properties: &MulticastProperties, which: Granularity) -> usize =
+            |bytes| cuMulticastGetGranularity(bytes, &properties.into(), which as c_int);
+        // It reads the properties and writes the handle.
+        fn multicast_create(properties: &MulticastProperties) -> Memory =
+            |handle| cuMulticastCreate(handle, &properties.into()) => Memory::new;
+        // The handle is live.
+        fn multicast_add(multicast: Memory, device: Device) =
+            cuMulticastAddDevice(multicast.raw(), device.0);
+        // Both handles are live and the caller's.
+        unsafe fn multicast_bind(
+            multicast: Memory, offset: usize, memory: Memory, memory_offset: usize, bytes: usize,
+        ) = cuMulticastBindMem(multicast.raw(), offset, memory.raw(), memory_offset, bytes, 0);
+        // The handle is live, and nobody uses the multicast address.
+        unsafe fn multicast_unbind(
+            multicast: Memory, device: Device, offset: usize, bytes: usize,
+        ) = cuMulticastUnbind(multicast.raw(), device.0, offset, bytes);
+        // The caller has it from `host_alloc` and no more use for it.
+        unsafe fn host_free(host: NonNull<u8>) = cuMemFreeHost(host.as_ptr().cast());
     }
 
     unsafe fn set_access(
@@ -100,12 +106,6 @@ impl VirtualMemory for Cuda {
             .map(Memory::new)
     }
 
-    fn retain(&self, address: u64) -> Result<Memory> {
-        // SAFETY: the driver only looks the address up.
-        written(|handle| unsafe { self.c.cuMemRetainAllocationHandle(handle, address) })
-            .map(Memory::new)
-    }
-
     fn pointer_info(&self, address: u64) -> Result<PointerInfo> {
         let (mut device, mut context, mut memory_type) = (-1_i32, 0_usize, 0_u32);
         let (mut base, mut bytes) = (0_u64, 0_usize);
@@ -128,51 +128,6 @@ impl VirtualMemory for Cuda {
         })
     }
 
-    fn multicast_granularity(
-        &self,
-        properties: &MulticastProperties,
-        which: Granularity,
-    ) -> Result<usize> {
-        let (prop, which) = (MulticastProp::from(properties), which as c_int);
-        // SAFETY: it reads the properties and writes the number.
-        written(|bytes| unsafe { self.c.cuMulticastGetGranularity(bytes, &prop, which) })
-    }
-
-    fn multicast_create(&self, properties: &MulticastProperties) -> Result<Memory> {
-        let prop = MulticastProp::from(properties);
-        // SAFETY: it reads the properties and writes the handle.
-        written(|handle| unsafe { self.c.cuMulticastCreate(handle, &prop) }).map(Memory::new)
-    }
-
-    fn multicast_add(&self, multicast: Memory, device: Device) -> Result<()> {
-        // SAFETY: the handle is live.
-        unsafe { self.c.cuMulticastAddDevice(multicast.raw(), device.0) }
-    }
-
-    unsafe fn multicast_bind(
-        &self,
-        multicast: Memory,
-        offset: usize,
-        memory: Memory,
-        memory_offset: usize,
-        bytes: usize,
-    ) -> Result<()> {
-        let (multicast, memory) = (multicast.raw(), memory.raw());
-        // SAFETY: both handles are live and the caller's.
-        unsafe { self.c.cuMulticastBindMem(multicast, offset, memory, memory_offset, bytes, 0) }
-    }
-
-    unsafe fn multicast_unbind(
-        &self,
-        multicast: Memory,
-        device: Device,
-        offset: usize,
-        bytes: usize,
-    ) -> Result<()> {
-        // SAFETY: the handle is live, and nobody uses the multicast address.
-        unsafe { self.c.cuMulticastUnbind(multicast.raw(), device.0, offset, bytes) }
-    }
-
     fn host_alloc(&self, bytes: usize) -> Result<HostMemory> {
         let mut host: *mut c_void = std::ptr::null_mut();
         let flags = raw::HOST_PORTABLE | raw::HOST_MAPPED;
@@ -188,10 +143,5 @@ impl VirtualMemory for Cuda {
             let _ = unsafe { self.c.cuMemFreeHost(host) };
         })?;
         Ok(HostMemory { host: found, device })
-    }
-
-    unsafe fn host_free(&self, host: NonNull<u8>) -> Result<()> {
-        // SAFETY: the caller has it from `host_alloc` and no more use for it.
-        unsafe { self.c.cuMemFreeHost(host.as_ptr().cast()) }
     }
 }

@@ -117,7 +117,6 @@ functions! {
     cuModuleUnload(module: usize);
     cuModuleGetFunction(function: *mut usize, module: usize, name: *const c_char);
     cuFuncGetAttribute(value: *mut c_int, which: c_int, function: usize);
-    cuFuncSetAttribute(function: usize, which: c_int, value: c_int);
     cuOccupancyMaxActiveBlocksPerMultiprocessor(
         blocks: *mut c_int, function: usize, threads: c_int, shared: usize);
     cuLaunchKernel(

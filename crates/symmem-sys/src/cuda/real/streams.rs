@@ -10,33 +10,78 @@ use crate::cuda::raw::{self, BatchMemOp};
 use crate::cuda::{
     Capture, CaptureMode, Compare, Context, Event, Graph, GraphExec, MemOp, Result, Stream, code,
 };
-use crate::table::written;
+use crate::table::{methods, written};
 
 impl Streams for Cuda {
-    fn stream_create(&self) -> Result<Stream> {
-        // SAFETY: it only writes the handle.
-        written(|stream| unsafe { self.c.cuStreamCreate(stream, raw::STREAM_NON_BLOCKING) })
-            .map(Stream::new)
-    }
-
-    unsafe fn stream_destroy(&self, stream: Stream) -> Result<()> {
-        // SAFETY: the handle is live, and the caller does not use it again.
-        unsafe { self.c.cuStreamDestroy(stream.raw()) }
-    }
-
-    fn stream_synchronize(&self, stream: Stream) -> Result<()> {
-        // SAFETY: the handle is live.
-        unsafe { self.c.cuStreamSynchronize(stream.raw()) }
+    methods! {
+        // It only writes the handle.
+        fn stream_create() -> Stream =
+            |stream| cuStreamCreate(stream, raw::STREAM_NON_BLOCKING) => Stream::new;
+        // The handle is live, and the caller does not use it again.
+        unsafe fn stream_destroy(stream: Stream) = cuStreamDestroy(stream.raw());
+        // The handle is live.
+        fn stream_synchronize(stream: Stream) = cuStreamSynchronize(stream.raw());
+        // The handle is live.
+        fn stream_context(stream: Stream) -> Context =
+            |context| cuStreamGetCtx(stream.raw(), context) => Context::new;
+        // The handles are live.
+        fn stream_wait(stream: Stream, event: Event) =
+            cuStreamWaitEvent(stream.raw(), event.raw(), 0);
+        // The handle is live, and the caller does not use it again.
+        unsafe fn event_destroy(event: Event) = cuEventDestroy(event.raw());
+        // The handles are live.
+        fn event_record(event: Event, stream: Stream) = cuEventRecord(event.raw(), stream.raw());
+        // The handle is live.
+        fn event_synchronize(event: Event) = cuEventSynchronize(event.raw());
+        // The handles are live.
+        fn event_elapsed(start: Event, end: Event) -> f32 =
+            |time| cuEventElapsedTime(time, start.raw(), end.raw());
+        // The caller vouches for the memory, the handle is live.
+        unsafe fn memset8(address: u64, value: u8, bytes: usize, stream: Stream) =
+            cuMemsetD8Async(address, value, bytes, stream.raw());
+        // The caller vouches for the memory, the handle is live.
+        unsafe fn memset32(address: u64, value: u32, count: usize, stream: Stream) =
+            cuMemsetD32Async(address, value, count, stream.raw());
+        // The caller vouches for both ends, the handle is live.
+        unsafe fn copy_to_device(to: u64, from: *const c_void, bytes: usize, stream: Stream) =
+            cuMemcpyHtoDAsync(to, from, bytes, stream.raw());
+        // The caller vouches for both ends, the handle is live.
+        unsafe fn copy_to_host(to: *mut c_void, from: u64, bytes: usize, stream: Stream) =
+            cuMemcpyDtoHAsync(to, from, bytes, stream.raw());
+        // The caller vouches for both ends, the handle is live.
+        unsafe fn copy(to: u64, from: u64, bytes: usize, stream: Stream) =
+            cuMemcpyDtoDAsync(to, from, bytes, stream.raw());
+        // The caller vouches for both ends, the handles are live.
+        unsafe fn copy_peer(
+            to: (u64, Context), from: (u64, Context), bytes: usize, stream: Stream,
+        ) = cuMemcpyPeerAsync(to.0, to.1.raw(), from.0, from.1.raw(), bytes, stream.raw());
+        // The caller vouches for the word, the handle is live.
+        unsafe fn write32(stream: Stream, address: u64, value: u32) =
+            cuStreamWriteValue32(stream.raw(), address, value, 0);
+        // The caller vouches for the word, the handle is live.
+        unsafe fn wait32(stream: Stream, address: u64, value: u32, compare: Compare) =
+            cuStreamWaitValue32(stream.raw(), address, value, compare as c_uint);
+        // The handle is live.
+        fn capture_begin(stream: Stream) =
+            cuStreamBeginCapture(stream.raw(), CaptureMode::ThreadLocal as c_int);
+        // The handle is live.
+        fn capture_end(stream: Stream) -> Graph =
+            |graph| cuStreamEndCapture(stream.raw(), graph) => Graph::new;
+        // The handle is live.
+        fn graph_instantiate(graph: Graph) -> GraphExec =
+            |exec| cuGraphInstantiate(exec, graph.raw(), 0) => GraphExec::new;
+        // The handles are live, and the caller vouches for what was captured.
+        unsafe fn graph_launch(graph: GraphExec, stream: Stream) =
+            cuGraphLaunch(graph.raw(), stream.raw());
+        // The handle is live, and the caller does not use it again.
+        unsafe fn graph_destroy(graph: Graph) = cuGraphDestroy(graph.raw());
+        // The handle is live, and the caller does not use it again.
+        unsafe fn graph_exec_destroy(graph: GraphExec) = cuGraphExecDestroy(graph.raw());
     }
 
     fn stream_query(&self, stream: Stream) -> Result<bool> {
         // SAFETY: the handle is live.
         ended(unsafe { self.c.cuStreamQuery(stream.raw()) })
-    }
-
-    fn stream_context(&self, stream: Stream) -> Result<Context> {
-        // SAFETY: the handle is live.
-        written(|context| unsafe { self.c.cuStreamGetCtx(stream.raw(), context) }).map(Context::new)
     }
 
     fn stream_capture(&self, stream: Stream) -> Result<Capture> {
@@ -54,111 +99,15 @@ impl Streams for Cuda {
         })
     }
 
-    fn stream_wait(&self, stream: Stream, event: Event) -> Result<()> {
-        // SAFETY: the handles are live.
-        unsafe { self.c.cuStreamWaitEvent(stream.raw(), event.raw(), 0) }
-    }
-
     fn event_create(&self, timing: bool) -> Result<Event> {
         let flags = if timing { raw::EVENT_DEFAULT } else { raw::EVENT_NO_TIMING };
         // SAFETY: it only writes the handle.
         written(|event| unsafe { self.c.cuEventCreate(event, flags) }).map(Event::new)
     }
 
-    unsafe fn event_destroy(&self, event: Event) -> Result<()> {
-        // SAFETY: the handle is live, and the caller does not use it again.
-        unsafe { self.c.cuEventDestroy(event.raw()) }
-    }
-
-    fn event_record(&self, event: Event, stream: Stream) -> Result<()> {
-        // SAFETY: the handles are live.
-        unsafe { self.c.cuEventRecord(event.raw(), stream.raw()) }
-    }
-
-    fn event_synchronize(&self, event: Event) -> Result<()> {
-        // SAFETY: the handle is live.
-        unsafe { self.c.cuEventSynchronize(event.raw()) }
-    }
-
     fn event_query(&self, event: Event) -> Result<bool> {
         // SAFETY: the handle is live.
         ended(unsafe { self.c.cuEventQuery(event.raw()) })
-    }
-
-    fn event_elapsed(&self, start: Event, end: Event) -> Result<f32> {
-        // SAFETY: the handles are live.
-        written(|time| unsafe { self.c.cuEventElapsedTime(time, start.raw(), end.raw()) })
-    }
-
-    unsafe fn memset8(&self, address: u64, value: u8, bytes: usize, stream: Stream) -> Result<()> {
-        // SAFETY: the caller vouches for the memory, the handle is live.
-        unsafe { self.c.cuMemsetD8Async(address, value, bytes, stream.raw()) }
-    }
-
-    unsafe fn memset32(
-        &self,
-        address: u64,
-        value: u32,
-        count: usize,
-        stream: Stream,
-    ) -> Result<()> {
-        // SAFETY: the caller vouches for the memory, the handle is live.
-        unsafe { self.c.cuMemsetD32Async(address, value, count, stream.raw()) }
-    }
-
-    unsafe fn copy_to_device(
-        &self,
-        to: u64,
-        from: *const c_void,
-        bytes: usize,
-        stream: Stream,
-    ) -> Result<()> {
-        // SAFETY: the caller vouches for both ends, the handle is live.
-        unsafe { self.c.cuMemcpyHtoDAsync(to, from, bytes, stream.raw()) }
-    }
-
-    unsafe fn copy_to_host(
-        &self,
-        to: *mut c_void,
-        from: u64,
-        bytes: usize,
-        stream: Stream,
-    ) -> Result<()> {
-        // SAFETY: the caller vouches for both ends, the handle is live.
-        unsafe { self.c.cuMemcpyDtoHAsync(to, from, bytes, stream.raw()) }
-    }
-
-    unsafe fn copy(&self, to: u64, from: u64, bytes: usize, stream: Stream) -> Result<()> {
-        // SAFETY: the caller vouches for both ends, the handle is live.
-        unsafe { self.c.cuMemcpyDtoDAsync(to, from, bytes, stream.raw()) }
-    }
-
-    unsafe fn copy_peer(
-        &self,
-        to: (u64, Context),
-        from: (u64, Context),
-        bytes: usize,
-        stream: Stream,
-    ) -> Result<()> {
-        let (there, here, stream) = (to.1.raw(), from.1.raw(), stream.raw());
-        // SAFETY: the caller vouches for both ends, the handles are live.
-        unsafe { self.c.cuMemcpyPeerAsync(to.0, there, from.0, here, bytes, stream) }
-    }
-
-    unsafe fn write32(&self, stream: Stream, address: u64, value: u32) -> Result<()> {
-        // SAFETY: the caller vouches for the word, the handle is live.
-        unsafe { self.c.cuStreamWriteValue32(stream.raw(), address, value, 0) }
-    }
-
-    unsafe fn wait32(
-        &self,
-        stream: Stream,
-        address: u64,
-        value: u32,
-        compare: Compare,
-    ) -> Result<()> {
-        // SAFETY: the caller vouches for the word, the handle is live.
-        unsafe { self.c.cuStreamWaitValue32(stream.raw(), address, value, compare as c_uint) }
     }
 
     unsafe fn mem_ops(&self, stream: Stream, operations: &[MemOp]) -> Result<()> {
@@ -179,36 +128,5 @@ impl Streams for Cuda {
             2 => CaptureMode::Relaxed,
             _ => CaptureMode::Global,
         })
-    }
-
-    fn capture_begin(&self, stream: Stream) -> Result<()> {
-        // SAFETY: the handle is live.
-        unsafe { self.c.cuStreamBeginCapture(stream.raw(), CaptureMode::ThreadLocal as c_int) }
-    }
-
-    fn capture_end(&self, stream: Stream) -> Result<Graph> {
-        // SAFETY: the handle is live.
-        written(|graph| unsafe { self.c.cuStreamEndCapture(stream.raw(), graph) }).map(Graph::new)
-    }
-
-    fn graph_instantiate(&self, graph: Graph) -> Result<GraphExec> {
-        // SAFETY: the handle is live.
-        written(|exec| unsafe { self.c.cuGraphInstantiate(exec, graph.raw(), 0) })
-            .map(GraphExec::new)
-    }
-
-    unsafe fn graph_launch(&self, graph: GraphExec, stream: Stream) -> Result<()> {
-        // SAFETY: the handles are live, and the caller vouches for what was captured.
-        unsafe { self.c.cuGraphLaunch(graph.raw(), stream.raw()) }
-    }
-
-    unsafe fn graph_destroy(&self, graph: Graph) -> Result<()> {
-        // SAFETY: the handle is live, and the caller does not use it again.
-        unsafe { self.c.cuGraphDestroy(graph.raw()) }
-    }
-
-    unsafe fn graph_exec_destroy(&self, graph: GraphExec) -> Result<()> {
-        // SAFETY: the handle is live, and the caller does not use it again.
-        unsafe { self.c.cuGraphExecDestroy(graph.raw()) }
     }
 }

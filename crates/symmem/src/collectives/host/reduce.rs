@@ -16,6 +16,12 @@ use crate::dtype::{Number, ReduceOp};
 /// Elements that are worked on at once: a few registers full, whatever the registers.
 const LANES: usize = 64;
 
+/// Whether the loop is for processors too old for any other: then it goes in small steps alone, and two ranks have no loops of
+/// their own, which would be a good deal of code that hardly any processor runs.
+const fn is_last_resort(v: u8) -> bool {
+    cfg!(target_arch = "x86_64") && v == PORTABLE
+}
+
 /// Those left over go so many at once, and the last of them four, two and one.
 const FEW: usize = 8;
 
@@ -198,30 +204,44 @@ unsafe fn body<N: Number, O: Operator, const V: u8>(
     let stream = V != PORTABLE
         && stores == Stores::Streaming
         && to.iter().all(|to| to.cast::<u8>().align_offset(VECTOR) == 0);
+    if const { is_last_resort(V) } {
+        // SAFETY: as the caller promises.
+        return unsafe { run::<N, O, V>(from, to, 0, len) };
+    }
+    // Two ranks are worth loops of their own, without loops in them.
+    let mut done = 0;
+    if stream {
+        // What is left is little, and goes as if nothing had been streamed.
+        done = match (from, to) {
+            // SAFETY: as the caller promises.
+            (&[a, b], &[c, d]) => unsafe { blocks::<N, O, V, true>(&[a, b], &[c, d], 0, len) },
+            // SAFETY: as the caller promises.
+            _ => unsafe { blocks::<N, O, V, true>(from, to, 0, len) },
+        };
+        copy::settle();
+    }
     match (from, to) {
-        // Two ranks are worth loops of their own, without loops in them. SAFETY: as the caller promises.
-        (&[a, b], &[c, d]) if stream => unsafe { run::<N, O, V, true>(&[a, b], &[c, d], len) },
         // SAFETY: as the caller promises.
-        (&[a, b], &[c, d]) => unsafe { run::<N, O, V, false>(&[a, b], &[c, d], len) },
+        (&[a, b], &[c, d]) => unsafe { run::<N, O, V>(&[a, b], &[c, d], done, len) },
         // SAFETY: as the caller promises.
-        (&[a, b], &[c]) => unsafe { run::<N, O, V, false>(&[a, b], &[c], len) },
+        (&[a, b], &[c]) => unsafe { run::<N, O, V>(&[a, b], &[c], done, len) },
         // SAFETY: as the caller promises.
-        _ if stream => unsafe { run::<N, O, V, true>(from, to, len) },
-        // SAFETY: as the caller promises.
-        _ => unsafe { run::<N, O, V, false>(from, to, len) },
+        _ => unsafe { run::<N, O, V>(from, to, done, len) },
     }
 }
 
+/// Whole blocks from element `at` on, and where they end.
+///
 /// # Safety
 /// See [`body`]; where `S` says so, all destinations are aligned to vectors.
 #[inline(always)]
-unsafe fn run<N: Number, O: Operator, const V: u8, const S: bool>(
+unsafe fn blocks<N: Number, O: Operator, const V: u8, const S: bool>(
     from: &[*const N],
     to: &[*mut N],
+    mut at: usize,
     len: usize,
-) {
-    let (whole, most) = (len / LANES * LANES, len / FEW * FEW);
-    let mut at = 0;
+) -> usize {
+    let whole = if const { is_last_resort(V) } { 0 } else { len / LANES * LANES };
     while at < whole {
         if size_of::<N>() < size_of::<N::Wide>() {
             from.iter().for_each(|source| fetch(source.wrapping_add(at), LANES));
@@ -230,6 +250,23 @@ unsafe fn run<N: Number, O: Operator, const V: u8, const S: bool>(
         unsafe { block::<N, O, V, S, LANES>(from, to, at) };
         at += LANES;
     }
+    at
+}
+
+/// All elements from `at` on, which is a multiple of [`LANES`].
+///
+/// # Safety
+/// See [`body`].
+#[inline(always)]
+unsafe fn run<N: Number, O: Operator, const V: u8>(
+    from: &[*const N],
+    to: &[*mut N],
+    at: usize,
+    len: usize,
+) {
+    // SAFETY: as the caller promises.
+    let mut at = unsafe { blocks::<N, O, V, false>(from, to, at, len) };
+    let most = len / FEW * FEW;
     while at < most {
         // SAFETY: as above, with fewer elements.
         unsafe { block::<N, O, V, false, FEW>(from, to, at) };
@@ -250,9 +287,6 @@ unsafe fn run<N: Number, O: Operator, const V: u8, const S: bool>(
     if rest & 1 != 0 {
         // SAFETY: as above, with one element.
         unsafe { block::<N, O, PORTABLE, false, 1>(from, to, at) };
-    }
-    if S {
-        copy::settle();
     }
 }
 

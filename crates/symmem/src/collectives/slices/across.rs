@@ -1,8 +1,9 @@
-//! Collectives of groups that span hosts. What a host has to know crosses to it once, and its ranks pass it on among themselves.
+//! Collectives of groups that span hosts. What a host has to know crosses to it once: its ranks read each other's mirrors.
 //!
 //! | way | what it does |
 //! |---|---|
 //! | raw | every rank sends its elements to all ranks of other hosts, and reduces all of them: `slices/mod.rs` |
+//! | raw, relayed | every rank sends its elements to one rank of each host, where all find them: all reduce all of them |
 //! | two hops | every rank sends each share to its owner, who reduces it and sends the result to one rank of each host |
 //! | chain | the ranks of the first host reduce their shares, those of the next host continue with theirs, …; the results run back |
 //!
@@ -26,22 +27,23 @@ pub(super) struct Steps<'s, 'r, 'c> {
     rank: usize,
     span: &'s Span,
     running: &'s mut Running<'r, 'c>,
-    /// Where each rank has staged its part of the last step.
+    /// Where each rank has staged its part of the last step; or, if it is on another host, what it has sent this rank.
     staged: Vec<*const u8>,
+    /// What each rank of another host has sent in the last step to the rank with its place here.
+    relayed: Vec<*const u8>,
 }
 
 impl<'s, 'r, 'c> Steps<'s, 'r, 'c> {
     /// Nothing where all ranks are on one host.
     pub(super) fn new(group: &'s Group, running: &'s mut Running<'r, 'c>) -> Option<Self> {
         let span = group.span()?;
-        let staged = vec![std::ptr::null(); group.size()];
-        Some(Self { group, rank: group.rank(), span, running, staged })
+        let (staged, relayed) = (vec![std::ptr::null(); group.size()], Vec::new());
+        Some(Self { group, rank: group.rank(), span, running, staged, relayed })
     }
 
-    /// Whether a block of each of so many sources better crosses to each host once, although it takes a step more then.
-    pub(super) fn relay(&self, bytes: usize, sources: usize) -> Result<bool> {
-        let spread = super::spread(self.group, self.span, false);
-        Ok(plan::is_relayed(self.group.rates()?, bytes, sources, &spread))
+    /// Whether blocks that all ranks read cross to each host once, and its ranks read them there.
+    pub(super) fn relays(&self, bytes: usize) -> bool {
+        plan::crosses_once(bytes, &super::spread(self.group, self.span, false))
     }
 
     /// Byte `at` of this rank's staging buffer for the next step, which nobody reads yet.
@@ -56,7 +58,7 @@ impl<'s, 'r, 'c> Steps<'s, 'r, 'c> {
     unsafe fn stage(&self, from: *const u8, bytes: usize, at: usize) {
         if self.span.has_neighbours() {
             // SAFETY: as the caller promises; a buffer of our own that nobody reads.
-            unsafe { copy(from, self.own(at), bytes, plan::staging(bytes)) };
+            unsafe { copy(from, self.own(at), bytes, Stores::Cached) };
         }
     }
 
@@ -74,6 +76,27 @@ impl<'s, 'r, 'c> Steps<'s, 'r, 'c> {
         Ok(())
     }
 
+    /// As `step`. What ranks of other hosts have sent to any rank of this one is there as well.
+    ///
+    /// # Safety
+    /// As of `step`.
+    unsafe fn step_relayed(&mut self, sent: impl Fn(usize) -> [Sent; 2]) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.step(sent) }?;
+        let staging = self.running.await_landed()?;
+        self.relayed.clear();
+        self.relayed.extend((0..self.staged.len()).map(|rank| staging.relayed(rank)));
+        Ok(())
+    }
+
+    /// What `rank`, which may be on another host, has staged for the last step, from byte `at` on: after [`Steps::step_relayed`].
+    fn of_any(&self, rank: usize, at: usize) -> *const u8 {
+        match self.relayed.get(rank) {
+            Some(relayed) if !relayed.is_null() => relayed.wrapping_add(at),
+            _ => self.of(rank, at),
+        }
+    }
+
     /// What `rank` has staged for the last step, from byte `at` on.
     fn of(&self, rank: usize, at: usize) -> *const u8 {
         self.staged.get(rank).copied().unwrap_or(std::ptr::null()).wrapping_add(at)
@@ -84,19 +107,17 @@ impl<'s, 'r, 'c> Steps<'s, 'r, 'c> {
         self.span.hosts().get(self.span.own().0).map_or(&[], Vec::as_slice)
     }
 
+    fn is_near(&self, rank: usize) -> bool {
+        self.near().contains(&rank)
+    }
+
     /// The rank of a host with this rank's place, or another one.
     fn at_place(&self, host: usize, place: usize) -> usize {
         self.span.hosts().get(host).and_then(|host| host.get(place)).copied().unwrap_or_default()
     }
-
-    /// The hosts but this one.
-    fn others(&self) -> impl Iterator<Item = usize> + use<> {
-        let own = self.span.own().0;
-        (0..self.span.hosts().len()).filter(move |&host| host != own)
-    }
 }
 
-/// How data is cut into pieces, each of them into shares of several ranks. A staging buffer holds a piece, and behind it some shares.
+/// How data is cut into pieces, each of them into shares of several ranks. A staging buffer holds a piece.
 struct Cut {
     data: Slice,
     shares: usize,
@@ -106,10 +127,10 @@ struct Cut {
 }
 
 impl Cut {
-    /// Into pieces of which a staging buffer holds one and `more` shares; nothing if there are too many ranks for that.
-    fn new(data: Slice, shares: usize, more: usize) -> Option<Self> {
+    /// Into pieces that a staging buffer of `stage` bytes holds; nothing if there are too many ranks for that.
+    fn new(stage: usize, data: Slice, shares: usize) -> Option<Self> {
         let line = (LINE / data.size).max(1);
-        let lines = STAGE / (line * data.size) / (shares + more);
+        let lines = stage / (line * data.size) / shares;
         let most = Some(lines * line * shares).filter(|most| *most > 0)?;
         let count = data.len.div_ceil(most).max(1);
         let each = data.len.div_ceil(count).next_multiple_of(line * shares).max(1);
@@ -123,10 +144,10 @@ impl Cut {
         Some(Piece { cut: self, elements })
     }
 
-    /// Where a staging buffer has the share behind the piece.
-    fn behind(&self, share: usize) -> usize {
-        let size = self.data.size;
-        self.each * size + share * (self.each / self.shares) * size
+    /// Where a staging buffer has a share, of whichever piece. A rank's own share is read by nobody, so what it has made of its share
+    /// of an earlier piece lies there.
+    fn place(&self, share: usize) -> usize {
+        share * (self.each / self.shares) * self.data.size
     }
 }
 
@@ -156,13 +177,13 @@ impl Piece<'_> {
         Share {
             own: data.at(self.elements.start + within.start),
             len: within.len(),
-            at: within.start * data.size,
+            at: self.cut.place(of),
             bytes: within.len() * data.size,
         }
     }
 }
 
-/// A share of a piece: where this rank has it, its elements, and where it lies in the piece.
+/// A share of a piece: where this rank has it, its elements, and where staging buffers have it.
 struct Share {
     own: *mut u8,
     len: usize,
@@ -177,50 +198,78 @@ impl Share {
     }
 }
 
-/// An all-reduce in two hops. Where `relayed`, results cross to each host once, and a step later the ranks of the host pass them on.
-/// False if there are too many ranks.
+/// An all-reduce in which every rank gets the elements of all, which cross to each host once. The hosts have as many ranks each. False
+/// if there are too many ranks.
+pub(super) fn raw_relayed(
+    steps: &mut Steps<'_, '_, '_>,
+    data: Slice,
+    reduce: Reduce,
+) -> Result<bool> {
+    let (rank, span) = (steps.rank, steps.span);
+    let Some(cut) = Cut::new(steps.group.stage(), data, 1) else { return Ok(false) };
+    let mut from = Vec::with_capacity(steps.staged.len());
+    for piece in (0..cut.count).filter_map(|step| cut.piece(step, 0)) {
+        // SAFETY: a piece of the data; a staging buffer has room for it.
+        unsafe { steps.stage(piece.own(), piece.bytes(), 0) };
+        let sent = |to| {
+            let is_opposite = are_opposite(span, rank, to);
+            [if is_opposite { piece.sent(0) } else { Sent::NOTHING }, Sent::NOTHING]
+        };
+        // SAFETY: a piece of the data.
+        unsafe { steps.step_relayed(sent) }?;
+        from.clear();
+        from.extend((0..steps.staged.len()).map(|source| match source == rank {
+            true => piece.own().cast_const(),
+            false => steps.of_any(source, 0),
+        }));
+        // SAFETY: all have staged or sent the piece; ours lies in the data, where nobody else touches it.
+        unsafe { reduce(&from, &[piece.own()], piece.elements.len(), Stores::Cached) };
+    }
+    Ok(true)
+}
+
+/// An all-reduce in two hops. Where `relayed`, results cross to each host once. False if there are too many ranks.
 pub(super) fn two_hops(
     steps: &mut Steps<'_, '_, '_>,
     data: Slice,
     reduce: Reduce,
     relayed: bool,
 ) -> Result<bool> {
-    let (rank, ranks, hosts) = (steps.rank, steps.staged.len(), steps.span.hosts().len());
-    let Some(cut) = Cut::new(data, ranks, 1 + if relayed { hosts } else { 0 }) else {
-        return Ok(false);
-    };
-    let result = cut.behind(0);
-    let relay = |host: usize| cut.behind(1 + host);
-    let place = steps.span.own().1;
+    let (rank, ranks) = (steps.rank, steps.staged.len());
+    let Some(cut) = Cut::new(steps.group.stage(), data, ranks) else { return Ok(false) };
+    let loans = steps.group.loans().filter(|_| !relayed);
     let mut from = Vec::with_capacity(ranks);
-    for step in 0..cut.count + 1 + usize::from(relayed) {
+    for step in 0..=cut.count {
         let (input, reduced) = (cut.piece(step, 0), cut.piece(step, 1));
-        let known = cut.piece(step, 2).filter(|_| relayed);
-        if let Some(piece) = &input {
-            // SAFETY: a piece of the data; a staging buffer has room for it.
-            unsafe { steps.stage(piece.own(), piece.bytes(), 0) };
-        }
-        if let Some(share) = reduced.as_ref().map(|piece| piece.share(rank)) {
-            // SAFETY: our share of the piece; there is room for one behind a piece.
-            unsafe { steps.stage(share.own, share.bytes, result) };
-        }
-        for (piece, host) in known.iter().flat_map(|piece| steps.others().map(move |h| (piece, h)))
-        {
-            let share = piece.share(steps.at_place(host, place));
-            // SAFETY: as above, of the rank with our place there.
-            unsafe { steps.stage(share.own, share.bytes, relay(host)) };
+        let of_others = || steps.near().iter().copied().filter(|&near| near != rank);
+        let staged = input.iter().flat_map(|piece| of_others().map(|near| piece.share(near)));
+        for share in staged.chain(reduced.iter().map(|piece| piece.share(rank))) {
+            // SAFETY: a share of a piece of the data; a staging buffer has room for the piece.
+            unsafe { steps.stage(share.own, share.bytes, share.at) };
         }
         let span = steps.span;
+        for (loans, piece) in loans.iter().zip(&input) {
+            // The results of the piece come with the next exchange.
+            let next = steps.running.staging().epoch().wrapping_add(1);
+            for source in (0..ranks).filter(|&source| !steps.is_near(source)) {
+                let share = piece.share(source);
+                // SAFETY: a share of the data, which the source sends when it has ours, so that has been sent; nobody touches it before
+                // that exchange is over, and the loans end with this call.
+                unsafe { loans.lend((source, next, share.at), share.own, share.bytes) };
+            }
+        }
         let sent = |to| {
             let input = input.as_ref().map(|piece| piece.share(to));
             let reduced = reduced.as_ref().filter(|_| !relayed || are_opposite(span, rank, to));
-            [
-                input.map_or(Sent::NOTHING, |share| share.sent(share.at)),
-                reduced.map_or(Sent::NOTHING, |piece| piece.share(rank).sent(result)),
-            ]
+            let reduced = reduced.map(|piece| piece.share(rank));
+            [input, reduced].map(|share| share.map_or(Sent::NOTHING, |share| share.sent(share.at)))
         };
-        // SAFETY: shares of the data.
-        unsafe { steps.step(sent) }?;
+        match relayed && reduced.is_some() {
+            // SAFETY: shares of the data.
+            true => unsafe { steps.step_relayed(sent) },
+            // SAFETY: as above.
+            false => unsafe { steps.step(sent) },
+        }?;
         if let Some(share) = input.as_ref().map(|piece| piece.share(rank)) {
             from.clear();
             from.extend((0..ranks).map(|source| match source == rank {
@@ -231,21 +280,15 @@ pub(super) fn two_hops(
             unsafe { reduce(&from, &[share.own], share.len, Stores::Cached) };
         }
         if let Some(piece) = &reduced {
-            for source in (0..ranks).filter(|&source| source != rank) {
-                let is_opposite = are_opposite(steps.span, rank, source);
-                if !relayed || is_opposite || steps.near().contains(&source) {
-                    let share = piece.share(source);
-                    // SAFETY: the rank has staged its share, and here is its place in the data.
-                    unsafe { copy_bytes(steps.of(source, result), share.own, share.bytes) };
-                }
-            }
-        }
-        for (piece, host) in known.iter().flat_map(|piece| steps.others().map(move |h| (piece, h)))
-        {
-            for (at, &neighbour) in steps.near().iter().enumerate().filter(|(at, _)| *at != place) {
-                let share = piece.share(steps.at_place(host, at));
-                // SAFETY: the neighbour has staged the share of the rank with its place there.
-                unsafe { copy_bytes(steps.of(neighbour, relay(host)), share.own, share.bytes) };
+            let is_there = |source| source == rank || loans.is_some() && !steps.is_near(source);
+            for source in (0..ranks).filter(|&source| !is_there(source)) {
+                let share = piece.share(source);
+                let from = match relayed {
+                    true => steps.of_any(source, share.at),
+                    false => steps.of(source, share.at),
+                };
+                // SAFETY: the rank has staged or sent its share, and here is its place in the data.
+                unsafe { copy_bytes(from, share.own, share.bytes) };
             }
         }
     }
@@ -263,169 +306,126 @@ fn are_opposite(span: &Span, rank: usize, other: usize) -> bool {
 pub(super) fn chain(steps: &mut Steps<'_, '_, '_>, data: Slice, reduce: Reduce) -> Result<bool> {
     let (hosts, (host, place)) = (steps.span.hosts().len(), steps.span.own());
     let near = steps.near();
-    let Some(cut) = Cut::new(data, near.len(), 2) else { return Ok(false) };
-    let (partial, result) = (cut.behind(0), cut.behind(1));
+    let Some(cut) = Cut::new(steps.group.stage(), data, near.len()) else { return Ok(false) };
+    let own = cut.place(place); // partial and final results, of pieces before the one whose shares are staged
     let before = host.checked_sub(1).map(|before| steps.at_place(before, place));
     let after = (host + 1 < hosts).then(|| steps.at_place(host + 1, place));
     let mut from = Vec::with_capacity(near.len() + 1);
-    for step in 0..cut.count + 2 * hosts - 1 {
-        // What the steps before have made of the pieces that are under way.
+    for step in 0..cut.count + 2 * hosts - 2 {
+        // What the steps before have made of the pieces that are under way: ours are staged, what was reduced so far is passed on,
+        // results run back.
         let input = cut.piece(step, host);
         let passed_on = cut.piece(step, host + 1);
-        let reduced = cut.piece(step, 2 * hosts - 1 - host);
-        if let Some(piece) = &input {
-            // SAFETY: a piece of the data; a staging buffer has room for it.
-            unsafe { steps.stage(piece.own(), piece.bytes(), 0) };
+        let back = cut.piece(step, 2 * hosts - 1 - host);
+        // What this host has the results of after the step.
+        let done = cut.piece(step, if after.is_some() { 2 * hosts - 2 - host } else { hosts });
+        let of_others = || (0..near.len()).filter(|at| *at != place);
+        for share in input.iter().flat_map(|piece| of_others().map(|at| piece.share(at))) {
+            // SAFETY: a share of a piece of the data; a staging buffer has room for the piece.
+            unsafe { steps.stage(share.own, share.bytes, share.at) };
         }
-        if let Some(share) = reduced.as_ref().map(|piece| piece.share(place)) {
-            // SAFETY: our share of the piece; there is room for one behind a piece.
-            unsafe { steps.stage(share.own, share.bytes, result) };
-        }
-        let reduced_so_far = steps.own(partial).cast_const();
+        let reduced_so_far = steps.own(own).cast_const();
         let sent = |to| {
             let share = |piece: Option<&Piece<'_>>| piece.map(|piece| piece.share(place));
             let on = share(passed_on.as_ref().filter(|_| after == Some(to)));
-            let back = share(reduced.as_ref().filter(|_| before == Some(to)));
+            let back = share(back.as_ref().filter(|_| before == Some(to)));
             [
-                on.map_or(Sent::NOTHING, |share| Sent {
-                    from: reduced_so_far,
-                    ..share.sent(partial)
-                }),
-                back.map_or(Sent::NOTHING, |share| share.sent(result)),
+                on.map_or(Sent::NOTHING, |share| Sent { from: reduced_so_far, ..share.sent(own) }),
+                back.map_or(Sent::NOTHING, |share| share.sent(own)),
             ]
         };
-        // SAFETY: what the step before has reduced into the staging buffer, and a share of the data.
-        unsafe { steps.step(sent) }?;
+        match after.is_some() && done.is_some() {
+            // SAFETY: what the step before has reduced into the staging buffer, and a share of the data.
+            true => unsafe { steps.step_relayed(sent) },
+            // SAFETY: as above.
+            false => unsafe { steps.step(sent) },
+        }?;
         if let Some(share) = input.as_ref().map(|piece| piece.share(place)) {
             from.clear();
-            from.extend(before.map(|before| steps.of(before, partial)));
+            from.extend(before.map(|before| steps.of(before, own)));
             from.extend(near.iter().map(|&source| match source == steps.rank {
                 true => share.own.cast_const(),
                 false => steps.of(source, share.at),
             }));
-            // The next host continues with it, or it is the result.
-            let to = if after.is_some() { steps.own(partial) } else { share.own };
-            // SAFETY: the ranks of this host have staged the share, ours lies in the data; the host before has reduced it.
-            unsafe { reduce(&from, &[to], share.len, Stores::Cached) };
+            // The next host continues with it; or it is the result, which the ranks of this one get in the next step.
+            let to: &[_] = match after {
+                Some(_) => &[steps.own(own)],
+                None => &[share.own, steps.own(own)],
+            };
+            // SAFETY: the ranks of this host have staged the share, ours lies in the data; the host before has reduced it. Staging
+            // buffers have room for a share there.
+            unsafe { reduce(&from, to, share.len, Stores::Cached) };
         }
-        if let Some((after, piece)) = after.zip(cut.piece(step, 2 * hosts - 2 - host)) {
-            let share = piece.share(place);
-            // SAFETY: the next host has staged the result, and here is its place in the data.
-            unsafe { copy_bytes(steps.of(after, result), share.own, share.bytes) };
-        }
-        for (piece, (at, &neighbour)) in
-            reduced.iter().flat_map(|piece| near.iter().enumerate().map(move |near| (piece, near)))
-        {
-            if at != place {
+        if let Some(piece) = &done {
+            for (at, &neighbour) in near.iter().enumerate() {
                 let share = piece.share(at);
-                // SAFETY: the neighbour has staged the result of its share.
-                unsafe { copy_bytes(steps.of(neighbour, result), share.own, share.bytes) };
+                let from = match after {
+                    Some(_) => steps.of_any(steps.at_place(host + 1, at), share.at),
+                    None if at == place => continue,
+                    None => steps.of(neighbour, share.at),
+                };
+                // SAFETY: the next host has sent the result of this share, or the neighbour has staged it.
+                unsafe { copy_bytes(from, share.own, share.bytes) };
             }
         }
     }
     Ok(true)
 }
 
-/// An all-gather in which each rank sends its block to one rank of each other host. The hosts have as many ranks each. False if
-/// there are too many hosts.
+/// An all-gather in which each rank sends its block to one rank of each other host. The hosts have as many ranks each.
 pub(super) fn all_gather(
     steps: &mut Steps<'_, '_, '_>,
     input: Slice,
     out: *mut u8,
 ) -> Result<bool> {
-    let (rank, (host, place), near) = (steps.rank, steps.span.own(), steps.near());
-    let block = input.len * input.size;
-    let Some(cut) = Cut::new(input, 1, steps.span.hosts().len() - 1) else { return Ok(false) };
-    // The own piece, or one of another host, lies where its host says.
-    let of_host = |number: usize| number * cut.each * input.size;
-    let place_of = |source: usize, piece: &Piece<'_>| {
-        out.wrapping_add(source * block + piece.elements.start * input.size)
-    };
-    for step in 0..=cut.count {
-        let (new, known) = (cut.piece(step, 0), cut.piece(step, 1));
-        if let Some(piece) = &new {
-            // SAFETY: a piece of the input; a staging buffer has room for one of each host.
-            unsafe { steps.stage(piece.own(), piece.bytes(), of_host(host)) };
-        }
-        for (piece, other) in known.iter().flat_map(|piece| steps.others().map(move |h| (piece, h)))
-        {
-            let from = place_of(steps.at_place(other, place), piece);
-            // SAFETY: a piece that came in the step before; as above.
-            unsafe { steps.stage(from, piece.bytes(), of_host(other)) };
-        }
+    let rank = steps.rank;
+    let Some(cut) = Cut::new(steps.group.stage(), input, 1) else { return Ok(false) };
+    for piece in (0..cut.count).filter_map(|step| cut.piece(step, 0)) {
+        // SAFETY: a piece of the input; a staging buffer has room for it.
+        unsafe { steps.stage(piece.own(), piece.bytes(), 0) };
         let span = steps.span;
         let sent = |to| {
-            let new = new.as_ref().filter(|_| are_opposite(span, rank, to));
-            [new.map_or(Sent::NOTHING, |piece| piece.sent(of_host(host))), Sent::NOTHING]
+            let is_opposite = are_opposite(span, rank, to);
+            [if is_opposite { piece.sent(0) } else { Sent::NOTHING }, Sent::NOTHING]
         };
         // SAFETY: a piece of the input.
-        unsafe { steps.step(sent) }?;
-        let take = |from: *const u8, source: usize, piece: &Piece<'_>| {
-            // SAFETY: the source has staged the piece, and there is a place for it in `out`.
-            unsafe { copy_bytes(from, place_of(source, piece), piece.bytes()) };
-        };
-        if let Some(piece) = &new {
-            for &source in near {
-                let own = source == rank;
-                take(
-                    if own { piece.own() } else { steps.of(source, of_host(host)) },
-                    source,
-                    piece,
-                );
-            }
-            for other in steps.others() {
-                let source = steps.at_place(other, place);
-                take(steps.of(source, of_host(other)), source, piece);
-            }
-        }
-        for (piece, other) in known.iter().flat_map(|piece| steps.others().map(move |h| (piece, h)))
-        {
-            for (at, &neighbour) in near.iter().enumerate().filter(|(at, _)| *at != place) {
-                take(steps.of(neighbour, of_host(other)), steps.at_place(other, at), piece);
-            }
+        unsafe { steps.step_relayed(sent) }?;
+        let ranks = steps.staged.len();
+        // Our own first: it is in our cache. Then each rank begins with another one.
+        for source in (rank..ranks).chain(0..rank) {
+            let from =
+                if source == rank { piece.own().cast_const() } else { steps.of_any(source, 0) };
+            let at = source * input.len * input.size + piece.elements.start * input.size;
+            // SAFETY: the source has staged or sent the piece, and there is a place for it in `out`.
+            unsafe { copy_bytes(from, out.wrapping_add(at), piece.bytes()) };
         }
     }
     Ok(true)
 }
 
-/// A broadcast in which the root sends its elements to one rank of each other host. The hosts have as many ranks each.
-pub(super) fn broadcast(steps: &mut Steps<'_, '_, '_>, data: Slice, root: usize) -> Result<()> {
-    let (host, place) = steps.span.own();
-    let of_root =
-        steps.span.hosts().iter().enumerate().find_map(|(number, ranks)| {
-            Some((number, ranks.iter().position(|&rank| rank == root)?))
-        });
-    let (root_host, root_place) = of_root.unwrap_or_default();
+/// A broadcast in which the root sends its elements to one rank of each other host. The hosts have as many ranks each. False if an
+/// element does not fit a staging buffer.
+pub(super) fn broadcast(steps: &mut Steps<'_, '_, '_>, data: Slice, root: usize) -> Result<bool> {
+    let Some(cut) = Cut::new(steps.group.stage(), data, 1) else { return Ok(false) };
     let is_root = steps.rank == root;
-    // On other hosts, the rank that hears from the root passes it on, a step later.
-    let passes_on = host != root_host && place == root_place;
-    let source =
-        if passes_on || host == root_host { root } else { steps.at_place(host, root_place) };
-    let behind = usize::from(source != root);
-    let cut =
-        Cut::new(data, 1, 0).unwrap_or(Cut { data, shares: 1, each: data.len.max(1), count: 1 });
-    for step in 0..=cut.count {
-        let staged = match is_root {
-            true => cut.piece(step, 0),
-            false => cut.piece(step, 1).filter(|_| passes_on),
-        };
-        if let Some(piece) = &staged {
-            // SAFETY: a piece of the data, which came in the step before unless it is our own; a staging buffer has room for it.
+    for piece in (0..cut.count).filter_map(|step| cut.piece(step, 0)) {
+        if is_root {
+            // SAFETY: a piece of the data; a staging buffer has room for it.
             unsafe { steps.stage(piece.own(), piece.bytes(), 0) };
         }
         let span = steps.span;
         let sent = |to| {
-            let sent = staged.as_ref().filter(|_| is_root && are_opposite(span, root, to));
-            [sent.map_or(Sent::NOTHING, |piece| piece.sent(0)), Sent::NOTHING]
+            let is_sent = is_root && are_opposite(span, root, to);
+            [if is_sent { piece.sent(0) } else { Sent::NOTHING }, Sent::NOTHING]
         };
         // SAFETY: a piece of the data.
-        unsafe { steps.step(sent) }?;
-        if let Some(piece) = cut.piece(step, behind).filter(|_| !is_root) {
-            // SAFETY: the source has staged the piece, and here is its place in the data.
-            unsafe { copy_bytes(steps.of(source, 0), piece.own(), piece.bytes()) };
+        unsafe { steps.step_relayed(sent) }?;
+        if !is_root {
+            // SAFETY: the root has staged or sent the piece, and here is its place in the data.
+            unsafe { copy_bytes(steps.of_any(root, 0), piece.own(), piece.bytes()) };
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 #[cfg(test)]
@@ -433,15 +433,15 @@ mod tests {
     use super::*;
     use crate::dtype::DType;
 
-    fn cut(len: usize, shares: usize, more: usize) -> Option<Cut> {
-        Cut::new(Slice::new(std::ptr::null_mut(), len, DType::F32), shares, more)
+    fn cut(len: usize, shares: usize) -> Option<Cut> {
+        Cut::new(STAGE, Slice::new(std::ptr::null_mut(), len, DType::F32), shares)
     }
 
     #[test]
-    fn pieces_cover_everything_and_fit_a_staging_buffer_with_the_shares_behind_them() {
-        for (shares, more) in [(1, 0), (1, 3), (2, 2), (3, 4), (8, 1), (72, 10)] {
+    fn pieces_cover_everything_and_their_shares_have_fixed_places_in_a_staging_buffer() {
+        for shares in [1, 2, 3, 8, 72] {
             for len in [0, 1, 7, 100, 20_000, STAGE / 4, STAGE, 1 << 20] {
-                let cut = cut(len, shares, more).unwrap();
+                let cut = cut(len, shares).unwrap();
                 let pieces: Vec<_> = (0..cut.count).map(|i| cut.piece(i, 0).unwrap()).collect();
                 assert!(cut.piece(cut.count, 0).is_none() && cut.piece(0, 1).is_none());
                 let mut ends = pieces.iter().map(|piece| piece.elements.end);
@@ -450,13 +450,14 @@ mod tests {
                 for piece in &pieces {
                     let all = (0..shares).map(|i| piece.share(i));
                     assert_eq!(all.map(|share| share.len).sum::<usize>(), piece.elements.len());
-                    let widest = (0..shares).map(|i| piece.share(i).bytes).max().unwrap();
-                    assert!(piece.bytes() <= cut.behind(0));
-                    assert!((0..more).all(|i| cut.behind(i) + widest <= cut.behind(i + 1)));
-                    assert!(cut.behind(more) <= STAGE, "{len} in {shares} and {more}");
+                    assert!((0..shares).all(|i| {
+                        let share = piece.share(i);
+                        share.at == cut.place(i) && share.at + share.bytes <= cut.place(i + 1)
+                    }));
+                    assert!(cut.place(shares) <= STAGE, "{len} in {shares}");
                 }
             }
         }
-        assert!(cut(1, STAGE, 0).is_none());
+        assert!(cut(1, STAGE).is_none());
     }
 }

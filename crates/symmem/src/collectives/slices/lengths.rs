@@ -11,7 +11,7 @@ use super::super::staged::{Input, exchange};
 use super::{Slice, begin, copy_pieces, each_piece};
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
-use crate::group::{Call, Group, Op, Running, STAGE};
+use crate::group::{Call, Group, Op, Running};
 
 /// In place of a length: the rank's arguments are wrong, and it says so itself.
 const REFUSED: u64 = u64::MAX;
@@ -83,7 +83,8 @@ impl Group {
         }
         if let Some(at) = table.iter().position(|&count| count == REFUSED) {
             let reason = "its counts do not fit its input".to_owned();
-            return Err(Error::PeerFailed { op: op.name(), rank: at / lengths.counts, reason });
+            let failed = Error::PeerFailed { op: op.name(), rank: at / lengths.counts, reason };
+            return Err(self.note_common(failed));
         }
         let wanted = lengths.wanted(&table, self.rank());
         let received: Vec<usize> = wanted.iter().map(Range::len).collect();
@@ -168,7 +169,7 @@ fn receive(
     wanted: &[Range<usize>],
     to: *mut u8,
 ) -> Result<()> {
-    let each = (STAGE / input.size).max(1);
+    let each = (group.stage() / input.size).max(1);
     for first in (0..most).step_by(each) {
         let end = most.min(first + each);
         let own = first.min(input.len)..end.min(input.len);

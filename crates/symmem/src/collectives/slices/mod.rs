@@ -164,8 +164,8 @@ impl Slice {
     }
 
     /// Pieces of which a staging buffer holds one of each of `blocks`.
-    fn pieces(&self, blocks: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        pieces(self.len, self.size, blocks)
+    fn pieces(&self, group: &Group, blocks: usize) -> impl Iterator<Item = Range<usize>> {
+        pieces(self.len, self.size, blocks, || group.stage())
     }
 }
 
@@ -219,7 +219,7 @@ fn each_piece(
     mut work: impl FnMut(Range<usize>, &[*const u8]),
 ) -> Result<()> {
     let mut places = PerRank::new();
-    for piece in input.pieces(1) {
+    for piece in input.pieces(group, 1) {
         let (own, bytes) = (input.at(piece.start), piece.len() * input.size);
         let staged = if is_source { Input::one(own, bytes) } else { Input::none(bytes) };
         // SAFETY: a piece of the input.
@@ -253,6 +253,7 @@ pub(super) fn way_across(group: &Group, span: &Span, call: &Call) -> Result<Way>
     tracing::debug!(op = call.op.name(), bytes, ?spread, ?chosen);
     Ok(match chosen {
         Across::Raw => Way::Raw,
+        Across::RawRelayed => Way::RawRelayed,
         Across::TwoHops => Way::TwoHops,
         Across::TwoHopsRelayed => Way::TwoHopsRelayed,
         Across::Chain => Way::Chain,
@@ -266,6 +267,7 @@ fn spread(group: &Group, span: &Span, is_passed_on: bool) -> Spread {
         hosts: span.hosts().len(),
         is_even: span.ranks_per_host().is_some(),
         can_chain: is_passed_on && span.is_in_blocks(),
+        stage: group.stage(),
     }
 }
 
@@ -281,6 +283,7 @@ pub(super) fn reduce_across(
         && let Some(steps) = &mut Steps::new(group, running)
         && match way {
             Way::Chain => across::chain(steps, data, reduce)?,
+            Way::RawRelayed => across::raw_relayed(steps, data, reduce)?,
             way => across::two_hops(steps, data, reduce, way == Way::TwoHopsRelayed)?,
         }
     {
@@ -297,7 +300,7 @@ fn reduce_pieces(
     is_raw: bool,
 ) -> Result<()> {
     let mut places = PerRank::new();
-    for piece in data.pieces(1) {
+    for piece in data.pieces(group, 1) {
         let (first, len, bytes) = (data.at(piece.start), piece.len(), piece.len() * data.size);
         let at_once =
             bytes <= Staging::TINY || is_raw || plan::at_once(group.rates()?, bytes, group.size());
@@ -358,7 +361,7 @@ pub(super) fn gather_all(
 ) -> Result<()> {
     if input.bytes() > Staging::TINY
         && let Some(steps) = &mut Steps::new(group, running)
-        && steps.relay(input.bytes(), group.size())?
+        && steps.relays(input.bytes())
         && across::all_gather(steps, input, out)?
     {
         return Ok(());
@@ -389,7 +392,7 @@ pub(super) fn reduce_blocks(
 ) -> Result<()> {
     let mut places = PerRank::new();
     let at_once = blocks_at_once(group, input);
-    for piece in input.pieces(at_once) {
+    for piece in input.pieces(group, at_once) {
         let from = exchange_blocks(group, running, (input, at_once), &piece, &mut places)?;
         let to = out.wrapping_add(piece.start * input.size);
         // SAFETY: every other rank has staged a piece for us, ours is in the input; `out` has room for a block.
@@ -412,9 +415,10 @@ pub(super) fn spread_from(
 ) -> Result<()> {
     if data.bytes() > Staging::TINY
         && let Some(steps) = &mut Steps::new(group, running)
-        && steps.relay(data.bytes(), 1)?
+        && steps.relays(data.bytes())
+        && across::broadcast(steps, data, root)?
     {
-        return across::broadcast(steps, data, root);
+        return Ok(());
     }
     let is_root = group.rank() == root;
     each_piece(group, running, data, is_root, |piece, from| {
@@ -439,7 +443,7 @@ pub(super) fn exchange_all(
 ) -> Result<()> {
     let mut places = PerRank::new();
     let at_once = blocks_at_once(group, input);
-    for piece in input.pieces(at_once) {
+    for piece in input.pieces(group, at_once) {
         let from = exchange_blocks(group, running, (input, at_once), &piece, &mut places)?;
         // SAFETY: each rank has staged a piece for us; `out` has room for a block of each.
         unsafe { copy_pieces(group, from, input, &piece, out) };

@@ -157,7 +157,7 @@ pub(in super::super) fn scatter_from(
     out: *mut u8,
 ) -> Result<()> {
     let (rank, ranks) = (group.rank(), group.size());
-    for piece in block.pieces(ranks) {
+    for piece in block.pieces(group, ranks) {
         let bytes = piece.len() * block.size;
         let staged = Input {
             from: block.at(piece.start).cast_const(),

@@ -1,20 +1,18 @@
 //! What a collective on device memory checks before it launches anything.
 
 use crate::cuda::Algorithm;
-use crate::cuda::symmetric::Symmetric;
-use crate::dtype::{Element, Number, ReduceOp};
+use crate::cuda::memory::Memory;
+use crate::dtype::ReduceOp;
 use crate::error::{Error, Result};
 use crate::group::digest;
 
-impl<T: Number> Symmetric<T> {
+impl Memory {
     pub(crate) fn check_operator(&self, name: &'static str, op: ReduceOp) -> Result<()> {
-        crate::collectives::loop_for::<T>(self.group(), name, op).map(drop)
+        crate::collectives::check_operator(self.group(), name, self.dtype(), op)
     }
-}
 
-impl<T: Element> Symmetric<T> {
     pub(crate) fn digest(&self, name: &'static str, agreed: &[usize]) -> u32 {
-        digest(name, T::DTYPE, self.handle.digest(), self.len(), agreed)
+        digest(name, self.dtype(), self.handle.digest(), self.len(), agreed)
     }
 
     pub(crate) fn block(&self, name: &'static str, len: usize) -> Result<usize> {

@@ -5,47 +5,13 @@
 #![allow(unsafe_code)] // S1, S3: lengths are checked here, and copies touch nothing else
 
 use crate::cuda::Algorithm;
-use crate::cuda::collectives::reductions;
 use crate::cuda::device::kernels::parameters;
 use crate::cuda::group::layout::Pointers;
+use crate::cuda::memory::{Elements, Memory};
 use crate::cuda::stream::Stream;
 use crate::cuda::symmetric::{Symmetric, View, ViewMut};
-use crate::dtype::{Element, Number, ReduceOp};
+use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
-
-impl<T: Number> Symmetric<T> {
-    /// Copies all ranks' blocks for this one to `gathered`, and reduces them from there in rank order.
-    pub(super) fn fetch_and_reduce(
-        &self,
-        op: ReduceOp,
-        out: ViewMut<'_, T>,
-        gathered: u64,
-        stream: &Stream,
-    ) -> Result<()> {
-        const NAME: &str = "reduce_scatter";
-        let call = self.digest(NAME, &[op as usize, Algorithm::CopyEngine as usize]);
-        let bytes = out.len * size_of::<T>();
-        let own = (self.group().rank() * bytes) as u64;
-        let blocks: Vec<usize> =
-            (0..self.group().size()).map(|peer| gathered as usize + peer * bytes).collect();
-        self.enqueue(NAME, call, stream, |mut context| {
-            self.barrier_in(&context)?;
-            for (peer, from) in self.parts_in_turn() {
-                let to = gathered + (peer * bytes) as u64;
-                // SAFETY: our block of the peer's part; `gathered` has room for one of each rank.
-                unsafe { self.copy(to, from + own, bytes, stream) }?;
-            }
-            // They all lie with this rank. All ranks synchronise in the kernel: their copies are made.
-            let (mut parts, mut to, mut op) = (Pointers::new(&blocks), out.address, op as u32);
-            let (mut first, mut rows, mut active) = (0_u64, 1_u64, 1_u32);
-            let (mut columns, mut pitch) = (out.len as u64, out.len as u64);
-            let group = &mut context.group;
-            let list = parameters![*group, parts, to, first, rows, columns, pitch, active, op];
-            // SAFETY: the kernel's parameters in order; each part and `out` have as many elements.
-            unsafe { self.run((reductions::<T>(), "reduce_pull"), bytes, context.target, list) }
-        })
-    }
-}
 
 impl<T: Element> Symmetric<T> {
     /// As [`Symmetric::all_gather`], by [`Algorithm::Auto`] or [`Algorithm::CopyEngine`].
@@ -55,24 +21,7 @@ impl<T: Element> Symmetric<T> {
         algorithm: Algorithm,
         stream: &Stream,
     ) -> Result<()> {
-        const NAME: &str = "all_gather";
-        match algorithm {
-            Algorithm::Auto => return self.all_gather(out, stream),
-            Algorithm::CopyEngine => {}
-            other => return Err(self.unsupported(NAME, "Auto or CopyEngine", other)),
-        }
-        self.check_out(NAME, self.len() * self.group().size(), out.len)?;
-        let call = self.digest(NAME, &[self.len(), algorithm as usize]);
-        let bytes = self.len() * size_of::<T>();
-        self.enqueue(NAME, call, stream, |context| {
-            self.barrier_in(&context)?;
-            for (peer, from) in self.parts_in_turn() {
-                let to = out.address + (peer * bytes) as u64;
-                // SAFETY: all of a peer's part; `out` has room for one of each rank.
-                unsafe { self.copy(to, from, bytes, stream) }?;
-            }
-            self.barrier_in(&context)
-        })
+        self.memory.all_gather_with(out.elements(), algorithm, stream)
     }
 
     /// This memory becomes the `from` of all ranks, in rank order: each rank stores its own to all ranks. Collective, in
@@ -86,6 +35,64 @@ impl<T: Element> Symmetric<T> {
         algorithm: Algorithm,
         stream: &Stream,
     ) -> Result<()> {
+        self.memory.all_gather_from(from.elements(), algorithm, stream)
+    }
+}
+
+impl Memory {
+    /// Copies all ranks' blocks for this one to `gathered`, and reduces them from there in rank order.
+    pub(super) fn fetch_and_reduce(
+        &self,
+        op: ReduceOp,
+        out: Elements,
+        gathered: u64,
+        stream: &Stream,
+    ) -> Result<()> {
+        const NAME: &str = "reduce_scatter";
+        let call = self.digest(NAME, &[op as usize, Algorithm::CopyEngine as usize]);
+        let bytes = out.len * self.size();
+        let own = (self.group().rank() * bytes) as u64;
+        let blocks: Vec<usize> =
+            (0..self.group().size()).map(|peer| gathered as usize + peer * bytes).collect();
+        self.enqueue(NAME, call, stream, |context| {
+            self.barrier_in(&context)?;
+            for (peer, from) in self.parts_in_turn() {
+                let to = gathered + (peer * bytes) as u64;
+                // SAFETY: our block of the peer's part; `gathered` has room for one of each rank.
+                unsafe { self.copy(to, from + own, bytes, stream) }?;
+            }
+            // They all lie with this rank. All ranks synchronise in the kernel: their copies are made.
+            let (group, parts, to) = (&context.group, Pointers::new(&blocks), out.address);
+            let (first, rows, columns, active, op) =
+                (0_u64, 1_u64, out.len as u64, 1_u32, op as u32);
+            let list = parameters![*group, parts, to, first, rows, columns, columns, active, op];
+            // SAFETY: the kernel's parameters in order; each part and `out` have as many elements.
+            unsafe { self.run((self.reductions(), "reduce_pull"), bytes, context.target, list) }
+        })
+    }
+
+    fn all_gather_with(&self, out: Elements, algorithm: Algorithm, stream: &Stream) -> Result<()> {
+        const NAME: &str = "all_gather";
+        match algorithm {
+            Algorithm::Auto => return self.all_gather(out, stream),
+            Algorithm::CopyEngine => {}
+            other => return Err(self.unsupported(NAME, "Auto or CopyEngine", other)),
+        }
+        self.check_out(NAME, self.len() * self.group().size(), out.len)?;
+        let call = self.digest(NAME, &[self.len(), algorithm as usize]);
+        let bytes = self.bytes();
+        self.enqueue(NAME, call, stream, |context| {
+            self.barrier_in(&context)?;
+            for (peer, from) in self.parts_in_turn() {
+                let to = out.address + (peer * bytes) as u64;
+                // SAFETY: all of a peer's part; `out` has room for one of each rank.
+                unsafe { self.copy(to, from, bytes, stream) }?;
+            }
+            self.barrier_in(&context)
+        })
+    }
+
+    fn all_gather_from(&self, from: Elements, algorithm: Algorithm, stream: &Stream) -> Result<()> {
         const NAME: &str = "all_gather";
         let block = self.block(NAME, self.len())?;
         crate::collectives::check_len(self.group(), NAME, "an input", block, from.len)?;
@@ -99,10 +106,10 @@ impl<T: Element> Symmetric<T> {
     }
 
     /// Copies `from` to this rank's block of all ranks' memory: through the multicast address `all`, or one after the other.
-    fn copy_to_all(&self, from: View<'_, T>, all: Option<u64>, stream: &Stream) -> Result<()> {
+    fn copy_to_all(&self, from: Elements, all: Option<u64>, stream: &Stream) -> Result<()> {
         const NAME: &str = "all_gather";
         let call = self.digest(NAME, &[from.len, Algorithm::CopyEngine as usize]);
-        let bytes = from.len * size_of::<T>();
+        let bytes = from.len * self.size();
         let at = (self.group().rank() * bytes) as u64;
         self.enqueue(NAME, call, stream, |context| {
             self.barrier_in(&context)?;

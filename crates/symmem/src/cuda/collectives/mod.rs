@@ -7,83 +7,53 @@
 pub(in crate::cuda) mod algorithm;
 mod checks;
 pub(in crate::cuda) mod copies;
+mod methods;
 pub(in crate::cuda) mod multimem;
 pub(in crate::cuda) mod rows;
 pub(in crate::cuda) mod tiles;
 
-use std::ffi::c_void;
-
 use crate::cuda::Algorithm;
 use crate::cuda::collectives::tiles::Tile;
 use crate::cuda::device::kernels::{BuiltIn, parameters};
+use crate::cuda::device::module::Parameter;
 use crate::cuda::group::comm::LaunchContext;
 use crate::cuda::group::layout::{FLAGGED, GroupParameter};
+use crate::cuda::memory::{Elements, Memory};
 use crate::cuda::stream::replays::{Launched, Replays};
 use crate::cuda::stream::{Stream, Target};
-use crate::cuda::symmetric::{Symmetric, ViewMut};
-use crate::dtype::{Element, Number, ReduceOp};
+use crate::dtype::ReduceOp;
 use crate::error::Result;
 
 /// Threads of a block that moves little, or much.
 const THREADS: (u32, u32) = (256, 512);
 /// Bytes that a thread moves at once.
 const VECTOR: usize = 16;
-/// The most bytes that are gone through in turns: their vectors are counted in 32 bits there.
-const MOST_IN_TURNS: usize = 32 << 30;
+/// The most bytes that calls alternately reduce forwards and backwards: their vectors are counted in 32 bits there.
+const MOST_ALTERNATING: usize = 32 << 30;
 /// The most bytes that are sent with flags: their units of 8 bytes are counted in 32 bits, and rounds in which all have one.
 const MOST_FLAGGED: usize = 16 << 30;
 
 /// Up to how many bytes the device finishes before the host's next launch, so that a replay saves time.
 const REPLAYED: usize = 64 << 10;
 
-/// Up to how many bytes an all-reduce sends with their flags; beyond, each rank reduces its share. Every rank sends to every
-/// other, so it grows with the square of their number. Measured on an H200 that the ranks share, as is what follows.
-fn is_small<T>(len: usize, ranks: usize) -> bool {
-    let bytes = len * size_of::<T>();
-    fits_flag::<T>() && bytes <= (1 << 18).min((2 << 20) / (ranks * ranks).max(1))
-}
+/// Up to how many bytes of an element fit next to a flag.
+const FITS_FLAG: usize = 8;
 
-/// The same for the block of a reduce-scatter.
-fn is_small_block<T>(len: usize, ranks: usize) -> bool {
-    len * size_of::<T>() <= (1 << 17) && is_small::<T>(len, ranks)
-}
-
-/// Whether an element fits next to a flag.
-const fn fits_flag<T>() -> bool {
-    size_of::<T>() <= 8
-}
-
-/// The file of a type's reductions.
-pub(crate) fn reductions<T: Number>() -> &'static str {
-    T::DTYPE.kernels().unwrap_or_default()
-}
-
-impl<T: Number> Symmetric<T> {
-    /// In place: element i becomes the reduction of element i of all ranks. Collective, in `stream`.
-    pub fn all_reduce(&mut self, op: ReduceOp, stream: &Stream) -> Result<()> {
-        self.all_reduce_with(op, Algorithm::Auto, stream)
-    }
-
-    /// As [`Symmetric::all_reduce`], by the given algorithm. All give the same bits, except [`Algorithm::Multimem`], which
-    /// sums in the switch's order.
-    pub fn all_reduce_with(
-        &mut self,
-        op: ReduceOp,
-        algorithm: Algorithm,
-        stream: &Stream,
-    ) -> Result<()> {
+impl Memory {
+    /// In place: element i becomes the reduction of element i of all ranks.
+    fn all_reduce(&mut self, op: ReduceOp, algorithm: Algorithm, stream: &Stream) -> Result<()> {
         const NAME: &str = "all_reduce";
         self.check_operator(NAME, op)?;
-        let (bytes, ranks) = (self.len() * size_of::<T>(), self.group().size());
+        let (bytes, ranks) = (self.bytes(), self.group().size());
         let chosen = match algorithm {
-            Algorithm::Auto if is_small::<T>(self.len(), ranks) => Algorithm::Staged,
+            Algorithm::Auto if self.is_small(self.len()) => Algorithm::Staged,
             Algorithm::Auto if self.may_multimem(op) => Algorithm::Multimem,
             Algorithm::Auto => Algorithm::TwoShot,
             given => given,
         };
         match chosen {
-            Algorithm::Staged if fits_flag::<T>() => {
-                self.flagged(NAME, "all_reduce_flagged", op, self.own_mut(), stream)
+            Algorithm::Staged if self.size() <= FITS_FLAG => {
+                self.flagged(NAME, "all_reduce_flagged", op, self.own(), stream)
             }
             Algorithm::Staged => {
                 let ways = "Auto, OneShot or TwoShot for elements of more than 8 bytes";
@@ -99,10 +69,12 @@ impl<T: Number> Symmetric<T> {
             }
             _ => {
                 // What was accessed last is still in the cache, so the next call goes in the opposite direction.
-                let turns = self.overflows_cache(bytes) && bytes <= MOST_IN_TURNS;
-                self.backwards = turns && !self.backwards;
-                let name =
-                    if turns { "all_reduce_two_shot_in_turns" } else { "all_reduce_two_shot" };
+                let alternates = self.overflows_cache(bytes) && bytes <= MOST_ALTERNATING;
+                self.backwards = alternates && !self.backwards;
+                let name = match alternates {
+                    true => "all_reduce_two_shot_alternating",
+                    false => "all_reduce_two_shot",
+                };
                 self.in_place(name, Algorithm::TwoShot, op, bytes.div_ceil(ranks), stream)
             }
         }
@@ -118,38 +90,28 @@ impl<T: Number> Symmetric<T> {
         stream: &Stream,
     ) -> Result<()> {
         const NAME: &str = "all_reduce";
-        let turns = name.ends_with("turns");
+        let alternates = name.ends_with("alternating");
         // If there is little more than the cache holds, each block has a fixed part: drawing pieces takes time, too.
-        let mut draws = u32::from(self.overflows_cache(self.len() * size_of::<T>() / 2));
+        let draws = u32::from(self.overflows_cache(self.bytes() / 2));
         // Which elements a rank reduces depends on all of this.
-        let agreed = [op as usize, algorithm as usize, usize::from(turns), draws as usize];
+        let agreed = [op as usize, algorithm as usize, usize::from(alternates), draws as usize];
         let call = self.digest(NAME, &agreed);
-        let (mut parts, mut first, mut length) = (self.parts, 0_u64, self.len() as u64);
-        let (mut op, mut backwards) = (op as u32, u32::from(self.backwards));
-        self.enqueue(NAME, call, stream, |mut context| {
-            let list = parameters![context.group, parts, first, length, op, backwards, draws];
+        let (length, op, backwards) = (self.len() as u64, op as u32, u32::from(self.backwards));
+        self.enqueue(NAME, call, stream, |context| {
+            let (group, parts) = (&context.group, &self.parts);
+            let list = parameters![*group, *parts, 0_u64, length, op, backwards, draws];
             // Only the kernel that goes both ways has parameters for that.
-            let list = if turns { &mut list[..] } else { &mut list[..5] };
+            let list = if alternates { &list[..] } else { &list[..5] };
             // SAFETY: the kernel's parameters in order; it touches `length` elements of all parts.
-            unsafe { self.run((reductions::<T>(), name), share, context.target, list) }
+            unsafe { self.run((self.reductions(), name), share, context.target, list) }
         })
     }
 
-    /// Into `out`, which is not in symmetric memory of the group; this memory stays as it is. Collective, in `stream`.
-    pub fn all_reduce_into(
-        &mut self,
+    /// Into `out`; this memory stays as it is.
+    fn all_reduce_into(
+        &self,
         op: ReduceOp,
-        out: ViewMut<'_, T>,
-        stream: &Stream,
-    ) -> Result<()> {
-        self.all_reduce_into_with(op, out, Algorithm::Auto, stream)
-    }
-
-    /// As [`Symmetric::all_reduce_into`], by [`Algorithm::Auto`] or [`Algorithm::Multimem`].
-    pub fn all_reduce_into_with(
-        &mut self,
-        op: ReduceOp,
-        out: ViewMut<'_, T>,
+        out: Elements,
         algorithm: Algorithm,
         stream: &Stream,
     ) -> Result<()> {
@@ -157,28 +119,17 @@ impl<T: Number> Symmetric<T> {
         let by_switch = self.by_switch(NAME, op, algorithm, "Auto or Multimem")?;
         let len = self.len();
         self.check_out(NAME, len, out.len)?;
-        if algorithm == Algorithm::Auto && is_small::<T>(len, self.group().size()) {
+        if algorithm == Algorithm::Auto && self.is_small(len) {
             return self.flagged(NAME, "all_reduce_flagged", op, out, stream);
         }
         self.pull(NAME, op, by_switch, Tile::flat(0, len), out, true, stream)
     }
 
-    /// Each rank's elements are one block for each rank; `out` becomes the reduction of all ranks' blocks for this one.
-    pub fn reduce_scatter(
+    /// `out` becomes the reduction of all ranks' blocks for this one.
+    fn reduce_scatter(
         &mut self,
         op: ReduceOp,
-        out: ViewMut<'_, T>,
-        stream: &Stream,
-    ) -> Result<()> {
-        self.reduce_scatter_with(op, out, Algorithm::Auto, stream)
-    }
-
-    /// As [`Symmetric::reduce_scatter`], by [`Algorithm::Auto`], [`Algorithm::Multimem`] or [`Algorithm::CopyEngine`]. The
-    /// last gathers the blocks in private memory as large as this rank's part, which the first such call allocates.
-    pub fn reduce_scatter_with(
-        &mut self,
-        op: ReduceOp,
-        out: ViewMut<'_, T>,
+        out: Elements,
         algorithm: Algorithm,
         stream: &Stream,
     ) -> Result<()> {
@@ -192,19 +143,19 @@ impl<T: Number> Symmetric<T> {
         }
         let by_switch = self.by_switch(NAME, op, algorithm, "Auto, Multimem or CopyEngine")?;
         self.check_out(NAME, block, out.len)?;
-        if algorithm == Algorithm::Auto && is_small_block::<T>(block, self.group().size()) {
+        if algorithm == Algorithm::Auto && self.is_small_block(block) {
             return self.flagged(NAME, "reduce_scatter_flagged", op, out, stream);
         }
         let own = Tile::flat(self.group().rank() * block, block);
         self.pull(NAME, op, by_switch, own, out, true, stream)
     }
 
-    /// As [`Symmetric::reduce_scatter`], of rows of `columns` elements; each rank gets its share of the columns.
-    pub fn reduce_scatter_last_dim(
-        &mut self,
+    /// The same of rows of `columns` elements; `out` becomes this rank's share of the columns.
+    fn reduce_scatter_last_dim(
+        &self,
         op: ReduceOp,
         columns: usize,
-        out: ViewMut<'_, T>,
+        out: Elements,
         stream: &Stream,
     ) -> Result<()> {
         const NAME: &str = "reduce_scatter";
@@ -216,23 +167,12 @@ impl<T: Number> Symmetric<T> {
         self.pull(NAME, op, self.may_multimem(op), own, out, true, stream)
     }
 
-    /// On rank `root`, `out` becomes the reduction of all ranks' elements; on other ranks it is not written.
-    pub fn reduce(
-        &mut self,
+    /// Into `out` on rank `root`.
+    fn reduce(
+        &self,
         op: ReduceOp,
         root: usize,
-        out: ViewMut<'_, T>,
-        stream: &Stream,
-    ) -> Result<()> {
-        self.reduce_with(op, root, out, Algorithm::Auto, stream)
-    }
-
-    /// As [`Symmetric::reduce`], by [`Algorithm::Auto`] or [`Algorithm::Multimem`].
-    pub fn reduce_with(
-        &mut self,
-        op: ReduceOp,
-        root: usize,
-        out: ViewMut<'_, T>,
+        out: Elements,
         algorithm: Algorithm,
         stream: &Stream,
     ) -> Result<()> {
@@ -252,25 +192,25 @@ impl<T: Number> Symmetric<T> {
         name: &'static str,
         kernel: &'static str,
         op: ReduceOp,
-        to: ViewMut<'_, T>,
+        to: Elements,
         stream: &Stream,
     ) -> Result<()> {
         self.check_operator(name, op)?;
         let call = self.digest(name, &[op as usize, Algorithm::Staged as usize]);
-        let (bytes, ranks) = (to.len * size_of::<T>(), self.group().size());
+        let (bytes, ranks) = (to.len * self.size(), self.group().size());
         if bytes > MOST_FLAGGED {
             let expected = format!("at most {MOST_FLAGGED} bytes with flags");
             return Err(self.group().usage(name, expected, bytes.to_string()));
         }
-        let (mut length, mut op, from) = (to.len as u64, op as u32, self.view());
-        let (mut from, mut to) = (from.address, to.address);
+        let (length, op) = (to.len as u64, op as u32);
+        let (from, to) = (self.own().address, to.address);
         self.enqueue(name, call, stream, |context| {
-            let mut group = context.group;
+            let group = context.group;
             let shape = flagged(bytes, ranks);
-            let kernel = self.gpu.kernel(reductions::<T>(), kernel, shape.1)?;
+            let kernel = self.gpu.kernel(self.reductions(), kernel, shape.1)?;
             let blocks = shape.0.min(self.together(kernel));
             let launched = Launched::new(kernel, blocks, &group, [from, to, length, op.into()]);
-            let launch = |target: Target<'_>| {
+            let launch = &mut |target: Target<'_>| {
                 let list = parameters![group, from, to, length, op];
                 // SAFETY: the kernel's parameters in order; our part has `length` elements, or as many for each rank.
                 unsafe { self.launch(kernel, blocks, target, list) }
@@ -289,91 +229,87 @@ impl<T: Number> Symmetric<T> {
         op: ReduceOp,
         by_switch: bool,
         tile: Tile,
-        out: ViewMut<'_, T>,
+        out: Elements,
         active: bool,
         stream: &Stream,
     ) -> Result<()> {
         let kernel = if by_switch { "multimem_reduce_pull" } else { "reduce_pull" };
-        let (file, mut all) = match by_switch {
+        let (file, all) = match by_switch {
             true => self.check_multimem(name, op)?,
-            false => (reductions::<T>(), 0),
+            false => (self.reductions(), 0),
         };
         self.check_operator(name, op)?;
-        if !by_switch && !out.address.is_multiple_of(size_of::<T>() as u64) {
-            let expected = format!("an output at a multiple of {} bytes", size_of::<T>());
+        if !by_switch && !out.address.is_multiple_of(self.size() as u64) {
+            let expected = format!("an output at a multiple of {} bytes", self.size());
             return Err(self
                 .refused(name, self.group().usage(name, expected, format!("{:#x}", out.address))));
         }
         let Tile { first, rows, columns, pitch } = tile;
         let agreed = [op as usize, usize::from(by_switch), rows, columns, pitch];
         let call = self.digest(name, &agreed);
-        let bytes = rows * columns * size_of::<T>();
-        let [mut first, mut rows, mut columns, mut pitch] =
-            [first, rows, columns, pitch].map(|n| n as u64);
-        let (mut to, mut active, mut op) = (out.address, u32::from(active), op as u32);
-        let mut parts = self.parts;
-        self.enqueue(name, call, stream, |mut context| {
-            let group = &mut context.group;
+        let bytes = rows * columns * self.size();
+        let [first, rows, columns, pitch] = [first, rows, columns, pitch].map(|n| n as u64);
+        let (to, active, op) = (out.address, u32::from(active), op as u32);
+        self.enqueue(name, call, stream, |context| {
+            let (group, parts) = (&context.group, &self.parts);
             let list = match by_switch {
-                true => parameters![*group, parts, all, to, first, rows, columns, pitch, active],
-                false => parameters![*group, parts, to, first, rows, columns, pitch, active, op],
+                true => parameters![*group, *parts, all, to, first, rows, columns, pitch, active],
+                false => parameters![*group, *parts, to, first, rows, columns, pitch, active, op],
             };
             // SAFETY: the kernel's parameters in order; the rows lie within all parts, and `out` has as many elements.
             unsafe { self.run((file, kernel), bytes, context.target, list) }
         })
     }
-}
 
-impl<T: Element> Symmetric<T> {
-    /// `out` becomes the elements of all ranks, in rank order. Collective, in `stream`.
-    pub fn all_gather(&mut self, out: ViewMut<'_, T>, stream: &Stream) -> Result<()> {
+    /// `out` becomes the elements of all ranks, in rank order.
+    fn all_gather(&self, out: Elements, stream: &Stream) -> Result<()> {
         const NAME: &str = "all_gather";
         self.check_out(NAME, self.len() * self.group().size(), out.len)?;
-        self.moved(NAME, out.address, self.len(), None, stream)
+        self.moved(NAME, out, self.len(), None, stream)
     }
 
-    /// In place: the elements become those of rank `root`. Collective, in `stream`.
-    pub fn broadcast(&mut self, root: usize, stream: &Stream) -> Result<()> {
+    /// In place: the elements become those of rank `root`.
+    fn broadcast(&self, root: usize, stream: &Stream) -> Result<()> {
         const NAME: &str = "broadcast";
         self.group().check_rank(NAME, root)?;
-        self.moved(NAME, self.view().address, self.len(), Some(root), stream)
+        self.moved(NAME, self.own(), self.len(), Some(root), stream)
     }
 
-    /// `out` becomes the blocks that the ranks have for this one, in rank order. Collective, in `stream`.
-    pub fn all_to_all(&mut self, out: ViewMut<'_, T>, stream: &Stream) -> Result<()> {
+    /// `out` becomes the blocks that the ranks have for this one, in rank order.
+    fn all_to_all(&self, out: Elements, stream: &Stream) -> Result<()> {
         const NAME: &str = "all_to_all";
         let block = self.block(NAME, self.len())?;
         self.check_out(NAME, self.len(), out.len)?;
-        self.moved(NAME, out.address, block, None, stream)
+        self.moved(NAME, out, block, None, stream)
     }
 
-    /// On rank `root`, `out` becomes the elements of all ranks, in rank order; on other ranks it is not written.
-    pub fn gather(&mut self, root: usize, out: ViewMut<'_, T>, stream: &Stream) -> Result<()> {
+    /// On rank `root`, `out` becomes the elements of all ranks, in rank order.
+    fn gather(&self, root: usize, out: Elements, stream: &Stream) -> Result<()> {
         const NAME: &str = "gather";
         self.group().check_rank(NAME, root)?;
         if self.group().rank() == root {
             self.check_roots_out(NAME, self.len() * self.group().size(), out.len)?;
         }
-        self.moved(NAME, out.address, self.len(), Some(root), stream)
+        self.moved(NAME, out, self.len(), Some(root), stream)
     }
 
     /// `out` becomes the block that rank `root` has for this rank.
-    pub fn scatter(&mut self, root: usize, out: ViewMut<'_, T>, stream: &Stream) -> Result<()> {
+    fn scatter(&self, root: usize, out: Elements, stream: &Stream) -> Result<()> {
         const NAME: &str = "scatter";
         self.group().check_rank(NAME, root)?;
         let block = self.block(NAME, self.len())?;
         self.check_out(NAME, block, out.len)?;
-        self.moved(NAME, out.address, block, Some(root), stream)
+        self.moved(NAME, out, block, Some(root), stream)
     }
 
-    /// A barrier of the group, in `stream`: what any rank's stream did before it is visible to all streams after it.
-    pub fn barrier(&self, stream: &Stream) -> Result<()> {
+    /// Synchronises all ranks in `stream`.
+    fn barrier(&self, stream: &Stream) -> Result<()> {
         const NAME: &str = "barrier";
         let call = self.digest(NAME, &[]);
         self.enqueue(NAME, call, stream, |context| {
             let (kernel, group) = (self.barrier_kernel()?, context.group);
             let launched = Launched::new(kernel, 1, &group, [0; 4]);
-            let launch = |target: Target<'_>| self.launch_barrier(kernel, group, target);
+            let launch = &mut |target: Target<'_>| self.launch_barrier(kernel, group, target);
             // SAFETY: the kernel gets the group's parameter alone.
             unsafe { Replays::launch(context.replays, launched, context.target, launch) }
         })
@@ -387,7 +323,7 @@ impl<T: Element> Symmetric<T> {
     fn launch_barrier(
         &self,
         kernel: BuiltIn,
-        mut group: GroupParameter,
+        group: GroupParameter,
         target: Target<'_>,
     ) -> Result<()> {
         // SAFETY: the kernel's parameter; it touches the pads alone.
@@ -404,19 +340,18 @@ impl<T: Element> Symmetric<T> {
     fn moved(
         &self,
         name: &'static str,
-        out: u64,
+        out: Elements,
         len: usize,
         root: Option<usize>,
         stream: &Stream,
     ) -> Result<()> {
         let call = self.digest(name, &[len, root.unwrap_or(usize::MAX)]);
-        let (mut out, mut first, mut bytes) = (out, 0_u64, (len * size_of::<T>()) as u64);
-        let mut parts = self.parts;
-        self.enqueue(name, call, stream, |mut context| {
-            let (work, mut root_parameter) = (bytes as usize, root.unwrap_or(0) as u32);
-            let list = parameters![context.group, parts, out, first, bytes, root_parameter];
+        let bytes = (len * self.size()) as u64;
+        self.enqueue(name, call, stream, |context| {
+            let (work, number) = (bytes as usize, root.unwrap_or(0) as u32);
+            let list = parameters![context.group, self.parts, out.address, 0_u64, bytes, number];
             // The kernels without a root have no parameter for it.
-            let list = if root.is_some() { &mut list[..] } else { &mut list[..5] };
+            let list = if root.is_some() { &list[..] } else { &list[..5] };
             // SAFETY: the kernel's parameters in order; blocks of that many bytes lie within all parts and `out`.
             unsafe { self.run(("move", name), work, context.target, list) }
         })
@@ -441,7 +376,7 @@ impl<T: Element> Symmetric<T> {
         (file, name): (&'static str, &'static str),
         bytes: usize,
         target: Target<'_>,
-        parameters: &mut [*mut c_void],
+        parameters: &[Parameter<'_>],
     ) -> Result<()> {
         let (kernel, blocks) = self.shaped(file, name, bytes)?;
         // SAFETY: as the caller promises.
@@ -455,7 +390,7 @@ impl<T: Element> Symmetric<T> {
         kernel: BuiltIn,
         blocks: u32,
         target: Target<'_>,
-        parameters: &mut [*mut c_void],
+        parameters: &[Parameter<'_>],
     ) -> Result<()> {
         // SAFETY: as the caller promises.
         unsafe { self.gpu.launch(kernel, blocks, self.comm.ranks_per_device, target, parameters) }
@@ -478,6 +413,23 @@ impl<T: Element> Symmetric<T> {
         // As long as a thread has few vectors, it is better to leave room for the next kernel, which is then there early.
         let half = (most / 2).max(1);
         Ok((kernel, wanted.min(if wanted <= 4 * half { half } else { most })))
+    }
+
+    /// Up to how many elements an all-reduce sends with their flags; beyond, each rank reduces its share. Every rank sends to
+    /// every other, so it grows with the square of their number. Measured on an H200 that the ranks share, as is what follows.
+    fn is_small(&self, len: usize) -> bool {
+        let (bytes, ranks) = (len * self.size(), self.group().size());
+        self.size() <= FITS_FLAG && bytes <= (1 << 18).min((2 << 20) / (ranks * ranks).max(1))
+    }
+
+    /// The same for the block of a reduce-scatter.
+    fn is_small_block(&self, len: usize) -> bool {
+        len * self.size() <= (1 << 17) && self.is_small(len)
+    }
+
+    /// The file of its type's reductions.
+    fn reductions(&self) -> &'static str {
+        self.dtype().kernels().unwrap_or_default()
     }
 
     /// Whether parts of so many bytes are more than the cache of a device holds.

@@ -6,6 +6,7 @@
 
 use crate::cuda::Algorithm;
 use crate::cuda::device::kernels::parameters;
+use crate::cuda::memory::{Elements, Memory};
 use crate::cuda::stream::Stream;
 use crate::cuda::symmetric::{Symmetric, View};
 use crate::dtype::{DType, Element, Order, ReduceOp};
@@ -30,6 +31,12 @@ impl<T: Element> Symmetric<T> {
         at: usize,
         stream: &Stream,
     ) -> Result<()> {
+        self.memory.copy_to_multicast(from.elements(), at, stream)
+    }
+}
+
+impl Memory {
+    fn copy_to_multicast(&self, from: Elements, at: usize, stream: &Stream) -> Result<()> {
         const NAME: &str = "copy_to_multicast";
         let all = self.multicast(NAME)?;
         if at.checked_add(from.len).is_none_or(|end| end > self.len()) {
@@ -37,7 +44,7 @@ impl<T: Element> Symmetric<T> {
             let got = format!("{} from element {at} on", from.len);
             return Err(self.group().usage(NAME, expected, got));
         }
-        let (to, bytes) = (all + (at * size_of::<T>()) as u64, from.len * size_of::<T>());
+        let (to, bytes) = (all + (at * self.size()) as u64, from.len * self.size());
         self.enqueue(NAME, self.digest(NAME, &[]), stream, |_| {
             // SAFETY: within all parts, as just checked; `from` has as many elements.
             unsafe { self.copy(to, from.address, bytes, stream) }
@@ -48,7 +55,7 @@ impl<T: Element> Symmetric<T> {
     pub(in crate::cuda) fn may_multimem(&self, op: ReduceOp) -> bool {
         self.group().order() == Order::Any
             && op == ReduceOp::Sum
-            && files(T::DTYPE).is_some()
+            && files(self.dtype()).is_some()
             && self.handle.multicast_ptr().is_some()
     }
 
@@ -70,12 +77,12 @@ impl<T: Element> Symmetric<T> {
     /// In place: each rank lets the switch sum its share, and stores the sum to all ranks.
     pub(in crate::cuda) fn multimem_all_reduce(&self, op: ReduceOp, stream: &Stream) -> Result<()> {
         const NAME: &str = "all_reduce";
-        let (file, mut all) = self.check_multimem(NAME, op)?;
+        let (file, all) = self.check_multimem(NAME, op)?;
         let call = self.digest(NAME, &[op as usize, Algorithm::Multimem as usize]);
-        let work = (self.len() * size_of::<T>()).div_ceil(self.group().size());
-        let (mut parts, mut first, mut length) = (self.parts, 0_u64, self.len() as u64);
-        self.enqueue(NAME, call, stream, |mut context| {
-            let list = parameters![context.group, parts, all, first, length];
+        let work = self.bytes().div_ceil(self.group().size());
+        let length = self.len() as u64;
+        self.enqueue(NAME, call, stream, |context| {
+            let list = parameters![context.group, self.parts, all, 0_u64, length];
             // SAFETY: the kernel's parameters in order; it touches `length` elements of all parts.
             unsafe { self.run((file, "multimem_all_reduce"), work, context.target, list) }
         })
@@ -84,17 +91,16 @@ impl<T: Element> Symmetric<T> {
     /// Stores `from` to all ranks, as this rank's block of their memory.
     pub(in crate::cuda) fn multimem_all_gather(
         &self,
-        from: View<'_, T>,
+        from: Elements,
         stream: &Stream,
     ) -> Result<()> {
         const NAME: &str = "all_gather";
-        let mut all = self.multicast(NAME)?;
+        let all = self.multicast(NAME)?;
         let call = self.digest(NAME, &[from.len, Algorithm::Multimem as usize]);
-        let (mut parts, mut input, mut first) = (self.parts, from.address, 0_u64);
-        let mut bytes = (from.len * size_of::<T>()) as u64;
-        self.enqueue(NAME, call, stream, |mut context| {
+        let bytes = (from.len * self.size()) as u64;
+        self.enqueue(NAME, call, stream, |context| {
             let kernel = ("multimem_f32", "multimem_all_gather"); // it moves bytes, of whatever type
-            let list = parameters![context.group, parts, all, input, first, bytes];
+            let list = parameters![context.group, self.parts, all, from.address, 0_u64, bytes];
             // SAFETY: the kernel's parameters in order; all parts hold a block of that many bytes for each rank.
             unsafe { self.run(kernel, bytes as usize, context.target, list) }
         })
@@ -106,9 +112,9 @@ impl<T: Element> Symmetric<T> {
         name: &'static str,
         op: ReduceOp,
     ) -> Result<(&'static str, u64)> {
-        let Some((file, _)) = files(T::DTYPE).filter(|_| op == ReduceOp::Sum) else {
+        let Some((file, _)) = files(self.dtype()).filter(|_| op == ReduceOp::Sum) else {
             let expected = "a sum of f32, f16 or bf16, which is what the switch can add up";
-            let got = format!("{op} of {}", T::DTYPE);
+            let got = format!("{op} of {}", self.dtype());
             return Err(self.group().usage(name, expected.to_owned(), got));
         };
         Ok((file, self.multicast(name)?))

@@ -4,16 +4,18 @@
 //! next kernel fetches the rows. Rows that do not fit are reported like any other failure.
 #![allow(unsafe_code)] // S1, S3: lengths are checked here, and kernels check the splits against them
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::collectives::{block_len, check_len};
 use crate::cuda::device::gpu::Gpu;
 use crate::cuda::device::kernels::parameters;
+use crate::cuda::memory::{Elements, Memory};
 use crate::cuda::stream::Stream;
 use crate::cuda::symmetric::{Buffer, Symmetric, ViewMut};
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::group::{Group, digest};
+use crate::sync::lock;
 
 /// Threads of the one block that plans.
 const THREADS: u32 = 512;
@@ -52,7 +54,7 @@ impl<T: Element> Symmetric<T> {
         const NAME: &str = "all_to_all_v";
         check_len(self.group(), NAME, "splits", self.group().size(), splits.len())?;
         let call = Rows { name: NAME, row_len, align: 1, experts: 1, is_back: false };
-        call.enqueue(self, splits, out, received, stream)
+        call.enqueue(&self.memory, splits, out.elements(), received, stream)
     }
 
     /// As [`Symmetric::all_to_all_v`], to experts. `splits` has an entry for each expert of each rank, rank by rank. `out`
@@ -72,7 +74,7 @@ impl<T: Element> Symmetric<T> {
         const NAME: &str = "all_to_all_v_2d";
         let experts = block_len(self.group(), NAME, splits.len())?;
         let call = Rows { name: NAME, row_len, align: major_align, experts, is_back: false };
-        call.enqueue(self, splits, out, received, stream)
+        call.enqueue(&self.memory, splits, out.elements(), received, stream)
     }
 
     /// The way back from experts. `splits_offsets` is what [`Symmetric::all_to_all_v_2d`] wrote to `received`, or
@@ -92,40 +94,41 @@ impl<T: Element> Symmetric<T> {
         let experts = words / (2 * ranks);
         check_len(self.group(), NAME, "splits and offsets", 2 * ranks * experts, words)?;
         let call = Rows { name: NAME, row_len, align: 1, experts, is_back: true };
-        call.enqueue(self, splits_offsets, out, received, stream)
+        call.enqueue(&self.memory, splits_offsets, out.elements(), received, stream)
     }
 }
 
 impl Rows {
-    fn enqueue<T: Element>(
+    fn enqueue(
         &self,
-        x: &Symmetric<T>,
+        x: &Memory,
         splits: &Symmetric<i64>,
-        out: ViewMut<'_, T>,
+        out: Elements,
         received: ViewMut<'_, i64>,
         stream: &Stream,
     ) -> Result<()> {
         let (group, ranks) = (x.group(), x.group().size());
-        let mut experts = self.check(x, splits)?;
+        let experts = self.check(x, splits)?;
         let pieces = ranks * self.experts;
         check_len(group, self.name, "splits and offsets received", 2 * pieces, received.len)?;
         if x.comm.is_apart() && x.gpu.heap().is_ok() {
             return self.over_network(x, splits, out, received, stream);
         }
         x.comm.check_together(group, self.name)?;
-        let (row_bytes, out_rows) = (self.row_len * size_of::<T>(), out.len / self.row_len);
+        let (row_bytes, out_rows) = (self.row_len * x.size(), out.len / self.row_len);
         let words = 1 + 3 * pieces + ranks * splits.len();
-        let mut words = scratch(group, &x.gpu, self.name, words, stream)?;
-        let agreed = [self.row_len, self.align, out_rows, self.experts, splits.handle.digest()];
-        let call = digest(self.name, T::DTYPE, x.handle.digest(), x.len(), &agreed);
+        let words = scratch(group, &x.gpu, self.name, words, stream)?;
+        let agreed =
+            [self.row_len, self.align, out_rows, self.experts, splits.memory.handle.digest()];
+        let call = digest(self.name, x.dtype(), x.handle.digest(), x.len(), &agreed);
         let (in_rows, align) = (x.len() / self.row_len, self.align.min(TOO_MANY));
-        let (mut in_rows, mut out_rows) = (in_rows as u64, out_rows as u64);
-        let (mut align, mut row_bytes) = (align as u64, row_bytes as u64);
-        let (mut out, mut received) = (out.address, received.address);
-        let (mut parts, mut tables) = (x.parts, splits.parts);
-        let mut offsets = u32::from(self.is_back);
+        let [in_rows, out_rows, align, row_bytes] =
+            [in_rows, out_rows, align, row_bytes].map(|n| n as u64);
+        let (out, received) = (out.address, received.address);
+        let (parts, tables) = (x.parts, splits.memory.parts);
+        let offsets = u32::from(self.is_back);
         x.comm.enqueue(group, self.name, call, stream, |context| {
-            let mut group = context.group;
+            let group = context.group;
             let plan = x.gpu.kernel("rows", "all_to_all_v_plan", THREADS)?;
             let bytes = (out_rows * row_bytes) as usize;
             let (fetch, blocks) = x.shaped("rows", "all_to_all_v", bytes)?;
@@ -142,16 +145,16 @@ impl Rows {
     }
 
     /// The number of experts as the kernels take it, if all is as it should be.
-    fn check<T: Element>(&self, x: &Symmetric<T>, splits: &Symmetric<i64>) -> Result<u32> {
+    fn check(&self, x: &Memory, splits: &Symmetric<i64>) -> Result<u32> {
         let group = x.group();
         for (what, number) in [("a row length", self.row_len), ("an alignment", self.align)] {
             if number == 0 {
                 return Err(group.usage(self.name, format!("{what} of at least 1"), "0".into()));
             }
         }
-        if !Arc::ptr_eq(&x.comm, &splits.comm) {
+        if !Arc::ptr_eq(&x.comm, &splits.memory.comm) {
             let expected = "splits in the memory's group and on its device".to_owned();
-            let got = format!("{:?} on {:?}", splits.group(), splits.gpu);
+            let got = format!("{:?} on {:?}", splits.group(), splits.gpu());
             return Err(group.usage(self.name, expected, got));
         }
         u32::try_from(self.experts).map_err(|_| {
@@ -175,7 +178,7 @@ fn scratch(
     stream: &Stream,
 ) -> Result<u64> {
     let scratch = group.attached(u64::from(gpu.number()), || Ok(Arc::<Scratch>::default()))?;
-    let mut buffers = scratch.0.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut buffers = lock(&scratch.0);
     if let Some(buffer) = buffers.iter().find(|buffer| buffer.len() >= words) {
         return Ok(buffer.view().address);
     }

@@ -5,6 +5,7 @@ use crate::collectives::check_len;
 use crate::cuda::Algorithm;
 use crate::cuda::collectives::multimem::files;
 use crate::cuda::device::kernels::parameters;
+use crate::cuda::memory::{Elements, Memory};
 use crate::cuda::stream::Stream;
 use crate::cuda::symmetric::{Symmetric, ViewMut};
 use crate::dtype::{Element, Number, ReduceOp};
@@ -57,6 +58,11 @@ impl<'a, T> TileMut<'a, T> {
     pub fn within(view: ViewMut<'a, T>, pitch: usize) -> Self {
         Self { view, pitch: Some(pitch) }
     }
+
+    /// Its elements, and how far its rows are apart.
+    fn untyped(&self) -> (Elements, Option<usize>) {
+        (self.view.elements(), self.pitch)
+    }
 }
 
 /// `Tiles` of `kernels/tiles.cuh`.
@@ -88,7 +94,7 @@ impl<T: Number> Symmetric<T> {
         stream: &Stream,
     ) -> Result<()> {
         const NAME: &str = "tile_reduce";
-        self.reduce_to_roots(NAME, op, &[tile], &[root], out, algorithm, stream)
+        self.memory.reduce_to_roots(NAME, op, &[tile], &[root], out.untyped(), algorithm, stream)
     }
 
     /// As [`Symmetric::tile_reduce`], of several tiles of one matrix. Each has a root of its own, which gets it in `out`. A
@@ -105,48 +111,7 @@ impl<T: Number> Symmetric<T> {
     ) -> Result<()> {
         const NAME: &str = "multi_root_tile_reduce";
         check_len(self.group(), NAME, "roots", tiles.len(), roots.len())?;
-        self.reduce_to_roots(NAME, op, tiles, roots, out, algorithm, stream)
-    }
-
-    #[allow(clippy::too_many_arguments)] // likewise
-    fn reduce_to_roots(
-        &self,
-        name: &'static str,
-        op: ReduceOp,
-        tiles: &[Tile],
-        roots: &[usize],
-        out: TileMut<'_, T>,
-        algorithm: Algorithm,
-        stream: &Stream,
-    ) -> Result<()> {
-        for (number, &root) in roots.iter().enumerate() {
-            self.group().check_rank(name, root)?;
-            if roots[..number].contains(&root) {
-                let expected = "each rank as the root of at most one tile".to_owned();
-                return Err(self.group().usage(name, expected, format!("rank {root} of two")));
-            }
-        }
-        tiles.iter().try_for_each(|tile| self.check_tile(name, tile, tiles))?;
-        let own = roots.iter().position(|root| *root == self.group().rank());
-        let own = own.and_then(|number| tiles.get(number).copied());
-        let mut wanted =
-            Tiles { pitch: tiles.first().map_or(0, |t| t.pitch as u64), ..Tiles::default() };
-        if let Some(tile) = own {
-            let pitch = out.pitch.unwrap_or(tile.columns);
-            let room = tile.extent(pitch).filter(|_| pitch >= tile.columns);
-            if room.is_none_or(|room| room > out.view.len) {
-                let expected = format!("an output with room for {} rows {pitch} apart", tile.rows);
-                let e = self.group().usage(name, expected, out.view.len.to_string());
-                return Err(self.refused(name, e));
-            }
-            wanted.out_pitch = out.pitch.unwrap_or(0) as u64;
-            wanted.push(&tile, out.view.address);
-        }
-        // Grids are the same on all ranks: as large as the largest tile.
-        let work = tiles.iter().map(|tile| tile.rows * tile.columns).max().unwrap_or(0);
-        let all = tiles.iter().flat_map(|t| [t.first, t.rows, t.columns, t.pitch]);
-        let agreed: Vec<usize> = all.chain(roots.iter().copied()).collect();
-        self.reduce_tiles(name, op, wanted, work, &agreed, algorithm, stream)
+        self.memory.reduce_to_roots(NAME, op, tiles, roots, out.untyped(), algorithm, stream)
     }
 
     /// Blocks of a matrix of `rows` by `columns`, `pitch` elements from one row to the next, cut along dimension `dim`: the
@@ -164,6 +129,79 @@ impl<T: Number> Symmetric<T> {
         offsets: Option<&[usize]>,
         dst_ranks: Option<&[usize]>,
         outs: &mut [ViewMut<'_, T>],
+        algorithm: Algorithm,
+        stream: &Stream,
+    ) -> Result<()> {
+        let outs: Vec<Elements> = outs.iter().map(ViewMut::elements).collect();
+        let to = (offsets, dst_ranks, &*outs);
+        self.memory.reduce_scatter_offset(op, (rows, columns, pitch), dim, to, algorithm, stream)
+    }
+}
+
+impl<T: Element> Symmetric<T> {
+    /// All-to-all of a matrix of `rows` by `columns`, which is cut along one dimension and joined along the other.
+    /// Along columns and rows (1, 0): `out` becomes, rank by rank, the columns that each has for this one. Along rows and
+    /// columns (0, 1): each row of `out` becomes, rank by rank, the rows that each has for this one. Collective, in `stream`.
+    pub fn all_to_all_nd(
+        &mut self,
+        (rows, columns): (usize, usize),
+        (scatter, gather): (usize, usize),
+        out: ViewMut<'_, T>,
+        stream: &Stream,
+    ) -> Result<()> {
+        let (shape, dims) = ((rows, columns), (scatter, gather));
+        self.memory.all_to_all_nd(shape, dims, out.elements(), stream)
+    }
+}
+
+impl Memory {
+    #[allow(clippy::too_many_arguments)] // likewise
+    fn reduce_to_roots(
+        &self,
+        name: &'static str,
+        op: ReduceOp,
+        tiles: &[Tile],
+        roots: &[usize],
+        (out, out_pitch): (Elements, Option<usize>),
+        algorithm: Algorithm,
+        stream: &Stream,
+    ) -> Result<()> {
+        for (number, &root) in roots.iter().enumerate() {
+            self.group().check_rank(name, root)?;
+            if roots[..number].contains(&root) {
+                let expected = "each rank as the root of at most one tile".to_owned();
+                return Err(self.group().usage(name, expected, format!("rank {root} of two")));
+            }
+        }
+        tiles.iter().try_for_each(|tile| self.check_tile(name, tile, tiles))?;
+        let own = roots.iter().position(|root| *root == self.group().rank());
+        let own = own.and_then(|number| tiles.get(number).copied());
+        let mut wanted =
+            Tiles { pitch: tiles.first().map_or(0, |t| t.pitch as u64), ..Tiles::default() };
+        if let Some(tile) = own {
+            let pitch = out_pitch.unwrap_or(tile.columns);
+            let room = tile.extent(pitch).filter(|_| pitch >= tile.columns);
+            if room.is_none_or(|room| room > out.len) {
+                let expected = format!("an output with room for {} rows {pitch} apart", tile.rows);
+                let e = self.group().usage(name, expected, out.len.to_string());
+                return Err(self.refused(name, e));
+            }
+            wanted.out_pitch = out_pitch.unwrap_or(0) as u64;
+            wanted.push(&tile, out.address);
+        }
+        // Grids are the same on all ranks: as large as the largest tile.
+        let work = tiles.iter().map(|tile| tile.rows * tile.columns).max().unwrap_or(0);
+        let all = tiles.iter().flat_map(|t| [t.first, t.rows, t.columns, t.pitch]);
+        let agreed: Vec<usize> = all.chain(roots.iter().copied()).collect();
+        self.reduce_tiles(name, op, wanted, work, &agreed, algorithm, stream)
+    }
+
+    fn reduce_scatter_offset(
+        &self,
+        op: ReduceOp,
+        (rows, columns, pitch): (usize, usize, usize),
+        dim: usize,
+        (offsets, dst_ranks, outs): (Option<&[usize]>, Option<&[usize]>, &[Elements]),
         algorithm: Algorithm,
         stream: &Stream,
     ) -> Result<()> {
@@ -222,48 +260,43 @@ impl<T: Number> Symmetric<T> {
         &self,
         name: &'static str,
         op: ReduceOp,
-        mut tiles: Tiles,
+        tiles: Tiles,
         work: usize,
         agreed: &[usize],
         algorithm: Algorithm,
         stream: &Stream,
     ) -> Result<()> {
         let by_switch = self.by_switch(name, op, algorithm, "Auto or Multimem")?;
-        let Some((_, tiled)) = files(T::DTYPE) else {
+        let Some((_, tiled)) = files(self.dtype()) else {
             let expected = "elements of f32, f16 or bf16".to_owned();
-            return Err(self.group().usage(name, expected, T::DTYPE.to_string()));
+            return Err(self.group().usage(name, expected, self.dtype().to_string()));
         };
         self.check_operator(name, op)?;
-        let (file, mut all) = if by_switch { self.check_multimem(name, op)? } else { (tiled, 0) };
+        let (file, all) = if by_switch { self.check_multimem(name, op)? } else { (tiled, 0) };
         let mut terms = vec![op as usize, usize::from(by_switch)];
         terms.extend(agreed);
         let call = self.digest(name, &terms);
-        let (mut parts, mut op) = (self.parts, op as u32);
+        let op = op as u32;
         let kernel = if by_switch { "multimem_reduce_tiles" } else { "reduce_tiles" };
-        self.enqueue(name, call, stream, |mut context| {
+        self.enqueue(name, call, stream, |context| {
             let list = match by_switch {
-                true => parameters![context.group, parts, all, tiles],
-                false => parameters![context.group, parts, tiles, op],
+                true => parameters![context.group, self.parts, all, tiles],
+                false => parameters![context.group, self.parts, tiles, op],
             };
             // SAFETY: the kernel's parameters in order; tiles lie within all parts, and outputs have room for them.
-            unsafe { self.run((file, kernel), work * size_of::<T>(), context.target, list) }
+            unsafe { self.run((file, kernel), work * self.size(), context.target, list) }
         })
     }
-}
 
-impl<T: Element> Symmetric<T> {
-    /// All-to-all of a matrix of `rows` by `columns`, which is cut along one dimension and joined along the other.
-    /// Along columns and rows (1, 0): `out` becomes, rank by rank, the columns that each has for this one. Along rows and
-    /// columns (0, 1): each row of `out` becomes, rank by rank, the rows that each has for this one. Collective, in `stream`.
-    pub fn all_to_all_nd(
-        &mut self,
+    fn all_to_all_nd(
+        &self,
         (rows, columns): (usize, usize),
         (scatter, gather): (usize, usize),
-        out: ViewMut<'_, T>,
+        out: Elements,
         stream: &Stream,
     ) -> Result<()> {
         const NAME: &str = "all_to_all_nd";
-        let (rank, ranks, bytes) = (self.group().rank(), self.group().size(), size_of::<T>());
+        let (rank, ranks, bytes) = (self.group().rank(), self.group().size(), self.size());
         check_len(self.group(), NAME, "a matrix", self.len(), rows.saturating_mul(columns))?;
         self.check_out(NAME, self.len(), out.len)?;
         // First element, rows, elements of each, elements between them; and in the output between ranks and between rows.
@@ -283,15 +316,15 @@ impl<T: Element> Symmetric<T> {
             }
         };
         let call = self.digest(NAME, &[rows, columns, scatter]);
-        let [first, mut count, each, pitch, of_rank, out_pitch] = counts.map(|n| n as u64);
-        let [mut first, mut each, mut pitch, mut of_rank, mut out_pitch] =
+        let [first, count, each, pitch, of_rank, out_pitch] = counts.map(|n| n as u64);
+        let [first, each, pitch, of_rank, out_pitch] =
             [first, each, pitch, of_rank, out_pitch].map(|n| n * bytes as u64);
-        let (mut parts, mut to) = (self.parts, out.address);
-        let work = self.len() * bytes;
-        self.enqueue(NAME, call, stream, |mut context| {
-            let group = &mut context.group;
+        let to = out.address;
+        let work = self.bytes();
+        self.enqueue(NAME, call, stream, |context| {
+            let (group, parts) = (&context.group, &self.parts);
             let list =
-                parameters![*group, parts, to, first, count, each, pitch, of_rank, out_pitch];
+                parameters![*group, *parts, to, first, count, each, pitch, of_rank, out_pitch];
             // SAFETY: the kernel's parameters in order; the rows lie within all parts, and `out` has as many elements.
             unsafe { self.run(("rows", "all_to_all_nd"), work, context.target, list) }
         })

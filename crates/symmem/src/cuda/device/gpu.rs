@@ -3,7 +3,9 @@
 
 use std::any::Any;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use symmem_sys::Missing;
 use symmem_sys::cuda::{
@@ -19,26 +21,32 @@ use crate::cuda::stream::graph::is_capturing;
 use crate::error::{Error, Result};
 use crate::memory::NvshmemMemory;
 use crate::memory::cuda::{DeviceBackend, DriverMemory};
+use crate::sync::lock;
 
 /// A device that this process uses, and the backend of symmetric memory on it. Cheap to clone.
 #[derive(Clone)]
-pub struct Gpu(Arc<Inner>, Option<Arc<dyn DeviceBackend>>);
+pub struct Gpu {
+    pub(crate) opened: Arc<Opened>,
+    /// The driver's memory without it.
+    backend: Option<Arc<dyn DeviceBackend>>,
+}
 
-struct Inner {
+/// An open device, as all values for it share it.
+pub(crate) struct Opened {
     driver: Arc<dyn Driver>,
     device: Device,
     number: u32,
     uuid: [u8; 16],
     context: Context,
-    multiprocessors: u32,
-    capability: (i32, i32),
+    pub(in crate::cuda) multiprocessors: u32,
+    pub(in crate::cuda) capability: (i32, i32),
     /// Bytes of the cache that all multiprocessors share.
-    cache: usize,
+    pub(in crate::cuda) cache: usize,
     /// It has fabric handles, once that was asked.
-    fabric: OnceLock<bool>,
-    kernels: Kernels,
-    occupancy: Occupancy,
-    failures: Failures,
+    pub(crate) fabric: OnceLock<bool>,
+    pub(in crate::cuda) kernels: Kernels,
+    pub(in crate::cuda) occupancy: Occupancy,
+    pub(in crate::cuda) failures: Failures,
     retired: Mutex<Retired>,
 }
 
@@ -68,42 +76,44 @@ struct Retired {
 }
 
 /// A thing that kernels and copies may still use when its owner drops it: it is dropped when they are done.
+#[derive(Debug)]
 pub(crate) struct InUse<T: Send + Sync + 'static> {
-    gpu: Gpu,
-    /// Always there, until this goes.
-    thing: Option<T>,
+    by: Gpu,
+    thing: ManuallyDrop<T>,
 }
 
-impl<T: Send + Sync + 'static> InUse<T> {
-    pub(crate) fn new(gpu: Gpu, thing: T) -> Self {
-        Self { gpu, thing: Some(thing) }
+impl<T: Send + Sync> Deref for InUse<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.thing
     }
 }
 
-impl<T: Send + Sync + 'static> Drop for InUse<T> {
+impl<T: Send + Sync> Drop for InUse<T> {
     fn drop(&mut self) {
-        if let Some(thing) = self.thing.take() {
-            self.gpu.retire(Box::new(thing));
-        }
+        // SAFETY: S4: taken once, here.
+        let thing = unsafe { ManuallyDrop::take(&mut self.thing) };
+        self.by.retire(Box::new(thing));
     }
 }
 
 /// The devices that are open, so that each has its kernels loaded once.
-static OPEN: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+static OPEN: Mutex<Vec<Weak<Opened>>> = Mutex::new(Vec::new());
 
 impl Gpu {
     /// The device of this number among those that this process sees.
     pub fn open(number: u32) -> Result<Self> {
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = lock(&OPEN);
         open.retain(|gpu| gpu.strong_count() > 0);
         let mut living = open.iter().filter_map(Weak::upgrade);
         if let Some(gpu) = living.find(|gpu| gpu.number == number) {
-            return Ok(Self(gpu, None));
+            return Ok(Self { opened: gpu, backend: None });
         }
         let missing = |why: Missing| Error::unavailable("the CUDA driver", why.to_string());
         let driver = cuda::load().map_err(missing)?;
         let gpu = Self::with_driver(driver, number)?;
-        open.push(Arc::downgrade(&gpu.0));
+        open.push(Arc::downgrade(&gpu.opened));
         Ok(gpu)
     }
 
@@ -133,7 +143,7 @@ impl Gpu {
         let cache = number_of(Attribute::L2Bytes).unwrap_or(0);
         let uuid = driver.device_uuid(device).map_err(failed)?;
         let context = driver.context_retain(device).map_err(failed)?;
-        let inner = Arc::new(Inner {
+        let opened = Arc::new(Opened {
             driver,
             device,
             number,
@@ -148,22 +158,22 @@ impl Gpu {
             failures: Failures::default(),
             retired: Mutex::default(),
         });
-        Ok(Self(inner, None))
+        Ok(Self { opened, backend: None })
     }
 
     /// The same device, with memory of this backend.
     pub(crate) fn with(&self, backend: Arc<dyn DeviceBackend>) -> Self {
-        Self(Arc::clone(&self.0), Some(backend))
+        Self { backend: Some(backend), ..self.clone() }
     }
 
     /// The same device, with the driver's memory.
     pub(crate) fn of_driver(&self) -> Self {
-        Self(Arc::clone(&self.0), None)
+        Self { backend: None, ..self.clone() }
     }
 
     /// The backend that allocates symmetric memory.
     pub(crate) fn backend(&self) -> Arc<dyn DeviceBackend> {
-        self.1.clone().unwrap_or_else(|| Arc::new(DriverMemory(self.clone())))
+        self.backend.clone().unwrap_or_else(|| Arc::new(DriverMemory(self.clone())))
     }
 
     /// NVSHMEM's heap, where it is the backend.
@@ -183,58 +193,25 @@ impl Gpu {
 
     /// Its number among those that this process sees.
     pub fn number(&self) -> u32 {
-        self.0.number
+        self.opened.number
     }
 
     /// The device's UUID, the same in all processes.
     pub fn uuid(&self) -> [u8; 16] {
-        self.0.uuid
+        self.opened.uuid
     }
 
     pub(crate) fn device(&self) -> Device {
-        self.0.device
-    }
-
-    pub(crate) fn multiprocessors(&self) -> u32 {
-        self.0.multiprocessors
-    }
-
-    pub(crate) fn capability(&self) -> (i32, i32) {
-        self.0.capability
-    }
-
-    pub(crate) fn cache(&self) -> usize {
-        self.0.cache
-    }
-
-    /// Whether kernels can be launched before the ones before them have ended.
-    pub(crate) fn is_hopper(&self) -> bool {
-        self.0.capability.0 >= 9
-    }
-
-    pub(crate) fn fabric(&self) -> &OnceLock<bool> {
-        &self.0.fabric
-    }
-
-    pub(crate) fn kernels(&self) -> &Kernels {
-        &self.0.kernels
-    }
-
-    pub(in crate::cuda) fn occupancy(&self) -> &Occupancy {
-        &self.0.occupancy
-    }
-
-    pub(in crate::cuda) fn failures(&self) -> &Failures {
-        &self.0.failures
+        self.opened.device
     }
 
     pub(crate) fn driver(&self) -> &dyn Driver {
-        &*self.0.driver
+        &*self.opened.driver
     }
 
     /// Remembers a stream, whose work things that are given back outlive.
     pub(crate) fn adopt(&self, raw: Stream, ours: bool) -> StreamId {
-        let mut retired = self.retired();
+        let mut retired = lock(&self.opened.retired);
         let number = if ours {
             retired.made += 1;
             retired.made
@@ -249,7 +226,7 @@ impl Gpu {
 
     /// Forgets a stream, but for what is still in it.
     pub(crate) fn part_from(&self, stream: StreamId) {
-        let mut retired = self.retired();
+        let mut retired = lock(&self.opened.retired);
         if let Some(at) = retired.streams.iter().position(|known| *known == stream) {
             retired.streams.swap_remove(at);
         }
@@ -262,7 +239,7 @@ impl Gpu {
 
     /// Remembers what is in a stream that is about to be captured: until that is over, its end cannot be told.
     pub(crate) fn before_capture(&self, stream: Stream) {
-        self.note_end(&mut self.retired(), stream);
+        self.note_end(&mut lock(&self.opened.retired), stream);
     }
 
     fn note_end(&self, retired: &mut Retired, stream: Stream) {
@@ -275,7 +252,7 @@ impl Gpu {
     /// Whether the driver would end a capture if this thread allocated or waited: one of its own, or one of a stream that
     /// somebody else has made, of which nothing else is known.
     pub(crate) fn is_capturing(&self) -> Result<bool> {
-        let foreign = self.retired().foreign.clone();
+        let foreign = lock(&self.opened.retired).foreign.clone();
         let captured = |stream: &Stream| {
             let capture = self.call(|driver| driver.stream_capture(*stream))?;
             Ok(capture != Capture::None)
@@ -296,12 +273,12 @@ impl Gpu {
 
     /// Whether it is a stream that is still there.
     pub(crate) fn knows(&self, stream: StreamId) -> bool {
-        self.retired().streams.contains(&stream)
+        lock(&self.opened.retired).streams.contains(&stream)
     }
 
     /// Whether there are streams besides the caller's.
     pub(crate) fn has_several_streams(&self) -> bool {
-        self.retired().streams.len() > 1
+        lock(&self.opened.retired).streams.len() > 1
     }
 
     /// Waits for all work of this process on the device, also in streams that the library has never seen: before memory is freed
@@ -337,7 +314,7 @@ impl Gpu {
     /// Whether all is done in these streams, in those that are gone, and in those of somebody else. What is captured does not
     /// run.
     pub(crate) fn are_idle(&self, streams: &[Stream]) -> Result<bool> {
-        let retired = self.retired();
+        let retired = lock(&self.opened.retired);
         let ends = retired.ends.iter().chain(retired.things.iter().flat_map(|(_, ends)| ends));
         let mut streams = streams.iter().chain(&retired.foreign);
         self.call(|driver| {
@@ -359,14 +336,14 @@ impl Gpu {
         &self,
         each: impl Fn(&dyn Driver, Event) -> Result<(), Failure>,
     ) -> Result<()> {
-        let retired = self.retired();
+        let retired = lock(&self.opened.retired);
         let ends = retired.ends.iter().chain(retired.things.iter().flat_map(|(_, ends)| ends));
         self.call(|driver| ends.copied().try_for_each(|end| each(driver, end)))
     }
 
     /// Drops `thing` when all is done that is in any stream now: at once, where nothing is.
     pub(crate) fn retire(&self, thing: Box<dyn Send + Sync>) {
-        let mut retired = self.retired();
+        let mut retired = lock(&self.opened.retired);
         let streams: Vec<Stream> = retired.streams.iter().map(|stream| stream.raw).collect();
         let mut events = self.at_liberty(|| self.ends(&streams));
         events.append(&mut retired.ends);
@@ -381,7 +358,7 @@ impl Gpu {
     }
 
     fn drop_done(&self) {
-        let mut retired = self.retired();
+        let mut retired = lock(&self.opened.retired);
         let mut done = Vec::new();
         while let Some((_, events)) = retired.things.front_mut() {
             events.retain(|event| !self.is_over(*event));
@@ -392,10 +369,6 @@ impl Gpu {
         }
         drop(retired); // what is dropped now may come back here
         drop(done);
-    }
-
-    fn retired(&self) -> MutexGuard<'_, Retired> {
-        self.0.retired.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// An event at the end of each of the streams that has something in it. What a capture notes does not run now.
@@ -430,8 +403,8 @@ impl Gpu {
     }
 
     /// A thing that streams may be using, dropped when they are done.
-    pub(crate) fn in_use<T: Send + Sync + 'static>(&self, thing: T) -> Box<dyn Send + Sync> {
-        Box::new(InUse::new(self.clone(), thing))
+    pub(crate) fn in_use<T: Send + Sync>(&self, thing: T) -> InUse<T> {
+        InUse { by: self.clone(), thing: ManuallyDrop::new(thing) }
     }
 
     /// Runs `f`, which calls a library that works in the current context, with this device's.
@@ -447,10 +420,10 @@ impl Gpu {
     /// Calls the driver with this device's context current, and leaves the thread with the one it had.
     pub(crate) fn call<R>(&self, f: impl FnOnce(&dyn Driver) -> Result<R, Failure>) -> Result<R> {
         let driver = self.driver();
-        if driver.context_current().map_err(failed)? == Some(self.0.context) {
+        if driver.context_current().map_err(failed)? == Some(self.opened.context) {
             return f(driver).map_err(failed);
         }
-        driver.context_push(self.0.context).map_err(failed)?;
+        driver.context_push(self.opened.context).map_err(failed)?;
         let done = f(driver);
         let popped = driver.context_pop();
         let done = done.map_err(failed)?;
@@ -461,7 +434,7 @@ impl Gpu {
 
 impl PartialEq for Gpu {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        Arc::ptr_eq(&self.opened, &other.opened)
     }
 }
 
@@ -471,7 +444,7 @@ impl std::fmt::Debug for Gpu {
     }
 }
 
-impl Drop for Inner {
+impl Drop for Opened {
     fn drop(&mut self) {
         let retired = self.retired.get_mut().unwrap_or_else(PoisonError::into_inner);
         for end in retired.ends.drain(..) {

@@ -2,7 +2,6 @@
 #![allow(unsafe_code)] // S4
 
 use std::collections::HashMap;
-use std::ffi::c_void;
 use std::io::Read;
 use std::sync::{Mutex, PoisonError};
 
@@ -10,9 +9,11 @@ use ruzstd::decoding::StreamingDecoder;
 use symmem_sys::cuda::{Context, Driver, Function, Launch, Module};
 
 use crate::cuda::device::gpu::Gpu;
+use crate::cuda::device::module::Parameter;
 use crate::cuda::device::occupancy::Grids;
 use crate::cuda::stream::Target;
 use crate::error::{Error, Result};
+use crate::sync::lock;
 
 /// All PTX, compressed as a whole: each file after a line with its name and length.
 const ARCHIVE: &[u8] = include_bytes!("../../../kernels/ptx.zst");
@@ -78,13 +79,14 @@ impl Kernels {
 
 impl Gpu {
     /// The kernel `name` of the file `file`, for blocks of so many threads.
+    #[inline(never)] // as `launch`
     pub(crate) fn kernel(
         &self,
         file: &'static str,
         name: &'static str,
         threads: u32,
     ) -> Result<BuiltIn> {
-        let mut loaded = self.kernels().0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = lock(&self.opened.kernels.0);
         let key = (threads, name, file);
         if let Some((_, kernel)) = loaded.functions.iter().find(|(known, _)| *known == key) {
             return Ok(*kernel);
@@ -99,9 +101,9 @@ impl Gpu {
         };
         let (function, each) = self.call(|driver| {
             let function = driver.module_function(module, name)?;
-            Ok((function, driver.max_active_blocks(function, threads, 0)?))
+            Ok((function, driver.max_active_blocks(function, threads)?))
         })?;
-        let fit = each * self.multiprocessors();
+        let fit = each * self.opened.multiprocessors;
         let kernel = BuiltIn { function, threads, fit, early };
         loaded.functions.push((key, kernel));
         Ok(kernel)
@@ -111,7 +113,7 @@ impl Gpu {
     fn load(&self, file: &'static str) -> Result<(Module, bool)> {
         let files = ptx_files()?;
         let find = |name: &str| files.iter().find(|(known, _)| known == name);
-        let newer = find(&format!("{file}_90")).filter(|_| self.is_hopper());
+        let newer = find(&format!("{file}_90")).filter(|_| self.opened.capability.0 >= 9);
         let (_, text) = newer
             .or_else(|| find(file))
             .ok_or_else(|| Error::unavailable(format!("the kernels {file}"), "there are none"))?;
@@ -123,31 +125,32 @@ impl Gpu {
     /// # Safety
     /// `parameters` point to a value of the right type for each parameter, and what the kernel does with them is sound
     /// when it runs.
+    #[inline(never)] // every operation has a call of it for each element type
     pub(crate) unsafe fn launch(
         &self,
         kernel: BuiltIn,
         blocks: u32,
         ranks_per_device: usize,
         target: Target<'_>,
-        parameters: &mut [*mut c_void],
+        parameters: &[Parameter<'_>],
     ) -> Result<()> {
         let stream = target.stream;
         let target = (stream.id(), target.capture);
         let mut launch = Launch::new(kernel.function, blocks, kernel.threads, stream.raw());
         let grids = Grids { blocks: blocks * ranks_per_device as u32, fit: kernel.fit };
-        launch.programmatic = self.occupancy().enter(target, grids) && kernel.early;
+        launch.programmatic = self.opened.occupancy.enter(target, grids) && kernel.early;
         let launched = self.call(|driver| {
             // SAFETY: as the caller promises.
-            unsafe { driver.launch(&launch, parameters) }
+            unsafe { driver.launch(&launch, Parameter::pointers(parameters)) }
         });
-        launched.inspect_err(|_| self.occupancy().forget(target))
+        launched.inspect_err(|_| self.opened.occupancy.forget(target))
     }
 }
 
-/// The pointers to the parameters of a launch, which live as long as the values.
+/// The parameters of a launch, which borrow the values.
 macro_rules! parameters {
     ($($value:expr),* $(,)?) => {
-        &mut [$(std::ptr::from_mut(&mut $value).cast::<std::ffi::c_void>()),*]
+        &[$($crate::cuda::Parameter::from(&$value)),*]
     };
 }
 pub(crate) use parameters;

@@ -7,16 +7,16 @@ use std::sync::Arc;
 
 use symmem_sys::cuda::{self as sys, Launch};
 
-use crate::cuda::device::gpu::Gpu;
+use crate::cuda::device::gpu::{Gpu, InUse};
 use crate::cuda::stream::Stream;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// The text of `kernels/symmem.cuh`, which needs no other header: signals and pointers for your own kernels.
 pub const HEADER: &str = include_str!("../../../kernels/symmem.cuh");
 
 /// Code that is loaded on a device. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Module(Arc<Loaded>);
+pub struct Module(Arc<InUse<Loaded>>);
 
 #[derive(Debug)]
 struct Loaded {
@@ -33,6 +33,7 @@ pub struct Kernel {
 
 /// A value for a parameter of a kernel: `(&value).into()`.
 #[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
 pub struct Parameter<'a> {
     value: *mut c_void,
     of: PhantomData<&'a ()>,
@@ -44,11 +45,19 @@ impl<'a, T: Copy> From<&'a T> for Parameter<'a> {
     }
 }
 
+impl Parameter<'_> {
+    /// As the driver gets them.
+    pub(super) fn pointers(list: &[Self]) -> &[*mut c_void] {
+        // SAFETY: S4: each is a pointer and nothing else.
+        unsafe { std::slice::from_raw_parts(list.as_ptr().cast(), list.len()) }
+    }
+}
+
 impl Gpu {
     /// Loads PTX, which the driver compiles for this device. Its errors contain the driver's message.
     pub fn module(&self, ptx: &str) -> Result<Module> {
         let raw = self.call(|driver| driver.module_load(ptx))?;
-        Ok(Module(Arc::new(Loaded { gpu: self.clone(), raw })))
+        Ok(Module(Arc::new(self.in_use(Loaded { gpu: self.clone(), raw }))))
     }
 }
 
@@ -69,8 +78,8 @@ impl Kernel {
     /// may have no more, and ranks on one device share that number.
     pub fn max_blocks(&self, threads: u32) -> Result<u32> {
         let gpu = &self.module.0.gpu;
-        let each = gpu.call(|driver| driver.max_active_blocks(self.raw, threads, 0))?;
-        Ok(each * gpu.multiprocessors())
+        let each = gpu.call(|driver| driver.max_active_blocks(self.raw, threads))?;
+        Ok(each * gpu.opened.multiprocessors)
     }
 
     /// Puts the kernel into `stream`, with `grid` blocks of `block` threads.
@@ -90,34 +99,16 @@ impl Kernel {
         parameters: &[Parameter<'_>],
     ) -> Result<()> {
         let gpu = &self.module.0.gpu;
-        if stream.gpu() != gpu {
-            let (expected, got) =
-                (format!("a stream of {gpu:?}"), format!("one of {:?}", stream.gpu()));
-            return Err(Error::usage("launch", expected, got));
-        }
-        let mut values: Vec<_> = parameters.iter().map(|parameter| parameter.value).collect();
+        stream.check_gpu("launch", gpu)?;
         let launch = Launch { grid, block, ..Launch::new(self.raw, 1, 1, stream.raw()) };
         gpu.call(|driver| {
             // SAFETY: as the caller promises; the driver only reads the values.
-            unsafe { driver.launch(&launch, &mut values) }
+            unsafe { driver.launch(&launch, Parameter::pointers(parameters)) }
         })
     }
 }
 
 impl Drop for Loaded {
-    fn drop(&mut self) {
-        let (gpu, raw) = (self.gpu.clone(), self.raw);
-        self.gpu.retire(Box::new(Unload { gpu, raw }));
-    }
-}
-
-/// A module that nobody uses any more, but whose kernels may still be running.
-struct Unload {
-    gpu: Gpu,
-    raw: sys::Module,
-}
-
-impl Drop for Unload {
     fn drop(&mut self) {
         // SAFETY: S4: loaded by us, nobody can launch anything of it, and all is done that was in any stream.
         self.gpu.give_back(|driver| unsafe { driver.module_unload(self.raw) });
@@ -131,6 +122,7 @@ mod tests {
     use symmem_sys::cuda::fake::Fake;
 
     use super::*;
+    use crate::Error;
 
     const PTX: &str = ".version 8.4\n.target sm_80\n.visible .entry scale(.param .u32 n) { ret; }";
 

@@ -3,11 +3,12 @@
 //! A kernel that is launched early waits on the device for its predecessor, and occupies multiprocessors meanwhile. Other ranks
 //! may not have launched their counterparts of the predecessor yet: if these no longer fit, all ranks wait for ever.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use crate::cuda::device::gpu::StreamId;
+use crate::sync::lock;
 
-/// How many places are remembered.
+/// How many queues are remembered.
 const MOST: usize = 16;
 
 /// What all ranks on a device launch of one kernel.
@@ -30,33 +31,29 @@ impl Grids {
     }
 }
 
-/// The last kernel in each place: a stream, or a capture of one.
-pub(in crate::cuda) struct Occupancy<P = (StreamId, Option<u64>)>(Mutex<Vec<(P, Grids)>>);
+/// The last kernel in each queue: a stream, or a capture of one.
+pub(in crate::cuda) struct Occupancy<Q = (StreamId, Option<u64>)>(Mutex<Vec<(Q, Grids)>>);
 
-impl<P: PartialEq> Occupancy<P> {
+impl<Q: PartialEq> Occupancy<Q> {
     pub(in crate::cuda) const fn new() -> Self {
         Self(Mutex::new(Vec::new()))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<(P, Grids)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Notes the next kernel in a place. Returns whether it may start before its predecessor has ended: never, where that is
+    /// Notes the next kernel in a queue. Returns whether it may start before its predecessor has ended: never, where that is
     /// not known.
-    pub(in crate::cuda) fn enter(&self, place: P, grids: Grids) -> bool {
-        let mut last = self.lock();
-        let known = last.iter().position(|(known, _)| *known == place);
+    pub(in crate::cuda) fn enter(&self, queue: Q, grids: Grids) -> bool {
+        let mut last = lock(&self.0);
+        let known = last.iter().position(|(known, _)| *known == queue);
         let before = known.map(|at| last.remove(at).1);
         // Those that were used last come first, and others are forgotten.
         last.truncate(MOST - 1);
-        last.insert(0, (place, grids));
+        last.insert(0, (queue, grids));
         before.is_some_and(|before| before.fit_together_with(grids))
     }
 
-    /// Forgets the last kernel in a place.
-    pub(in crate::cuda) fn forget(&self, place: P) {
-        self.lock().retain(|(known, _)| *known != place);
+    /// Forgets the last kernel in a queue.
+    pub(in crate::cuda) fn forget(&self, queue: Q) {
+        lock(&self.0).retain(|(known, _)| *known != queue);
     }
 }
 
@@ -68,13 +65,13 @@ mod tests {
         Grids { blocks, fit }
     }
 
-    /// Multiprocessors are filled in the worst way: one of the next in each, then as many as it takes to spoil another place.
+    /// Multiprocessors are filled in the worst way: one of the next in each, then as many as it takes to spoil another slot.
     #[test]
     fn there_is_room_in_the_worst_case() {
         const MULTIPROCESSORS: u32 = 6;
         for (a, b) in (1..=8).flat_map(|a| (1..=8).map(move |b| (a, b))) {
             for next in 0..=MULTIPROCESSORS * b {
-                // Places of ours that are left if `m` of the next are in a multiprocessor, in units of 1 / (a * b).
+                // Slots of ours that are left if `m` of the next are in a multiprocessor, in units of 1 / (a * b).
                 let left = |m: u32| (a * b - m * a) / b;
                 let mut held = [0_u32; MULTIPROCESSORS as usize];
                 for _ in 0..next {
@@ -83,17 +80,14 @@ mod tests {
                     let worst = open.max_by_key(|m| spoils(m)).unwrap();
                     *worst += 1;
                 }
-                let places: u32 = held.iter().map(|m| left(*m)).sum();
+                let slots: u32 = held.iter().map(|m| left(*m)).sum();
                 let most = (0..=MULTIPROCESSORS * a)
                     .filter(|ours| {
                         grids(*ours, a * MULTIPROCESSORS)
                             .fit_together_with(grids(next, b * MULTIPROCESSORS))
                     })
                     .max();
-                assert!(
-                    most.is_none_or(|most| most <= places),
-                    "{a} {b} {next}: {most:?} {places}"
-                );
+                assert!(most.is_none_or(|most| most <= slots), "{a} {b} {next}: {most:?} {slots}");
             }
         }
     }
@@ -104,17 +98,17 @@ mod tests {
         let [a, b] = [1, 2];
         assert!(!occupancy.enter(a, grids(10, 100)), "nothing is known of what was before");
         assert!(occupancy.enter(a, grids(10, 100)));
-        assert!(!occupancy.enter(b, grids(10, 100)), "at another place");
+        assert!(!occupancy.enter(b, grids(10, 100)), "in another queue");
         assert!(occupancy.enter(a, grids(50, 100)));
         assert!(occupancy.enter(a, grids(50, 100)), "two halves");
         assert!(!occupancy.enter(a, grids(51, 100)), "not on top of a half");
         assert!(!occupancy.enter(a, grids(50, 100)), "not behind more than a half");
-        assert!(!occupancy.enter(a, grids(30, 50)), "they cost two places each");
+        assert!(!occupancy.enter(a, grids(30, 50)), "they cost two slots each");
         for other in 3..3 + MOST {
             assert!(!occupancy.enter(other, grids(1, 100)));
         }
         assert!(!occupancy.enter(a, grids(1, 100)), "forgotten");
-        assert_eq!(occupancy.lock().len(), MOST);
+        assert_eq!(lock(&occupancy.0).len(), MOST);
         assert!(occupancy.enter(a, grids(1, 100)));
         occupancy.forget(a);
         assert!(!occupancy.enter(a, grids(1, 100)));

@@ -15,7 +15,7 @@ const MOST_RANKS: usize = 1 << 16;
 
 /// Where a rank is.
 #[derive(Serialize, Deserialize)]
-pub(in crate::cuda) struct Placed {
+pub(in crate::cuda) struct Placement {
     device: [u8; 16],
     /// What decides how many blocks of a kernel fit.
     kind: (i32, i32, u32),
@@ -31,14 +31,14 @@ pub(in crate::cuda) struct Placed {
     ranks_here: usize,
 }
 
-impl Placed {
+impl Placement {
     pub(in crate::cuda) fn new(group: &Group, gpu: &Gpu) -> Self {
-        let (major, minor) = gpu.capability();
+        let (major, minor) = gpu.opened.capability;
         let rules = &group.context().devices;
         Self {
             device: gpu.uuid(),
-            kind: (major, minor, gpu.multiprocessors()),
-            cache: gpu.cache(),
+            kind: (major, minor, gpu.opened.multiprocessors),
+            cache: gpu.opened.cache,
             can_multicast: gpu.driver().has(Attribute::Multicast, gpu.device()),
             has_fabric: gpu.has_fabric(),
             strict: rules.strict,
@@ -49,13 +49,13 @@ impl Placed {
 }
 
 /// Refuses ranks on one device, if one of them wants that. The same on all ranks.
-pub(in crate::cuda) fn check_apart(group: &Group, places: &[Placed]) -> Result<()> {
-    let Some(strict) = places.iter().position(|place| place.strict) else { return Ok(()) };
+pub(in crate::cuda) fn check_apart(group: &Group, placements: &[Placement]) -> Result<()> {
+    let Some(strict) = placements.iter().position(|p| p.strict) else { return Ok(()) };
     let mut first = HashMap::new();
-    for (rank, place) in places.iter().enumerate() {
-        if let Some(other) = first.insert(place.device, rank) {
+    for (rank, placement) in placements.iter().enumerate() {
+        if let Some(other) = first.insert(placement.device, rank) {
             let expected = format!("a device of its own for each rank, as rank {strict} wants");
-            let got = format!("ranks {other} and {rank} both on {}", uuid(place.device));
+            let got = format!("ranks {other} and {rank} both on {}", uuid(placement.device));
             return Err(group.usage(OP, expected, got));
         }
     }
@@ -71,21 +71,21 @@ fn uuid(bytes: [u8; 16]) -> String {
 }
 
 /// The number of multiprocessors of the smallest device, unless all devices are alike: a block of any kernel fits on each.
-pub(in crate::cuda) fn smallest_if_unlike(places: &[Placed]) -> Option<u32> {
-    let alike = places.windows(2).all(|pair| pair[0].kind == pair[1].kind);
-    let smallest = places.iter().map(|place| place.kind.2).min();
+pub(in crate::cuda) fn smallest_if_unlike(placements: &[Placement]) -> Option<u32> {
+    let alike = placements.windows(2).all(|pair| pair[0].kind == pair[1].kind);
+    let smallest = placements.iter().map(|placement| placement.kind.2).min();
     smallest.filter(|_| !alike)
 }
 
 /// The smallest device's cache.
-pub(in crate::cuda) fn smallest_cache(places: &[Placed]) -> usize {
-    places.iter().map(|place| place.cache).min().unwrap_or(0)
+pub(in crate::cuda) fn smallest_cache(placements: &[Placement]) -> usize {
+    placements.iter().map(|placement| placement.cache).min().unwrap_or(0)
 }
 
 /// The most ranks on one device.
-pub(in crate::cuda) fn most_on_one(places: &[Placed]) -> usize {
-    let on = |device| places.iter().filter(|place| place.device == device).count();
-    places.iter().map(|place| on(place.device)).max().unwrap_or(1)
+pub(in crate::cuda) fn most_on_one(placements: &[Placement]) -> usize {
+    let on = |device| placements.iter().filter(|placement| placement.device == device).count();
+    placements.iter().map(|placement| on(placement.device)).max().unwrap_or(1)
 }
 
 /// The most ranks that may have kernels on one device at once, which must all fit on it: the same on all ranks.
@@ -93,12 +93,12 @@ pub(in crate::cuda) fn most_on_one(places: &[Placed]) -> usize {
 /// Where ranks of the group share a device, those of its host that are not in it may be there, too, for all that is known.
 /// A rank that has a device to itself leaves half of it free: something else may wait for its kind there, such as another group's
 /// kernels, or NCCL's.
-pub(in crate::cuda) fn ranks_per_device(group: &Group, places: &[Placed]) -> usize {
-    let here = most_on_one(places);
-    let told = places.iter().filter_map(|place| place.ranks_per_device).max();
+pub(in crate::cuda) fn ranks_per_device(group: &Group, placements: &[Placement]) -> usize {
+    let here = most_on_one(placements);
+    let told = placements.iter().filter_map(|placement| placement.ranks_per_device).max();
     let others = |members: &Vec<usize>| {
-        let of_host = members.iter().filter_map(|&rank| places.get(rank));
-        let everyone = of_host.map(|place| place.ranks_here).max().unwrap_or(0);
+        let of_host = members.iter().filter_map(|&rank| placements.get(rank));
+        let everyone = of_host.map(|placement| placement.ranks_here).max().unwrap_or(0);
         everyone.saturating_sub(members.len())
     };
     let others = group.hosts().iter().map(others).max().unwrap_or(0);
@@ -107,13 +107,13 @@ pub(in crate::cuda) fn ranks_per_device(group: &Group, places: &[Placed]) -> usi
 }
 
 /// Whether all ranks have devices of their own that can be reached at once.
-pub(in crate::cuda) fn has_multicast(group: &Group, places: &[Placed]) -> bool {
-    let devices: HashSet<_> = places.iter().map(|place| place.device).collect();
-    let can = places.iter().filter(|place| place.can_multicast).count();
-    let apart = devices.len() == places.len() && places.len() > 1;
-    if apart && can > 0 && can < places.len() {
-        let without = places.iter().position(|place| !place.can_multicast).unwrap_or(0);
+pub(in crate::cuda) fn has_multicast(group: &Group, placements: &[Placement]) -> bool {
+    let devices: HashSet<_> = placements.iter().map(|placement| placement.device).collect();
+    let can = placements.iter().filter(|placement| placement.can_multicast).count();
+    let apart = devices.len() == placements.len() && placements.len() > 1;
+    if apart && can > 0 && can < placements.len() {
+        let without = placements.iter().position(|placement| !placement.can_multicast).unwrap_or(0);
         tracing::warn!("no multicast in {group:?}: the device of rank {without} cannot");
     }
-    apart && can == places.len()
+    apart && can == placements.len()
 }

@@ -5,12 +5,12 @@
 //! the group is then that error, until all ranks have put the group back in step: see `failures`.
 #![allow(unsafe_code)] // S3 (addresses within the pads), S4
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use crate::cuda::device::gpu::{Gpu, StreamId};
+use crate::cuda::device::gpu::{Gpu, InUse, StreamId};
 use crate::cuda::device::placement::{
-    Placed, check_apart, has_multicast, most_on_one, ranks_per_device, smallest_cache,
+    Placement, check_apart, has_multicast, most_on_one, ranks_per_device, smallest_cache,
     smallest_if_unlike,
 };
 use crate::cuda::group::failures::default_limit;
@@ -28,8 +28,8 @@ use crate::memory::block::{Block, Mapping};
 use crate::memory::cuda::{DeviceBackend, DriverMemory, Way, map_pads};
 use crate::mesh::{Gone, PeerObserver, Subject};
 use crate::symmetric::{Far, Handle, Offer};
-use crate::sync::Ordering;
 use crate::sync::atomic::AtomicBool;
+use crate::sync::lock;
 
 /// What forms a group on a device.
 pub(crate) const OP: &str = "rendezvous";
@@ -57,13 +57,13 @@ pub(crate) struct Comm {
     apart: Option<usize>,
     /// What all its kernels get alike.
     pub(in crate::cuda) parameter: GroupParameter,
-    /// Always there, until this goes.
-    pub(in crate::cuda) mailbox: Option<Mailbox>,
+    /// Kernels that are under way look into it.
+    pub(in crate::cuda) mailbox: InUse<Mailbox>,
     members: Vec<usize>,
     state: Mutex<State>,
     /// A failure was handed out since the group was last in step.
     pub(crate) told: AtomicBool,
-    /// The caller has formed another group in its place: its failure is of no interest but to its own calls.
+    /// The caller has formed another group instead: its failure is of no interest but to its own calls.
     pub(crate) replaced: AtomicBool,
     /// Of waits in groups that have no limit of their own.
     pub(crate) default_limit: Duration,
@@ -104,14 +104,14 @@ impl Comm {
         }
         gpu.check_free(group, OP)?;
         // Whatever can fail on one rank alone comes before all agree to go on.
-        let own = Own::new(group, gpu);
-        let (places, own) = group.gather_and(OP, Placed::new(group, gpu), |places| {
-            check_apart(group, &places)?;
-            Ok((places, own?))
+        let own = prepared(group, gpu);
+        let (placements, own) = group.gather_and(OP, Placement::new(group, gpu), |placements| {
+            check_apart(group, &placements)?;
+            Ok((placements, own?))
         })?;
-        let Own { block, mailbox, events, default_limit } = own;
-        let neighbours = most_on_one(&places);
-        let able: Vec<bool> = places.iter().map(|target| target.has_fabric).collect();
+        let (block, mailbox, events, default_limit) = own;
+        let neighbours = most_on_one(&placements);
+        let able: Vec<bool> = placements.iter().map(|placement| placement.has_fabric).collect();
         let (handle, way) = map_pads(group, &block, &able)?;
         let is_parted = matches!(way, Way::WithinHosts(_));
         let apart = apart.or_else(|| group.first_beyond().filter(|_| is_parted));
@@ -132,14 +132,14 @@ impl Comm {
             group: group.weak(),
             context: Arc::downgrade(group.context()),
             neighbours,
-            ranks_per_device: ranks_per_device(group, &places),
-            cache: smallest_cache(&places),
-            unlike: smallest_if_unlike(&places),
-            has_multicast: !is_parted && has_multicast(group, &places),
+            ranks_per_device: ranks_per_device(group, &placements),
+            cache: smallest_cache(&placements),
+            unlike: smallest_if_unlike(&placements),
+            has_multicast: !is_parted && has_multicast(group, &placements),
             way,
             apart,
             parameter,
-            mailbox: Some(mailbox),
+            mailbox: gpu.in_use(mailbox),
             members: group.world_ranks().to_vec(),
             state: Mutex::new(State {
                 order: StreamOrder::new(gpu, events),
@@ -155,7 +155,7 @@ impl Comm {
         group.context().mesh.watch(observer);
         group.on_resync(hook);
         gpu.replace_failed(group);
-        gpu.failures().watch(&comm);
+        gpu.opened.failures.watch(&comm);
         Ok(comm)
     }
 
@@ -182,10 +182,6 @@ impl Comm {
         matches!(self.way, Way::Fabric)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The most blocks of a kernel that each rank may launch, where `fit` are on this rank's device at once: the same on all
     /// ranks, and so that those of all ranks that share a device fit on it, for they wait for each other.
     pub(crate) fn blocks_together(&self, fit: u32) -> u32 {
@@ -201,15 +197,7 @@ impl Comm {
         stream: &Stream,
         launch: impl FnOnce(LaunchContext<'_>) -> Result<()>,
     ) -> Result<()> {
-        self.check_together(group, op)?;
-        self.check_stream(group, op, stream)?;
-        let mut state = self.state();
-        group.check_whole(op)?;
-        self.check(group, op)?;
-        note_use(&self.me);
-        let target = state.order.after_last(group, op, stream)?;
-        let timeout = self.limit(group);
-        let group = GroupParameter { op: op_code(op), call, timeout, ..self.parameter };
+        let (mut state, group, target) = self.begin(group, op, call, stream)?;
         // Several processes' graphs a device takes up one after the other.
         let may = target.capture.is_none() && self.ranks_per_device <= 2;
         launch(LaunchContext { group, target, replays: may.then_some(&mut state.replays) })?;
@@ -217,9 +205,29 @@ impl Comm {
         Ok(())
     }
 
+    #[inline(never)] // there is an `enqueue` for each operation and element type
+    fn begin<'a>(
+        &'a self,
+        group: &Group,
+        op: &'static str,
+        call: u32,
+        stream: &'a Stream,
+    ) -> Result<(MutexGuard<'a, State>, GroupParameter, Target<'a>)> {
+        self.check_together(group, op)?;
+        stream.check_gpu(op, &self.gpu).map_err(|e| e.at_rank(group.rank()))?;
+        let mut state = lock(&self.state);
+        group.check_whole(op)?;
+        self.check(group, op)?;
+        note_use(&self.me);
+        let target = state.order.after_last(group, op, stream)?;
+        let timeout = self.limit(group);
+        let group = GroupParameter { op: op_code(op), call, timeout, ..self.parameter };
+        Ok((state, group, target))
+    }
+
     /// Before something goes there that waits for peers, and for which the group's next kernel must not wait.
     pub(crate) fn mark_before(&self, target: Target<'_>) {
-        self.state().order.mark_last(target);
+        lock(&self.state).order.mark_last(target);
     }
 
     /// Has `work` put something into `stream` that does not synchronise with the group's kernels, and is not ordered with them.
@@ -231,11 +239,11 @@ impl Comm {
         stream: &Stream,
         work: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        self.check_stream(group, op, stream)?;
+        stream.check_gpu(op, &self.gpu).map_err(|e| e.at_rank(group.rank()))?;
         group.check_whole(op)?;
         self.check(group, op)?;
         note_use(&self.me);
-        self.state().order.is_used(stream.id());
+        lock(&self.state).order.is_used(stream.id());
         work()
     }
 
@@ -250,34 +258,14 @@ impl Comm {
         Err(out_of_reach(group, op, rank))
     }
 
-    fn check_stream(&self, group: &Group, op: &'static str, stream: &Stream) -> Result<()> {
-        if *stream.gpu() == self.gpu {
-            return Ok(());
-        }
-        let expected = format!("a stream of {:?}", self.gpu);
-        Err(group.usage(op, expected, format!("one of {:?}", stream.gpu())))
-    }
-
     /// Whether something of the group failed on this device since it was last in step, or a rank of it was lost.
     #[inline]
     pub(crate) fn has_failed(&self) -> bool {
-        self.mailbox.as_ref().is_some_and(Mailbox::is_marked)
+        self.mailbox.is_marked()
     }
 
     pub(crate) fn has_lost_a_rank(&self) -> bool {
-        self.mailbox.as_ref().is_some_and(|mailbox| !matches!(mailbox.poison(), 0 | RESYNC))
-    }
-
-    pub(crate) fn was_told(&self) -> bool {
-        self.told.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn is_replaced(&self) -> bool {
-        self.replaced.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn replace(&self) {
-        self.replaced.store(true, Ordering::Relaxed);
+        !matches!(self.mailbox.poison(), 0 | RESYNC)
     }
 
     /// Whether it is of this rank of this world.
@@ -287,19 +275,19 @@ impl Comm {
 
     /// Kernels of the group go into this stream.
     pub(crate) fn is_used_in(&self, stream: StreamId) {
-        self.state().order.is_used(stream);
+        lock(&self.state).order.is_used(stream);
     }
 
     /// Whether none of this rank's kernels is under way.
     pub(crate) fn is_idle(&self) -> Result<bool> {
-        self.state().order.is_idle()
+        lock(&self.state).order.is_idle()
     }
 
     /// As a kernel that gives up: all ranks' kernels are told that this one does not take part in `op`.
     pub(crate) fn give_up(&self, op: &'static str) -> Result<()> {
         let (rank, op) = (self.parameter.rank, op_code(op));
         let note = Note { kind: TOLD, op, channel: 0, rank, ours: 0, theirs: 0 };
-        self.mailbox.iter().for_each(|mailbox| mailbox.note(&note));
+        self.mailbox.note(&note);
         let pads = self.parameter.pads.0.iter().copied().take(self.members.len());
         let service = self.gpu.stream()?;
         self.gpu.call(|driver| {
@@ -314,18 +302,15 @@ impl Comm {
     /// Makes this rank's pad what it was in the beginning, and those of memory likewise: addresses and words.
     pub(crate) fn clear_pads(&self, others: &[(Arc<Mapping>, u64, usize)]) -> Result<()> {
         let (service, words) = (self.gpu.stream()?, pad_bytes(self.members.len()) / 4);
+        let own = self.parameter.pads.0[self.parameter.rank as usize % MAX_RANKS];
         let others = others.iter().map(|(_, address, words)| (*address, *words));
         self.gpu.call(|driver| {
-            for (address, words) in others.chain([(self.own_pad(), words)]) {
+            for (address, words) in others.chain([(own, words)]) {
                 // SAFETY: S3: our own pads, which nobody uses until all ranks have done this; S1: mapped until then.
                 unsafe { driver.memset32(address, 0, words, service.raw()) }?;
             }
             driver.stream_synchronize(service.raw())
         })
-    }
-
-    fn own_pad(&self) -> u64 {
-        self.parameter.pads.0[self.parameter.rank as usize % MAX_RANKS]
     }
 }
 
@@ -335,8 +320,8 @@ impl PeerObserver for Comm {
             return; // a group that is not formed, or not with this rank
         }
         let rank = self.members.iter().position(|member| *member == world_rank);
-        let (Some(rank), Some(mailbox)) = (rank, &self.mailbox) else { return };
-        if gone.left { mailbox.mark_left(rank) } else { mailbox.mark_lost(rank) }
+        let Some(rank) = rank else { return };
+        if gone.left { self.mailbox.mark_left(rank) } else { self.mailbox.mark_lost(rank) }
     }
 }
 
@@ -344,15 +329,6 @@ impl Attachment for Comm {
     /// After a kernel gave up, its peers' may be late, and still at it. All are done when the group is in step again.
     fn may_be_in_use(&self) -> bool {
         self.has_failed()
-    }
-}
-
-impl Drop for Comm {
-    fn drop(&mut self) {
-        // Kernels that are under way look into it.
-        if let Some(mailbox) = self.mailbox.take() {
-            self.gpu.retire(Box::new(mailbox));
-        }
     }
 }
 
@@ -364,21 +340,12 @@ fn pads_to_tell(handle: &Handle) -> Pointers {
     Pointers::new(&pads.iter().map(of).collect::<Vec<_>>())
 }
 
-/// What a rank has for itself before it tells the others.
-struct Own {
-    block: Arc<Block>,
-    mailbox: Mailbox,
-    events: [Event; 2],
-    default_limit: Duration,
-}
-
-impl Own {
-    fn new(group: &Group, gpu: &Gpu) -> Result<Self> {
-        let block =
-            group.block_of::<u8>(Arc::new(DriverMemory(gpu.clone())), pad_bytes(group.size()))?;
-        let events = [Event::new(gpu)?, Event::new(gpu)?];
-        Ok(Self { block, mailbox: Mailbox::new(gpu)?, events, default_limit: default_limit()? })
-    }
+/// What a rank has for itself before it tells the others: its pad, its mailbox, the events of its order, and its limit.
+fn prepared(group: &Group, gpu: &Gpu) -> Result<(Arc<Block>, Mailbox, [Event; 2], Duration)> {
+    let memory = Arc::new(DriverMemory(gpu.clone()));
+    let block = group.block_of(memory, pad_bytes(group.size()), DType::U8)?;
+    let events = [Event::new(gpu)?, Event::new(gpu)?];
+    Ok((block, Mailbox::new(gpu)?, events, default_limit()?))
 }
 
 /// The error of a kernel of ours that would have to reach a rank that only the network connects.

@@ -3,16 +3,16 @@
 //! A failure stays in the group's mailbox until all ranks put the group back in step, so that every call after it is an
 //! error. Whatever takes results off the device or starts captured work looks at the mailboxes of all groups there.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use crate::cuda::device::gpu::Gpu;
 use crate::cuda::group::comm::Comm;
-use crate::cuda::group::mailbox::{Mailbox, Note, RESYNC, TOLD};
+use crate::cuda::group::mailbox::{Note, RESYNC, TOLD};
 use crate::error::{Error, Result};
 use crate::group::{DEFAULT_TIMEOUT, Group, Resync, describe, op_of, setting};
 use crate::symmetric::Handle;
-use crate::sync::{Deadline, Ordering, yield_now};
+use crate::sync::{Deadline, Ordering, lock, yield_now};
 
 /// How long kernels wait in groups that have no limit of their own: a peer may write a checkpoint for many minutes, and one
 /// that dies is noticed at once whatever the limit is.
@@ -25,21 +25,21 @@ pub(in crate::cuda) struct Failures(Mutex<Vec<Weak<Comm>>>);
 
 impl Failures {
     pub(in crate::cuda) fn watch(&self, comm: &Arc<Comm>) {
-        let mut comms = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut comms = lock(&self.0);
         comms.retain(|comm| comm.strong_count() > 0);
         comms.push(Arc::downgrade(comm));
     }
 
     /// The groups that still live and of which `is_wanted` is true.
     fn of(&self, is_wanted: impl Fn(&Comm) -> bool) -> Vec<Arc<Comm>> {
-        let comms = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let comms = lock(&self.0).clone();
         comms.iter().filter_map(Weak::upgrade).filter(|comm| is_wanted(comm)).collect()
     }
 }
 
 impl Gpu {
     /// The failure of any group on this device, if one has failed: the same one for every call until [`Group::resync`] has put
-    /// that group back in step, or another has taken its place. Takes no call of the driver.
+    /// that group back in step, or another has replaced it. Takes no call of the driver.
     ///
     /// A group that has failed and that the caller knows about is replaced by the next group that the caller forms on the
     /// device, or by [`Group::shrink`]. From then on only calls on the old group, and graphs with such calls, report it.
@@ -49,7 +49,10 @@ impl Gpu {
 
     /// Likewise, for the operation `op`.
     pub(in crate::cuda) fn check_failures_in(&self, op: &'static str) -> Result<()> {
-        let failed = self.failures().of(|comm| comm.has_failed() && !comm.is_replaced());
+        let failed = self
+            .opened
+            .failures
+            .of(|comm| comm.has_failed() && !comm.replaced.load(Ordering::Relaxed));
         failed.iter().try_for_each(|comm| comm.check_alone(op))
     }
 
@@ -57,10 +60,10 @@ impl Gpu {
     pub(in crate::cuda) fn replace_failed(&self, group: &Group) {
         let is_known = |comm: &Comm| {
             let lost = comm.is_of_world(group.context()) && comm.has_lost_a_rank();
-            comm.was_told() || (group.is_of_survivors() && lost)
+            comm.told.load(Ordering::Relaxed) || (group.is_of_survivors() && lost)
         };
-        let failed = self.failures().of(|comm| comm.has_failed() && is_known(comm));
-        failed.iter().for_each(|comm| comm.replace());
+        let failed = self.opened.failures.of(|comm| comm.has_failed() && is_known(comm));
+        failed.iter().for_each(|comm| comm.replaced.store(true, Ordering::Relaxed));
     }
 }
 
@@ -107,15 +110,14 @@ impl Comm {
         let is_networked = self.is_apart() && handle.backend_name() == "nvshmem";
         let Some(address) = own.filter(|_| !is_networked) else { return };
         let (mapping, words) = (Arc::downgrade(&handle.keep().1), handle.signal_pad_size() / 4);
-        let mut pads = self.signal_pads.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pads = lock(&self.signal_pads);
         pads.retain(|(known, ..)| known.strong_count() > 0 && !known.ptr_eq(&mapping));
         pads.push((mapping, address as u64, words));
     }
 
     #[cold]
     fn failure(&self, group: &Group, op: &'static str) -> Result<()> {
-        let Some(mailbox) = &self.mailbox else { return Ok(()) };
-        let (note, poison) = (mailbox.read(), mailbox.poison());
+        let (note, poison) = (self.mailbox.read(), self.mailbox.poison());
         if note.is_none() && poison == 0 {
             return Ok(()); // a kernel is about to say why; it has not ended yet
         }
@@ -133,18 +135,6 @@ impl Comm {
                 Err(Error::PeerLost { rank, during, how })
             }
         }
-    }
-
-    /// Makes this rank's pads and mailbox what they were in the beginning.
-    fn renew(&self) -> Result<()> {
-        let pads = self.signal_pads.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let living =
-            pads.iter().filter_map(|(mapping, at, words)| Some((mapping.upgrade()?, *at, *words)));
-        self.clear_pads(&living.collect::<Vec<_>>())?;
-        self.mailbox.iter().for_each(Mailbox::clear);
-        self.told.store(false, Ordering::Relaxed);
-        self.replaced.store(false, Ordering::Relaxed);
-        Ok(())
     }
 }
 
@@ -192,7 +182,7 @@ impl Resync for Comm {
         const OP: &str = "resync";
         let Some(group) = self.group.upgrade() else { return Ok(()) };
         self.gpu.check_free(&group, OP)?;
-        self.mailbox.iter().for_each(Mailbox::begin_resync);
+        self.mailbox.begin_resync();
         let deadline = deadline.start();
         while !self.is_idle()? {
             if deadline.expired() {
@@ -203,7 +193,15 @@ impl Resync for Comm {
         Ok(())
     }
 
+    /// Makes this rank's pads and mailbox what they were in the beginning.
     fn reset(&self) -> Result<()> {
-        self.renew()
+        let pads = lock(&self.signal_pads).clone();
+        let living =
+            pads.iter().filter_map(|(mapping, at, words)| Some((mapping.upgrade()?, *at, *words)));
+        self.clear_pads(&living.collect::<Vec<_>>())?;
+        self.mailbox.clear();
+        self.told.store(false, Ordering::Relaxed);
+        self.replaced.store(false, Ordering::Relaxed);
+        Ok(())
     }
 }

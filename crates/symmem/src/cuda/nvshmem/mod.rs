@@ -9,7 +9,7 @@ mod rows;
 mod teams;
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use symmem_sys::nvshmem::{self as sys, Status, Team, UniqueId};
 
@@ -19,6 +19,7 @@ pub use symmem_sys::nvshmem::SignalOp;
 use crate::cuda::Gpu;
 use crate::error::{Error, Result};
 use crate::group::{Group, WeakGroup};
+use crate::sync::lock;
 
 /// What initialises it.
 const OP: &str = "nvshmem";
@@ -44,11 +45,11 @@ pub(crate) struct Heap {
     reach: Vec<Vec<bool>>,
     /// Ranks share a device, which they use in turns: what has kernels of the library synchronise does not work.
     in_turns: bool,
-    /// The address of a first allocation, from which offsets count: the same place on all PEs.
+    /// The address of a first allocation, from which offsets count: the same offset on all PEs.
     pub(crate) origin: u64,
     /// Whose ranks allocate together.
     group: Mutex<WeakGroup>,
-    state: Mutex<State>,
+    pub(crate) state: Mutex<State>,
 }
 
 #[derive(Default)]
@@ -66,7 +67,7 @@ impl Heap {
             let why = "its ranks are processes, and these are threads of one".to_owned();
             return Err(Error::unavailable("NVSHMEM", why));
         }
-        let mut known = HEAP.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&HEAP);
         if let Some(heap) = &*known {
             heap.check_same(gpu, group)?;
             *lock(&heap.group) = group.weak();
@@ -156,10 +157,6 @@ impl Heap {
         self.gpu.call(|_| Ok(f(&self.library)))?.map_err(failed)
     }
 
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
-    }
-
     /// The group whose ranks it has, which all allocate together.
     pub(crate) fn group(&self, op: &'static str) -> Result<Group> {
         let why = "the group that it was opened with is gone; open it with its successor";
@@ -208,10 +205,6 @@ fn check_versions(own: (i32, i32, i32), all: &[(i32, i32, i32)]) -> Result<()> {
 /// The library of this machine, not initialised.
 fn library() -> Result<sys::Nvshmem> {
     sys::Nvshmem::open().map_err(|missing| Error::unavailable("NVSHMEM", missing.to_string()))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub(crate) fn heap_bytes(bytes: usize) -> String {

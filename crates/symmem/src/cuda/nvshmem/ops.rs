@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use symmem_sys::cuda as driver;
-use symmem_sys::nvshmem::{self as sys, Compare, SignalOp, Team};
+use symmem_sys::nvshmem::{self as sys, SignalOp, Team};
 
 use super::Heap;
 use crate::collectives::check_len;
@@ -28,7 +28,7 @@ pub struct Nvshmem<'a, T> {
 impl<T: Element> Symmetric<T> {
     /// NVSHMEM's own operations on this memory; [`Error::Unavailable`](crate::Error::Unavailable) if it is not of NVSHMEM's heap.
     pub fn nvshmem(&self) -> Result<Nvshmem<'_, T>> {
-        Ok(Nvshmem { x: self, heap: self.gpu.heap()? })
+        Ok(Nvshmem { x: self, heap: self.memory.gpu.heap()? })
     }
 }
 
@@ -37,7 +37,7 @@ impl<T: Element> Nvshmem<'_, T> {
     /// [`Nvshmem::barrier`], and not before.
     pub fn put(&self, rank: usize, at: usize, data: View<'_, T>, stream: &Stream) -> Result<()> {
         const NAME: &str = "nvshmem_put";
-        let (to, pe) = self.place(NAME, rank, at, data.len)?;
+        let (to, pe) = self.part_at(NAME, rank, at, data.len)?;
         let bytes = data.len * size_of::<T>();
         // SAFETY: within the part of a rank that there is; `data` has as many elements.
         self.enqueue(NAME, stream, |library, s| unsafe {
@@ -48,7 +48,7 @@ impl<T: Element> Nvshmem<'_, T> {
     /// Copies rank `rank`'s part to `out`, from its element `at` on, in `stream`: there for what comes after in it.
     pub fn get(&self, rank: usize, at: usize, out: ViewMut<'_, T>, stream: &Stream) -> Result<()> {
         const NAME: &str = "nvshmem_get";
-        let (from, pe) = self.place(NAME, rank, at, out.len)?;
+        let (from, pe) = self.part_at(NAME, rank, at, out.len)?;
         let bytes = out.len * size_of::<T>();
         // SAFETY: within the part of a rank that there is; `out` has as many elements.
         self.enqueue(NAME, stream, |library, s| unsafe {
@@ -69,7 +69,7 @@ impl<T: Element> Nvshmem<'_, T> {
         stream: &Stream,
     ) -> Result<()> {
         const NAME: &str = "nvshmem_put_with_signal";
-        let (to, pe) = self.place(NAME, rank, at, data.len)?;
+        let (to, pe) = self.part_at(NAME, rank, at, data.len)?;
         let signal = self.word(NAME, word)?;
         let bytes = data.len * size_of::<T>();
         // SAFETY: as for `put`; a word of the pad.
@@ -88,7 +88,7 @@ impl<T: Element> Nvshmem<'_, T> {
         stream: &Stream,
     ) -> Result<()> {
         const NAME: &str = "nvshmem_signal";
-        let (_, pe) = self.place(NAME, rank, 0, 0)?;
+        let (_, pe) = self.part_at(NAME, rank, 0, 0)?;
         let signal = self.word(NAME, word)?;
         // SAFETY: a word of the pad of a rank that there is.
         self.enqueue(NAME, stream, |library, s| unsafe {
@@ -101,9 +101,8 @@ impl<T: Element> Nvshmem<'_, T> {
     pub fn wait_for_signal(&self, word: usize, value: u64, stream: &Stream) -> Result<()> {
         const NAME: &str = "nvshmem_wait_for_signal";
         let signal = self.word(NAME, word)?;
-        let until = (Compare::Equal, value);
         // SAFETY: a word of our own pad.
-        self.enqueue(NAME, stream, |library, s| unsafe { library.wait(signal, until, s) })
+        self.enqueue(NAME, stream, |library, s| unsafe { library.wait(signal, value, s) })
     }
 
     /// Has `stream` wait until all that this rank has put is there.
@@ -136,9 +135,8 @@ impl<T: Element> Nvshmem<'_, T> {
     pub fn all_to_all(&self, out: &mut Symmetric<T>, stream: &Stream) -> Result<()> {
         const NAME: &str = "nvshmem_all_to_all";
         let block = crate::collectives::block_len(self.x.group(), NAME, self.x.len())?;
-        check_len(self.x.group(), NAME, "an output", self.x.len(), out.len())?;
-        let (to, from) = (self.other(NAME, out)?, self.x.view().address);
-        let (team, bytes) = (self.team(NAME)?, block * size_of::<T>());
+        let (team, to, from) = self.other(NAME, out, self.x.len())?;
+        let bytes = block * size_of::<T>();
         // SAFETY: a block for each rank in all ranks' parts, of both memories.
         self.enqueue(NAME, stream, |library, s| unsafe {
             library.all_to_all(team, to, from, bytes, s)
@@ -148,10 +146,9 @@ impl<T: Element> Nvshmem<'_, T> {
     /// `out` becomes all ranks' elements, by rank. Collective, in `stream`.
     pub fn all_gather(&self, out: &mut Symmetric<T>, stream: &Stream) -> Result<()> {
         const NAME: &str = "nvshmem_all_gather";
-        let (group, len) = (self.x.group(), self.x.len());
-        check_len(group, NAME, "an output", len * group.size(), out.len())?;
-        let (to, from) = (self.other(NAME, out)?, self.x.view().address);
-        let (team, bytes) = (self.team(NAME)?, len * size_of::<T>());
+        let (len, ranks) = (self.x.len(), self.x.group().size());
+        let (team, to, from) = self.other(NAME, out, len * ranks)?;
+        let bytes = len * size_of::<T>();
         // SAFETY: all of all ranks' parts, and room for them.
         self.enqueue(NAME, stream, |library, s| unsafe {
             library.all_gather(team, to, from, bytes, s)
@@ -161,15 +158,14 @@ impl<T: Element> Nvshmem<'_, T> {
     /// `out` becomes the reduction of all ranks' elements, in an order of NVSHMEM's. Collective, in `stream`.
     pub fn all_reduce(&self, op: ReduceOp, out: &mut Symmetric<T>, stream: &Stream) -> Result<()> {
         const NAME: &str = "nvshmem_all_reduce";
-        check_len(self.x.group(), NAME, "an output", self.x.len(), out.len())?;
         let names = (kind(T::DTYPE), operator(op));
         let (Some(kind), Some(operator)) = names else {
             let expected = "a sum, product, minimum or maximum of numbers that NVSHMEM reduces";
             let got = format!("{op} of {}", T::DTYPE);
             return Err(self.x.group().usage(NAME, expected.to_owned(), got));
         };
-        let (to, from) = (self.other(NAME, out)?, self.x.view().address);
-        let (team, count) = (self.team(NAME)?, self.x.len());
+        let (team, to, from) = self.other(NAME, out, self.x.len())?;
+        let count = self.x.len();
         // SAFETY: all of all ranks' parts, of both memories.
         self.enqueue(NAME, stream, |library, s| unsafe {
             library.all_reduce((kind, operator), team, to, from, count, s)
@@ -181,7 +177,7 @@ impl<T: Element> Nvshmem<'_, T> {
     }
 
     /// Where `len` elements lie in this rank's part, as NVSHMEM names those of rank `rank`, and its PE.
-    fn place(&self, op: &'static str, rank: usize, at: usize, len: usize) -> Result<(u64, i32)> {
+    fn part_at(&self, op: &'static str, rank: usize, at: usize, len: usize) -> Result<(u64, i32)> {
         let (group, own) = (self.x.group(), self.x.view());
         check_elements(group, op, (rank, own.len), at, len)?;
         let pe = self.heap.pes(op, group)?.get(rank).copied().unwrap_or(0);
@@ -190,24 +186,25 @@ impl<T: Element> Nvshmem<'_, T> {
 
     /// A 64-bit word of this rank's pad, as NVSHMEM names those of all ranks.
     fn word(&self, op: &'static str, word: usize) -> Result<u64> {
-        self.x.check_word(op, word)?;
+        self.x.memory.check_word(op, word)?;
         let pads = self.x.handle().signal_pad_ptrs();
         let pad = pads.get(self.x.group().rank()).copied().unwrap_or(0);
         Ok((pad + 8 * word) as u64)
     }
 
-    /// The address of memory that is not this, but of the heap and the group too.
-    fn other(&self, op: &'static str, out: &Symmetric<T>) -> Result<u64> {
-        let same =
-            out.gpu.heap().is_ok() && out.group().world_ranks() == self.x.group().world_ranks();
+    /// The team, and the addresses of `out` and of this memory, for a collective from this to `out`: of so many elements, not
+    /// this memory, but of the heap and the group, too.
+    fn other(&self, op: &'static str, out: &Symmetric<T>, len: usize) -> Result<(Team, u64, u64)> {
+        let group = self.x.group();
+        check_len(group, op, "an output", len, out.len())?;
+        let same = out.gpu().heap().is_ok() && out.group().world_ranks() == group.world_ranks();
         let (to, from) = (out.view(), self.x.view());
         let bytes = (to.len.max(from.len) * size_of::<T>()) as u64;
         if same && to.address.abs_diff(from.address) >= bytes {
-            return Ok(to.address);
+            return Ok((self.team(op)?, to.address, from.address));
         }
-        let expected =
-            "an output on NVSHMEM's heap, of the same ranks, and none of the input".to_owned();
-        Err(self.x.group().usage(op, expected, "another".to_owned()))
+        let expected = "an output on NVSHMEM's heap, of the same ranks, and none of the input";
+        Err(group.usage(op, expected.to_owned(), "another".to_owned()))
     }
 
     fn enqueue(
@@ -216,7 +213,7 @@ impl<T: Element> Nvshmem<'_, T> {
         stream: &Stream,
         work: impl FnOnce(&sys::Nvshmem, driver::Stream) -> sys::Result<()>,
     ) -> Result<()> {
-        self.x.comm.enqueue_unordered(self.x.group(), op, stream, || {
+        self.x.memory.comm.enqueue_unordered(self.x.group(), op, stream, || {
             self.heap.call(|library| work(library, stream.raw()))
         })
     }

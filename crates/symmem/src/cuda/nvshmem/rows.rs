@@ -3,17 +3,17 @@
 #![allow(unsafe_code)] // S1, S3: pieces are checked against all ranks' memory; S4, S5
 
 use crate::collectives::all_to_all_v::{Piece, Sent, check_pieces, negative};
+use crate::cuda::memory::{Elements, Memory};
 use crate::cuda::{Rows, Stream, Symmetric, ViewMut, upload};
-use crate::dtype::Element;
 use crate::error::{Error, Result};
 
 impl Rows {
     /// The same as by kernels, with the same errors; done when it returns.
-    pub(crate) fn over_network<T: Element>(
+    pub(crate) fn over_network(
         &self,
-        x: &Symmetric<T>,
+        x: &Memory,
         splits: &Symmetric<i64>,
-        out: ViewMut<'_, T>,
+        out: Elements,
         received: ViewMut<'_, i64>,
         stream: &Stream,
     ) -> Result<()> {
@@ -40,8 +40,8 @@ impl Rows {
             }
             Ok(pieces(group.rank()))
         })?;
-        let (pes, row) = (heap.pes(self.name, group)?, self.row_len * size_of::<T>());
-        let own = x.view().address;
+        let (pes, row) = (heap.pes(self.name, group)?, self.row_len * x.size());
+        let own = x.own().address;
         for piece in pieces.iter().filter(|piece| piece.rows != 0) {
             let (from, to) =
                 (own + (piece.from * row) as u64, out.address + (piece.to * row) as u64);

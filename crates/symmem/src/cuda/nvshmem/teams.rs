@@ -6,6 +6,7 @@ use symmem_sys::nvshmem::Team;
 use super::Heap;
 use crate::error::{Error, Result};
 use crate::group::Group;
+use crate::sync::lock;
 
 /// First PE, stride and number.
 type Shape = (i32, i32, i32);
@@ -19,7 +20,7 @@ impl Heap {
         }
         let shape = self.shape(op, group)?;
         self.make_teams(Some(shape))?;
-        let made = self.state().teams.get(&shape).copied().flatten();
+        let made = lock(&self.state).teams.get(&shape).copied().flatten();
         made.ok_or_else(|| too_many(shape, "it was not made"))
     }
 
@@ -29,7 +30,7 @@ impl Heap {
         if pes.len() == self.members.len() {
             return Some(Team::WORLD);
         }
-        self.state().teams.get(&shape(&pes)?).copied().flatten()
+        lock(&self.state).teams.get(&shape(&pes)?).copied().flatten()
     }
 
     fn shape(&self, op: &'static str, group: &Group) -> Result<Shape> {
@@ -55,13 +56,13 @@ impl Heap {
     }
 
     fn make_team(&self, shape: Shape) -> Result<()> {
-        if self.state().teams.contains_key(&shape) {
+        if lock(&self.state).teams.contains_key(&shape) {
             return Ok(());
         }
         let (start, stride, size) = shape;
         let made = self.call(|library| library.split(Team::WORLD, start, stride, size));
         let team = made.map_err(|e| too_many(shape, &e.to_string()))?;
-        self.state().teams.insert(shape, team);
+        lock(&self.state).teams.insert(shape, team);
         Ok(())
     }
 

@@ -129,7 +129,7 @@ impl Graph {
     /// # Safety
     /// See [`Graph::launch`].
     pub(crate) unsafe fn replay(&self, stream: &Stream) -> Result<()> {
-        self.gpu.occupancy().forget((stream.id(), None)); // of its kernels nothing is known here
+        self.gpu.opened.occupancy.forget((stream.id(), None)); // of its kernels nothing is known here
         self.gpu.call(|driver| {
             // SAFETY: as the caller promises.
             unsafe { driver.graph_launch(self.exec, stream.raw()) }

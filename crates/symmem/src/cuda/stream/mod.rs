@@ -59,6 +59,14 @@ impl Stream {
         self.id
     }
 
+    /// Refuses the stream of another device than this.
+    pub(crate) fn check_gpu(&self, op: &'static str, gpu: &Gpu) -> Result<()> {
+        if self.gpu == *gpu {
+            return Ok(());
+        }
+        Err(Error::usage(op, format!("a stream of {gpu:?}"), format!("one of {:?}", self.gpu)))
+    }
+
     /// Waits until everything in it is done. Fails if a group on the device has failed: see
     /// [`Gpu::check_failures`].
     pub fn synchronize(&self) -> Result<()> {

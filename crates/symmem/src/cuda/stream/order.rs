@@ -30,7 +30,7 @@ impl StreamOrder {
         Self { gpu: gpu.clone(), ran, noted, used: Vec::new() }
     }
 
-    /// The device, and the last kernel of those that go to such a place.
+    /// The device, and the last kernel of those that go where this one does.
     fn trace(&mut self, target: Target<'_>) -> (&Gpu, &mut Trace) {
         let Self { gpu, ran, noted, .. } = self;
         (gpu, if target.capture.is_none() { ran } else { noted })

@@ -59,7 +59,7 @@ impl Replays {
         replays: Option<&mut Self>,
         launched: Launched,
         target: Target<'_>,
-        mut launch: impl FnMut(Target<'_>) -> Result<()>,
+        launch: &mut dyn FnMut(Target<'_>) -> Result<()>,
     ) -> Result<()> {
         let Some(Self(known)) = replays else { return launch(target) };
         let gpu = target.stream.gpu();
@@ -77,7 +77,7 @@ impl Replays {
         if let Times::Counted(count) = times {
             *count += 1;
             if *count >= OFTEN {
-                *times = note(gpu, &mut launch);
+                *times = note(gpu, launch);
             }
         }
         match times {
@@ -89,7 +89,7 @@ impl Replays {
 }
 
 /// A graph of what `launch` does, made aside: this thread may be capturing another stream.
-fn note(gpu: &Gpu, launch: &mut impl FnMut(Target<'_>) -> Result<()>) -> Times {
+fn note(gpu: &Gpu, launch: &mut dyn FnMut(Target<'_>) -> Result<()>) -> Times {
     let graph = gpu.at_liberty(|| {
         let aside = gpu.stream()?;
         aside.capture(|| launch(aside.target()?))

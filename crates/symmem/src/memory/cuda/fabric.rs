@@ -19,7 +19,7 @@ impl Gpu {
     /// Whether memory of this device can be handed on by fabric handles. Found out once, by trying: a device may say yes
     /// and the driver no.
     pub(crate) fn has_fabric(&self) -> bool {
-        *self.fabric().get_or_init(|| {
+        *self.opened.fabric.get_or_init(|| {
             if !self.driver().has(Attribute::FabricHandles, self.device()) {
                 return false;
             }
@@ -35,7 +35,7 @@ impl Gpu {
         let properties = self.properties(HandleType::FdOrFabric);
         let bytes = self.driver().granularity(&properties, Granularity::Minimum).map_err(failed)?;
         let memory = Physical::new(self, self.driver().create(bytes, &properties))?;
-        memory.export_fabric().map(drop)
+        memory.export(true).map(drop)
     }
 
     /// How its memory can be handed on.

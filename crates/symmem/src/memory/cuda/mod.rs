@@ -19,7 +19,7 @@ use symmem_sys::cuda::{
 pub(crate) use fabric::{Way, map_pads};
 pub(crate) use multicast::agreed;
 
-use crate::cuda::{Gpu, InUse, failed};
+use crate::cuda::{Gpu, failed};
 use crate::error::{Error, Result};
 use crate::group::{Group, no_descriptor};
 use crate::memory::region::Region;
@@ -81,14 +81,13 @@ impl Physical {
         Self::new(gpu, gpu.driver().retain(address))
     }
 
-    /// A descriptor of it.
-    pub(crate) fn export(&self) -> Result<Exported> {
-        self.gpu.driver().export_fd(self.memory).map(Exported::Descriptor).map_err(failed)
-    }
-
-    /// A fabric handle of it, where it has one.
-    pub(crate) fn export_fabric(&self) -> Result<Exported> {
-        self.gpu.driver().export_fabric(self.memory).map(Exported::Bytes).map_err(failed)
+    /// A descriptor of it, or a fabric handle, where it has one.
+    pub(crate) fn export(&self, over_fabric: bool) -> Result<Exported> {
+        let exported = match over_fabric {
+            false => self.gpu.driver().export_fd(self.memory).map(Exported::Descriptor),
+            true => self.gpu.driver().export_fabric(self.memory).map(Exported::Bytes),
+        };
+        exported.map_err(failed)
     }
 }
 
@@ -142,34 +141,15 @@ impl Mapped {
     fn region(self, bytes: usize) -> Result<Region> {
         let (address, whole) = (self.at.address, self.at.bytes);
         let gpu = self.at.gpu.clone();
-        Region::of_device(address, whole, Box::new(InUse::new(gpu, self)))?.part(0, bytes)
+        Region::of_device(address, whole, gpu.in_use(self))?.part(0, bytes)
     }
 }
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: S4: our own mapping; S1: nobody has a region of it any more, and nothing runs: see `InUse`.
+        // SAFETY: S4: our own mapping; S1: nobody has a region of it any more, and nothing runs: see `Gpu::in_use`.
         unsafe { self.at.gpu.driver().unmap(self.at.address, self.at.bytes) }
             .unwrap_or_else(|e| tracing::warn!("{e}"));
-    }
-}
-
-struct Allocated {
-    memory: Arc<Physical>,
-    region: Region,
-}
-
-impl Allocation for Allocated {
-    fn region(&self) -> &Region {
-        &self.region
-    }
-
-    fn export(&self) -> Result<Exported> {
-        self.memory.export()
-    }
-
-    fn export_fabric(&self) -> Result<Exported> {
-        self.memory.export_fabric()
     }
 }
 
@@ -200,7 +180,7 @@ impl Backend for DriverMemory {
         self.allocate(1).map(drop)
     }
 
-    fn allocate(&self, bytes: usize) -> Result<Arc<dyn Allocation>> {
+    fn allocate(&self, bytes: usize) -> Result<Allocation> {
         let gpu = &self.0;
         gpu.collect();
         let whole = gpu.whole(bytes)?;
@@ -208,7 +188,7 @@ impl Backend for DriverMemory {
         let memory = Arc::new(Physical::new(gpu, gpu.driver().create(whole, &properties))?);
         let region = Mapped::new(Arc::clone(&memory), whole)?.region(bytes)?;
         gpu.clear(&region, 0, bytes)?;
-        Ok(Arc::new(Allocated { memory, region }))
+        Ok(Allocation::new(region, move |over_fabric| memory.export(over_fabric)))
     }
 
     fn import(&self, exported: Exported, bytes: usize) -> Result<Region> {

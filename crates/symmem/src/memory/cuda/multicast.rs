@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use symmem_sys::cuda::{HandleType, MulticastProperties};
 
 use super::{Mapped, Physical};
-use crate::cuda::{Gpu, InUse, failed};
+use crate::cuda::{Gpu, failed};
 use crate::error::{Error, Result};
 use crate::group::{Group, no_descriptor};
 use crate::memory::Exported;
@@ -81,10 +81,7 @@ impl Made {
         let (driver, devices) = (gpu.driver(), ranks as u32);
         let properties = MulticastProperties { devices, bytes, handle };
         let object = Physical::new(gpu, driver.multicast_create(&properties))?;
-        let exported = match handle {
-            HandleType::Fabric => object.export_fabric()?,
-            _ => object.export()?,
-        };
+        let exported = object.export(handle == HandleType::Fabric)?;
         Ok(Self { exported, _object: object })
     }
 }
@@ -108,7 +105,7 @@ fn bind(gpu: &Gpu, object: Physical, own: &Region, bytes: usize) -> Result<Regio
     let mapped = Mapped::new(object, bytes)?;
     let address = mapped.address();
     let bound = BoundMapping { _mapped: mapped, _bound: bound };
-    Region::of_device(address, bytes, Box::new(InUse::new(gpu.clone(), bound)))
+    Region::of_device(address, bytes, gpu.in_use(bound))
 }
 
 /// Memory as a part of an object, which goes after the mapping and before the memory.

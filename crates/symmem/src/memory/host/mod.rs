@@ -3,7 +3,6 @@
 mod cgroup;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 
 use rustix::fs::{self, FallocateFlags, MemfdFlags, SealFlags};
 
@@ -18,11 +17,6 @@ pub struct Host;
 const HUGE_PAGE: usize = 2 << 20;
 const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
-struct Memfd {
-    fd: OwnedFd,
-    region: Region,
-}
-
 impl Backend for Host {
     fn name(&self) -> &'static str {
         "host"
@@ -36,9 +30,9 @@ impl Backend for Host {
         memfd(4096, MemfdFlags::empty()).map(drop)
     }
 
-    fn allocate(&self, bytes: usize) -> Result<Arc<dyn Allocation>> {
+    fn allocate(&self, bytes: usize) -> Result<Allocation> {
         if let Some((fd, region)) = huge(bytes) {
-            return Ok(Arc::new(Memfd { fd, region }));
+            return Ok(shared(fd, region));
         }
         check_available(bytes)?;
         let fd = memfd(bytes, MemfdFlags::empty())?;
@@ -46,7 +40,7 @@ impl Backend for Host {
         if bytes >= HUGE_PAGE {
             region.advise_huge();
         }
-        Ok(Arc::new(Memfd { fd, region }))
+        Ok(shared(fd, region))
     }
 
     fn import(&self, exported: Exported, bytes: usize) -> Result<Region> {
@@ -65,15 +59,12 @@ impl Backend for Host {
     }
 }
 
-impl Allocation for Memfd {
-    fn region(&self) -> &Region {
-        &self.region
-    }
-
-    fn export(&self) -> Result<Exported> {
-        let fd = rustix::io::fcntl_dupfd_cloexec(&self.fd, 3);
+/// What is mapped, and handed on as a descriptor.
+fn shared(fd: OwnedFd, region: Region) -> Allocation {
+    Allocation::of_host(region, move || {
+        let fd = rustix::io::fcntl_dupfd_cloexec(&fd, 3);
         Ok(Exported::Descriptor(fd.map_err(Error::system("dup of a memory descriptor"))?))
-    }
+    })
 }
 
 /// A memory object of fixed size whose pages are all reserved, so that running out is an error here
@@ -155,18 +146,18 @@ mod tests {
     #[test]
     fn memory_is_zeroed_sealed_and_shared() {
         let a = Host.allocate(10_000).unwrap();
-        let b = Host.import(a.export().unwrap(), 10_000).unwrap();
-        assert_ne!(a.region().address(), b.address());
+        let b = Host.import(a.export(false).unwrap(), 10_000).unwrap();
+        assert_ne!(a.region.address(), b.address());
         assert_eq!(b.words(8000, 1).unwrap()[0].load(Ordering::Relaxed), 0);
-        a.region().words(8000, 1).unwrap()[0].store(42, Ordering::Relaxed);
+        a.region.words(8000, 1).unwrap()[0].store(42, Ordering::Relaxed);
         assert_eq!(b.words(8000, 1).unwrap()[0].load(Ordering::Relaxed), 42);
     }
 
     #[test]
     fn a_mapping_outlives_its_owner() {
         let a = Host.allocate(4096).unwrap();
-        let b = Host.import(a.export().unwrap(), 4096).unwrap();
-        a.region().words(0, 1).unwrap()[0].store(7, Ordering::Relaxed);
+        let b = Host.import(a.export(false).unwrap(), 4096).unwrap();
+        a.region.words(0, 1).unwrap()[0].store(7, Ordering::Relaxed);
         drop(a);
         assert_eq!(b.words(0, 1).unwrap()[0].load(Ordering::Relaxed), 7);
     }
@@ -182,7 +173,7 @@ mod tests {
     #[test]
     fn memory_shorter_than_agreed_is_refused() {
         let a = Host.allocate(4096).unwrap();
-        let e = Host.import(a.export().unwrap(), 8192).unwrap_err().to_string();
+        let e = Host.import(a.export(false).unwrap(), 8192).unwrap_err().to_string();
         assert!(e.contains("at least 8192 bytes"), "{e}");
     }
 
@@ -191,9 +182,9 @@ mod tests {
         // On a machine with reserved huge pages this takes them: `sysctl vm.nr_hugepages=8`.
         let bytes = 2 * HUGE_PAGE + 4096;
         let a = Host.allocate(bytes).unwrap();
-        assert!(a.region().bytes() >= bytes);
-        let b = Host.import(a.export().unwrap(), a.region().bytes()).unwrap();
-        a.region().words(bytes - 4, 1).unwrap()[0].store(9, Ordering::Relaxed);
+        assert!(a.region.bytes() >= bytes);
+        let b = Host.import(a.export(false).unwrap(), a.region.bytes()).unwrap();
+        a.region.words(bytes - 4, 1).unwrap()[0].store(9, Ordering::Relaxed);
         assert_eq!(b.words(bytes - 4, 1).unwrap()[0].load(Ordering::Relaxed), 9);
         assert_eq!(b.words(0, 1).unwrap()[0].load(Ordering::Relaxed), 0);
     }
