@@ -18,17 +18,19 @@ struct Kind {
 }
 
 #[rustfmt::skip]
-const KINDS: [Kind; 12] = [
+const KINDS: [Kind; 14] = [
     Kind { name: "Error", doc: "The base class of all errors of symmem.", fields: &[], also: |_| None },
     Kind { name: "Unavailable", doc: "Something this call needs does not exist on this machine.", fields: &["what", "why"], also: |_| None },
     Kind { name: "System", doc: "A call into the operating system failed.", fields: &["call", "errno"], also: |py| Some(py.get_type::<PyOSError>()) },
     Kind { name: "Driver", doc: "A call into a device's driver failed.", fields: &["call", "why"], also: |_| None },
-    Kind { name: "Mismatch", doc: "The ranks called the same operation with arguments that do not fit together. Every rank gets this error, and nothing was done.", fields: &["op", "what", "rank", "ours", "theirs"], also: |_| None },
+    Kind { name: "Mismatch", doc: "The ranks called the same operation with arguments that do not fit together. Every rank gets this error, and nothing was done. Of a message only the receiver gets it, and the message is consumed.", fields: &["op", "what", "rank", "ours", "theirs"], also: |_| None },
     Kind { name: "PeerLost", doc: "A peer died or left during the call. The other ranks can continue in a smaller group: see Group.shrink.", fields: &["rank", "during", "how"], also: |_| None },
     Kind { name: "PeerFailed", doc: "A peer is alive but could not take part in the call; its own error says why.", fields: &["op", "rank", "reason"], also: |_| None },
     Kind { name: "Timeout", doc: "A wait reached its deadline.", fields: &["op", "channel", "waiting_for", "after", "doing"], also: |py| Some(py.get_type::<PyTimeoutError>()) },
     Kind { name: "Interrupted", doc: "A wait was interrupted. Ctrl-C raises KeyboardInterrupt instead.", fields: &["op", "channel", "waiting_for", "after"], also: |_| None },
     Kind { name: "OutOfStepError", doc: "A rank abandoned a collective that others may have finished. All ranks must call Group.resync.", fields: &["op", "rank", "what"], also: |_| None },
+    Kind { name: "Aborted", doc: "Queue.abort ended a call before it was done.", fields: &["rank", "what"], also: |_| None },
+    Kind { name: "Panicked", doc: "A job of a queue panicked. A mistake in the library.", fields: &["rank", "what"], also: |_| None },
     Kind { name: "Protocol", doc: "The other end of a connection violated the protocol, or closed it.", fields: &["peer", "expected", "got"], also: |_| None },
     Kind { name: "Usage", doc: "The arguments of the call are wrong, and nothing was done.", fields: &["op", "rank", "expected", "got"], also: |py| Some(py.get_type::<PyValueError>()) },
 ];
@@ -95,6 +97,19 @@ fn raised(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     Ok(PyErr::from_value(value))
 }
 
+/// The exception of a call that was aborted.
+pub(crate) fn aborted(py: Python<'_>, what: &str) -> PyErr {
+    let made = types(py).and_then(|types| {
+        let named = |kind: &&Py<PyType>| kind.bind(py).name().is_ok_and(|name| name == "Aborted");
+        let kind = types.iter().find(named).map(|kind| kind.bind(py).clone());
+        let kind = kind.unwrap_or_else(|| py.get_type::<PyRuntimeError>());
+        let value = kind.call1((format!("the call was aborted: {what}"),))?;
+        value.setattr("what", what)?;
+        Ok(PyErr::from_value(value))
+    });
+    made.unwrap_or_else(|trouble| trouble)
+}
+
 /// Puts the fields of a variant into `to`; its name.
 fn fill(to: &Bound<'_, PyDict>, error: &Error) -> PyResult<&'static str> {
     macro_rules! filled {
@@ -126,6 +141,8 @@ fn fill(to: &Bound<'_, PyDict>, error: &Error) -> PyResult<&'static str> {
             filled!("Interrupted": op, channel, waiting_for, after)
         }
         Error::OutOfStep { op, rank, what, .. } => filled!("OutOfStepError": op, rank, what),
+        Error::Aborted { rank, what, .. } => filled!("Aborted": rank, what),
+        Error::Panicked { rank, what, .. } => filled!("Panicked": rank, what),
         Error::Protocol { with: peer, expected, got, .. } => {
             filled!("Protocol": peer, expected, got)
         }

@@ -6,11 +6,13 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use symmem::Deadline;
 
-use crate::array::Array;
-use crate::collectives::{Collective, slices};
+use crate::collectives::Collective;
+use crate::collectives::slices::{self, Arrays, Received};
 use crate::error::usage;
 use crate::life::Life;
 use crate::memory::{self, Allocation, Buffer, Location, Memory, Pool};
+use crate::messages;
+use crate::queue::Queue;
 use crate::wait::detached;
 
 /// A set of ranks that work together.
@@ -37,6 +39,34 @@ impl Group {
         let given = timeout.map(|given| seconds(py, given)).transpose()?;
         let deadline = given.map_or_else(|| self.inner.deadline(), Deadline::within);
         detached(py, || work(&self.inner, deadline))
+    }
+
+    /// Makes a collective on arrays.
+    fn run(
+        &self,
+        py: Python<'_>,
+        collective: Collective,
+        arrays: Arrays<'_, '_>,
+        how: (&str, usize),
+        dtype: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.check_open(py, collective.shown())?;
+        let call = slices::on_arrays(py, &self.inner, collective, arrays, how, dtype)?;
+        detached(py, || call(&self.inner))
+    }
+
+    /// Makes a collective whose output is as long as the call finds out.
+    fn run_on_vector(
+        &self,
+        collective: Collective,
+        data: &Bound<'_, PyAny>,
+        counts: Vec<usize>,
+        dtype: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Received> {
+        let py = data.py();
+        self.check_open(py, collective.shown())?;
+        let call = slices::on_vector(py, &self.inner, collective, data, counts, dtype)?;
+        detached(py, || call(&self.inner))
     }
 }
 
@@ -182,6 +212,46 @@ impl Group {
         })
     }
 
+    /// Sends `data`, any contiguous array on the host, to rank `to`. Returns once `data` may be changed. Some 200 KiB wait on the way, so
+    /// a small message need not wait for the receiver. A message that raises is not received.
+    #[pyo3(signature = (data, to, tag=0, timeout=None, *, dtype=None))]
+    fn send(
+        &self,
+        data: &Bound<'_, PyAny>,
+        to: usize,
+        tag: u64,
+        timeout: Option<f64>,
+        dtype: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        messages::send(self, data, (to, tag), (timeout, dtype))
+    }
+
+    /// Receives the next message with this tag from rank `source` into `out`. Raises Mismatch if it has another length or type; the
+    /// message is consumed then.
+    #[pyo3(signature = (out, source, tag=0, timeout=None, *, dtype=None))]
+    fn recv(
+        &self,
+        out: &Bound<'_, PyAny>,
+        source: usize,
+        tag: u64,
+        timeout: Option<f64>,
+        dtype: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        messages::receive(self, out, (Some(source), tag), (timeout, dtype)).map(drop)
+    }
+
+    /// As `recv`, from any rank. Returns the sender.
+    #[pyo3(signature = (out, tag=0, timeout=None, *, dtype=None))]
+    fn recv_any(
+        &self,
+        out: &Bound<'_, PyAny>,
+        tag: u64,
+        timeout: Option<f64>,
+        dtype: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<usize> {
+        messages::receive(self, out, (None, tag), (timeout, dtype))
+    }
+
     /// Refuses a collective that the other ranks call: they get PeerFailed at once instead of waiting. Call it in place of the
     /// collective.
     fn refuse(&self, py: Python<'_>) -> PyResult<()> {
@@ -206,6 +276,12 @@ impl Group {
     fn shrink(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Self> {
         let inner = self.by(py, "shrink", timeout, symmem::Group::shrink_by)?;
         Ok(Self { inner, life: Arc::clone(&self.life) })
+    }
+
+    /// Makes a queue of collectives that run in the background. All ranks of the group call it.
+    fn queue(&self, py: Python<'_>) -> PyResult<Queue> {
+        self.check_open(py, "queue")?;
+        Queue::new(detached(py, || self.inner.queue())?, &self.inner, &self.life)
     }
 
     /// Allocates zeroed symmetric memory. Not collective. With `persistent_id`, the memory is kept when it is no longer used, and the
@@ -278,7 +354,7 @@ impl Group {
         op: &str,
         dtype: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        slices::run(data.py(), self, Collective::AllReduce, (None, Some(data)), (op, 0), dtype)
+        self.run(data.py(), Collective::AllReduce, (None, Some(data)), (op, 0), dtype)
     }
 
     /// Copies all ranks' `data` to `out`, in rank order. Collective.
@@ -289,14 +365,7 @@ impl Group {
         out: &Bound<'_, PyAny>,
         dtype: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        slices::run(
-            data.py(),
-            self,
-            Collective::AllGather,
-            (Some(data), Some(out)),
-            ("sum", 0),
-            dtype,
-        )
+        self.run(data.py(), Collective::AllGather, (Some(data), Some(out)), ("sum", 0), dtype)
     }
 
     /// Reduces all ranks' `data`, and copies the r-th equal part to `out` of rank r. Collective.
@@ -308,14 +377,7 @@ impl Group {
         op: &str,
         dtype: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        slices::run(
-            data.py(),
-            self,
-            Collective::ReduceScatter,
-            (Some(data), Some(out)),
-            (op, 0),
-            dtype,
-        )
+        self.run(data.py(), Collective::ReduceScatter, (Some(data), Some(out)), (op, 0), dtype)
     }
 
     /// Copies rank `root`'s `data` to all ranks. Collective.
@@ -326,14 +388,7 @@ impl Group {
         root: usize,
         dtype: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        slices::run(
-            data.py(),
-            self,
-            Collective::Broadcast,
-            (None, Some(data)),
-            ("sum", root),
-            dtype,
-        )
+        self.run(data.py(), Collective::Broadcast, (None, Some(data)), ("sum", root), dtype)
     }
 
     /// Sends the r-th equal part of `data` to rank r; `out` receives the parts in rank order. Collective.
@@ -344,14 +399,7 @@ impl Group {
         out: &Bound<'_, PyAny>,
         dtype: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        slices::run(
-            data.py(),
-            self,
-            Collective::AllToAll,
-            (Some(data), Some(out)),
-            ("sum", 0),
-            dtype,
-        )
+        self.run(data.py(), Collective::AllToAll, (Some(data), Some(out)), ("sum", 0), dtype)
     }
 
     /// Reduces all ranks' `data` element by element into `out` of rank `root`. Collective. On other ranks `out` is not used.
@@ -365,7 +413,7 @@ impl Group {
         dtype: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let arrays = (Some(data), out.filter(|_| self.inner.rank() == root));
-        slices::run(data.py(), self, Collective::Reduce, arrays, (op, root), dtype)
+        self.run(data.py(), Collective::Reduce, arrays, (op, root), dtype)
     }
 
     /// Copies all ranks' `data` to `out` of rank `root`, in rank order. Collective. On other ranks `out` is not used.
@@ -378,7 +426,7 @@ impl Group {
         dtype: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let arrays = (Some(data), out.filter(|_| self.inner.rank() == root));
-        slices::run(data.py(), self, Collective::Gather, arrays, ("sum", root), dtype)
+        self.run(data.py(), Collective::Gather, arrays, ("sum", root), dtype)
     }
 
     /// Copies the r-th equal part of rank `root`'s `data` to `out` of rank r. Collective. On other ranks `data` is not used, and may
@@ -392,7 +440,7 @@ impl Group {
         dtype: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let arrays = (data.filter(|_| self.inner.rank() == root), Some(out));
-        slices::run(out.py(), self, Collective::Scatter, arrays, ("sum", root), dtype)
+        self.run(out.py(), Collective::Scatter, arrays, ("sum", root), dtype)
     }
 
     /// Reduces the `data` of ranks 0 to this one element by element, in place. Collective. `op` is any operator but "avg".
@@ -403,7 +451,7 @@ impl Group {
         op: &str,
         dtype: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        slices::run(data.py(), self, Collective::Scan, (None, Some(data)), (op, 0), dtype)
+        self.run(data.py(), Collective::Scan, (None, Some(data)), (op, 0), dtype)
     }
 
     /// As `scan`, but of the ranks before this one. Rank 0's `data` stays as it is.
@@ -414,7 +462,7 @@ impl Group {
         op: &str,
         dtype: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        slices::run(data.py(), self, Collective::ExclusiveScan, (None, Some(data)), (op, 0), dtype)
+        self.run(data.py(), Collective::ExclusiveScan, (None, Some(data)), (op, 0), dtype)
     }
 
     /// Returns all ranks' `data`, one after the other in rank order, and the number of elements from each rank. Collective. Ranks may
@@ -424,8 +472,8 @@ impl Group {
         &self,
         data: &Bound<'_, PyAny>,
         dtype: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<(Array, Vec<usize>)> {
-        slices::run_on_vector(self, Collective::AllGatherV, data, &[], dtype)
+    ) -> PyResult<Received> {
+        self.run_on_vector(Collective::AllGatherV, data, Vec::new(), dtype)
     }
 
     /// Sends the first `counts[0]` elements of `data` to rank 0, the next `counts[1]` to rank 1, and so on. Returns the elements for
@@ -436,24 +484,12 @@ impl Group {
         data: &Bound<'_, PyAny>,
         counts: Vec<usize>,
         dtype: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<(Array, Vec<usize>)> {
-        slices::run_on_vector(self, Collective::AllToAllV, data, &counts, dtype)
+    ) -> PyResult<Received> {
+        self.run_on_vector(Collective::AllToAllV, data, counts, dtype)
     }
 
     fn __repr__(&self) -> String {
         let (name, rank, size) = (self.inner.name(), self.inner.rank(), self.inner.size());
         format!("symmem.Group({name:?}, rank {rank} of {size})")
     }
-}
-
-/// The default size of signal pads, in bytes.
-#[pyfunction]
-pub(crate) fn signal_pad_size() -> usize {
-    symmem::internals::signal_pad_size()
-}
-
-/// Sets the default size of signal pads, in bytes; 0 restores the built-in default. All ranks must set the same.
-#[pyfunction]
-pub(crate) fn set_signal_pad_size(py: Python<'_>, bytes: usize) -> PyResult<()> {
-    detached(py, || symmem::internals::set_signal_pad_size(bytes))
 }

@@ -17,9 +17,12 @@ mod life;
 mod lock;
 mod mapped;
 mod memory;
+mod messages;
 mod nccl;
 mod pad;
 mod pluggable;
+mod process_group;
+mod queue;
 mod quick;
 mod refusal;
 mod store;
@@ -40,7 +43,7 @@ mod _native {
     #[pymodule_export]
     use super::failures::check_failures;
     #[pymodule_export]
-    use super::group::{Group, set_signal_pad_size, signal_pad_size};
+    use super::group::Group;
     #[pymodule_export]
     use super::handle::Handle;
     #[pymodule_export]
@@ -50,7 +53,13 @@ mod _native {
     #[pymodule_export]
     use super::nccl::{Communicator, look_in, nccl_call, nccl_unique_id, nccl_version};
     #[pymodule_export]
+    use super::pad::{set_signal_pad_size, signal_pad_size};
+    #[pymodule_export]
     use super::pluggable::serve_pools;
+    #[pymodule_export]
+    use super::process_group::{ProcessGroup, ProcessGroupCall};
+    #[pymodule_export]
+    use super::queue::{Pending, Queue};
     #[pymodule_export]
     use super::quick::{Quick, forget_group, group_names, name_group};
     #[pymodule_export]

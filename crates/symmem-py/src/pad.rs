@@ -30,3 +30,15 @@ impl Handle {
         })
     }
 }
+
+/// The default size of signal pads, in bytes.
+#[pyfunction]
+pub(crate) fn signal_pad_size() -> usize {
+    symmem::internals::signal_pad_size()
+}
+
+/// Sets the default size of signal pads, in bytes; 0 restores the built-in default. All ranks must set the same.
+#[pyfunction]
+pub(crate) fn set_signal_pad_size(py: Python<'_>, bytes: usize) -> PyResult<()> {
+    detached(py, || symmem::internals::set_signal_pad_size(bytes))
+}

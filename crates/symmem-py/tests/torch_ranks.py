@@ -1,4 +1,4 @@
-"""Ranks as processes with a process group over gloo, for the tests of `symmem.torch`."""
+"""Ranks as processes with a process group, by default over gloo, for the tests of `symmem.torch`."""
 
 import importlib
 import inspect
@@ -25,16 +25,16 @@ def needs(name):
     return pytest.mark.skipif(not there, reason=f"this torch has no symm_mem::{name}")
 
 
-def ranks(size, lost=(), hosts=None):
+def ranks(size, lost=(), hosts=None, backend="gloo"):
     """A test that `size` processes run; its first argument is the rank. Those of `lost` are not expected to return.
 
-    With several sizes, one test for each of them. `hosts` names the host of each rank.
+    With several sizes, one test for each of them. `hosts` names the host of each rank, `backend` that of the default process group.
     """
     sizes = (size,) if isinstance(size, int) else tuple(size)
 
     def decorate(body):
         def test(n=sizes[0], **arguments):
-            _launch(n, lost, body.__module__, body.__name__, arguments, hosts)
+            _launch(n, lost, body.__module__, body.__name__, arguments, hosts, backend)
 
         parameters = list(inspect.signature(body).parameters.values())[1:]
         if len(sizes) > 1:
@@ -53,7 +53,7 @@ def on_hosts(hosts, test, **arguments):
     _launch(len(hosts), (), test.body.__module__, test.body.__name__, arguments, hosts)
 
 
-def _launch(size, lost, module, name, arguments, hosts=None):
+def _launch(size, lost, module, name, arguments, hosts=None, backend="gloo"):
     # Forked from a process that has loaded torch: each rank starts in no time.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed._symmetric_memory"])
@@ -62,7 +62,7 @@ def _launch(size, lost, module, name, arguments, hosts=None):
         for rank in range(size):
             mine, theirs = context.Pipe(duplex=False)
             host = hosts[rank] if hosts else None
-            job = (rank, size, module, name, arguments, folder, host, theirs)
+            job = (rank, size, module, name, arguments, folder, host, backend, theirs)
             process = context.Process(target=_rank, args=job)
             process.start()
             theirs.close()
@@ -98,7 +98,7 @@ def _collect(pipes, processes):
     return failures
 
 
-def _rank(rank, size, module, name, arguments, folder, host, pipe):
+def _rank(rank, size, module, name, arguments, folder, host, backend, pipe):
     import torch.distributed as dist
 
     os.environ.setdefault("SYMMEM_TIMEOUT", "60")
@@ -109,7 +109,7 @@ def _rank(rank, size, module, name, arguments, folder, host, pipe):
         import symmem.torch  # noqa: F401
 
         body = getattr(importlib.import_module(module), name).body
-        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+        dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=size)
         os.environ["SYMMEM_TEST_FOLDER"] = folder
         body(rank, **arguments)
         if dist.is_initialized():

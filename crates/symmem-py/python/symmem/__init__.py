@@ -23,6 +23,7 @@ import os
 import sys
 
 from symmem._native import (
+    Aborted,
     Array,
     Driver,
     Error,
@@ -32,10 +33,13 @@ from symmem._native import (
     Memory,
     Mismatch,
     OutOfStepError,
+    Panicked,
     PeerFailed,
     PeerLost,
+    Pending,
     Pool,
     Protocol,
+    Queue,
     System,
     Timeout,
     Unavailable,
@@ -52,6 +56,7 @@ from symmem._native import (
 from symmem._symmetric import Symmetric, empty, rendezvous
 
 __all__ = [
+    "Aborted",
     "Array",
     "Driver",
     "Error",
@@ -61,10 +66,13 @@ __all__ = [
     "Memory",
     "Mismatch",
     "OutOfStepError",
+    "Panicked",
     "PeerFailed",
     "PeerLost",
+    "Pending",
     "Pool",
     "Protocol",
+    "Queue",
     "Symmetric",
     "System",
     "Timeout",

@@ -37,8 +37,15 @@ macro_rules! collectives {
             pub(crate) const OF_MEMORY: &'static [(&'static str, Self)] =
                 &[$($((($name, Self::$variant), stringify!($method)).0,)?)*];
 
+            /// A collective on arrays by its name.
+            pub(crate) fn of_arrays(name: &str) -> Option<Self> {
+                const KNOWN: &[(&str, Collective)] =
+                    &[$($((($name, Collective::$variant), stringify!($slices)).0,)?)*];
+                KNOWN.iter().find(|(known, _)| *known == name).map(|(_, found)| *found)
+            }
+
             /// The operation that errors name.
-            const fn shown(self) -> &'static str {
+            pub(crate) const fn shown(self) -> &'static str {
                 match self {
                     $(Self::$variant => $shown,)*
                 }
@@ -81,7 +88,7 @@ macro_rules! collectives {
                 }
             }
 
-            fn on_slices<T: Number>(
+            pub(crate) fn on_slices<T: Number>(
                 &self,
                 group: &symmem::Group,
                 $input: &[T],
@@ -95,7 +102,7 @@ macro_rules! collectives {
             }
 
             /// What the rank receives, and how much from each rank. `counts` are the numbers of elements for each rank.
-            fn on_vector<T: Number>(
+            pub(crate) fn on_vector<T: Number>(
                 &self,
                 group: &symmem::Group,
                 $input: &[T],
@@ -210,7 +217,7 @@ impl Call {
         Error::usage(op, "symmetric memory", "an ordinary array").at_rank(group.rank())
     }
 
-    fn checked_element(&self, py: Python<'_>, at: Op) -> PyResult<symmem::DType> {
+    pub(crate) fn checked_element(&self, py: Python<'_>, at: Op) -> PyResult<symmem::DType> {
         self.element().ok_or_else(|| {
             let expected = format!("a type that {:?} applies to", self.op.name());
             usage(py, at, expected, self.dtype.name)
@@ -324,7 +331,7 @@ impl Handle {
 }
 
 /// Structs have no name in Python, and so are in no call.
-fn no_element(call: &Call) -> Error {
+pub(crate) fn no_element(call: &Call) -> Error {
     Error::usage(call.collective.shown(), "a type that Python has", "a struct")
 }
 

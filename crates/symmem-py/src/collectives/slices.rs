@@ -11,15 +11,13 @@ use crate::argument::Slice;
 use crate::array::Array;
 use crate::dtype::Type;
 use crate::error::{Op, usage};
-use crate::group::Group;
 use crate::memory::Location;
-use crate::wait::detached;
 
 /// The arrays of a call: the input, where it is another than the output, and the output; each where this rank needs it.
-type Arrays<'a, 'py> = (Option<&'a Bound<'py, PyAny>>, Option<&'a Bound<'py, PyAny>>);
+pub(crate) type Arrays<'a, 'py> = (Option<&'a Bound<'py, PyAny>>, Option<&'a Bound<'py, PyAny>>);
 
 /// The type that was asked for, or else that of the first array that has one.
-fn element_type(
+pub(crate) fn element_type(
     py: Python<'_>,
     at: Op,
     asked: Option<&Bound<'_, PyAny>>,
@@ -30,17 +28,16 @@ fn element_type(
     found.ok_or_else(|| usage(py, at, "an array, or a buffer and its dtype", "no type of elements"))
 }
 
-/// Makes a collective on arrays of the type asked for, or else of their own.
-pub(crate) fn run(
+/// A checked collective on arrays of the type asked for, or else of their own, which it keeps alive.
+pub(crate) fn on_arrays(
     py: Python<'_>,
-    group: &Group,
+    group: &symmem::Group,
     collective: Collective,
     (input, out): Arrays<'_, '_>,
     (op, root): (&str, usize),
     dtype: Option<&Bound<'_, PyAny>>,
-) -> PyResult<()> {
-    let at = Op::at(collective.shown(), group.inner.rank());
-    group.check_open(py, at.name)?;
+) -> PyResult<impl FnOnce(&symmem::Group) -> symmem::Result<()> + Send + use<>> {
+    let at = Op::at(collective.shown(), group.rank());
     let op = reduce_op(py, at, op)?;
     let input = input.map_or(Ok(Slice::EMPTY), |input| Slice::input(at, input))?;
     let mut out = out.map_or(Ok(Slice::EMPTY), |out| Slice::output(at, out))?;
@@ -52,8 +49,7 @@ pub(crate) fn run(
     }
     let call = Call { root, ..Call::new(collective, dtype, (0, 0), op, 0) };
     let element = call.checked_element(py, at)?;
-    let group = &group.inner;
-    detached(py, || {
+    Ok(move |group: &symmem::Group| {
         let done = symmem::with_element!(element, T => {
             // SAFETY: type and place are checked above; S2 as documented for users.
             let input = unsafe { input.elements::<T>() };
@@ -64,27 +60,29 @@ pub(crate) fn run(
     })
 }
 
-/// Makes a collective whose output is as long as the call finds out. Returns it, and how much of it each rank has sent.
-pub(crate) fn run_on_vector(
-    group: &Group,
+/// What a collective has received, and how much of it from each rank.
+pub(crate) type Received = (Array, Vec<usize>);
+
+/// A checked collective whose output is as long as the call finds out.
+pub(crate) fn on_vector(
+    py: Python<'_>,
+    group: &symmem::Group,
     collective: Collective,
     data: &Bound<'_, PyAny>,
-    counts: &[usize],
+    counts: Vec<usize>,
     dtype: Option<&Bound<'_, PyAny>>,
-) -> PyResult<(Array, Vec<usize>)> {
-    let (py, at) = (data.py(), Op::at(collective.shown(), group.inner.rank()));
-    group.check_open(py, at.name)?;
+) -> PyResult<impl FnOnce(&symmem::Group) -> symmem::Result<Received> + Send + use<>> {
+    let at = Op::at(collective.shown(), group.rank());
     let input = Slice::input(at, data)?;
     let dtype = element_type(py, at, dtype, [&input, &Slice::EMPTY])?;
     input.check(py, at, dtype, Location::Host)?;
     let call = Call::new(collective, dtype, (0, 0), ReduceOp::Sum, 0);
     let element = call.checked_element(py, at)?;
-    let group = &group.inner;
-    detached(py, || {
+    Ok(move |group: &symmem::Group| {
         let done = symmem::with_element!(element, T => {
             // SAFETY: type and place are checked above; S2 as documented for users.
             let input = unsafe { input.elements::<T>() };
-            call.on_vector(group, input, counts).map(|(received, lengths)| {
+            call.on_vector(group, input, &counts).map(|(received, lengths)| {
                 let (address, shape) = (received.as_ptr() as usize, vec![received.len()]);
                 (Array::new(address, dtype, shape, Location::Host, (Arc::new(received), None)), lengths)
             })

@@ -115,13 +115,23 @@ def is_registered(name: str) -> bool:
     return is_process_group(name) or name in _registered
 
 
+def process_group(name: str) -> dist.ProcessGroup | None:
+    """The process group of that name, if there is one."""
+    try:
+        return _resolve_process_group(name)
+    except RuntimeError:
+        return None
+
+
 def is_process_group(name: str) -> bool:
     """Whether a process group has that name."""
-    try:
-        _resolve_process_group(name)
-    except RuntimeError:
-        return False
-    return True
+    return process_group(name) is not None
+
+
+def has_joined(group: dist.ProcessGroup) -> bool:
+    """Whether a process group has a world already."""
+    membership = _members.get(group)
+    return membership is not None and membership.group is not None
 
 
 def of(name: str) -> Group:

@@ -1,0 +1,129 @@
+//! What a process group's calls do, once it is their turn.
+#![allow(unsafe_code)] // S2, S3 (addresses and lengths of tensors, which the call keeps alive, as documented for users)
+
+use symmem::{DType, Error, Group, Result};
+
+use super::parts::{Parts, Room, trim};
+use crate::argument::Slice;
+use crate::collectives::{Call, Collective, no_element};
+
+/// A collective, and its memory in pieces.
+pub(super) struct OnParts {
+    pub(super) call: Call,
+    pub(super) element: DType,
+    pub(super) input: Parts,
+    pub(super) out: Parts,
+}
+
+/// The result of a collective. If this rank has refused the call, the others do not wait for it.
+#[cold]
+fn refused<R>(group: &Group, made: Result<R>) -> Result<R> {
+    if let Err(Error::Usage { .. }) = made {
+        let _ = group.refuse(); // fails if the group is gone, and then nobody waits
+    }
+    made
+}
+
+/// Memory for input and output that are not in one piece.
+pub(super) type Rooms = [Room; 2];
+
+impl OnParts {
+    /// Makes the collective, by the form for pieces of different sizes if this rank's differ, or another's.
+    pub(super) fn run(&self, group: &Group, rooms: &mut Rooms) -> Result<()> {
+        let is_even = self.input.are_equal() && self.out.are_equal();
+        match self.call.collective {
+            Collective::AllGather if !is_even => {
+                self.on_vector(group, Collective::AllGatherV, rooms)
+            }
+            Collective::ReduceScatter if !is_even => self.reduce_each(group),
+            Collective::AllToAll => match self.all_to_all(group, is_even, rooms) {
+                // All ranks have this error, and nobody's call was made: those whose pieces are equal follow the others.
+                Err(Error::Mismatch { what: "operation", theirs, .. })
+                    if theirs.starts_with(Collective::AllToAll.shown()) =>
+                {
+                    self.all_to_all(group, false, rooms)
+                }
+                result => result,
+            },
+            _ => self.on_slices(group, rooms),
+        }
+    }
+
+    fn all_to_all(&self, group: &Group, is_even: bool, rooms: &mut Rooms) -> Result<()> {
+        if is_even {
+            return self.on_slices(group, rooms);
+        }
+        self.on_vector(group, Collective::AllToAllV, rooms)
+    }
+
+    fn on_slices(&self, group: &Group, rooms: &mut Rooms) -> Result<()> {
+        let [for_input, for_out] = rooms;
+        let (whole_in, whole_out) = (self.input.whole(), self.out.whole());
+        let overlap = match (&whole_in, &whole_out) {
+            (Some(input), Some(out)) => input.overlaps(out),
+            _ => false,
+        };
+        // Of two that overlap, the smaller moves.
+        let moves_out = overlap && self.out.bytes() < self.input.bytes();
+        let input = match whole_in {
+            Some(input) if !overlap || moves_out => input,
+            _ => self.input.gathered(for_input),
+        };
+        let (mut out, moved) = match whole_out {
+            Some(out) if !moves_out => (out, false),
+            _ => (self.out.like(for_out), true),
+        };
+        self.on_elements(group, &input, &mut out)?;
+        if moved {
+            // SAFETY: the room has the bytes of all pieces, which are tensors of the caller.
+            unsafe { self.out.fill(for_out.as_ptr().cast()) };
+        }
+        rooms.iter_mut().for_each(trim);
+        Ok(())
+    }
+
+    fn on_elements(&self, group: &Group, input: &Slice, out: &mut Slice) -> Result<()> {
+        let done = symmem::with_element!(self.element, T => {
+            // SAFETY: tensors are aligned to their elements, and rooms for all; the two are apart.
+            self.call.on_slices(group, unsafe { input.elements::<T>() }, unsafe { out.elements_mut() })
+        });
+        let made = done.unwrap_or_else(|| Err(no_element(&self.call)));
+        if made.is_err() { refused(group, made) } else { made }
+    }
+
+    /// The form that agrees on the lengths first.
+    fn on_vector(&self, group: &Group, collective: Collective, rooms: &mut Rooms) -> Result<()> {
+        let size = self.element.size();
+        let expected = self.out.counts(size);
+        let counts = self.input.counts(size);
+        let input = self.input.whole().unwrap_or_else(|| self.input.gathered(&mut rooms[0]));
+        let call = Call::new(collective, self.call.dtype, (0, 0), self.call.op, 0);
+        let done = symmem::with_element!(self.element, T => {
+            // SAFETY: as in `on_elements`.
+            let made = call.on_vector(group, unsafe { input.elements::<T>() }, &counts);
+            let (received, lengths) = if made.is_err() { refused(group, made) } else { made }?;
+            // The others have made the call: this error is of this rank alone.
+            if lengths != expected {
+                let (expected, got) = (format!("{expected:?} elements by rank"), format!("{lengths:?}"));
+                return Err(Error::usage(collective.shown(), expected, got).at_rank(group.rank()));
+            }
+            // SAFETY: as many elements as the pieces have, in memory of its own.
+            unsafe { self.out.fill(received.as_ptr().cast()) };
+            Ok(())
+        });
+        rooms.iter_mut().for_each(trim);
+        done.unwrap_or_else(|| Err(no_element(&call)))
+    }
+
+    /// Reduces parts of different sizes, each to its rank.
+    fn reduce_each(&self, group: &Group) -> Result<()> {
+        for (root, input) in self.input.each().enumerate() {
+            let out = if root == group.rank() { self.out.clone() } else { Parts::default() };
+            let call = Call::new(Collective::Reduce, self.call.dtype, (0, 0), self.call.op, 0);
+            let call = Call { root, ..call };
+            let part = Self { call, element: self.element, input, out };
+            part.on_slices(group, &mut Rooms::default())?;
+        }
+        Ok(())
+    }
+}
