@@ -66,25 +66,14 @@ impl Group {
             Some(formed) => formed,
             None => self.form_for(call, deadline)?,
         };
-        let in_panic = InPanic(|| formed.give_up(call));
-        let begun = self.begin_in_turn(formed, call, deadline);
-        std::mem::forget(in_panic);
-        begun
-    }
-
-    #[inline(always)]
-    fn begin_in_turn<'a, 'c>(
-        &'a self,
-        formed: &'a Formed,
-        call: &'c Call,
-        deadline: Deadline,
-    ) -> Result<Running<'a, 'c>> {
         let signals = &formed.signals;
         // Before the channel is locked, so that no time is lost after that.
         let words = call.words();
         let place = Sequence::place(&words);
-        let guard = signals.lock_channel(signals.sequence(), deadline);
-        let guard = guard.map_err(|stop| self.not_in_turn(formed, call, stop))?;
+        let guard = match signals.try_lock_channel(signals.sequence()) {
+            Some(guard) => guard,
+            None => self.await_turn(formed, call, deadline)?,
+        };
         if self.0.health.is_troubled() || signals.is_troubled() {
             self.check_in_step(&guard, call.op.name())?;
         }
@@ -100,9 +89,23 @@ impl Group {
         Ok(Running { guard, made, floats: DefaultFloats::default() })
     }
 
+    /// Waits until no other thread of this rank is in a call.
+    #[cold]
+    fn await_turn<'a>(
+        &self,
+        formed: &'a Formed,
+        call: &Call,
+        deadline: Deadline,
+    ) -> Result<ChannelGuard<'a, RegionPads>> {
+        let signals = &formed.signals;
+        let in_panic = InPanic(|| formed.give_up(call));
+        let guard = signals.lock_channel(signals.sequence(), deadline);
+        std::mem::forget(in_panic);
+        guard.map_err(|stop| self.not_in_turn(formed, call, stop))
+    }
+
     /// A call that gave up while another thread of this rank was in one. Peers make it, so the next one of this rank must not be taken
     /// for it.
-    #[cold]
     fn not_in_turn(&self, formed: &Formed, call: &Call, stop: Stop) -> Error {
         let error = self.stopped(stop, call.op.name(), None, &|_| false);
         if !call.is_resumable() {
@@ -165,7 +168,9 @@ impl Group {
             return Ok(deadline);
         }
         formed.signals.announce_next(true);
+        let in_panic = InPanic(|| formed.give_up(call));
         let finished = self.await_earlier(formed, guard, call, deadline);
+        std::mem::forget(in_panic);
         finished.inspect_err(|_| formed.signals.announce_next(false))
     }
 

@@ -262,6 +262,15 @@ impl<P: Pads> Signals<P> {
         guard.exchange(BARRIER, None, deadline, lost).map(drop)
     }
 
+    /// The right to use a channel, unless another thread of this rank has it.
+    #[inline]
+    pub(crate) fn try_lock_channel(&self, channel: usize) -> Option<ChannelGuard<'_, P>> {
+        let count = &self.channels[channel];
+        // Acquire: pairs with the release of the thread before us, whose counts we read.
+        let is_free = !count.busy.swap(true, Ordering::Acquire);
+        is_free.then(|| ChannelGuard { signals: self, channel, count })
+    }
+
     /// The right to use a channel, once no other thread of this rank has it.
     #[inline]
     pub fn lock_channel(
@@ -269,18 +278,16 @@ impl<P: Pads> Signals<P> {
         channel: usize,
         deadline: Deadline,
     ) -> Result<ChannelGuard<'_, P>, Stop> {
-        let count = &self.channels[channel];
-        // Acquire: pairs with the release of the thread before us, whose counts we read.
-        if count.busy.swap(true, Ordering::Acquire) {
-            self.await_channel(count, deadline)?;
-        }
-        Ok(ChannelGuard { signals: self, channel, count })
+        self.try_lock_channel(channel).map_or_else(|| self.await_channel(channel, deadline), Ok)
     }
 
     #[cold]
-    fn await_channel(&self, count: &Channel, deadline: Deadline) -> Result<(), Stop> {
-        let mut free = || (!count.busy.swap(true, Ordering::Acquire)).then_some(());
-        poll_by(deadline, &mut free).map_err(|(why, after)| {
+    fn await_channel(
+        &self,
+        channel: usize,
+        deadline: Deadline,
+    ) -> Result<ChannelGuard<'_, P>, Stop> {
+        poll_by(deadline, &mut || self.try_lock_channel(channel)).map_err(|(why, after)| {
             let missing = vec![self.rank]; // another thread of our own holds the channel
             Stop::GivenUp { why, after, missing }
         })

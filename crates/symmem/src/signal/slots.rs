@@ -1,7 +1,7 @@
 //! Signals: one rank sets a word, and the rank that waits for it clears it.
 
 use super::{Pads, Signals, SlotAct, Stop};
-use crate::sync::{Deadline, Ended, Ordering, Word, before_ringing, pause};
+use crate::sync::{Deadline, Ended, Ordering, Word, before_ringing, pause, yield_now};
 
 /// A word by which one rank signals to another, and where peers on other hosts find it.
 #[derive(Debug)]
@@ -65,8 +65,10 @@ impl<P: Pads> Signals<P> {
     /// As [`Signals::take_now`], if the signal comes within a short while.
     #[inline]
     pub fn take_soon(&self, slot: &Slot<'_, P::Word>, from: usize) -> bool {
-        for look in 0..self.patience.soon {
-            if look > 0 {
+        for look in 0..self.patience.soon + self.patience.turns {
+            if look >= self.patience.soon {
+                yield_now(); // ranks outnumber the cores: the putter may want this one
+            } else if look > 0 {
                 pause(self.patience.hints);
             }
             if self.take_now(slot, from) {

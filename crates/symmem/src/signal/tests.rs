@@ -52,6 +52,17 @@ fn call(rank: &Signals<PlainPads>, word: u32, limit: Duration) -> Result<(), Sto
 }
 
 #[test]
+fn a_channel_has_one_holder_however_many_ask() {
+    let group = group(2, 0);
+    let holder = group[0].try_lock_channel(0).unwrap();
+    assert!(group[0].try_lock_channel(0).is_none() && group[0].try_lock_channel(0).is_none());
+    let stop = group[0].lock_channel(0, Duration::from_millis(5).into()).err();
+    assert!(matches!(stop, Some(Stop::GivenUp { missing, .. }) if missing == [0]));
+    drop(holder);
+    assert!(group[0].try_lock_channel(0).is_some());
+}
+
+#[test]
 fn two_that_differ_find_out_before_the_third_has_come() {
     let group = group(3, 0);
     std::thread::scope(|scope| {
