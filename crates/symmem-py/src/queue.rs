@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 use symmem::Deadline;
 
 use crate::collectives::Collective;
+use crate::collectives::methods::array_collectives;
 use crate::collectives::slices::{self, Arrays, Received};
 use crate::error::{Op, exception, usage};
 use crate::group::seconds;
@@ -93,6 +94,10 @@ impl Queue {
         self.submit(py, collective.shown(), |group| call(group).map(Some))
     }
 
+    fn rank(&self) -> usize {
+        self.group.rank()
+    }
+
     fn take(&self) -> Option<Arc<symmem::Queue>> {
         self.inner.write().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -129,145 +134,6 @@ impl Queue {
         self.submit(py, "barrier", |group| group.barrier().map(|()| None))
     }
 
-    /// As `Group.all_reduce`.
-    #[pyo3(signature = (data, op="sum", *, dtype=None))]
-    fn all_reduce(
-        &self,
-        data: &Bound<'_, PyAny>,
-        op: &str,
-        dtype: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Pending> {
-        self.run(data.py(), Collective::AllReduce, (None, Some(data)), (op, 0), dtype)
-    }
-
-    /// As `Group.all_gather`.
-    #[pyo3(signature = (data, out, *, dtype=None))]
-    fn all_gather(
-        &self,
-        data: &Bound<'_, PyAny>,
-        out: &Bound<'_, PyAny>,
-        dtype: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Pending> {
-        self.run(data.py(), Collective::AllGather, (Some(data), Some(out)), ("sum", 0), dtype)
-    }
-
-    /// As `Group.reduce_scatter`.
-    #[pyo3(signature = (data, out, op="sum", *, dtype=None))]
-    fn reduce_scatter(
-        &self,
-        data: &Bound<'_, PyAny>,
-        out: &Bound<'_, PyAny>,
-        op: &str,
-        dtype: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Pending> {
-        self.run(data.py(), Collective::ReduceScatter, (Some(data), Some(out)), (op, 0), dtype)
-    }
-
-    /// As `Group.broadcast`.
-    #[pyo3(signature = (data, root=0, *, dtype=None))]
-    fn broadcast(
-        &self,
-        data: &Bound<'_, PyAny>,
-        root: usize,
-        dtype: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Pending> {
-        self.run(data.py(), Collective::Broadcast, (None, Some(data)), ("sum", root), dtype)
-    }
-
-    /// As `Group.all_to_all`.
-    #[pyo3(signature = (data, out, *, dtype=None))]
-    fn all_to_all(
-        &self,
-        data: &Bound<'_, PyAny>,
-        out: &Bound<'_, PyAny>,
-        dtype: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Pending> {
-        self.run(data.py(), Collective::AllToAll, (Some(data), Some(out)), ("sum", 0), dtype)
-    }
-
-    /// As `Group.reduce`.
-    #[pyo3(signature = (data, out=None, op="sum", root=0, *, dtype=None))]
-    fn reduce(
-        &self,
-        data: &Bound<'_, PyAny>,
-        out: Option<&Bound<'_, PyAny>>,
-        op: &str,
-        root: usize,
-        dtype: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Pending> {
-        let arrays = (Some(data), out.filter(|_| self.group.rank() == root));
-        self.run(data.py(), Collective::Reduce, arrays, (op, root), dtype)
-    }
-
-    /// As `Group.gather`.
-    #[pyo3(signature = (data, out=None, root=0, *, dtype=None))]
-    fn gather(
-        &self,
-        data: &Bound<'_, PyAny>,
-        out: Option<&Bound<'_, PyAny>>,
-        root: usize,
-        dtype: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Pending> {
-        let arrays = (Some(data), out.filter(|_| self.group.rank() == root));
-        self.run(data.py(), Collective::Gather, arrays, ("sum", root), dtype)
-    }
-
-    /// As `Group.scatter`.
-    #[pyo3(signature = (data, out, root=0, *, dtype=None))]
-    fn scatter(
-        &self,
-        data: Option<&Bound<'_, PyAny>>,
-        out: &Bound<'_, PyAny>,
-        root: usize,
-        dtype: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Pending> {
-        let arrays = (data.filter(|_| self.group.rank() == root), Some(out));
-        self.run(out.py(), Collective::Scatter, arrays, ("sum", root), dtype)
-    }
-
-    /// As `Group.scan`.
-    #[pyo3(signature = (data, op="sum", *, dtype=None))]
-    fn scan(
-        &self,
-        data: &Bound<'_, PyAny>,
-        op: &str,
-        dtype: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Pending> {
-        self.run(data.py(), Collective::Scan, (None, Some(data)), (op, 0), dtype)
-    }
-
-    /// As `Group.exclusive_scan`.
-    #[pyo3(signature = (data, op="sum", *, dtype=None))]
-    fn exclusive_scan(
-        &self,
-        data: &Bound<'_, PyAny>,
-        op: &str,
-        dtype: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Pending> {
-        self.run(data.py(), Collective::ExclusiveScan, (None, Some(data)), (op, 0), dtype)
-    }
-
-    /// As `Group.all_gather_v`, whose result `Pending.wait` returns.
-    #[pyo3(signature = (data, *, dtype=None))]
-    fn all_gather_v(
-        &self,
-        data: &Bound<'_, PyAny>,
-        dtype: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Pending> {
-        self.run_on_vector(Collective::AllGatherV, data, Vec::new(), dtype)
-    }
-
-    /// As `Group.all_to_all_v`, whose result `Pending.wait` returns.
-    #[pyo3(signature = (data, counts, *, dtype=None))]
-    fn all_to_all_v(
-        &self,
-        data: &Bound<'_, PyAny>,
-        counts: Vec<usize>,
-        dtype: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Pending> {
-        self.run_on_vector(Collective::AllToAllV, data, counts, dtype)
-    }
-
     fn __enter__<'py>(slf: &Bound<'py, Self>) -> Bound<'py, Self> {
         slf.clone()
     }
@@ -292,6 +158,8 @@ impl Queue {
         }
     }
 }
+
+array_collectives!(Queue, Pending, Pending);
 
 impl Drop for Queue {
     fn drop(&mut self) {

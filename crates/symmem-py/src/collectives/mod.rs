@@ -2,6 +2,7 @@
 //! arrays. Everything else that calls a collective, from Python or from torch's dispatcher, makes a [`Call`] of it.
 #![allow(unsafe_code)] // S2 (the package's documents require it of users: no other thread accesses the elements of a call)
 
+pub(crate) mod methods;
 pub(crate) mod one_sided;
 pub(crate) mod slices;
 
