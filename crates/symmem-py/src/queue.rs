@@ -15,7 +15,8 @@ use crate::lock::unlocked;
 use crate::wait::{detached, raised, signalled};
 
 /// Runs collectives in the background, one after the other, on a group of its own of the same ranks. All ranks put the same calls into
-/// it in the same order. Each call returns a `Pending`. Until that is done, no thread may write its arrays, or read its output.
+/// it in the same order. Each call returns a `Pending`, whose `wait` returns what the call of a group would. Until that is done, no thread
+/// may write its arrays, or read its output.
 ///
 /// A call that fails with another error than Mismatch leaves calls out, so later ones raise OutOfStepError on all ranks, until all
 /// have called `resync`. In a `with` block, the queue is closed at the end, and aborted if an exception is raised.
