@@ -34,6 +34,11 @@ type OnSlices<'a> = (&'a Group, Option<&'a Places>);
 pub(super) type Rooms = [Room; 2];
 
 impl OnParts {
+    /// Bytes of this rank's tensors.
+    pub(super) fn bytes(&self) -> usize {
+        self.input.bytes() + self.out.bytes()
+    }
+
     /// Makes the collective, by the form for pieces of different sizes if this rank's differ, or another's.
     pub(super) fn run(&self, (group, places): On<'_>, rooms: &mut Rooms) -> Result<()> {
         let is_even = self.input.are_equal() && self.out.are_equal();
@@ -149,7 +154,9 @@ impl OnParts {
             }
             // The others have no form in place; those of wrong lengths are refused.
             // SAFETY: as the caller promises; one is not a part of the other, for that the lengths would be right.
-            _ => self.call.on_slices(group, unsafe { input.elements::<T>() }, unsafe { out.elements_mut() }),
+            _ => self
+                .call
+                .on_slices(group, unsafe { input.elements::<T>() }, unsafe { out.elements_mut() }),
         }
     }
 

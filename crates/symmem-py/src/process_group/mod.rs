@@ -159,6 +159,34 @@ impl ProcessGroup {
         if waits { call.wait(py, None).map(|_| None) } else { Ok(Some(call)) }
     }
 
+    /// Makes a small collective that nobody waits for in this thread, if nothing is before it and all other ranks have come: that takes
+    /// less time than handing it over. Its error is that of its work.
+    fn start_small(
+        &self,
+        py: Python<'_>,
+        job: Job,
+        (keep, finish): (Py<PyAny>, Option<Py<PyAny>>),
+    ) -> PyResult<Option<ProcessGroupCall>> {
+        let line = &self.lines.collectives;
+        if finish.is_none()
+            && self.group.is_awaited()
+            && let Some(turn) = line.turn()
+        {
+            let made = py.detach(|| {
+                let made = abortable(&self.lines.abort, job);
+                drop(turn);
+                made
+            });
+            let outcome = match (raised(), made) {
+                (Some(raised), _) => return Err(raised),
+                (None, Ok(_)) => return Ok(None),
+                (None, Err(error)) => Err(line.exception(py, error)),
+            };
+            return Ok(Some(self.call(line, Task::done(outcome, keep))));
+        }
+        self.start(py, line, job, (false, keep, finish))
+    }
+
     fn submit(&self, line: &Arc<Line>, task: Arc<Task>) -> PyResult<ProcessGroupCall> {
         line.submit(Arc::clone(&task))?;
         Ok(self.call(line, task))
@@ -244,12 +272,16 @@ impl ProcessGroup {
             }
         };
         let (group, rooms) = (self.group.clone(), Arc::clone(&self.rooms));
-        let places = Arc::clone(&self.places);
+        let (places, is_small) = (Arc::clone(&self.places), on_parts.bytes() <= SMALL);
         let job = move || {
             let rooms = &mut *rooms.lock().unwrap_or_else(PoisonError::into_inner);
             on_parts.run((&group, &places), rooms).map(|()| 0)
         };
-        self.start(py, &self.lines.collectives, Box::new(job), (waits, keep, finish))
+        let job = Box::new(job);
+        if !waits && is_small {
+            return self.start_small(py, job, (keep, finish));
+        }
+        self.start(py, &self.lines.collectives, job, (waits, keep, finish))
     }
 
     /// Waits for all ranks.

@@ -139,11 +139,14 @@ impl Places {
         }
         let reduce = loop_for::<T>(group, "all_reduce", op)?;
         let first = data.as_mut_ptr().cast::<u8>();
-        let call = Call { operator: Some(op), ..call(const { Op::of("all_reduce") }, T::DTYPE, len) };
+        let call =
+            Call { operator: Some(op), ..call(const { Op::of("all_reduce") }, T::DTYPE, len) };
         let (mut running, parts) = self.meet(&call, first, len * size_of::<T>(), None)?;
         match parts {
             // SAFETY: the data are ours; peers read them in mapped memory, each its own share until the next exchange.
-            Some(parts) => unsafe { reduce_in_place(&mut running, &parts, (first, len), T::DTYPE, reduce) },
+            Some(parts) => unsafe {
+                reduce_in_place(&mut running, &parts, (first, len), T::DTYPE, reduce)
+            },
             None => {
                 let data = Slice::new(first, len, T::DTYPE);
                 slices::reduce_across(group, &mut running, data, reduce, Way::Any)
@@ -162,7 +165,12 @@ impl Places {
         let call = Call { root: Some(root), ..call(const { Op::of("broadcast") }, T::DTYPE, len) };
         let (mut running, parts) = self.meet(&call, first, bytes, Some(root))?;
         let Some(parts) = parts else {
-            return slices::spread_from(group, &mut running, Slice::new(first, len, T::DTYPE), root);
+            return slices::spread_from(
+                group,
+                &mut running,
+                Slice::new(first, len, T::DTYPE),
+                root,
+            );
         };
         if group.rank() != root {
             let from = address(&parts[0], 0, bytes)?;
@@ -187,11 +195,15 @@ impl Places {
         let is_in_place = input == out.wrapping_add(group.rank() * len).cast_const();
         if !self.asks(bytes) {
             // SAFETY: as the caller promises.
-            let moved = is_in_place.then(|| unsafe { std::slice::from_raw_parts(input, len) }.to_vec());
+            let moved =
+                is_in_place.then(|| unsafe { std::slice::from_raw_parts(input, len) }.to_vec());
             let from = moved.as_ref().map_or(input, Vec::as_ptr);
             // SAFETY: as the caller promises; what was part of the output has moved.
             let (from, out) = unsafe {
-                (std::slice::from_raw_parts(from, len), std::slice::from_raw_parts_mut(out, len * group.size()))
+                (
+                    std::slice::from_raw_parts(from, len),
+                    std::slice::from_raw_parts_mut(out, len * group.size()),
+                )
             };
             return group.all_gather(from, out);
         }
@@ -201,7 +213,8 @@ impl Places {
         let Some(parts) = parts else {
             // Pieces are staged while the output is written.
             // SAFETY: as the caller promises.
-            let moved = is_in_place.then(|| unsafe { std::slice::from_raw_parts(input, bytes) }.to_vec());
+            let moved =
+                is_in_place.then(|| unsafe { std::slice::from_raw_parts(input, bytes) }.to_vec());
             let from = moved.as_ref().map_or(input, Vec::as_ptr).cast_mut();
             return slices::gather_all(group, &mut running, Slice::new(from, len, T::DTYPE), out);
         };
@@ -385,7 +398,8 @@ unsafe fn reduce_in_place(
     reduce: Reduce,
 ) -> Result<()> {
     let (rank, ranks, size) = (running.group().rank(), parts.len(), dtype.size());
-    let part: Vec<_> = parts.iter().map(|part| address(part, 0, len * size)).collect::<Result<_>>()?;
+    let part: Vec<_> =
+        parts.iter().map(|part| address(part, 0, len * size)).collect::<Result<_>>()?;
     let each = (Places::CHUNK / size).next_multiple_of(LINE);
     let mut from = Vec::with_capacity(ranks);
     for begin in (0..len).step_by(each) {

@@ -114,7 +114,8 @@ fn data_move_in_place_and_elsewhere() {
             world.reduce_scatter(whole, ReduceOp::Sum, &mut sum).unwrap();
             let out = whole[rank * LEN..].as_mut_ptr();
             // SAFETY: the rank's own part of the input.
-            unsafe { places.reduce_scatter(whole.as_ptr(), whole.len(), ReduceOp::Sum, out) }.unwrap();
+            unsafe { places.reduce_scatter(whole.as_ptr(), whole.len(), ReduceOp::Sum, out) }
+                .unwrap();
             assert_eq!(&whole[rank * LEN..(rank + 1) * LEN], sum);
             for root in 0..size {
                 fill(whole, rank, 3);
