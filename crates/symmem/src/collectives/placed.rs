@@ -198,13 +198,10 @@ impl Places {
             let moved =
                 is_in_place.then(|| unsafe { std::slice::from_raw_parts(input, len) }.to_vec());
             let from = moved.as_ref().map_or(input, Vec::as_ptr);
+            // SAFETY: as the caller promises, or what has moved.
+            let from = unsafe { std::slice::from_raw_parts(from, len) };
             // SAFETY: as the caller promises; what was part of the output has moved.
-            let (from, out) = unsafe {
-                (
-                    std::slice::from_raw_parts(from, len),
-                    std::slice::from_raw_parts_mut(out, len * group.size()),
-                )
-            };
+            let out = unsafe { std::slice::from_raw_parts_mut(out, len * group.size()) };
             return group.all_gather(from, out);
         }
         let (input, out) = (input.cast::<u8>(), out.cast::<u8>());
@@ -245,10 +242,14 @@ impl Places {
         let block = block_len(group, NAME, len)?;
         let bytes = block * size_of::<T>();
         if !self.asks(bytes) {
-            let mut reduced = Vec::with_capacity(block);
-            // SAFETY: as the caller promises; the output may be a part of what is read, and is written when all is done.
+            // SAFETY: as the caller promises; an output that is a part of what is read is written when all is done.
             let given = unsafe { std::slice::from_raw_parts(input, len) };
-            reduced.extend_from_slice(&given[..block]);
+            if out.cast_const() != input.wrapping_add(group.rank() * block) {
+                // SAFETY: as the caller promises.
+                let out = unsafe { std::slice::from_raw_parts_mut(out, block) };
+                return group.reduce_scatter(given, op, out);
+            }
+            let mut reduced = given[..block].to_vec();
             group.reduce_scatter(given, op, &mut reduced)?;
             // SAFETY: as the caller promises.
             unsafe { std::ptr::copy_nonoverlapping(reduced.as_ptr(), out, block) };
