@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 BACKENDS = ("gloo", "symmem")
+CPU = torch.device("cpu")
 KIB, MIB = 1 << 10, 1 << 20
 
 
@@ -37,6 +38,19 @@ def calls(rank: int, size: int, group: dist.ProcessGroup) -> dict:
 
     small, page, large, huge = (floats(nbytes) for nbytes in (8, 4 * KIB, MIB, 16 * MIB))
     line, lines = floats(64), list(torch.empty(size, 16))
+    backend = group._get_backend(CPU)
+    # As DDP's buckets and FSDP2's buffers are, where the backend has memory of its own.
+    owns = backend.supports_tensor_alloc(CPU)
+
+    def bucket(nbytes: int) -> torch.Tensor:
+        return backend.allocate_tensor(nbytes // 4, dtype=torch.float32, device=CPU).fill_(1) if owns else floats(nbytes)
+
+    def functional() -> None:
+        ops = torch.ops._c10d_functional
+        ops.wait_tensor(ops.all_reduce(page, "max", group.group_name))
+
+    bucket_large, bucket_huge, buckets = bucket(MIB), bucket(16 * MIB), bucket(size * 16 * MIB)
+    own = buckets.chunk(size)[rank]
     part, given, received = torch.empty(huge.numel() // size), floats(128 * KIB), floats(128 * KIB)
     every = torch.empty(size * huge.numel())
     return {
@@ -44,6 +58,13 @@ def calls(rank: int, size: int, group: dist.ProcessGroup) -> dict:
         "`all_reduce`, 4 KiB": lambda: dist.all_reduce(page, dist.ReduceOp.MAX, group=group),
         "`all_reduce`, 1 MiB": lambda: dist.all_reduce(large, dist.ReduceOp.MAX, group=group),
         "`all_reduce`, 16 MiB": lambda: dist.all_reduce(huge, dist.ReduceOp.MAX, group=group),
+        "`all_reduce`, 1 MiB in the group's memory": lambda: dist.all_reduce(
+            bucket_large, dist.ReduceOp.MAX, group=group
+        ),
+        "`all_reduce`, 16 MiB in the group's memory": lambda: dist.all_reduce(
+            bucket_huge, dist.ReduceOp.MAX, group=group
+        ),
+        "functional `all_reduce`, 4 KiB": functional,
         "`barrier`": lambda: dist.barrier(group=group),
         "`all_gather`, 64 B": lambda: dist.all_gather(lines, line, group=group),
         "`reduce_scatter_tensor`, 16 MiB": lambda: dist.reduce_scatter_tensor(
@@ -52,6 +73,12 @@ def calls(rank: int, size: int, group: dist.ProcessGroup) -> dict:
         "`all_gather_into_tensor`, 16 MiB from each rank": lambda: dist.all_gather_into_tensor(
             every, huge, group=group
         ),
+        "`reduce_scatter_tensor`, 16 MiB in the group's memory": lambda: dist.reduce_scatter_tensor(
+            part, bucket_huge, dist.ReduceOp.MAX, group=group
+        ),
+        "`all_gather_into_tensor`, 16 MiB from each rank, in place in the group's memory": lambda: (
+            dist.all_gather_into_tensor(buckets, own, group=group)
+        ),
         "`all_to_all_single`, 128 KiB": lambda: dist.all_to_all_single(received, given, group=group),
         "`broadcast`, 1 MiB": lambda: dist.broadcast(large, 0, group=group),
         "`send` and `recv`, there and back, 8 B": lambda: round_trip(small),
@@ -59,10 +86,83 @@ def calls(rank: int, size: int, group: dist.ProcessGroup) -> dict:
     }
 
 
+def wide() -> torch.nn.Module:
+    """16.8 million parameters."""
+    torch.manual_seed(0)
+    layers = [module for _ in range(4) for module in (torch.nn.Linear(2048, 2048), torch.nn.ReLU())]
+    return torch.nn.Sequential(*layers)
+
+
+def trained(model: torch.nn.Module, rank: int):
+    """A step of training, which returns the loss."""
+    torch.manual_seed(1 + rank)
+    given = torch.randn(32, 2048)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (model(given) - given).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def steps(rank: int, size: int, group: dist.ProcessGroup) -> dict:
+    """Steps of programs, by name."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    parallel = torch.nn.parallel.DistributedDataParallel(wide(), process_group=group, gradient_as_bucket_view=True)
+    sharded, mesh = wide(), DeviceMesh.from_group(group, "cpu")
+    for layer in (*(each for each in sharded if isinstance(each, torch.nn.Linear)), sharded):
+        fully_shard(layer, mesh=mesh)
+        if layer is not sharded:
+            layer.set_allocate_memory_from_process_group_for_comm(True)
+    hidden = 512
+    shapes = [(hidden, 4 * hidden // size), (4 * hidden // size, hidden)]
+    layers = [[torch.randn(shape) / 50 for shape in shapes] for _ in range(16)]
+    token = torch.randn(1, hidden)
+
+    @torch.no_grad()
+    def decode() -> None:
+        x = token
+        for into, back in layers:
+            y = torch.relu(x @ into) @ back
+            dist.all_reduce(y, group=group)
+            x = x + y
+
+    return {
+        "DDP step": trained(parallel, rank),
+        "FSDP2 step": trained(sharded, rank),
+        "TP decode, 8 layers": decode,
+    }
+
+
+def losses(rank: int, given: argparse.Namespace) -> None:
+    """Whether 100 steps of DDP have the same losses three times."""
+    for backend in BACKENDS:
+        runs = []
+        for _ in range(3):
+            group = dist.new_group(backend=backend)
+            model = torch.nn.parallel.DistributedDataParallel(wide(), process_group=group)
+            step = trained(model, rank)
+            runs.append([step().item() for _ in range(given.losses)])
+        if rank == 0:
+            same = "the same bits" if runs[0] == runs[1] == runs[2] else "different bits"
+            print(f"{backend}: losses of {given.losses} steps, three times: {same}", flush=True)
+
+
 def measure(rank: int, given: argparse.Namespace, store: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=given.ranks)
-    todo = {backend: calls(rank, given.ranks, dist.new_group(backend=backend)) for backend in BACKENDS}
+    if given.losses:
+        losses(rank, given)
+        dist.destroy_process_group()
+        return
+    kind = steps if given.steps else calls
+    todo = {backend: kind(rank, given.ranks, dist.new_group(backend=backend)) for backend in BACKENDS}
     for each in todo.values():
         for call in each.values():
             call()
@@ -73,7 +173,7 @@ def measure(rank: int, given: argparse.Namespace, store: str) -> None:
     if rank == 0:
         print("| call | gloo | symmem | times |\n|---|--:|--:|--:|", flush=True)
     for name in todo["gloo"]:
-        if given.only not in name:
+        if not any(only in name for only in given.only.split(",")):
             continue
         times: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
         kept, until = 0, time.monotonic() + given.patience
@@ -146,7 +246,9 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=4.0, help="for each call, in rounds that count")
     parser.add_argument("--others", type=float, default=0.1, help="share of the processors that others may use")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for quiet rounds of each call")
-    parser.add_argument("--only", default="", help="only calls with this in their name")
+    parser.add_argument("--steps", action="store_true", help="measure steps of programs instead of calls")
+    parser.add_argument("--losses", type=int, default=0, help="instead, compare the losses of so many steps of three runs")
+    parser.add_argument("--only", default="", help="only calls with one of these, separated by commas, in their name")
     parser.add_argument("--no-bind", dest="bind", action="store_false", help="leave the ranks' cores to the kernel")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

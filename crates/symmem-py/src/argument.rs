@@ -127,6 +127,14 @@ impl Slice {
         Ok(())
     }
 
+    pub(crate) fn address(&self) -> usize {
+        self.address
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// How many elements there are.
     pub(crate) fn count<T: Element>(&self) -> usize {
         self.bytes / size_of::<T>()

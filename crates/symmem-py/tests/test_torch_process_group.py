@@ -263,6 +263,74 @@ def test_functional_collectives(rank):
     assert (functional.broadcast(tensor, 1, group) + 0).tolist() == [2.0] * 4
 
 
+@ranks(3, backend="symmem")
+def test_functional_collectives_are_right_however_late_ranks_are(rank):
+    import time
+
+    ops, name, size = torch.ops._c10d_functional, dist.group.WORLD.group_name, 3
+    for step in range(30):
+        if (step + rank) % 3 == 0:
+            time.sleep(0.002)
+        count = [5, 3000, 30_000][step % 3]
+        tensor = torch.arange(3.0 * count) % 50 + rank
+        kept = tensor.clone()
+        total, maximum = tensor * size - size * rank + 3, tensor - rank + 2
+        out = ops.all_reduce(tensor, "sum", name)
+        top = ops.all_reduce_(tensor.clone(), "max", name)
+        every = ops.all_gather_into_tensor(tensor, size, name)
+        part = ops.reduce_scatter_tensor(tensor, "sum", size, name)
+        # Waited for in another order, and the input is as it was.
+        assert torch.equal(ops.wait_tensor(part), total.chunk(size)[rank])
+        assert torch.equal(ops.wait_tensor(every), torch.cat([tensor - rank + r for r in range(size)]))
+        assert torch.equal(ops.wait_tensor(top), maximum)
+        assert torch.equal(ops.wait_tensor(out), total) and torch.equal(tensor, kept)
+    assert torch._C._distributed_c10d._get_work_registry_size() == 0
+
+
+@ranks(2, backend="symmem")
+def test_a_functional_collective_waits_for_nobody(rank):
+    ops, name = torch.ops._c10d_functional, dist.group.WORLD.group_name
+    tensor = torch.full((4,), 1.0)
+    if rank == 0:
+        out = ops.all_reduce(tensor, "sum", name)
+        dist.send(torch.ones(1), 1)  # rank 1 makes its call after this
+    else:
+        dist.recv(torch.zeros(1), 0)
+        out = ops.all_reduce(tensor, "sum", name)
+    assert torch.equal(ops.wait_tensor(out), torch.full((4,), 2.0))
+
+
+@ranks(2, backend="symmem")
+def test_functional_collectives_of_other_groups_and_unusual_ones_are_torchs(rank):
+    import symmem
+
+    ops, gloo = torch.ops._c10d_functional, dist.new_group(backend="gloo")
+    for group in (gloo, dist.group.WORLD):
+        name = group.group_name
+        view = torch.full((4, 6), float(rank)).t()
+        assert torch.equal(ops.wait_tensor(ops.all_reduce(view, "sum", name)) + 0, torch.ones(6, 4))
+        assert torch.equal(ops.wait_tensor(ops.all_reduce(torch.ones(3), "sum", name)), torch.full((3,), 2.0))
+        empty = ops.wait_tensor(ops.all_gather_into_tensor(torch.empty(0, 3), 2, name))
+        assert empty.shape == (0, 3)
+    name = dist.group.WORLD.group_name
+    with pytest.raises(RuntimeError, match='expected a type that "and" applies to'):
+        ops.wait_tensor(ops.all_reduce(torch.ones(3), "band", name))
+    with pytest.raises((symmem.Mismatch, RuntimeError), match="length"):
+        ops.wait_tensor(ops.all_reduce(torch.ones(3 + rank), "sum", name))
+    # Gradients, and compiled code, take torch's own way to the kernels.
+    given = torch.ones(4, requires_grad=True)
+    import torch.distributed._functional_collectives as functional
+
+    functional.all_reduce(given, "sum", dist.group.WORLD).sum().backward()
+    assert given.grad is not None
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def compiled(x):
+        return functional.all_reduce(x * 2, "sum", dist.group.WORLD) + 1
+
+    assert torch.equal(compiled(torch.ones(4)), torch.full((4,), 5.0))
+
+
 @ranks(2, backend="symmem")
 def test_what_cannot_be_reduced_is_refused_on_all_ranks(rank):
     import symmem

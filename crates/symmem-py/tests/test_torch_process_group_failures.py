@@ -159,3 +159,32 @@ def test_a_group_that_was_destroyed_and_made_again(rank):
         dist.destroy_process_group(group)
         assert work.is_completed()
     dist.all_reduce(torch.ones(1))
+
+
+@ranks(4, lost=[1], backend="symmem")
+def test_the_ranks_that_are_left_make_a_group(rank):
+    import symmem
+    import symmem.torch
+
+    tensor = torch.ones(50_000)
+    dist.all_reduce(tensor)
+    if rank == 1:
+        _die()
+    with pytest.raises(symmem.PeerLost, match="rank 1"):
+        while True:
+            dist.all_reduce(tensor)
+    group = symmem.torch.shrink()
+    assert dist.get_process_group_ranks(group) == [0, 2, 3]
+    assert (dist.get_rank(group), dist.get_world_size(group)) == ([0, 2, 3].index(rank), 3)
+    tensor.fill_(1)
+    dist.all_reduce(tensor, group=group)
+    assert tensor[0] == 3
+    dist.broadcast(tensor.fill_(rank), 2, group=group)
+    assert tensor[0] == 2
+    functional = torch.ops._c10d_functional
+    assert functional.wait_tensor(functional.all_reduce(torch.ones(3), "sum", group.group_name))[0] == 3
+    with pytest.raises(symmem.PeerLost, match="rank 1"):
+        dist.all_reduce(tensor)
+    with pytest.raises(RuntimeError, match="expected a process group of the backend symmem"):
+        symmem.torch.shrink(dist.ProcessGroup(0, 1))
+    dist.destroy_process_group()

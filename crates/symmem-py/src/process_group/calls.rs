@@ -1,6 +1,7 @@
 //! What a process group's calls do, once it is their turn.
 #![allow(unsafe_code)] // S2, S3 (addresses and lengths of tensors, which the call keeps alive, as documented for users)
 
+use symmem::internals::Places;
 use symmem::{DType, Error, Group, Result};
 
 use super::parts::{Parts, Room, trim};
@@ -24,12 +25,22 @@ fn refused<R>(group: &Group, made: Result<R>) -> Result<R> {
     made
 }
 
+/// The group of a call, and where its ranks have their memory.
+pub(super) type On<'a> = (&'a Group, &'a Places);
+/// Likewise, without for calls whose tensors are never read in place.
+type OnSlices<'a> = (&'a Group, Option<&'a Places>);
+
 /// Memory for input and output that are not in one piece.
 pub(super) type Rooms = [Room; 2];
 
 impl OnParts {
+    /// Bytes of this rank's tensors.
+    pub(super) fn bytes(&self) -> usize {
+        self.input.bytes() + self.out.bytes()
+    }
+
     /// Makes the collective, by the form for pieces of different sizes if this rank's differ, or another's.
-    pub(super) fn run(&self, group: &Group, rooms: &mut Rooms) -> Result<()> {
+    pub(super) fn run(&self, (group, places): On<'_>, rooms: &mut Rooms) -> Result<()> {
         let is_even = self.input.are_equal() && self.out.are_equal();
         match self.call.collective {
             Collective::AllGather if !is_even => {
@@ -45,22 +56,22 @@ impl OnParts {
                 }
                 result => result,
             },
-            _ => self.on_slices(group, rooms),
+            _ => self.on_slices((group, Some(places)), rooms),
         }
     }
 
     fn all_to_all(&self, group: &Group, is_even: bool, rooms: &mut Rooms) -> Result<()> {
         if is_even {
-            return self.on_slices(group, rooms);
+            return self.on_slices((group, None), rooms);
         }
         self.on_vector(group, Collective::AllToAllV, rooms)
     }
 
-    fn on_slices(&self, group: &Group, rooms: &mut Rooms) -> Result<()> {
+    fn on_slices(&self, (group, places): OnSlices<'_>, rooms: &mut Rooms) -> Result<()> {
         let [for_input, for_out] = rooms;
         let (whole_in, whole_out) = (self.input.whole(), self.out.whole());
         let overlap = match (&whole_in, &whole_out) {
-            (Some(input), Some(out)) => input.overlaps(out),
+            (Some(input), Some(out)) => input.overlaps(out) && !self.is_own_part(group, input, out),
             _ => false,
         };
         // Of two that overlap, the smaller moves.
@@ -73,7 +84,7 @@ impl OnParts {
             Some(out) if !moves_out => (out, false),
             _ => (self.out.like(for_out), true),
         };
-        self.on_elements(group, &input, &mut out)?;
+        self.on_elements((group, places), &input, &mut out)?;
         if moved {
             // SAFETY: the room has the bytes of all pieces, which are tensors of the caller.
             unsafe { self.out.fill(for_out.as_ptr().cast()) };
@@ -82,13 +93,71 @@ impl OnParts {
         Ok(())
     }
 
-    fn on_elements(&self, group: &Group, input: &Slice, out: &mut Slice) -> Result<()> {
-        let done = symmem::with_element!(self.element, T => {
-            // SAFETY: tensors are aligned to their elements, and rooms for all; the two are apart.
-            self.call.on_slices(group, unsafe { input.elements::<T>() }, unsafe { out.elements_mut() })
+    /// Whether one is this rank's part of the other, as it is where tensors are gathered or scattered in place.
+    fn is_own_part(&self, group: &Group, input: &Slice, out: &Slice) -> bool {
+        let (rank, ranks) = (group.rank(), group.size());
+        let is_part = |part: &Slice, of: &Slice| {
+            part.bytes().checked_mul(ranks) == Some(of.bytes())
+                && part.address() == of.address() + rank * part.bytes()
+        };
+        match self.call.collective {
+            Collective::AllGather => is_part(input, out),
+            Collective::ReduceScatter => is_part(out, input),
+            _ => false,
+        }
+    }
+
+    fn on_elements(
+        &self,
+        (group, places): OnSlices<'_>,
+        input: &Slice,
+        out: &mut Slice,
+    ) -> Result<()> {
+        let done = symmem::with_element!(self.element, T => match places {
+            // SAFETY: tensors are aligned to their elements, and rooms for all; the two are apart, or one is this rank's part of the other.
+            Some(places) => unsafe { self.placed::<T>(group, places, input, out) },
+            None => {
+                // SAFETY: as above, and apart.
+                self.call.on_slices(group, unsafe { input.elements::<T>() }, unsafe { out.elements_mut() })
+            }
         });
         let made = done.unwrap_or_else(|| Err(no_element(&self.call)));
         if made.is_err() { refused(group, made) } else { made }
+    }
+
+    /// The call, in which peers read tensors where they lie if they can.
+    ///
+    /// # Safety
+    /// Input and output are aligned to their elements. They are apart, or one is this rank's part of the other.
+    unsafe fn placed<T: symmem::Number>(
+        &self,
+        group: &Group,
+        places: &Places,
+        input: &Slice,
+        out: &mut Slice,
+    ) -> Result<()> {
+        let Call { collective, op, root, .. } = self.call;
+        let (from, to) = (input.address() as *const T, out.address() as *mut T);
+        let (given, room) = (input.count::<T>(), out.count::<T>());
+        match collective {
+            // SAFETY: as the caller promises.
+            Collective::AllReduce => places.all_reduce(unsafe { out.elements_mut::<T>() }, op),
+            // SAFETY: as the caller promises.
+            Collective::Broadcast => places.broadcast(unsafe { out.elements_mut::<T>() }, root),
+            Collective::AllGather if room == given * group.size() => {
+                // SAFETY: as the caller promises, and the lengths are right.
+                unsafe { places.all_gather(from, given, to) }
+            }
+            Collective::ReduceScatter if given == room * group.size() => {
+                // SAFETY: as the caller promises, and the lengths are right.
+                unsafe { places.reduce_scatter(from, given, op, to) }
+            }
+            // The others have no form in place; those of wrong lengths are refused.
+            // SAFETY: as the caller promises; one is not a part of the other, for that the lengths would be right.
+            _ => self
+                .call
+                .on_slices(group, unsafe { input.elements::<T>() }, unsafe { out.elements_mut() }),
+        }
     }
 
     /// The form that agrees on the lengths first.
@@ -122,7 +191,7 @@ impl OnParts {
             let call = Call::new(Collective::Reduce, self.call.dtype, (0, 0), self.call.op, 0);
             let call = Call { root, ..call };
             let part = Self { call, element: self.element, input, out };
-            part.on_slices(group, &mut Rooms::default())?;
+            part.on_slices((group, None), &mut Rooms::default())?;
         }
         Ok(())
     }

@@ -4,11 +4,13 @@
 //! |---|---|
 //! | `mod.rs` | `ProcessGroup`: one method for collectives, one for each direction of messages |
 //! | `line.rs` | the order of calls, the thread that makes those which nobody waits for, and their end |
+//! | `arena.rs` | memory for tensors that peers read in place |
 //! | `calls.rs` | what a collective does with memory in pieces |
 //! | `parts.rs` | memory in pieces |
 //!
 //! Python checks the tensors and reads their properties: it does that faster than the stable ABI can.
 
+mod arena;
 mod calls;
 mod line;
 mod parts;
@@ -19,16 +21,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pyo3::prelude::*;
+use symmem::internals::Places;
 use symmem::{Deadline, Error};
 
 use crate::argument::Slice;
+use crate::array::Array;
 use crate::collectives::{Call, Collective, reduce_op};
 use crate::dtype::Type;
 use crate::error::{Op, exception, usage};
 use crate::group::{Group, seconds};
 use crate::life::Life;
+use crate::memory::Location;
 use crate::messages::{receive_elements, send_elements};
-use crate::wait::raised;
+use crate::wait::{detached, raised};
+use arena::Arena;
 use calls::{OnParts, Rooms};
 use line::{Abort, Job, Line, Task, abortable};
 use parts::Parts;
@@ -52,6 +58,8 @@ pub(crate) struct ProcessGroup {
     types: Vec<(Py<PyAny>, &'static Type)>,
     rooms: Arc<Mutex<Rooms>>,
     lines: Arc<Lines>,
+    places: Arc<Places>,
+    arena: Arc<Arena>,
 }
 
 /// The lines of a process group.
@@ -151,6 +159,34 @@ impl ProcessGroup {
         if waits { call.wait(py, None).map(|_| None) } else { Ok(Some(call)) }
     }
 
+    /// Makes a small collective that nobody waits for in this thread, if nothing is before it and all other ranks have come: that takes
+    /// less time than handing it over. Its error is that of its work.
+    fn start_small(
+        &self,
+        py: Python<'_>,
+        job: Job,
+        (keep, finish): (Py<PyAny>, Option<Py<PyAny>>),
+    ) -> PyResult<Option<ProcessGroupCall>> {
+        let line = &self.lines.collectives;
+        if finish.is_none()
+            && self.group.is_awaited()
+            && let Some(turn) = line.turn()
+        {
+            let made = py.detach(|| {
+                let made = abortable(&self.lines.abort, job);
+                drop(turn);
+                made
+            });
+            let outcome = match (raised(), made) {
+                (Some(raised), _) => return Err(raised),
+                (None, Ok(_)) => return Ok(None),
+                (None, Err(error)) => Err(line.exception(py, error)),
+            };
+            return Ok(Some(self.call(line, Task::done(outcome, keep))));
+        }
+        self.start(py, line, job, (false, keep, finish))
+    }
+
     fn submit(&self, line: &Arc<Line>, task: Arc<Task>) -> PyResult<ProcessGroupCall> {
         line.submit(Arc::clone(&task))?;
         Ok(self.call(line, task))
@@ -200,7 +236,9 @@ impl ProcessGroup {
         let (messages, notes) = (Mutex::default(), Line::new(&abort));
         let lines = Arc::new(Lines { collectives, messages, notes, abort });
         life.add_lines(&lines);
-        Ok(Self { group: group.inner.clone(), life, types, rooms: Arc::default(), lines })
+        let group = group.inner.clone();
+        let (places, arena) = (Arc::new(Places::new(&group)), Arena::new(&group));
+        Ok(Self { group, life, types, rooms: Arc::default(), lines, places, arena })
     }
 
     /// Makes a collective by its name. If this rank refuses it, the others do not wait for this one. `inputs` and `outputs` are addresses and numbers of elements, one after the other. `finish` is called
@@ -234,11 +272,16 @@ impl ProcessGroup {
             }
         };
         let (group, rooms) = (self.group.clone(), Arc::clone(&self.rooms));
+        let (places, is_small) = (Arc::clone(&self.places), on_parts.bytes() <= SMALL);
         let job = move || {
             let rooms = &mut *rooms.lock().unwrap_or_else(PoisonError::into_inner);
-            on_parts.run(&group, rooms).map(|()| 0)
+            on_parts.run((&group, &places), rooms).map(|()| 0)
         };
-        self.start(py, &self.lines.collectives, Box::new(job), (waits, keep, finish))
+        let job = Box::new(job);
+        if !waits && is_small {
+            return self.start_small(py, job, (keep, finish));
+        }
+        self.start(py, &self.lines.collectives, job, (waits, keep, finish))
     }
 
     /// Waits for all ranks.
@@ -318,6 +361,31 @@ impl ProcessGroup {
         let job =
             move || receive_elements(&group, (&mut out, dtype), (source, tag), group.deadline());
         self.submit(&line, Task::new(Box::new(job), keep, finish))
+    }
+
+    /// Memory of so many bytes that peers can read in place, as an array of bytes that are not zeroed; None if the group has ended.
+    /// No other rank takes part. It is used again once the array is gone.
+    fn allocate(&self, py: Python<'_>, nbytes: usize) -> PyResult<Option<Array>> {
+        self.check(py, "allocate_tensor")?;
+        let lease = detached(py, || self.arena.allocate(nbytes))?;
+        Ok(lease.map(|lease| {
+            let (address, bytes) = (lease.address(), Type::of(symmem::DType::U8));
+            Array::new(address, bytes, vec![nbytes], Location::Host, (Arc::new(lease), None))
+        }))
+    }
+
+    /// How many allocations of all ranks this one has mapped, and the bytes of its own that are free.
+    #[getter]
+    fn memory(&self) -> (usize, usize) {
+        (self.places.mapped(), self.arena.free_bytes())
+    }
+
+    /// Gives peers' memory back, and this rank's that is not in use. Later calls use ordinary memory.
+    fn release(&self, py: Python<'_>) {
+        py.detach(|| {
+            self.places.close();
+            self.arena.close();
+        });
     }
 
     /// Calls `callback` in another thread, soon.

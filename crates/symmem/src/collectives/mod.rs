@@ -12,6 +12,7 @@ pub(crate) mod all_to_all_v;
 mod broadcast;
 mod host;
 mod per_rank;
+pub mod placed;
 pub mod plan;
 mod reduce_scatter;
 mod rooted;

@@ -89,6 +89,16 @@ impl Group {
         Ok(Running { guard, made, floats: DefaultFloats::default() })
     }
 
+    /// Whether all other ranks have made their next call already, so that this rank's would not wait for any of them to come.
+    #[doc(hidden)]
+    pub fn is_awaited(&self) -> bool {
+        let Some(formed) = self.0.health.formed.get() else { return false };
+        let signals = &formed.signals;
+        let Some(guard) = signals.try_lock_channel(signals.sequence()) else { return false };
+        let mut others = (0..self.size()).filter(|rank| *rank != self.rank());
+        guard.is_done() && others.all(|rank| guard.has_come(rank))
+    }
+
     /// Waits until no other thread of this rank is in a call.
     #[cold]
     fn await_turn<'a>(

@@ -45,6 +45,13 @@ impl Handle {
         Ok(Self { group, block, mapping, offset: offer.offset })
     }
 
+    /// Maps the block of each rank, whichever it is, and whatever has been mapped before. Collective.
+    pub(crate) fn of_all(block: &Arc<Block>, group: &Group) -> Result<Self> {
+        let ownership = Ownership::Address;
+        let mapping = map_all(block, group, &Offer { ownership, ..Offer::new(DType::U8) })?;
+        Ok(Self { group: group.clone(), block: Arc::clone(block), mapping, offset: 0 })
+    }
+
     /// What keeps the memory, without the group.
     pub(crate) fn keep(&self) -> (Arc<Block>, Arc<Mapping>) {
         (Arc::clone(&self.block), Arc::clone(&self.mapping))

@@ -14,6 +14,7 @@ from symmem.torch._handle import SymmetricMemory
 from symmem.torch._install import BACKEND, install
 from symmem.torch._pool import MemPool, use_mem_pool
 from symmem.torch._process_group import register, replace_gloo
+from symmem.torch._shrink import shrink
 from symmem.torch._steps import resync
 from symmem.torch._workspace import workspace
 
@@ -26,6 +27,7 @@ __all__ = [
     "install",
     "replace_gloo",
     "resync",
+    "shrink",
     "use_mem_pool",
     "workspace",
 ]

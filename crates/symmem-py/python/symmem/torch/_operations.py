@@ -143,8 +143,12 @@ class Operations:
         return error
 
     def _usage(self, op: str, expected: str, got: object) -> Exception:
+        return self._refuse(self._usage_of_one(op, expected, got))
+
+    def _usage_of_one(self, op: str, expected: str, got: object) -> ValueError:
+        """The error of what is no call of the group: nobody waits for this rank."""
         text = f"rank {self._rank}: {op} in process group {self.name_of_group}: expected {expected}, got {got}"
-        return self._refuse(ValueError(text))
+        return ValueError(text)
 
     def _check(self, op: str, tensors: Sequence[torch.Tensor]) -> None:
         for tensor in tensors:

@@ -18,7 +18,7 @@ from torch._C import _distributed_c10d as _c10d
 from torch.distributed import distributed_c10d as c10d
 
 from symmem import _native
-from symmem.torch import _versions
+from symmem.torch import _buckets, _versions
 from symmem.torch._operations import Operations
 
 NAME = "symmem"
@@ -85,10 +85,21 @@ class Backend(Operations, _c10d.Backend if _versions.has_backends() else object)
             return _c10d.ErrorType.REMOTE_ERROR
         return _c10d.ErrorType.SUCCESS
 
+    def supports_tensor_alloc(self, device: torch.device | int) -> bool:
+        """Whether `allocate_tensor` serves a device. Not if C++ asks, by a number: it could not say what it wants."""
+        return isinstance(device, torch.device) and device.type == "cpu"
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A tensor of one dimension that peers read in place in collectives. Not a collective call."""
+        if device.type != "cpu":
+            raise self._usage_of_one("allocate_tensor", "the CPU as device", device)
+        return _buckets.allocated(self, size, dtype)
+
     def shutdown(self) -> None:
         """Wait for all calls but receives, which end with an error. The default group also leaves the job."""
         self.calls.drain()
         self.calls.abort()
+        self.calls.release()
         if isinstance(self.native, _native.World):
             self.native.close()
 
@@ -228,6 +239,7 @@ def create(options: c10d._DistributedBackendOptions, _: object = None) -> Proces
 def _group(
     options: c10d._DistributedBackendOptions, native: _native.Group, others: dict[str, tuple], label: str = NAME
 ) -> ProcessGroup:
+    _buckets.install(ProcessGroup)
     backend = Backend(native, options.group_id, options.timeout, label)
     return ProcessGroup(_store(options), backend, others)
 

@@ -1,0 +1,432 @@
+//! Collectives on memory that each rank chooses for itself: ordinary memory, or a part of any allocation that peers may read.
+//!
+//! A call begins with an exchange in which every rank says where its data lie: nowhere in particular, in an allocation that has not been
+//! mapped, or so far into that of a rendezvous. All ranks have heard the same and so decide alike. If all data lie in mapped memory,
+//! each rank reads those of its peers in place. If they could be mapped, all ranks map them, once for each allocation, and ask again.
+//! Otherwise the data go through the staging buffers. So allocations need no agreement: ranks may make them in any order.
+//!
+//! No rank writes to another's memory. Whatever becomes of a call, the memory of a rank changes only by what that rank does.
+#![allow(unsafe_code)] // S1 (regions keep what is mapped), S2 (between the exchanges of a call), S3 (places checked here)
+
+use std::any::Any;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, Weak};
+
+use super::host::copy::copy;
+use super::host::reduce::Reduce;
+use super::slices::{self, Slice};
+use super::{LINE, block_len, loop_for, plan, record, share};
+use crate::dtype::{DType, Element, Number, ReduceOp};
+use crate::error::{Error, Result};
+use crate::group::{Call, Group, Memory as Named, Op, Running, Staging, Way};
+use crate::memory::block::Block;
+use crate::memory::region::Region;
+use crate::symmetric::{Buffer, Handle};
+use crate::sync::lock;
+
+/// What owns an allocation that calls may find by its address. Others are left alone: they may be in a phase of their own.
+#[derive(Debug)]
+pub struct Pooled;
+
+impl Pooled {
+    /// Lets calls find a buffer by its address, as long as the mark lives.
+    #[must_use = "calls find the buffer as long as it lives"]
+    pub fn mark(buffer: &Buffer<u8>) -> Arc<Self> {
+        let mark = Arc::new(Self);
+        let owner: Weak<dyn Any + Send + Sync> = Arc::<Self>::downgrade(&mark);
+        buffer.set_owner(owner);
+        mark
+    }
+}
+
+/// Where this rank's peers have their memory, in the calls of one group.
+#[derive(Debug)]
+pub struct Places {
+    group: Group,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The rendezvous by which peers know a block of this rank, by its address.
+    own: HashMap<usize, u64>,
+    /// All ranks' blocks of each rendezvous.
+    mapped: HashMap<u64, Handle>,
+    /// Blocks that some rank could not map, by address.
+    refused: HashSet<usize>,
+    /// This rank uses ordinary memory only.
+    is_closed: bool,
+}
+
+/// Where the data of a rank lie, as it tells the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    /// The number of a rendezvous and one, or one of those below.
+    which: u64,
+    /// From the beginning of the block.
+    offset: u64,
+    /// Bytes of the block.
+    size: u64,
+}
+
+/// In ordinary memory.
+const APART: u64 = 0;
+/// In memory that has not been mapped.
+const NEW: u64 = u64::MAX;
+
+impl Place {
+    const ORDINARY: Self = Self { which: APART, offset: 0, size: 0 };
+}
+
+/// What ranks do after they have told each other.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    Stage,
+    Map,
+    ReadInPlace,
+}
+
+/// The same on all ranks, for they have been `told` the same. Of a call with a root, peers read the root's data only.
+fn verdict(told: &[Place], root: Option<usize>) -> Verdict {
+    let read = root.map_or(told, |root| &told[root..=root]);
+    if read.iter().any(|place| place.which == APART) {
+        return Verdict::Stage;
+    }
+    if read.iter().all(|place| place.which != NEW) {
+        return Verdict::ReadInPlace;
+    }
+    let alike = |place: &Place| place.which != APART && place.size == told[0].size;
+    if told.iter().all(alike) { Verdict::Map } else { Verdict::Stage }
+}
+
+/// A call in progress, and the data of the ranks that peers read, if they read them in place.
+type Met<'a, 'c> = (Running<'a, 'c>, Option<Vec<Region>>);
+
+impl Places {
+    /// Data of fewer bytes go through the staging buffers without a question: the answer would cost more than it saves.
+    const WORTH: usize = 32 << 10;
+    /// Of a reduction in place, so many bytes at once: what one rank has reduced is in its cache when the others read it.
+    const CHUNK: usize = 1 << 20;
+
+    /// Of a group whose calls are all made by this value.
+    pub fn new(group: &Group) -> Self {
+        Self { group: group.clone(), state: Mutex::default() }
+    }
+
+    /// Forgets peers' memory, which they may free then. Later calls use ordinary memory.
+    pub fn close(&self) {
+        let had = std::mem::replace(
+            &mut *lock(&self.state),
+            State { is_closed: true, ..State::default() },
+        );
+        drop(had); // not under the lock: it unmaps memory
+    }
+
+    /// How many allocations are mapped.
+    pub fn mapped(&self) -> usize {
+        lock(&self.state).mapped.len()
+    }
+
+    fn asks(&self, bytes: usize) -> bool {
+        bytes >= Self::WORTH && self.group.size() > 1 && !self.group.spans_hosts()
+    }
+
+    /// As [`Group::all_reduce`].
+    pub fn all_reduce<T: Number>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
+        let (group, len) = (&self.group, data.len());
+        if !self.asks(size_of_val(data)) {
+            return group.all_reduce(data, op);
+        }
+        let reduce = loop_for::<T>(group, "all_reduce", op)?;
+        let first = data.as_mut_ptr().cast::<u8>();
+        let call =
+            Call { operator: Some(op), ..call(const { Op::of("all_reduce") }, T::DTYPE, len) };
+        let (mut running, parts) = self.meet(&call, first, len * size_of::<T>(), None)?;
+        match parts {
+            // SAFETY: the data are ours; peers read them in mapped memory, each its own share until the next exchange.
+            Some(parts) => unsafe {
+                reduce_in_place(&mut running, &parts, (first, len), T::DTYPE, reduce)
+            },
+            None => {
+                let data = Slice::new(first, len, T::DTYPE);
+                slices::reduce_across(group, &mut running, data, reduce, Way::Any)
+            }
+        }
+    }
+
+    /// As [`Group::broadcast`].
+    pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result<()> {
+        let (group, len, bytes) = (&self.group, data.len(), size_of_val(data));
+        if !self.asks(bytes) {
+            return group.broadcast(data, root);
+        }
+        group.check_rank("broadcast", root)?;
+        let first = data.as_mut_ptr().cast::<u8>();
+        let call = Call { root: Some(root), ..call(const { Op::of("broadcast") }, T::DTYPE, len) };
+        let (mut running, parts) = self.meet(&call, first, bytes, Some(root))?;
+        let Some(parts) = parts else {
+            return slices::spread_from(
+                group,
+                &mut running,
+                Slice::new(first, len, T::DTYPE),
+                root,
+            );
+        };
+        if group.rank() != root {
+            let from = address(&parts[0], 0, bytes)?;
+            // SAFETY: the root's data, which it leaves as they are until all are done; ours are our own.
+            unsafe { copy(from, first, bytes, plan::stores(bytes)) };
+        }
+        running.exchange(None).map(drop)
+    }
+
+    /// As [`Group::all_gather`], of `len` elements. The input may be the rank's own part of the output.
+    ///
+    /// # Safety
+    /// `input` may be read for `len` elements, `out` written for as many from each rank, by nobody else meanwhile. They do not overlap
+    /// otherwise.
+    pub unsafe fn all_gather<T: Element>(
+        &self,
+        input: *const T,
+        len: usize,
+        out: *mut T,
+    ) -> Result<()> {
+        let (group, bytes) = (&self.group, len * size_of::<T>());
+        let is_in_place = input == out.wrapping_add(group.rank() * len).cast_const();
+        if !self.asks(bytes) {
+            // SAFETY: as the caller promises.
+            let moved =
+                is_in_place.then(|| unsafe { std::slice::from_raw_parts(input, len) }.to_vec());
+            let from = moved.as_ref().map_or(input, Vec::as_ptr);
+            // SAFETY: as the caller promises, or what has moved.
+            let from = unsafe { std::slice::from_raw_parts(from, len) };
+            // SAFETY: as the caller promises; what was part of the output has moved.
+            let out = unsafe { std::slice::from_raw_parts_mut(out, len * group.size()) };
+            return group.all_gather(from, out);
+        }
+        let (input, out) = (input.cast::<u8>(), out.cast::<u8>());
+        let call = call(const { Op::of("all_gather") }, T::DTYPE, len);
+        let (mut running, parts) = self.meet(&call, input, bytes, None)?;
+        let Some(parts) = parts else {
+            // Pieces are staged while the output is written.
+            // SAFETY: as the caller promises.
+            let moved =
+                is_in_place.then(|| unsafe { std::slice::from_raw_parts(input, bytes) }.to_vec());
+            let from = moved.as_ref().map_or(input, Vec::as_ptr).cast_mut();
+            return slices::gather_all(group, &mut running, Slice::new(from, len, T::DTYPE), out);
+        };
+        let stores = plan::stores(bytes * group.size());
+        for rank in from_own(group).filter(|rank| *rank != group.rank() || !is_in_place) {
+            let from = address(&parts[rank], 0, bytes)?;
+            // SAFETY: the rank's data, which it leaves as they are until all are done; the caller's output has room for them.
+            unsafe { copy(from, out.wrapping_add(rank * bytes), bytes, stores) };
+        }
+        running.exchange(None).map(drop)
+    }
+
+    /// As [`Group::reduce_scatter`], of `len` elements in all. The output may be the rank's own part of the input.
+    ///
+    /// # Safety
+    /// `input` may be read for `len` elements, `out` written for this rank's part of them, by nobody else meanwhile. They do not overlap
+    /// otherwise.
+    pub unsafe fn reduce_scatter<T: Number>(
+        &self,
+        input: *const T,
+        len: usize,
+        op: ReduceOp,
+        out: *mut T,
+    ) -> Result<()> {
+        const NAME: &str = "reduce_scatter";
+        let group = &self.group;
+        let reduce = loop_for::<T>(group, NAME, op)?;
+        let block = block_len(group, NAME, len)?;
+        let bytes = block * size_of::<T>();
+        if !self.asks(bytes) {
+            // SAFETY: as the caller promises; an output that is a part of what is read is written when all is done.
+            let given = unsafe { std::slice::from_raw_parts(input, len) };
+            if out.cast_const() != input.wrapping_add(group.rank() * block) {
+                // SAFETY: as the caller promises.
+                let out = unsafe { std::slice::from_raw_parts_mut(out, block) };
+                return group.reduce_scatter(given, op, out);
+            }
+            let mut reduced = given[..block].to_vec();
+            group.reduce_scatter(given, op, &mut reduced)?;
+            // SAFETY: as the caller promises.
+            unsafe { std::ptr::copy_nonoverlapping(reduced.as_ptr(), out, block) };
+            return Ok(());
+        }
+        let (input, out) = (input.cast::<u8>(), out.cast::<u8>());
+        let call = Call { operator: Some(op), ..call(const { Op::of(NAME) }, T::DTYPE, block) };
+        let (mut running, parts) = self.meet(&call, input, len * size_of::<T>(), None)?;
+        let Some(parts) = parts else {
+            let blocks = Slice::new(input.cast_mut(), block, T::DTYPE);
+            return slices::reduce_blocks(group, &mut running, blocks, reduce, out);
+        };
+        let at = group.rank() * bytes;
+        let from: Result<Vec<_>> = parts.iter().map(|part| address(part, at, bytes)).collect();
+        // SAFETY: the ranks' parts for this one, which nobody else reads, and they leave as they are until all are done.
+        unsafe { reduce(&from?, &[out], block, plan::results(bytes * group.size(), 1)) };
+        running.exchange(None).map(drop)
+    }
+
+    /// Begins a call whose data are `bytes` bytes at `first`.
+    fn meet<'a, 'c>(
+        &'a self,
+        call: &'c Call,
+        first: *const u8,
+        bytes: usize,
+        root: Option<usize>,
+    ) -> Result<Met<'a, 'c>> {
+        let group = &self.group;
+        loop {
+            let (own, block) = self.place(first as usize, bytes, call.dtype.map_or(1, DType::size));
+            group.reach_out(call);
+            record(group, call, "placed");
+            let mut running = group.begin_call(call, group.deadline())?;
+            let told = tell(&mut running, own)?;
+            match (verdict(&told, root), block) {
+                (Verdict::ReadInPlace, _) => {
+                    let read = told.iter().enumerate();
+                    let read = read.filter(|(rank, _)| root.is_none_or(|root| root == *rank));
+                    let parts = read.map(|(rank, place)| self.part(rank, place, bytes));
+                    return Ok((running, Some(parts.collect::<Result<_>>()?)));
+                }
+                (Verdict::Map, Some(block)) => {
+                    drop(running);
+                    self.map(&block)?;
+                }
+                _ => return Ok((running, None)),
+            }
+        }
+    }
+
+    /// Where data of this rank lie, and the block if they lie in one that peers may read.
+    fn place(&self, first: usize, bytes: usize, size: usize) -> (Place, Option<Arc<Block>>) {
+        let ordinary = (Place::ORDINARY, None);
+        let Some((block, offset)) = self.group.context().table.find(first) else { return ordinary };
+        let had = block.shape().bytes;
+        let fits = offset.is_multiple_of(size) && bytes <= had - offset;
+        if !fits || !block.owner().is_some_and(|owner| owner.is::<Pooled>()) {
+            return ordinary;
+        }
+        let (state, key) = (lock(&self.state), block.region().address());
+        if state.is_closed || state.refused.contains(&key) {
+            return ordinary;
+        }
+        let which = state.own.get(&key).map_or(NEW, |number| number + 1);
+        drop(state);
+        (Place { which, offset: offset as u64, size: had as u64 }, Some(block))
+    }
+
+    /// Maps all ranks' blocks. If it cannot be done, and all ranks know, this one is not tried again.
+    fn map(&self, block: &Arc<Block>) -> Result<()> {
+        let key = block.region().address();
+        match Handle::of_all(block, &self.group) {
+            Ok(handle) => {
+                let mut state = lock(&self.state);
+                if !state.is_closed {
+                    state.own.insert(key, handle.number());
+                    state.mapped.insert(handle.number(), handle);
+                }
+                Ok(())
+            }
+            Err(Error::PeerFailed { .. } | Error::Unavailable { .. } | Error::System { .. }) => {
+                lock(&self.state).refused.insert(key);
+                Ok(())
+            }
+            // Others may have succeeded, and must not count on this rank.
+            Err(error) => {
+                self.close();
+                Err(error)
+            }
+        }
+    }
+
+    /// What rank `rank` has told of.
+    fn part(&self, rank: usize, place: &Place, bytes: usize) -> Result<Region> {
+        let mapped = lock(&self.state).mapped.get(&(place.which - 1)).cloned();
+        let data = mapped.and_then(|handle| handle.mapping().data(rank));
+        let data = data.ok_or_else(|| Error::Protocol {
+            with: format!("rank {rank}"),
+            expected: "memory of a rendezvous of this group".into(),
+            got: format!("that of rendezvous {}", place.which - 1),
+        })?;
+        data.part(place.offset as usize, bytes)
+    }
+}
+
+fn call(op: Op, dtype: DType, len: usize) -> Call {
+    // Ranks that make the call without this value would not ask: they must find out that they differ.
+    let (dtype, way, memory) = (Some(dtype), Way::Direct, Named::Slices);
+    Call { op, dtype, way, memory, len, ..Call::default() }
+}
+
+/// Tells all ranks this one's place, and gives those of all.
+fn tell(running: &mut Running<'_, '_>, own: Place) -> Result<Vec<Place>> {
+    let (rank, ranks) = (running.group().rank(), running.group().size());
+    let staging = running.exchange(Some(&[own.which, own.offset, own.size]))?;
+    let place = |of: usize| {
+        if of == rank {
+            return own;
+        }
+        let words = staging.of(of, Staging::TINY).cast::<u64>();
+        // SAFETY: the words that came with the rank's flag.
+        let [which, offset, size] = unsafe { words.cast::<[u64; 3]>().read_unaligned() };
+        Place { which, offset, size }
+    };
+    Ok((0..ranks).map(place).collect())
+}
+
+/// All ranks, beginning with our own, whose data are in our cache.
+fn from_own(group: &Group) -> impl Iterator<Item = usize> + use<> {
+    (group.rank()..group.size()).chain(0..group.rank())
+}
+
+fn address(part: &Region, at: usize, bytes: usize) -> Result<*const u8> {
+    part.at::<u8>(at, bytes).map(|first| first.as_ptr().cast_const())
+}
+
+/// Reduces `data` in place: each rank its share, which the others then read.
+///
+/// # Safety
+/// `parts` are the data of all ranks, `data` those of this one, of so many elements. All ranks have come, and until the last exchange none
+/// touches what another one reads.
+unsafe fn reduce_in_place(
+    running: &mut Running<'_, '_>,
+    parts: &[Region],
+    (data, len): (*mut u8, usize),
+    dtype: DType,
+    reduce: Reduce,
+) -> Result<()> {
+    let (rank, ranks, size) = (running.group().rank(), parts.len(), dtype.size());
+    let part: Vec<_> =
+        parts.iter().map(|part| address(part, 0, len * size)).collect::<Result<_>>()?;
+    let each = (Places::CHUNK / size).next_multiple_of(LINE);
+    let mut from = Vec::with_capacity(ranks);
+    for begin in (0..len).step_by(each) {
+        let chunk = each.min(len - begin);
+        let bytes_of = |rank: usize| {
+            let share = share(chunk, size, rank, ranks);
+            ((begin + share.start) * size, share.len())
+        };
+        let (at, count) = bytes_of(rank);
+        from.clear();
+        from.extend((0..ranks).map(|of| match of == rank {
+            true => data.wrapping_add(at).cast_const(),
+            false => part[of].wrapping_add(at),
+        }));
+        let stores = super::host::copy::Stores::Cached; // the others read it at once
+        // SAFETY: our share, which no other rank touches now; the others' data of it stay as they are.
+        unsafe { reduce(&from, &[data.wrapping_add(at)], count, stores) };
+        running.exchange(None)?;
+        for of in from_own(running.group()).skip(1) {
+            let (at, count) = bytes_of(of);
+            // SAFETY: that rank's share, which it has reduced; of ours, nobody reads those elements any more.
+            unsafe { copy(part[of].wrapping_add(at), data.wrapping_add(at), count * size, stores) };
+        }
+    }
+    running.exchange(None).map(drop)
+}
+
+#[cfg(test)]
+mod tests;
