@@ -89,7 +89,7 @@ def test_groups_that_span_hosts_stay_gloos():
     assert _run("-c", program, **variables) == [f"{theirs} {theirs}"] * 2
 
 
-@pytest.mark.parametrize("name", ["train_ddp", "train_fsdp", "tensor_parallel", "pipeline"])
+@pytest.mark.parametrize("name", ["train_ddp", "train_fsdp", "tensor_parallel", "pipeline", "mixture_of_experts"])
 @has_backends
 def test_examples_differ_from_gloo_in_the_name_only(name):
     said = {}

@@ -6,7 +6,7 @@ use super::{Row, row};
 const SECRET: &str = "SYMMEM_SECRET";
 
 /// Names and meanings.
-const VARIABLES: [(&str, &str); 29] = [
+const VARIABLES: [(&str, &str); 30] = [
     ("SYMMEM_TIMEOUT", "seconds after which a wait gives up; 0 for ever; default 300"),
     (
         "SYMMEM_DEVICE_TIMEOUT",
@@ -55,6 +55,7 @@ const VARIABLES: [(&str, &str); 29] = [
     ),
     ("SYMMEM_UCX", "the file of UCX, libucp.so.0; likewise"),
     ("SYMMEM_REPLACE_GLOO", "1: torch's process groups over gloo are this library's; default 0"),
+    ("SYMMEM_VLLM", "1: the communicators of vLLM's CPU ranks are this library's; default 0"),
     ("RANK", "this process's rank in the world; set by symmem run and torchrun"),
     ("WORLD_SIZE", "how many ranks there are; without it this process is alone"),
     ("LOCAL_RANK", "this process's rank on its host"),
