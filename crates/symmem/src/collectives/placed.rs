@@ -22,7 +22,7 @@ use crate::group::{Call, Group, Memory as Named, Op, Running, Staging, Way};
 use crate::memory::block::Block;
 use crate::memory::region::Region;
 use crate::symmetric::{Buffer, Handle};
-use crate::sync::lock;
+use crate::sync::{Deadline, lock};
 
 /// What owns an allocation that calls may find by its address. Others are left alone: they may be in a phase of their own.
 #[derive(Debug)]
@@ -177,7 +177,7 @@ impl Places {
             // SAFETY: the root's data, which it leaves as they are until all are done; ours are our own.
             unsafe { copy(from, first, bytes, plan::stores(bytes)) };
         }
-        running.exchange(None).map(drop)
+        finish(&mut running)
     }
 
     /// As [`Group::all_gather`], of `len` elements. The input may be the rank's own part of the output.
@@ -221,7 +221,7 @@ impl Places {
             // SAFETY: the rank's data, which it leaves as they are until all are done; the caller's output has room for them.
             unsafe { copy(from, out.wrapping_add(rank * bytes), bytes, stores) };
         }
-        running.exchange(None).map(drop)
+        finish(&mut running)
     }
 
     /// As [`Group::reduce_scatter`], of `len` elements in all. The output may be the rank's own part of the input.
@@ -266,7 +266,7 @@ impl Places {
         let from: Result<Vec<_>> = parts.iter().map(|part| address(part, at, bytes)).collect();
         // SAFETY: the ranks' parts for this one, which nobody else reads, and they leave as they are until all are done.
         unsafe { reduce(&from?, &[out], block, plan::results(bytes * group.size(), 1)) };
-        running.exchange(None).map(drop)
+        finish(&mut running)
     }
 
     /// Begins a call whose data are `bytes` bytes at `first`.
@@ -277,12 +277,12 @@ impl Places {
         bytes: usize,
         root: Option<usize>,
     ) -> Result<Met<'a, 'c>> {
-        let group = &self.group;
+        let (group, deadline) = (&self.group, self.group.deadline().start());
         loop {
             let (own, block) = self.place(first as usize, bytes, call.dtype.map_or(1, DType::size));
             group.reach_out(call);
             record(group, call, "placed");
-            let mut running = group.begin_call(call, group.deadline())?;
+            let mut running = group.begin_call(call, deadline)?;
             let told = tell(&mut running, own)?;
             match (verdict(&told, root), block) {
                 (Verdict::ReadInPlace, _) => {
@@ -293,7 +293,7 @@ impl Places {
                 }
                 (Verdict::Map, Some(block)) => {
                     drop(running);
-                    self.map(&block)?;
+                    self.map(&block, deadline)?;
                 }
                 _ => return Ok((running, None)),
             }
@@ -319,9 +319,9 @@ impl Places {
     }
 
     /// Maps all ranks' blocks. If it cannot be done, and all ranks know, this one is not tried again.
-    fn map(&self, block: &Arc<Block>) -> Result<()> {
+    fn map(&self, block: &Arc<Block>, deadline: Deadline) -> Result<()> {
         let key = block.region().address();
-        match Handle::of_all(block, &self.group) {
+        match Handle::of_all(block, &self.group, deadline) {
             Ok(handle) => {
                 let mut state = lock(&self.state);
                 if !state.is_closed {
@@ -377,6 +377,13 @@ fn tell(running: &mut Running<'_, '_>, own: Place) -> Result<Vec<Place>> {
     Ok((0..ranks).map(place).collect())
 }
 
+/// Waits until all ranks have read what they need. A rank that gave the call up after it had come has its memory back, and may have written
+/// to it while this one was reading: then the call fails here too.
+fn finish(running: &mut Running<'_, '_>) -> Result<()> {
+    running.exchange(None)?;
+    running.check_not_given_up()
+}
+
 /// All ranks, beginning with our own, whose data are in our cache.
 fn from_own(group: &Group) -> impl Iterator<Item = usize> + use<> {
     (group.rank()..group.size()).chain(0..group.rank())
@@ -425,7 +432,7 @@ unsafe fn reduce_in_place(
             unsafe { copy(part[of].wrapping_add(at), data.wrapping_add(at), count * size, stores) };
         }
     }
-    running.exchange(None).map(drop)
+    finish(running)
 }
 
 #[cfg(test)]

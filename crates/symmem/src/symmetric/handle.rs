@@ -13,6 +13,7 @@ use crate::group::{Group, Memory, no_descriptor};
 use crate::memory::block::{Block, Mapping, SegmentRange};
 use crate::memory::region::Region;
 use crate::memory::{Device, Exported, Multicast, Reach};
+use crate::sync::Deadline;
 
 const OP: &str = "rendezvous";
 
@@ -37,7 +38,7 @@ impl Handle {
         }
         let mapping = match known {
             Some(known) => known,
-            None => map_all(block, group, offer)?,
+            None => map_all(block, group, offer, group.deadline())?,
         };
         block.remember(group.id()?, &mapping);
         group.context().table.insert(block);
@@ -46,9 +47,10 @@ impl Handle {
     }
 
     /// Maps the block of each rank, whichever it is, and whatever has been mapped before. Collective.
-    pub(crate) fn of_all(block: &Arc<Block>, group: &Group) -> Result<Self> {
+    pub(crate) fn of_all(block: &Arc<Block>, group: &Group, deadline: Deadline) -> Result<Self> {
         let ownership = Ownership::Address;
-        let mapping = map_all(block, group, &Offer { ownership, ..Offer::new(DType::U8) })?;
+        let offer = Offer { ownership, ..Offer::new(DType::U8) };
+        let mapping = map_all(block, group, &offer, deadline)?;
         Ok(Self { group: group.clone(), block: Arc::clone(block), mapping, offset: 0 })
     }
 
@@ -321,7 +323,12 @@ fn stays(backend: &str, why: &str) -> Error {
 }
 
 /// Exchanges the ranks' memory and maps it: all of them agree and succeed, or none does.
-fn map_all(block: &Arc<Block>, group: &Group, offer: &Offer<'_>) -> Result<Arc<Mapping>> {
+fn map_all(
+    block: &Arc<Block>,
+    group: &Group,
+    offer: &Offer<'_>,
+    deadline: Deadline,
+) -> Result<Arc<Mapping>> {
     group.check_free(OP, &*block.segment().backend)?;
     let read_in = match offer.ownership {
         Ownership::Read(group, number) => Some((group, number)),
@@ -375,7 +382,7 @@ fn map_all(block: &Arc<Block>, group: &Group, offer: &Offer<'_>) -> Result<Arc<M
             _ => block.segment().allocation.export(offer.over_fabric).map(Some),
         }
     };
-    group.converse(OP, group.deadline(), |conversation| {
+    group.converse(OP, deadline, |conversation| {
         conversation.hold(&terms, own, export, |brought, memories| {
             for (rank, brought) in brought.iter().enumerate().filter(|_| leaving.is_some()) {
                 if let Some(why) = Contribution::read(rank, brought)?.stays {

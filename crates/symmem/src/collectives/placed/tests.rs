@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 use crate::group::World;
@@ -166,6 +167,38 @@ fn calls_that_differ_are_a_mismatch_on_all_ranks() {
         let data = &mut data[..LEN - 100];
         places.all_reduce(data, ReduceOp::Sum).unwrap();
         assert_eq!(data[1], 2.0 * 7.0 * 0.37);
+    })
+    .unwrap();
+}
+
+#[test]
+fn what_a_rank_writes_after_it_gave_up_is_in_no_result() {
+    let gave_up = AtomicBool::new(false);
+    World::threads(2, |world| {
+        let places = Places::new(&world);
+        let (_kept, _mark, data) = pooled(&world, LEN);
+        let call = call(const { Op::of("all_gather") }, DType::F32, LEN);
+        let first = data.as_ptr().cast();
+        let (mut running, parts) = places.meet(&call, first, 4 * LEN, None).unwrap();
+        assert!(parts.is_some(), "all data lie in memory of the group");
+        if world.rank() == 0 {
+            // It has come to the end of the call, and ends its wait there.
+            let ended = crate::interrupt::interruptible(|| true, || finish(&mut running));
+            assert!(matches!(ended, Err(Error::Interrupted { .. })), "{ended:?}");
+            drop(running);
+            data.fill(2.0); // its memory is its own again
+            gave_up.store(true, Ordering::Release);
+        } else {
+            // Its peer is reading all the time.
+            while !gave_up.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            let ended = finish(&mut running);
+            assert!(matches!(ended, Err(Error::OutOfStep { rank: 0, .. })), "{ended:?}");
+            drop(running);
+        }
+        world.resync().unwrap();
+        places.all_reduce(data, ReduceOp::Sum).unwrap();
     })
     .unwrap();
 }
