@@ -216,6 +216,19 @@ def test_an_asynchronous_call_waits_for_nobody(rank):
 
 
 @ranks(2, backend="symmem")
+def test_a_work_has_its_tensors_however_late_ranks_are(rank):
+    import time
+
+    for step in range(40):
+        if step % 2 == rank:
+            time.sleep(0.003)  # the others have come: the call is made at once
+        tensor, out = torch.full((4,), float(rank)), torch.empty(8)
+        works = [dist.all_reduce(tensor, async_op=True), dist.all_gather_into_tensor(out, tensor, async_op=True)]
+        assert torch.equal(works[0].get_future().wait()[0], torch.ones(4))
+        assert works[1].get_future().wait()[0] is not None and torch.equal(works[1].result()[0], torch.ones(8))
+
+
+@ranks(2, backend="symmem")
 def test_a_work_is_done_without_a_wait(rank):
     import time
 

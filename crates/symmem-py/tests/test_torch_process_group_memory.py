@@ -235,3 +235,26 @@ def test_buffers_of_fsdp_lie_in_memory_of_the_group(rank):
     ordinary, none = trained(False)
     ours, mapped = trained(True)
     assert ours == ordinary and none == 0 and mapped >= 1
+
+
+@ranks(2, hosts=["host-a", "host-b"], backend="symmem")
+def test_between_hosts_memory_of_the_group_is_like_any_other(rank):
+    tensor = _allocated(2 * COUNT)
+    _fill(tensor, rank, 0)
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, _total(2 * COUNT, 0, 2)) and _mapped() == 0
+    own = slice(rank * COUNT, (rank + 1) * COUNT)
+    tensor[own] = rank
+    dist.all_gather_into_tensor(tensor, tensor[own])
+    assert torch.equal(tensor, torch.arange(2.0).repeat_interleave(COUNT))
+
+
+@ranks(2, backend="symmem")
+def test_a_group_that_was_destroyed_allocates_nothing(rank):
+    import symmem
+
+    group = dist.new_group()
+    backend = _backend(group)
+    dist.destroy_process_group(group)
+    with pytest.raises(symmem.Usage, match="allocate_tensor: expected a process group that was not aborted"):
+        backend.allocate_tensor(COUNT, dtype=torch.float32, device=CPU)

@@ -187,7 +187,7 @@ class Operations:
             return self._pending(call, outputs)
         if back is not None:
             back()
-        return DONE
+        return DONE if waits else Done(outputs)
 
     def _pending(self, call: _native.ProcessGroupCall, outputs: Tensors) -> _Work:
         work = Work(call, outputs, self._named)
@@ -223,7 +223,7 @@ class Operations:
                 call = self._collective("all_reduce", (), span, tensor.dtype, reduction, 0, waits, tensor)
             except _native.Error as error:
                 raise self._named(error) from None
-            return DONE if call is None else self._pending(call, tensors)
+            return self._pending(call, tensors) if call is not None else DONE if waits else Done(tensors)
         return self._each(lambda tensor: self._allreduce_one(tensor, opts), tensors)
 
     def _allreduce_one(self, tensor: torch.Tensor, opts: object) -> _Work:
