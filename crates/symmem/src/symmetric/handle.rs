@@ -334,8 +334,7 @@ fn map_all(
         Ownership::Read(group, number) => Some((group, number)),
         Ownership::Owned | Ownership::Address => None,
     };
-    let backend = &block.segment().backend;
-    let placement = offer.placement;
+    let (backend, placement) = (&block.segment().backend, offer.placement);
     let terms = [
         ("operation", "rendezvous of memory".to_owned()),
         ("size", format!("{} bytes", block.shape().bytes)),

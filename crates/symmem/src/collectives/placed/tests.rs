@@ -1,8 +1,9 @@
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 use crate::group::World;
+use crate::sync::Ordering;
+use crate::sync::atomic::AtomicBool;
 
 const LEN: usize = 40_000;
 
