@@ -11,7 +11,7 @@ use std::ops::Range;
 use super::landing::Landing;
 
 /// Bytes of a length field.
-const HEADER: usize = size_of::<u16>();
+const HEADER: usize = size_of::<u32>();
 
 /// The received bytes of a stream, and the longest frame that is allowed.
 pub(super) struct Frames {
@@ -48,8 +48,12 @@ impl Frames {
 
     /// From here on, frames may be this long, and several are received at once.
     pub(super) fn allow(&mut self, longest: usize) {
-        self.bytes.resize(2 * (HEADER + longest), 0);
-        self.longest = longest;
+        // Zeroed pages, which take no memory before something is received there.
+        let mut bytes = vec![0; 2 * (HEADER + longest)];
+        if let Some(begin) = bytes.get_mut(..self.bytes.len()) {
+            begin.copy_from_slice(&self.bytes);
+        }
+        (self.bytes, self.longest) = (bytes, longest);
     }
 
     /// Where to put the next bytes, first in the first part. Not empty after [`Frames::next`] has returned no frame.
@@ -86,7 +90,7 @@ impl Frames {
     pub(super) fn begun(&self) -> Option<(&[u8], usize)> {
         let filled = self.bytes.get(self.filled.clone()).filter(|_| self.diverted.is_none())?;
         let (header, begun) = filled.split_first_chunk::<HEADER>()?;
-        let rest = usize::from(u16::from_le_bytes(*header)).checked_sub(begun.len())?;
+        let rest = (u32::from_le_bytes(*header) as usize).checked_sub(begun.len())?;
         (rest > 0).then_some((begun, rest))
     }
 
@@ -129,7 +133,7 @@ impl Frames {
         }
         let filled = self.bytes.get(self.filled.clone()).unwrap_or_default();
         filled.first_chunk::<HEADER>().is_some_and(|header| {
-            let len = usize::from(u16::from_le_bytes(*header));
+            let len = u32::from_le_bytes(*header) as usize;
             len == 0 || len > self.longest || filled.len() >= HEADER + len
         })
     }
@@ -141,7 +145,7 @@ impl Frames {
         }
         let filled = self.bytes.get(self.filled.clone())?;
         let header = filled.first_chunk::<HEADER>()?;
-        let len = usize::from(u16::from_le_bytes(*header));
+        let len = u32::from_le_bytes(*header) as usize;
         if len == 0 || len > self.longest {
             return Some(Err(format!("a frame of {len} bytes")));
         }
@@ -157,7 +161,7 @@ impl Frames {
 /// The length field of a frame of these parts; `None` if the frame is too long for it.
 pub(super) fn length(parts: &[&[u8]]) -> Option<[u8; HEADER]> {
     let len: usize = parts.iter().map(|part| part.len()).sum();
-    u16::try_from(len).ok().filter(|&len| len > 0).map(u16::to_le_bytes)
+    u32::try_from(len).ok().filter(|&len| len > 0).map(u32::to_le_bytes)
 }
 
 /// Appends a frame of these parts to `bytes`. If it is too long for a length field, appends nothing and returns false.
@@ -265,11 +269,11 @@ mod tests {
         assert!(append(&mut bytes, &[&sent]));
         for size in [0, 1, 99, 101, 300] {
             let mut frames = Frames::new(LONGEST);
-            frames.feed(&bytes[..102]);
+            frames.feed(&bytes[..HEADER + 100]);
             assert_eq!(frames.begun().unwrap().1, 100);
             let (place, memory) = trial::place(size);
             frames.divert(Some(place));
-            frames.feed(&bytes[102..]);
+            frames.feed(&bytes[HEADER + 100..]);
             assert_eq!(frames.next().unwrap().unwrap(), sent, "{size}");
             assert!(
                 frames.take_diverted().is_none() && trial::read(&memory).iter().all(|b| *b == 0)
@@ -283,12 +287,12 @@ mod tests {
         frames.allow(5000);
         assert!(append(&mut bytes, &[&[7; 4000]]));
         frames.feed(&bytes[..100]);
-        frames.divert(Some(trial::place(3902).0));
-        assert_eq!(frames.space().map(|part| part.len()), [3902, HEADS]);
-        frames.fill(3902);
+        frames.divert(Some(trial::place(3900 + HEADER).0));
+        assert_eq!(frames.space().map(|part| part.len()), [3900 + HEADER, HEADS]);
+        frames.fill(3900 + HEADER);
         assert_eq!(frames.take_diverted(), Some(4000));
         frames.feed(&bytes[..HEADS]);
-        assert_eq!(frames.space().map(|part| part.len()), [0, 4002 - HEADS]);
+        assert_eq!(frames.space().map(|part| part.len()), [0, 4000 + HEADER - HEADS]);
         frames.divert(None);
         assert!(frames.space()[1].len() >= 4000);
     }
@@ -301,18 +305,18 @@ mod tests {
         assert_eq!(room(&mut frames), SHORT);
         assert!(append(&mut bytes, &[&[7; 15_000]]) && append(&mut bytes, &[&[7; 10]]));
         frames.feed(&bytes[..100]);
-        assert_eq!(room(&mut frames), 15_002 - 100);
+        assert_eq!(room(&mut frames), 15_000 + HEADER - 100);
         frames.divert(None);
-        frames.feed(&bytes[100..15_002]);
+        frames.feed(&bytes[100..15_000 + HEADER]);
         assert!(frames.next().is_some() && room(&mut frames) > 20_000);
-        frames.feed(&bytes[15_002..]);
+        frames.feed(&bytes[15_000 + HEADER..]);
         assert!(frames.next().is_some());
         assert_eq!(room(&mut frames), SHORT);
     }
 
     #[test]
     fn lengths_out_of_bounds_are_refused_and_take_no_memory() {
-        for len in [0, LONGEST as u16 + 1, u16::MAX] {
+        for len in [0, LONGEST as u32 + 1, u16::MAX.into(), u32::MAX] {
             let mut frames = Frames::new(LONGEST);
             frames.feed(&len.to_le_bytes());
             let e = frames.next().unwrap().unwrap_err();
@@ -322,9 +326,9 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_appended_that_no_length_can_say() {
+    fn an_empty_frame_is_not_appended() {
         let mut bytes = vec![7];
-        assert!(!append(&mut bytes, &[&[]]) && !append(&mut bytes, &[&vec![0; 1 << 16]]));
+        assert!(!append(&mut bytes, &[&[]]));
         assert_eq!(bytes, [7]);
     }
 
@@ -332,10 +336,10 @@ mod tests {
     fn a_bound_may_be_raised_between_two_frames() {
         let (mut frames, mut bytes) = (Frames::new(4), Vec::new());
         assert!(append(&mut bytes, &[&[1; 4]]) && append(&mut bytes, &[&[2; 90]]));
-        frames.feed(&bytes[..6]);
+        frames.feed(&bytes[..HEADER + 4]);
         assert_eq!(frames.next().unwrap().unwrap(), [1; 4]);
         frames.allow(90);
-        frames.feed(&bytes[6..]);
+        frames.feed(&bytes[HEADER + 4..]);
         assert_eq!(frames.next().unwrap().unwrap(), [2; 90]);
         assert!(frames.next().is_none());
     }

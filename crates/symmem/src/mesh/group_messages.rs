@@ -9,9 +9,6 @@ use super::watcher::Peers;
 use crate::error::Result;
 use crate::sync::Deadline;
 
-/// The most bytes of one such message.
-pub(crate) const MOST: usize = super::stream::LONGEST - 64;
-
 /// A group that receives messages from ranks of other hosts.
 pub(crate) trait Listener: Send + Sync {
     /// Takes a message of rank `from` of the world, in the order of sending. Must not wait. An error says what is wrong with
@@ -54,6 +51,11 @@ pub(crate) struct FarConnection {
 }
 
 impl FarConnection {
+    /// The most bytes of one message; the same between all ranks of a world.
+    pub(crate) fn most(&self) -> usize {
+        self.stream.most()
+    }
+
     /// Receives what the rank has sent. While a thread calls this often, the watcher leaves the connection to it.
     pub(crate) fn take_in(&self) {
         self.peers.look_at(self.rank);

@@ -34,7 +34,7 @@ use serde::{Deserialize, Serialize};
 pub use address::between_hosts;
 pub(crate) use carrier::Carrier;
 pub(crate) use connect::{Bootstrap, connect};
-pub(crate) use group_messages::{FRAGMENTS, FarConnection, Listener, MOST};
+pub(crate) use group_messages::{FRAGMENTS, FarConnection, Listener};
 pub use host::identity as host_identity;
 pub(crate) use inbox::{Gone, Inbox, Message, Shortfall};
 pub(crate) use interfaces::name_of as interface_of;
@@ -42,6 +42,8 @@ pub(crate) use landing::Landing;
 #[cfg(test)]
 pub(crate) use outbound::{WIDEST, WINDOW, cost_of};
 pub(crate) use records::Ballot;
+#[cfg(test)]
+pub(crate) use stream::MOST;
 
 use crate::error::{Error, Result};
 use crate::memory::Exported;

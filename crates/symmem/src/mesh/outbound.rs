@@ -62,6 +62,6 @@ impl Outbound {
 }
 
 /// What a message of so many bytes counts for.
-pub(crate) fn cost_of(len: usize) -> u64 {
+pub(crate) const fn cost_of(len: usize) -> u64 {
     len as u64 + OVERHEAD
 }

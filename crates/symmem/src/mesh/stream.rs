@@ -41,11 +41,14 @@ const ASKED: u32 = 3;
 const BUFFER: usize = 2 << 20;
 /// What encryption adds to a packet.
 pub(super) const SEAL: usize = 16;
-/// The longest frame before the other end is authenticated, and after that.
+/// The longest frame before the other end is authenticated.
 pub(super) const SHORT: usize = 256;
-const LONG: usize = LONGEST + SEAL;
-/// The longest packet.
+/// The longest packet, and the longest message to a group that is encrypted: Noise has frames of up to 64 KiB.
 pub(super) const LONGEST: usize = 60 << 10;
+/// The longest message to a group that is not. A sender whose window is the smallest must have room for it as long as less than half of
+/// that is not acknowledged.
+pub(super) const LONGEST_OPEN: usize = 120 << 10;
+const _: () = assert!(cost_of(LONGEST_OPEN) <= WINDOW / 2 && LONGEST + SEAL <= LONGEST_OPEN);
 /// From so many bytes on, the rest of a frame is worth receiving elsewhere.
 const WORTH_DIVERTING: usize = 4 << 10;
 /// How many sixteenths of the window are received before the acknowledgement is sent alone, and before it goes with other messages.
@@ -100,6 +103,11 @@ const TO_GROUP: u8 = 0xff;
 
 /// Bytes of what messages to a group begin with.
 const HEAD: usize = 17;
+/// Room for that in a frame.
+const ROOM_FOR_HEAD: usize = 64;
+/// The most bytes of a message to a group that is not encrypted.
+#[cfg(test)]
+pub(crate) const MOST: usize = LONGEST_OPEN - ROOM_FOR_HEAD;
 
 fn head(group: u128) -> [u8; HEAD] {
     let mut head = [TO_GROUP; HEAD];
@@ -155,13 +163,19 @@ impl Stream {
     /// The other end is authenticated as a rank of this job: it may send long frames.
     pub(super) fn trust(&self) {
         let mut inbound = self.inbound();
-        inbound.frames.allow(LONG);
+        inbound.frames.allow(LONGEST_OPEN);
         inbound.is_trusted = true;
     }
 
     /// From here on, nothing is received into memory that was lent: see [`Landing::lent`](super::landing::Landing::lent).
     pub(super) fn end_loan(&self) {
         self.inbound().frames.end_loan();
+    }
+
+    /// The most bytes of a message to a group, once the other end is authenticated.
+    pub(super) fn most(&self) -> usize {
+        let longest = if self.keys.get().is_some() { LONGEST } else { LONGEST_OPEN };
+        longest - ROOM_FOR_HEAD
     }
 
     /// How much the peer may have under way to us.
@@ -311,7 +325,7 @@ impl Stream {
     }
 
     /// Something was received that counts for so much. If nothing is sent that takes the acknowledgement along, it is sent after half
-    /// the window: before the peer has to wait, for no message counts for more than a quarter.
+    /// the window: before the peer has to wait, for no message counts for more than the other half.
     fn note_received(&self, cost: u64) {
         let taken = self.taken.load(Ordering::Relaxed) + cost; // under the lock of `inbound`
         self.taken.store(taken, Ordering::Relaxed);
@@ -542,7 +556,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let stream = Stream::new(listener.accept().unwrap().0.into()).unwrap();
-        std::io::Write::write_all(&mut other, &(SHORT as u16 + 1).to_le_bytes()).unwrap();
+        std::io::Write::write_all(&mut other, &(SHORT as u32 + 1).to_le_bytes()).unwrap();
         let refused = loop {
             match stream.receive_open() {
                 Ok(None) => std::thread::yield_now(),

@@ -22,7 +22,7 @@ mod ucx;
 pub(crate) use choice::{Choice, Offer};
 
 use crate::error::Result;
-use crate::mesh::{FarConnection, MOST, Mesh};
+use crate::mesh::{FarConnection, Mesh};
 use crate::sync::Deadline;
 
 /// Sends messages to ranks of other hosts, by their ranks in the world.
@@ -63,21 +63,26 @@ pub(crate) trait Transport: Send + Sync {
 pub(crate) type Parts<'a> = [&'a [u8]; 2];
 
 /// Over the mesh's connections.
-struct OverMesh(Vec<Option<FarConnection>>);
+struct OverMesh {
+    lines: Vec<Option<FarConnection>>,
+    most: usize,
+}
 
 impl OverMesh {
     fn new(mesh: &Mesh) -> Self {
-        Self((0..mesh.size()).map(|rank| mesh.far_connection(rank)).collect())
+        let lines: Vec<_> = (0..mesh.size()).map(|rank| mesh.far_connection(rank)).collect();
+        let most = lines.iter().flatten().map(FarConnection::most).min().unwrap_or_default();
+        Self { lines, most }
     }
 
     fn line(&self, to: usize) -> Option<&FarConnection> {
-        self.0.get(to)?.as_ref()
+        self.lines.get(to)?.as_ref()
     }
 }
 
 impl Transport for OverMesh {
     fn most(&self) -> usize {
-        MOST
+        self.most
     }
 
     fn post_all(&self, to: usize, group: u128, messages: &[Parts<'_>]) {

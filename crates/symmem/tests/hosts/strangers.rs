@@ -24,9 +24,9 @@ fn listening(ports: std::ops::Range<u16>) -> Vec<u16> {
 
 fn attack(port: u16, number: usize) -> Option<TcpStream> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
-    let long = [&u16::MAX.to_le_bytes()[..], &[7; 3000]].concat();
+    let long = [&u32::MAX.to_le_bytes()[..], &[7; 3000]].concat();
     let opening = |from: u32, to: u32| {
-        [&20_u16.to_le_bytes()[..], b"symmem 1\0\0\0\0", &from.to_le_bytes(), &to.to_le_bytes()]
+        [&20_u32.to_le_bytes()[..], b"symmem 1\0\0\0\0", &from.to_le_bytes(), &to.to_le_bytes()]
             .concat()
     };
     let said = match number % 6 {
@@ -38,7 +38,7 @@ fn attack(port: u16, number: usize) -> Option<TcpStream> {
         // A rank of the job by its own account, that does not go on.
         _ => {
             let [from, to] = [3_u32, 0].map(u32::to_le_bytes);
-            [&16_u16.to_le_bytes()[..], b"symmem 1", &from, &to].concat()
+            [&16_u32.to_le_bytes()[..], b"symmem 1", &from, &to].concat()
         }
     };
     let _ = stream.write_all(&said);
