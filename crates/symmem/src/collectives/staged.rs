@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::host::copy::copy;
 use super::{LINE, PerRank, plan, record, share};
 use crate::error::Result;
-use crate::group::{Call, Group, Running, STAGE, Sent, Span, Staging, Way};
+use crate::group::{Call, Group, Running, Sent, Span, Staging, Way};
 use crate::machine::DefaultFloats;
 use crate::memory::region::Region;
 use crate::symmetric::Memory;
@@ -276,13 +276,15 @@ pub(super) fn pieces(
     stage: impl FnOnce() -> usize,
 ) -> impl Iterator<Item = Range<usize>> {
     // A small message is one piece, and has no time for divisions.
-    let fits = len.saturating_mul(size * blocks) <= STAGE;
-    let (each, count) = if fits { (len, 1) } else { cut(len, size, blocks, stage()) };
+    let bytes = len.saturating_mul(size * blocks);
+    let (each, count) = if bytes <= SHORT { (len, 1) } else { cut(len, size, blocks, stage()) };
     (0..count).map(move |i| i * each..((i + 1) * each).min(len))
 }
 
+/// Every staging buffer holds as many bytes.
+pub(super) const SHORT: usize = 4096;
+
 /// How long pieces are, and how many there are.
-#[cold]
 fn cut(len: usize, size: usize, blocks: usize, stage: usize) -> (usize, usize) {
     let most = (stage / blocks / size).max(1);
     // All of about the same length: what is left over at the end would not be worth its exchange.
@@ -294,6 +296,7 @@ fn cut(len: usize, size: usize, blocks: usize, stage: usize) -> (usize, usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::group::STAGE;
 
     #[test]
     fn pieces_cover_everything_once_and_fit_a_staging_buffer() {
@@ -306,6 +309,8 @@ mod tests {
             assert!(cut.windows(2).all(|p| p[0].end == p[1].start && !p[1].is_empty()));
             assert_eq!((cut[0].start, cut[cut.len() - 1].end), (0, len));
         }
+        let short = |stage| pieces(100 << 10, 1, 1, || stage).all(|piece| piece.len() <= stage);
+        assert!([SHORT, STAGE / 2, STAGE].into_iter().all(short), "a buffer may be shorter");
         let longest = |len, stage| pieces(len, 1, 1, || stage).map(|p| p.len()).max();
         assert_eq!(longest(STAGE + 1, STAGE), Some(STAGE / 2 + 64));
         assert_eq!(longest(4 * STAGE, 4 * STAGE), Some(4 * STAGE));

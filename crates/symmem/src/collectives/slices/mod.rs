@@ -14,7 +14,7 @@ use std::ops::Range;
 use super::host::copy::{Stores, copy};
 use super::host::reduce::Reduce;
 use super::plan::{Across, Spread};
-use super::staged::{Input, Read, exchange, pieces, sources};
+use super::staged::{Input, Read, SHORT, exchange, pieces, sources};
 use super::{PerRank, block_len, check_len, copy_bytes, loop_for, plan, record, share};
 use crate::dtype::{DType, Element, Number, ReduceOp};
 use crate::error::Result;
@@ -210,18 +210,40 @@ fn begin<'g, 'c>(group: &'g Group, call: &'c Call) -> Result<Running<'g, 'c>> {
     group.begin_call(call, group.deadline())
 }
 
+/// Who stages data in a call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sources {
+    /// Every rank, and all read.
+    All,
+    /// Some ranks, and this is one of them or not. Others read what these have staged while these stage the next piece.
+    Some(bool),
+}
+
+impl Sources {
+    /// The most bytes of a piece; the same on all ranks.
+    fn most(self, group: &Group, bytes: usize) -> Result<usize> {
+        if self == Self::All || bytes <= SHORT {
+            return Ok(group.stage());
+        }
+        let each = bytes.div_ceil(plan::relay_pieces(group.rates()?, bytes));
+        Ok(each.clamp(SHORT, group.stage()))
+    }
+}
+
 /// Stages `input` piece by piece, if this rank is a source. `work` gets each piece, and where each source has it.
 fn each_piece(
     group: &Group,
     running: &mut Running<'_, '_>,
     input: Slice,
-    is_source: bool,
+    who: Sources,
     mut work: impl FnMut(Range<usize>, &[*const u8]),
 ) -> Result<()> {
     let mut places = PerRank::new();
-    for piece in input.pieces(group, 1) {
+    let most = who.most(group, input.bytes())?;
+    for piece in pieces(input.len, input.size, 1, || most) {
         let (own, bytes) = (input.at(piece.start), piece.len() * input.size);
-        let staged = if is_source { Input::one(own, bytes) } else { Input::none(bytes) };
+        let staged =
+            if who != Sources::Some(false) { Input::one(own, bytes) } else { Input::none(bytes) };
         // SAFETY: a piece of the input.
         let staging = unsafe { exchange(running, &staged) }?;
         work(piece, sources(&mut places, group, &staging, bytes, 0, own));
@@ -366,7 +388,7 @@ pub(super) fn gather_all(
     {
         return Ok(());
     }
-    each_piece(group, running, input, true, |piece, from| {
+    each_piece(group, running, input, Sources::All, |piece, from| {
         // SAFETY: each rank has staged a piece; `out` has room for a block of each.
         unsafe { copy_pieces(group, from, input, &piece, out) };
     })
@@ -421,7 +443,7 @@ pub(super) fn spread_from(
         return Ok(());
     }
     let is_root = group.rank() == root;
-    each_piece(group, running, data, is_root, |piece, from| {
+    each_piece(group, running, data, Sources::Some(is_root), |piece, from| {
         if !is_root {
             // SAFETY: the root has staged a piece, and here is the place for it.
             unsafe { copy_bytes(from[root], data.at(piece.start), piece.len() * data.size) };
