@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use super::host::copy::copy;
+use super::host::copy::{Stores, copy};
 use super::{LINE, PerRank, plan, record, share};
 use crate::error::Result;
 use crate::group::{Call, Group, Running, Sent, Span, Staging, Way};
@@ -27,6 +27,8 @@ pub(super) struct Input {
     pub(super) most: usize,
     /// Which of it the others read.
     pub(super) read: Read,
+    /// It is a piece of a call whose results are written around the caches.
+    pub(super) is_long: bool,
 }
 
 /// Which of the bytes that a rank stages another one reads.
@@ -47,8 +49,8 @@ pub(super) enum Read {
 impl Input {
     /// One piece, of so many bytes.
     pub(super) fn one(from: *const u8, bytes: usize) -> Self {
-        let (without, read) = (None, Read::All);
-        Self { from, block: bytes, blocks: 1, piece: bytes, without, most: bytes, read }
+        let (without, read, is_long) = (None, Read::All, false);
+        Self { from, block: bytes, blocks: 1, piece: bytes, without, most: bytes, read, is_long }
     }
 
     /// Nothing, where others stage so many bytes.
@@ -71,6 +73,11 @@ impl Input {
         }
     }
 
+    #[inline(always)]
+    fn stores(&self) -> Stores {
+        if self.is_long { Stores::Streaming } else { plan::staging(self.most) }
+    }
+
     /// # Safety
     /// The pieces may be read, and `to` written for that many bytes.
     #[inline(always)]
@@ -78,7 +85,7 @@ impl Input {
         if self.blocks == 1 {
             if self.without.is_none() {
                 // SAFETY: as the caller promises.
-                unsafe { copy(self.from, to, self.piece, plan::staging(self.most)) };
+                unsafe { copy(self.from, to, self.piece, self.stores()) };
             }
             return;
         }
@@ -86,7 +93,7 @@ impl Input {
             let from = self.from.wrapping_add(block * self.block);
             let to = to.wrapping_add(block * self.piece);
             // SAFETY: as the caller promises.
-            unsafe { copy(from, to, self.piece, plan::staging(self.most)) };
+            unsafe { copy(from, to, self.piece, self.stores()) };
         }
     }
 }

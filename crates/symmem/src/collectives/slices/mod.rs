@@ -18,7 +18,7 @@ use super::staged::{Input, Read, SHORT, exchange, pieces, sources};
 use super::{PerRank, block_len, check_len, copy_bytes, loop_for, plan, record, share};
 use crate::dtype::{DType, Element, Number, ReduceOp};
 use crate::error::Result;
-use crate::group::{Call, Group, Memory as Named, Op, Running, Span, Staging, Way};
+use crate::group::{Call, Group, Memory as Named, Op, Running, STAGE, Span, Staging, Way};
 use crate::symmetric::Memory;
 use across::Steps;
 pub(super) use rooted::{gather_at, reduce_at, scatter_from};
@@ -167,6 +167,12 @@ impl Slice {
     fn pieces(&self, group: &Group, blocks: usize) -> impl Iterator<Item = Range<usize>> {
         pieces(self.len, self.size, blocks, || group.stage())
     }
+
+    /// The same, of the first of as many blocks as there are ranks.
+    fn pieces_of_blocks(&self, group: &Group, blocks: usize) -> impl Iterator<Item = Range<usize>> {
+        let all = self.bytes() * group.size();
+        pieces(self.len, self.size, blocks, move || longest_piece(group, is_long(all)))
+    }
 }
 
 /// How many blocks of a call with one for each rank lie in a staging buffer at once: all, or one if no rank shares its host's.
@@ -197,6 +203,7 @@ fn exchange_blocks<'p>(
         without: Some(rank),
         most,
         read,
+        is_long: is_long(ranks * block.bytes()),
     };
     // SAFETY: a piece of each block.
     let staging = unsafe { exchange(running, &input) }?;
@@ -213,8 +220,8 @@ fn begin<'g, 'c>(group: &'g Group, call: &'c Call) -> Result<Running<'g, 'c>> {
 /// Who stages data in a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sources {
-    /// Every rank, and all read.
-    All,
+    /// Every rank, and all read; each writes so many bytes of results.
+    All(usize),
     /// Some ranks, and this is one of them or not. Others read what these have staged while these stage the next piece.
     Some(bool),
 }
@@ -222,12 +229,30 @@ enum Sources {
 impl Sources {
     /// The most bytes of a piece; the same on all ranks.
     fn most(self, group: &Group, bytes: usize) -> Result<usize> {
-        if self == Self::All || bytes <= SHORT {
-            return Ok(group.stage());
+        if bytes <= SHORT {
+            return Ok(SHORT);
+        }
+        if let Self::All(_) = self {
+            return Ok(longest_piece(group, self.are_long()));
         }
         let each = bytes.div_ceil(plan::relay_pieces(group.rates()?, bytes));
-        Ok(each.clamp(SHORT, group.stage()))
+        Ok(each.clamp(SHORT, longest_piece(group, true)))
     }
+
+    fn are_long(self) -> bool {
+        matches!(self, Self::All(written) if is_long(written))
+    }
+}
+
+/// Whether results of so many bytes are written around the caches. What is staged for them leaves the caches as well.
+fn is_long(written: usize) -> bool {
+    plan::stores(written) == Stores::Streaming
+}
+
+/// The most bytes of a piece; in streams of much data, and of what one rank reads while another one writes, long ones do not pay.
+fn longest_piece(group: &Group, is_stream: bool) -> usize {
+    let is_shortened = is_stream && !group.spans_hosts();
+    if is_shortened { group.stage().min(STAGE) } else { group.stage() }
 }
 
 /// Stages `input` piece by piece, if this rank is a source. `work` gets each piece, and where each source has it.
@@ -244,6 +269,7 @@ fn each_piece(
         let (own, bytes) = (input.at(piece.start), piece.len() * input.size);
         let staged =
             if who != Sources::Some(false) { Input::one(own, bytes) } else { Input::none(bytes) };
+        let staged = Input { is_long: who.are_long(), ..staged };
         // SAFETY: a piece of the input.
         let staging = unsafe { exchange(running, &staged) }?;
         work(piece, sources(&mut places, group, &staging, bytes, 0, own));
@@ -388,7 +414,7 @@ pub(super) fn gather_all(
     {
         return Ok(());
     }
-    each_piece(group, running, input, Sources::All, |piece, from| {
+    each_piece(group, running, input, Sources::All(input.bytes() * group.size()), |piece, from| {
         // SAFETY: each rank has staged a piece; `out` has room for a block of each.
         unsafe { copy_pieces(group, from, input, &piece, out) };
     })
@@ -414,7 +440,7 @@ pub(super) fn reduce_blocks(
 ) -> Result<()> {
     let mut places = PerRank::new();
     let at_once = blocks_at_once(group, input);
-    for piece in input.pieces(group, at_once) {
+    for piece in input.pieces_of_blocks(group, at_once) {
         let from = exchange_blocks(group, running, (input, at_once), &piece, &mut places)?;
         let to = out.wrapping_add(piece.start * input.size);
         // SAFETY: every other rank has staged a piece for us, ours is in the input; `out` has room for a block.
@@ -465,7 +491,7 @@ pub(super) fn exchange_all(
 ) -> Result<()> {
     let mut places = PerRank::new();
     let at_once = blocks_at_once(group, input);
-    for piece in input.pieces(group, at_once) {
+    for piece in input.pieces_of_blocks(group, at_once) {
         let from = exchange_blocks(group, running, (input, at_once), &piece, &mut places)?;
         // SAFETY: each rank has staged a piece for us; `out` has room for a block of each.
         unsafe { copy_pieces(group, from, input, &piece, out) };

@@ -167,6 +167,7 @@ pub(in super::super) fn scatter_from(
             without: Some(root),
             most: ranks * bytes,
             read: Read::Block,
+            is_long: false,
         };
         let staged = if rank == root { staged } else { Input::none(ranks * bytes) };
         // SAFETY: a piece of each block.

@@ -59,7 +59,7 @@ fn scan(group: &Group, data: Slice, (op, reduce): (ReduceOp, Reduce), ranks: usi
     let is_exclusive = usize::from(ranks == group.rank());
     let more = [is_exclusive, 0, 0];
     let call = Call { operator: Some(op), more, ..data.call(const { Op::of(NAME) }) };
-    each_piece(group, &mut begin(group, &call)?, data, Sources::All, |piece, from| {
+    each_piece(group, &mut begin(group, &call)?, data, Sources::All(0), |piece, from| {
         if let Some(from) = from.get(..ranks).filter(|from| !from.is_empty()) {
             // SAFETY: what every rank has staged, and ours, which nobody else touches.
             unsafe { reduce(from, &[data.at(piece.start)], piece.len(), Stores::Cached) };
