@@ -244,10 +244,20 @@ pub(super) fn results(bytes: usize, destinations: usize) -> Stores {
 }
 
 /// How `bytes` are written to a staging buffer. Peers have its old contents in their caches. As many lines as a core has
-/// stores under way are taken back from there all at once; beyond, each costs many times what it costs to store around the
-/// caches and have the peer fetch it from memory.
+/// stores under way are taken back from there all at once; beyond, each would wait for the one before.
 pub(super) fn staging(bytes: usize) -> Stores {
-    if bytes > 2048 { Stores::Streaming } else { Stores::Cached }
+    if bytes > 2048 { Stores::Passed } else { Stores::Cached }
+}
+
+/// What a piece costs in exchanges: besides its own, both copies begin anew, and it takes some lines until they come in a stream.
+const PER_PIECE: u64 = 4;
+
+/// In how many pieces ranks best copy `bytes` that one rank stages for them: while they copy one, it stages the next. So all
+/// takes as long as one piece more than there are.
+pub(super) fn relay_pieces(rates: &Rates, bytes: usize) -> usize {
+    let staged = (bytes.div_ceil(super::LINE) as u64).saturating_mul(rates.staged);
+    let piece = rates.exchange.saturating_mul(PER_PIECE).max(1);
+    usize::try_from((staged / piece).isqrt()).unwrap_or(usize::MAX).max(1)
 }
 
 #[cfg(test)]
@@ -313,6 +323,16 @@ mod tests {
         let [_, settled] = crossings(Costs { settled: 5_000, ..usual });
         assert!(settled > read);
         assert_eq!(crossings(Costs { switch: 1, ..usual }), [reduced, read], "all have a core");
+    }
+
+    #[test]
+    fn what_is_relayed_goes_in_more_pieces_the_longer_it_is_and_the_cheaper_they_are() {
+        let pieces = |bytes| relay_pieces(&rates(2, 2), bytes);
+        assert_eq!([0, 8, 16 << 10, 128 << 10, 1 << 20].map(pieces), [1, 1, 1, 3, 9]);
+        let dear = Costs { exchange: 10_000_000, ..Costs::BUILT_IN }.among(2, 2);
+        assert_eq!(relay_pieces(&dear, 1 << 20), 1);
+        let free = Costs { exchange: 0, flag: 0, staged: u32::MAX, ..Costs::BUILT_IN }.among(2, 2);
+        assert!(relay_pieces(&free, usize::MAX) > 1, "whatever the costs file says");
     }
 
     const TWO_BY_TWO: Spread =

@@ -4,10 +4,10 @@
 
 use std::ops::Range;
 
-use super::host::copy::copy;
+use super::host::copy::{Stores, copy};
 use super::{LINE, PerRank, plan, record, share};
 use crate::error::Result;
-use crate::group::{Call, Group, Running, STAGE, Sent, Span, Staging, Way};
+use crate::group::{Call, Group, Running, Sent, Span, Staging, Way};
 use crate::machine::DefaultFloats;
 use crate::memory::region::Region;
 use crate::symmetric::Memory;
@@ -27,6 +27,8 @@ pub(super) struct Input {
     pub(super) most: usize,
     /// Which of it the others read.
     pub(super) read: Read,
+    /// It is a piece of a call whose results are written around the caches.
+    pub(super) is_long: bool,
 }
 
 /// Which of the bytes that a rank stages another one reads.
@@ -47,8 +49,8 @@ pub(super) enum Read {
 impl Input {
     /// One piece, of so many bytes.
     pub(super) fn one(from: *const u8, bytes: usize) -> Self {
-        let (without, read) = (None, Read::All);
-        Self { from, block: bytes, blocks: 1, piece: bytes, without, most: bytes, read }
+        let (without, read, is_long) = (None, Read::All, false);
+        Self { from, block: bytes, blocks: 1, piece: bytes, without, most: bytes, read, is_long }
     }
 
     /// Nothing, where others stage so many bytes.
@@ -71,6 +73,11 @@ impl Input {
         }
     }
 
+    #[inline(always)]
+    fn stores(&self) -> Stores {
+        if self.is_long { Stores::Streaming } else { plan::staging(self.most) }
+    }
+
     /// # Safety
     /// The pieces may be read, and `to` written for that many bytes.
     #[inline(always)]
@@ -78,7 +85,7 @@ impl Input {
         if self.blocks == 1 {
             if self.without.is_none() {
                 // SAFETY: as the caller promises.
-                unsafe { copy(self.from, to, self.piece, plan::staging(self.most)) };
+                unsafe { copy(self.from, to, self.piece, self.stores()) };
             }
             return;
         }
@@ -86,7 +93,7 @@ impl Input {
             let from = self.from.wrapping_add(block * self.block);
             let to = to.wrapping_add(block * self.piece);
             // SAFETY: as the caller promises.
-            unsafe { copy(from, to, self.piece, plan::staging(self.most)) };
+            unsafe { copy(from, to, self.piece, self.stores()) };
         }
     }
 }
@@ -276,13 +283,15 @@ pub(super) fn pieces(
     stage: impl FnOnce() -> usize,
 ) -> impl Iterator<Item = Range<usize>> {
     // A small message is one piece, and has no time for divisions.
-    let fits = len.saturating_mul(size * blocks) <= STAGE;
-    let (each, count) = if fits { (len, 1) } else { cut(len, size, blocks, stage()) };
+    let bytes = len.saturating_mul(size * blocks);
+    let (each, count) = if bytes <= SHORT { (len, 1) } else { cut(len, size, blocks, stage()) };
     (0..count).map(move |i| i * each..((i + 1) * each).min(len))
 }
 
+/// Every staging buffer holds as many bytes.
+pub(super) const SHORT: usize = 4096;
+
 /// How long pieces are, and how many there are.
-#[cold]
 fn cut(len: usize, size: usize, blocks: usize, stage: usize) -> (usize, usize) {
     let most = (stage / blocks / size).max(1);
     // All of about the same length: what is left over at the end would not be worth its exchange.
@@ -294,6 +303,7 @@ fn cut(len: usize, size: usize, blocks: usize, stage: usize) -> (usize, usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::group::STAGE;
 
     #[test]
     fn pieces_cover_everything_once_and_fit_a_staging_buffer() {
@@ -306,6 +316,8 @@ mod tests {
             assert!(cut.windows(2).all(|p| p[0].end == p[1].start && !p[1].is_empty()));
             assert_eq!((cut[0].start, cut[cut.len() - 1].end), (0, len));
         }
+        let short = |stage| pieces(100 << 10, 1, 1, || stage).all(|piece| piece.len() <= stage);
+        assert!([SHORT, STAGE / 2, STAGE].into_iter().all(short), "a buffer may be shorter");
         let longest = |len, stage| pieces(len, 1, 1, || stage).map(|p| p.len()).max();
         assert_eq!(longest(STAGE + 1, STAGE), Some(STAGE / 2 + 64));
         assert_eq!(longest(4 * STAGE, 4 * STAGE), Some(4 * STAGE));

@@ -60,7 +60,11 @@ impl Span {
 
     pub(super) fn room_in_pads(&self) -> usize {
         // Nobody reads the staging buffers of a rank that is alone on its host.
-        if self.hosts.len() > 1 && !self.is_one_each() { self.room() } else { STAGE }
+        match &self.hosts[..] {
+            [host] => staging::stage_within_host(host.len()),
+            _ if self.is_one_each() => STAGE,
+            _ => self.room(),
+        }
     }
 
     /// How many mirrors a rank shares with its host: of one rank of each other host, where hosts have as many ranks each, and several.

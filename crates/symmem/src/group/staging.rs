@@ -9,8 +9,18 @@ use crate::memory::region::{Region, Words};
 use crate::signal::{Layout, PadUpdate, Pads, Tiny};
 use crate::sync::SharedWord;
 
-/// Bytes of a staging buffer. Each rank has two, for even and odd epochs.
+/// Bytes of a staging buffer, at least. Each rank has two, for even and odd epochs.
 pub(crate) const STAGE: usize = 128 << 10;
+
+/// The same, at most, where all ranks share a host, and those of all its ranks together as far as [`STAGE`] bytes a buffer permit:
+/// pads take their memory when they are made.
+const LARGE: usize = 256 << 10;
+const ALL_LARGE: usize = 2 << 20;
+
+/// Bytes of a staging buffer of a group whose ranks share a host.
+pub(super) fn stage_within_host(ranks: usize) -> usize {
+    (ALL_LARGE / ranks.max(1) / PAGE * PAGE).clamp(STAGE, LARGE)
+}
 
 /// Bytes of a staging buffer of a group that spans hosts, at most. Each piece costs an exchange over the network; but longer ones leave
 /// the caches before they are read.
@@ -51,7 +61,7 @@ pub(super) const fn staging_offset(layout: Layout) -> usize {
 /// The group's pads in mapped memory; for ranks of other hosts, mirrors of theirs.
 pub(super) struct RegionPads {
     pub(super) words: Vec<Words>,
-    /// By rank: both staging buffers. Those of ranks of this host have room for [`STAGE`] bytes each, or [`room`] says for how many;
+    /// By rank: both staging buffers. [`stage_within_host`] or [`room`] says for how many bytes each has room;
     /// mirrors have it for as many as [`Wire`] says.
     pub(super) stages: Vec<Region>,
     /// By rank, where hosts have as many ranks each, and several: the mirror of a rank of another host that its counterpart here has.
@@ -225,6 +235,13 @@ mod tests {
         }
         assert_eq!(stage_between_hosts(room(2, 2, false), WIDEST), PIECE);
         assert_eq!(stage_between_hosts(room(2, 2, false), 0), PAGE, "whatever a peer says");
+    }
+
+    #[test]
+    fn staging_buffers_of_one_host_are_longer_where_few_ranks_have_them() {
+        assert_eq!([1, 2, 8].map(stage_within_host), [LARGE; 3]);
+        assert_eq!([16, 17, 1000].map(stage_within_host), [STAGE; 3]);
+        assert!((1..100).all(|ranks| stage_within_host(ranks).is_multiple_of(PAGE)));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::far_message::{FarMessage, RawBytes, Request, StagedHead, encode, enco
 use super::form::Formed;
 use super::hosts::Span;
 use super::loans::{Lent, Loans};
-use super::staging::{STAGE, buffer, stage_between_hosts};
+use super::staging::{buffer, stage_between_hosts, stage_within_host};
 use crate::error::Result;
 use crate::memory::block::{Access, Block, Mapping};
 use crate::memory::region::Region;
@@ -472,7 +472,7 @@ impl Group {
     /// Bytes of a piece that every rank has a staging buffer for; the same on all ranks.
     #[inline]
     pub(crate) fn stage(&self) -> usize {
-        self.wire().map_or(STAGE, |wire| wire.stage)
+        self.wire().map_or_else(|| stage_within_host(self.size()), |wire| wire.stage)
     }
 
     /// Lets members on other hosts access this memory.

@@ -6,6 +6,8 @@
 pub(crate) enum Stores {
     /// Soon, by this core.
     Cached,
+    /// Soon, by another core, which has the old contents in its caches: whole lines are taken from there at once, without reading them.
+    Passed,
     /// Not before it would have left the caches anyway: writing around them saves reading the old contents first.
     Streaming,
 }
@@ -25,19 +27,59 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize, stores: St
         // SAFETY: as the caller promises.
         return unsafe { to.cast::<u64>().write_unaligned(number) };
     }
-    #[cfg(target_arch = "x86_64")]
-    if stores == Stores::Streaming && bytes >= 512 && is_x86_feature_detected!("avx") {
-        // SAFETY: as the caller promises, and the processor can.
-        return unsafe { copy_around(from, to, bytes) };
+    if stores != Stores::Cached {
+        // SAFETY: as the caller promises.
+        return unsafe { copy_large(from, to, bytes, stores) };
     }
     #[cfg(target_arch = "x86_64")]
     if SMALL.contains(&bytes) && is_x86_feature_detected!("avx512f") {
         // SAFETY: as the caller promises, and the processor can.
         return unsafe { copy_by_lines(from, to, bytes) };
     }
+    // SAFETY: as the caller promises.
+    unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
+}
+
+/// # Safety
+/// As `copy`.
+#[inline(never)] // small messages do not come here, and have no time for what it needs
+unsafe fn copy_large(from: *const u8, to: *mut u8, bytes: usize, stores: Stores) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if stores == Stores::Passed && is_x86_feature_detected!("ermsb") {
+        // SAFETY: as the caller promises.
+        return unsafe { copy_as_string(from, to, bytes) };
+    }
+    #[cfg(target_arch = "x86_64")]
+    if bytes >= 512 && is_x86_feature_detected!("avx") {
+        // SAFETY: as the caller promises, and the processor can.
+        return unsafe { copy_around(from, to, bytes) };
+    }
     let _ = stores;
     // SAFETY: as the caller promises.
     unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
+}
+
+/// By the processor's own loop: it need not fetch lines that it writes as a whole, and has many of them under way. Its stores are done
+/// before any that follow, so a flag needs no fence.
+///
+/// # Safety
+/// As `copy`.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+unsafe fn copy_as_string(from: *const u8, to: *mut u8, bytes: usize) {
+    // Some processors are many times slower where the destination is not aligned.
+    let head = to.align_offset(64).min(bytes);
+    // SAFETY: the first bytes, up to an aligned address.
+    unsafe { std::ptr::copy_nonoverlapping(from, to, head) };
+    // SAFETY: the other bytes, as the caller promises; the direction is forward, as everywhere between functions.
+    unsafe {
+        std::arch::asm!(
+            "rep movsb",
+            inout("rcx") bytes - head => _,
+            inout("rdi") to.wrapping_add(head) => _,
+            inout("rsi") from.wrapping_add(head) => _,
+            options(nostack, preserves_flags)
+        );
+    }
 }
 
 /// What is copied with one store for each line: the lines are often a peer's, and a core has only so many stores under way.
@@ -117,9 +159,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_ways_copy_exactly_what_they_are_told() {
+    fn all_ways_copy_exactly_what_they_are_told() {
         let from: Vec<u8> = (0..20_000_u32).map(|i| (i * 7 + i / 251) as u8).collect();
-        for stores in [Stores::Cached, Stores::Streaming] {
+        for stores in [Stores::Cached, Stores::Passed, Stores::Streaming] {
             for (offset, bytes) in [
                 (0, 0),
                 (1, 1),

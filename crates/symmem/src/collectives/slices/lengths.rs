@@ -8,7 +8,8 @@ use std::ops::Range;
 
 use super::super::copy_bytes;
 use super::super::staged::{Input, exchange};
-use super::{Slice, begin, copy_pieces, each_piece};
+use super::cutting::{Sources, each_piece};
+use super::{Slice, begin, copy_pieces};
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::group::{Call, Group, Op, Running};
@@ -152,7 +153,7 @@ impl Lengths {
 fn gather_words(group: &Group, running: &mut Running<'_, '_>, own: &[u64]) -> Result<Vec<u64>> {
     let mut all = vec![0; own.len() * group.size()];
     let words = Slice::new(own.as_ptr().cast_mut().cast(), own.len(), DType::U64);
-    each_piece(group, running, words, true, |piece, from| {
+    each_piece(group, running, words, Sources::All(0), |piece, from| {
         // SAFETY: each rank has staged a piece; there is room for the words of each.
         unsafe { copy_pieces(group, from, words, &piece, all.as_mut_ptr().cast()) };
     })?;

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)] // S2 (what is staged stays until the next exchange), S3 (pieces of slices checked here)
 
 mod across;
+mod cutting;
 mod lengths;
 mod rooted;
 mod scan;
@@ -21,6 +22,7 @@ use crate::error::Result;
 use crate::group::{Call, Group, Memory as Named, Op, Running, Span, Staging, Way};
 use crate::symmetric::Memory;
 use across::Steps;
+use cutting::{STREAM, Sources, each_piece, is_long, longest_piece};
 pub(super) use rooted::{gather_at, reduce_at, scatter_from};
 
 impl Group {
@@ -167,6 +169,12 @@ impl Slice {
     fn pieces(&self, group: &Group, blocks: usize) -> impl Iterator<Item = Range<usize>> {
         pieces(self.len, self.size, blocks, || group.stage())
     }
+
+    /// The same, of the first of as many blocks as there are ranks.
+    fn pieces_of_blocks(&self, group: &Group, blocks: usize) -> impl Iterator<Item = Range<usize>> {
+        let all = self.bytes() * group.size();
+        pieces(self.len, self.size, blocks, move || longest_piece(group, all >= STREAM))
+    }
 }
 
 /// How many blocks of a call with one for each rank lie in a staging buffer at once: all, or one if no rank shares its host's.
@@ -197,6 +205,7 @@ fn exchange_blocks<'p>(
         without: Some(rank),
         most,
         read,
+        is_long: is_long(ranks * block.bytes()),
     };
     // SAFETY: a piece of each block.
     let staging = unsafe { exchange(running, &input) }?;
@@ -208,25 +217,6 @@ fn begin<'g, 'c>(group: &'g Group, call: &'c Call) -> Result<Running<'g, 'c>> {
     group.reach_out(call);
     record(group, call, "slices");
     group.begin_call(call, group.deadline())
-}
-
-/// Stages `input` piece by piece, if this rank is a source. `work` gets each piece, and where each source has it.
-fn each_piece(
-    group: &Group,
-    running: &mut Running<'_, '_>,
-    input: Slice,
-    is_source: bool,
-    mut work: impl FnMut(Range<usize>, &[*const u8]),
-) -> Result<()> {
-    let mut places = PerRank::new();
-    for piece in input.pieces(group, 1) {
-        let (own, bytes) = (input.at(piece.start), piece.len() * input.size);
-        let staged = if is_source { Input::one(own, bytes) } else { Input::none(bytes) };
-        // SAFETY: a piece of the input.
-        let staging = unsafe { exchange(running, &staged) }?;
-        work(piece, sources(&mut places, group, &staging, bytes, 0, own));
-    }
-    Ok(())
 }
 
 fn all_reduce(group: &Group, data: Slice, (op, reduce): (ReduceOp, Reduce)) -> Result<()> {
@@ -366,7 +356,7 @@ pub(super) fn gather_all(
     {
         return Ok(());
     }
-    each_piece(group, running, input, true, |piece, from| {
+    each_piece(group, running, input, Sources::All(input.bytes() * group.size()), |piece, from| {
         // SAFETY: each rank has staged a piece; `out` has room for a block of each.
         unsafe { copy_pieces(group, from, input, &piece, out) };
     })
@@ -392,7 +382,7 @@ pub(super) fn reduce_blocks(
 ) -> Result<()> {
     let mut places = PerRank::new();
     let at_once = blocks_at_once(group, input);
-    for piece in input.pieces(group, at_once) {
+    for piece in input.pieces_of_blocks(group, at_once) {
         let from = exchange_blocks(group, running, (input, at_once), &piece, &mut places)?;
         let to = out.wrapping_add(piece.start * input.size);
         // SAFETY: every other rank has staged a piece for us, ours is in the input; `out` has room for a block.
@@ -421,7 +411,7 @@ pub(super) fn spread_from(
         return Ok(());
     }
     let is_root = group.rank() == root;
-    each_piece(group, running, data, is_root, |piece, from| {
+    each_piece(group, running, data, Sources::Some(is_root), |piece, from| {
         if !is_root {
             // SAFETY: the root has staged a piece, and here is the place for it.
             unsafe { copy_bytes(from[root], data.at(piece.start), piece.len() * data.size) };
@@ -443,7 +433,7 @@ pub(super) fn exchange_all(
 ) -> Result<()> {
     let mut places = PerRank::new();
     let at_once = blocks_at_once(group, input);
-    for piece in input.pieces(group, at_once) {
+    for piece in input.pieces_of_blocks(group, at_once) {
         let from = exchange_blocks(group, running, (input, at_once), &piece, &mut places)?;
         // SAFETY: each rank has staged a piece for us; `out` has room for a block of each.
         unsafe { copy_pieces(group, from, input, &piece, out) };

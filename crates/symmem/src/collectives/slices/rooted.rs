@@ -5,7 +5,8 @@ use super::super::host::copy::Stores;
 use super::super::host::reduce::Reduce;
 use super::super::staged::{Input, Read, exchange};
 use super::super::{check_len, copy_bytes, loop_for};
-use super::{Slice, begin, copy_pieces, each_piece};
+use super::cutting::{Sources, each_piece};
+use super::{Slice, begin, copy_pieces};
 use crate::dtype::{Element, Number, ReduceOp};
 use crate::error::Result;
 use crate::group::{Call, Group, Op, Running};
@@ -112,7 +113,7 @@ pub(in super::super) fn reduce_at(
     out: *mut u8,
 ) -> Result<()> {
     let is_root = group.rank() == root;
-    each_piece(group, running, input, !is_root, |piece, from| {
+    each_piece(group, running, input, Sources::Some(!is_root), |piece, from| {
         if is_root {
             let to = out.wrapping_add(piece.start * input.size);
             // SAFETY: every other rank has staged a piece, ours is in the input; `out` has room for it.
@@ -135,7 +136,7 @@ pub(in super::super) fn gather_at(
     out: *mut u8,
 ) -> Result<()> {
     let is_root = group.rank() == root;
-    each_piece(group, running, input, !is_root, |piece, from| {
+    each_piece(group, running, input, Sources::Some(!is_root), |piece, from| {
         if is_root {
             // SAFETY: every other rank has staged a piece, ours is in the input; `out` has room for a block of each.
             unsafe { copy_pieces(group, from, input, &piece, out) };
@@ -167,6 +168,7 @@ pub(in super::super) fn scatter_from(
             without: Some(root),
             most: ranks * bytes,
             read: Read::Block,
+            is_long: false,
         };
         let staged = if rank == root { staged } else { Input::none(ranks * bytes) };
         // SAFETY: a piece of each block.

@@ -4,7 +4,8 @@
 use super::super::host::copy::Stores;
 use super::super::host::reduce::Reduce;
 use super::super::loop_for;
-use super::{Slice, begin, each_piece};
+use super::cutting::{Sources, each_piece};
+use super::{Slice, begin};
 use crate::dtype::{Number, ReduceOp};
 use crate::error::Result;
 use crate::group::{Call, Group, Op};
@@ -59,7 +60,7 @@ fn scan(group: &Group, data: Slice, (op, reduce): (ReduceOp, Reduce), ranks: usi
     let is_exclusive = usize::from(ranks == group.rank());
     let more = [is_exclusive, 0, 0];
     let call = Call { operator: Some(op), more, ..data.call(const { Op::of(NAME) }) };
-    each_piece(group, &mut begin(group, &call)?, data, true, |piece, from| {
+    each_piece(group, &mut begin(group, &call)?, data, Sources::All(0), |piece, from| {
         if let Some(from) = from.get(..ranks).filter(|from| !from.is_empty()) {
             // SAFETY: what every rank has staged, and ours, which nobody else touches.
             unsafe { reduce(from, &[data.at(piece.start)], piece.len(), Stores::Cached) };
