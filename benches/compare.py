@@ -3,7 +3,9 @@
 
     python3 benches/compare.py OLD NEW [--ranks 2,4] [--bytes 8,1K,...] [--rounds 11] [OPTIONS OF symmem bench]
 
-Prints, for each row, both medians and the median, quartiles and range of new / old over the rounds.
+Prints, for each row, both medians and the median, quartiles and range of new / old over the rounds. A virtual machine may move its cores
+into one cache and apart again from one minute to the next, which changes a row by a factor of three: a round in which the two programs
+met it differently does not count, and rows are printed for each placement.
 """
 import argparse
 import json
@@ -33,6 +35,18 @@ def quantiles(values):
     return low, middle, high
 
 
+def placements(both):
+    """The rounds by how the cores lay, where a row's times fall into two groups: `near` to each other, and `apart`."""
+    times = [time for pair in both for time in pair]
+    low, high = min(times), max(times)
+    if high < 2.5 * low:
+        return {"": both}
+    between = (low * high) ** 0.5
+    near = [pair for pair in both if max(pair) < between]
+    apart = [pair for pair in both if min(pair) >= between]
+    return {name: pairs for name, pairs in (("near", near), ("apart", apart)) if pairs}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old")
@@ -42,8 +56,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--rows", default="barrier,put_signal,all_reduce")
     options, more = parser.parse_known_args()
-    print("| row | ranks | bytes | old, µs | new, µs | new / old | quartiles | range |")
-    print("| --- | --: | --: | --: | --: | --: | --- | --- |")
+    print("| row | ranks | bytes | cores | rounds | old, µs | new, µs | new / old | quartiles | range |")
+    print("| --- | --: | --: | --- | --: | --: | --: | --: | --- | --- |")
     for ranks in map(int, options.ranks.split(",")):
         rounds = []
         for number in range(options.rounds):
@@ -54,15 +68,16 @@ def main():
             rounds.append((measured[options.old], measured[options.new]))
         for row in rounds[0][0]:
             both = [(old[row], new[row]) for old, new in rounds if row in old and row in new]
-            old, new = (statistics.median(times) for times in zip(*both))
-            ratios = [new / old for old, new in both]
-            low, middle, high = quantiles(ratios)
-            collective, size = row
-            print(
-                f"| {collective} | {ranks} | {size} | {old:.3f} | {new:.3f} | **{middle:.3f}** "
-                f"| {low:.3f} – {high:.3f} | {min(ratios):.3f} – {max(ratios):.3f} |",
-                flush=True,
-            )
+            for cores, pairs in placements(both).items():
+                old, new = (statistics.median(times) for times in zip(*pairs))
+                ratios = [new / old for old, new in pairs]
+                low, middle, high = quantiles(ratios)
+                collective, size = row
+                print(
+                    f"| {collective} | {ranks} | {size} | {cores} | {len(pairs)} | {old:.3f} | {new:.3f} | **{middle:.3f}** "
+                    f"| {low:.3f} – {high:.3f} | {min(ratios):.3f} – {max(ratios):.3f} |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":
