@@ -72,7 +72,9 @@ def test_g01_a_peer_that_is_killed_between_replays_is_told_by_all_later_ones(ran
             torch.cuda.synchronize()
             time.sleep(0.01)
     assert caught.value.rank == 1 and caught.value.during and "rank 1" in str(caught.value)
-    assert time.monotonic() - begin < 30
+    took = time.monotonic() - begin
+    print(f"rank 0 was told {took:.3f} s after the last barrier before the kill")  # seen with pytest -s
+    assert took < 30
     for _ in range(3):
         for name, wait in _ways_to_wait(graph).items():
             with pytest.raises(symmem.PeerLost, match="rank 1"):
