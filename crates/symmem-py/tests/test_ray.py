@@ -3,6 +3,7 @@
 import importlib.util
 import multiprocessing
 import os
+import pathlib
 import tempfile
 import threading
 import time
@@ -114,6 +115,13 @@ def a_rank_that_leaves_is_named(c, ops, rank, size):
         c.allreduce(np.zeros(3), NAME)
     assert e.value.rank == size - 1
     assert time.monotonic() - began < 15
+    # Processes that end stay until the others were told: of two ranks that have left, they may name either.
+    if "SYMMEM_TEST_FOLDER" not in os.environ:
+        return
+    folder = pathlib.Path(os.environ["SYMMEM_TEST_FOLDER"])
+    (folder / f"told-{rank}").touch()
+    while len(list(folder.glob("told-*"))) < size - 1 and time.monotonic() - began < 15:
+        time.sleep(0.01)
 
 
 # Over the stub.
@@ -121,7 +129,7 @@ def a_rank_that_leaves_is_named(c, ops, rank, size):
 
 def _rank(body, rank, size, folder, pipe, before):
     try:
-        os.environ.update(SYMMEM_TIMEOUT="30")
+        os.environ.update(SYMMEM_TIMEOUT="30", SYMMEM_TEST_FOLDER=folder)
         ray_stub.install(folder)
         if before:
             globals()[before](folder, rank)

@@ -10,6 +10,7 @@
 
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, Weak};
 
 use super::host::copy::copy;
@@ -184,7 +185,7 @@ impl Places {
     ///
     /// # Safety
     /// `input` may be read for `len` elements, `out` written for as many from each rank, by nobody else meanwhile. They do not overlap
-    /// otherwise.
+    /// otherwise. Without elements, they may be anything.
     pub unsafe fn all_gather<T: Element>(
         &self,
         input: *const T,
@@ -192,6 +193,7 @@ impl Places {
         out: *mut T,
     ) -> Result<()> {
         let (group, bytes) = (&self.group, len * size_of::<T>());
+        let (input, out) = if len == 0 { nothing() } else { (input, out) };
         let is_in_place = input == out.wrapping_add(group.rank() * len).cast_const();
         if !self.asks(bytes) {
             // SAFETY: as the caller promises.
@@ -228,7 +230,7 @@ impl Places {
     ///
     /// # Safety
     /// `input` may be read for `len` elements, `out` written for this rank's part of them, by nobody else meanwhile. They do not overlap
-    /// otherwise.
+    /// otherwise. Without elements, they may be anything.
     pub unsafe fn reduce_scatter<T: Number>(
         &self,
         input: *const T,
@@ -241,6 +243,7 @@ impl Places {
         let reduce = loop_for::<T>(group, NAME, op)?;
         let block = block_len(group, NAME, len)?;
         let bytes = block * size_of::<T>();
+        let (input, out) = if len == 0 { nothing() } else { (input, out) };
         if !self.asks(bytes) {
             // SAFETY: as the caller promises; an output that is a part of what is read is written when all is done.
             let given = unsafe { std::slice::from_raw_parts(input, len) };
@@ -359,6 +362,12 @@ fn call(op: Op, dtype: DType, len: usize) -> Call {
     // Ranks that make the call without this value would not ask: they must find out that they differ.
     let (dtype, way, memory) = (Some(dtype), Way::Direct, Named::Slices);
     Call { op, dtype, way, memory, len, ..Call::default() }
+}
+
+/// Where no elements are: empty arrays may be at null, where not even empty slices may begin.
+fn nothing<T>() -> (*const T, *mut T) {
+    let nowhere = NonNull::dangling().as_ptr();
+    (nowhere, nowhere)
 }
 
 /// Tells all ranks this one's place, and gives those of all.

@@ -133,6 +133,19 @@ fn data_move_in_place_and_elsewhere() {
 }
 
 #[test]
+fn empty_arrays_may_be_at_null() {
+    World::threads(2, |world| {
+        let places = Places::new(&world);
+        let (input, out) = (std::ptr::null::<f32>(), std::ptr::null_mut());
+        // SAFETY: there are no elements.
+        unsafe { places.all_gather(input, 0, out) }.unwrap();
+        // SAFETY: as above.
+        unsafe { places.reduce_scatter(input, 0, ReduceOp::Sum, out) }.unwrap();
+    })
+    .unwrap();
+}
+
+#[test]
 fn a_rank_that_has_closed_its_places_goes_on_with_the_others() {
     World::threads(2, |world| {
         let places = Places::new(&world);
