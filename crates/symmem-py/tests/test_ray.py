@@ -4,6 +4,7 @@ import importlib.util
 import multiprocessing
 import os
 import pathlib
+import socket
 import tempfile
 import threading
 import time
@@ -261,6 +262,28 @@ def test_a_store_answers_as_torchs_do_and_refuses_other_tokens():
         one.close()
     with pytest.raises(OSError):
         Store(*server.address)
+
+
+def test_strangers_who_wait_at_a_store_are_few_and_do_not_stay(monkeypatch):
+    from symmem import _ray_store
+
+    monkeypatch.setattr(_ray_store, "PATIENCE", 0.5)
+    server, before = _ray_store.Server("127.0.0.1", "token"), threading.active_count()
+    known = _ray_store.Store(*server.address)
+    waiting = [socket.create_connection(server.address[:2], 5) for _ in range(_ray_store.STRANGERS + 50)]
+    assert threading.active_count() - before <= _ray_store.STRANGERS + 1
+    known.set("k", b"v")  # whoever has shown the token goes on
+    limit = time.monotonic() + 30
+    while True:
+        try:
+            late = _ray_store.Store(*server.address)
+            break
+        except OSError:
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+    assert late.get("k") == b"v"
+    for one in (*waiting, known, late, server):
+        one.close()
 
 
 # Over Ray.

@@ -15,6 +15,9 @@ from collections.abc import Sequence
 
 #: Seconds in which a store answers.
 LIMIT = 20.0
+#: Seconds in which a connection shows the token, and how many connections may be without it at once.
+PATIENCE = 5.0
+STRANGERS = 256
 
 
 class Server:
@@ -44,21 +47,39 @@ class _Listener(socketserver.ThreadingTCPServer):
     lock: threading.Lock
 
     def __init__(self, address: tuple[str, int], handler: type) -> None:
+        self.strangers = threading.BoundedSemaphore(STRANGERS)
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, handler)
+
+    def verify_request(self, request: object, client_address: object) -> bool:
+        """Whether the connection gets a thread."""
+        return self.strangers.acquire(blocking=False)
 
 
 class _Connection(socketserver.StreamRequestHandler):
     server: _Listener
     disable_nagle_algorithm = True
+    is_stranger = True
+
+    def known(self) -> None:
+        """Make room for another stranger."""
+        if self.is_stranger:
+            self.is_stranger = False
+            self.server.strangers.release()
+
+    def finish(self) -> None:
+        """After `handle`."""
+        self.known()
+        super().finish()
 
     def handle(self) -> None:
         """Answer one end's requests until it closes."""
         try:
-            self.connection.settimeout(LIMIT)
+            self.connection.settimeout(PATIENCE)
             given = self.rfile.readline(100).strip()
             if not hmac.compare_digest(given, self.server.token.encode()):
                 return
+            self.known()
             self.connection.settimeout(None)
             self.wfile.write(b"ok\n")
             for line in self.rfile:
