@@ -48,8 +48,8 @@ mod wire;
 /// For the `symmem` program, its benchmark, its Python package and its tests. Not part of the interface: it may change in any release.
 #[doc(hidden)]
 pub mod internals {
-    pub use crate::collectives::placed::{Places, Pooled};
     pub use crate::collectives::plan;
+    pub use crate::collectives::registered::{Registered, Registrations};
     pub use crate::group::{set_signal_pad_size, signal_pad_size};
     pub use crate::machine::{Costs, InUse, Measured, Origin, costs_path, measure};
     #[cfg(fuzzing)]

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use symmem::internals::Pooled;
+use symmem::internals::Registered;
 use symmem::{Buffer, Group, Result};
 
 /// The least that is allocated: a tensor of less is staged in one piece anyway.
@@ -26,7 +26,7 @@ struct State {
 struct Piece {
     buffer: Buffer<u8>,
     /// By which calls find it.
-    _mark: Arc<Pooled>,
+    _mark: Arc<Registered>,
 }
 
 /// An allocation in use. The arena has it back when this is dropped, or if there is no arena any more, the system.
@@ -66,7 +66,7 @@ impl Arena {
             Some(piece) => piece,
             None => {
                 let buffer = self.group.alloc::<u8>(size)?;
-                Piece { _mark: Pooled::mark(&buffer), buffer }
+                Piece { _mark: Registered::mark(&buffer), buffer }
             }
         };
         Ok(Some(Lease { piece: Some(piece), arena: Arc::downgrade(self) }))

@@ -1,7 +1,7 @@
 //! What a process group's calls do, once it is their turn.
 #![allow(unsafe_code)] // S2, S3 (addresses and lengths of tensors, which the call keeps alive, as documented for users)
 
-use symmem::internals::Places;
+use symmem::internals::Registrations;
 use symmem::{DType, Error, Group, Result};
 
 use super::parts::{Parts, Room, trim};
@@ -26,9 +26,9 @@ fn refused<R>(group: &Group, made: Result<R>) -> Result<R> {
 }
 
 /// The group of a call, and where its ranks have their memory.
-pub(super) type On<'a> = (&'a Group, &'a Places);
+pub(super) type On<'a> = (&'a Group, &'a Registrations);
 /// Likewise, without for calls whose tensors are never read in place.
-type OnSlices<'a> = (&'a Group, Option<&'a Places>);
+type OnSlices<'a> = (&'a Group, Option<&'a Registrations>);
 
 /// Memory for input and output that are not in one piece.
 pub(super) type Rooms = [Room; 2];
@@ -40,7 +40,7 @@ impl OnParts {
     }
 
     /// Makes the collective, by the form for pieces of different sizes if this rank's differ, or another's.
-    pub(super) fn run(&self, (group, places): On<'_>, rooms: &mut Rooms) -> Result<()> {
+    pub(super) fn run(&self, (group, memory): On<'_>, rooms: &mut Rooms) -> Result<()> {
         let is_even = self.input.are_equal() && self.out.are_equal();
         match self.call.collective {
             Collective::AllGather if !is_even => {
@@ -56,7 +56,7 @@ impl OnParts {
                 }
                 result => result,
             },
-            _ => self.on_slices((group, Some(places)), rooms),
+            _ => self.on_slices((group, Some(memory)), rooms),
         }
     }
 
@@ -67,7 +67,7 @@ impl OnParts {
         self.on_vector(group, Collective::AllToAllV, rooms)
     }
 
-    fn on_slices(&self, (group, places): OnSlices<'_>, rooms: &mut Rooms) -> Result<()> {
+    fn on_slices(&self, (group, memory): OnSlices<'_>, rooms: &mut Rooms) -> Result<()> {
         let [for_input, for_out] = rooms;
         let (whole_in, whole_out) = (self.input.whole(), self.out.whole());
         let overlap = match (&whole_in, &whole_out) {
@@ -84,7 +84,7 @@ impl OnParts {
             Some(out) if !moves_out => (out, false),
             _ => (self.out.like(for_out), true),
         };
-        self.on_elements((group, places), &input, &mut out)?;
+        self.on_elements((group, memory), &input, &mut out)?;
         if moved {
             // SAFETY: the room has the bytes of all pieces, which are tensors of the caller.
             unsafe { self.out.fill(for_out.as_ptr().cast()) };
@@ -109,13 +109,13 @@ impl OnParts {
 
     fn on_elements(
         &self,
-        (group, places): OnSlices<'_>,
+        (group, memory): OnSlices<'_>,
         input: &Slice,
         out: &mut Slice,
     ) -> Result<()> {
-        let done = symmem::with_element!(self.element, T => match places {
+        let done = symmem::with_element!(self.element, T => match memory {
             // SAFETY: tensors are aligned to their elements, and rooms for all; the two are apart, or one is this rank's part of the other.
-            Some(places) => unsafe { self.placed::<T>(group, places, input, out) },
+            Some(memory) => unsafe { self.on_registered::<T>(group, memory, input, out) },
             None => {
                 // SAFETY: as above, and apart.
                 self.call.on_slices(group, unsafe { input.elements::<T>() }, unsafe { out.elements_mut() })
@@ -129,10 +129,10 @@ impl OnParts {
     ///
     /// # Safety
     /// Input and output are aligned to their elements. They are apart, or one is this rank's part of the other.
-    unsafe fn placed<T: symmem::Number>(
+    unsafe fn on_registered<T: symmem::Number>(
         &self,
         group: &Group,
-        places: &Places,
+        memory: &Registrations,
         input: &Slice,
         out: &mut Slice,
     ) -> Result<()> {
@@ -141,16 +141,16 @@ impl OnParts {
         let (given, room) = (input.count::<T>(), out.count::<T>());
         match collective {
             // SAFETY: as the caller promises.
-            Collective::AllReduce => places.all_reduce(unsafe { out.elements_mut::<T>() }, op),
+            Collective::AllReduce => memory.all_reduce(unsafe { out.elements_mut::<T>() }, op),
             // SAFETY: as the caller promises.
-            Collective::Broadcast => places.broadcast(unsafe { out.elements_mut::<T>() }, root),
+            Collective::Broadcast => memory.broadcast(unsafe { out.elements_mut::<T>() }, root),
             Collective::AllGather if room == given * group.size() => {
                 // SAFETY: as the caller promises, and the lengths are right.
-                unsafe { places.all_gather(from, given, to) }
+                unsafe { memory.all_gather(from, given, to) }
             }
             Collective::ReduceScatter if given == room * group.size() => {
                 // SAFETY: as the caller promises, and the lengths are right.
-                unsafe { places.reduce_scatter(from, given, op, to) }
+                unsafe { memory.reduce_scatter(from, given, op, to) }
             }
             // The others have no form in place; those of wrong lengths are refused.
             // SAFETY: as the caller promises; one is not a part of the other, for that the lengths would be right.

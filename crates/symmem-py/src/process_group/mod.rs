@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use symmem::internals::Places;
+use symmem::internals::Registrations;
 use symmem::{Deadline, Error};
 
 use crate::argument::Slice;
@@ -58,7 +58,7 @@ pub(crate) struct ProcessGroup {
     types: Vec<(Py<PyAny>, &'static Type)>,
     rooms: Arc<Mutex<Rooms>>,
     lines: Arc<Lines>,
-    places: Arc<Places>,
+    registrations: Arc<Registrations>,
     arena: Arc<Arena>,
 }
 
@@ -237,8 +237,8 @@ impl ProcessGroup {
         let lines = Arc::new(Lines { collectives, messages, notes, abort });
         life.add_lines(&lines);
         let group = group.inner.clone();
-        let (places, arena) = (Arc::new(Places::new(&group)), Arena::new(&group));
-        Ok(Self { group, life, types, rooms: Arc::default(), lines, places, arena })
+        let (registrations, arena) = (Arc::new(Registrations::new(&group)), Arena::new(&group));
+        Ok(Self { group, life, types, rooms: Arc::default(), lines, registrations, arena })
     }
 
     /// Makes a collective by its name. If this rank refuses it, the others do not wait for this one. `inputs` and `outputs` are addresses and numbers of elements, one after the other. `finish` is called
@@ -272,10 +272,11 @@ impl ProcessGroup {
             }
         };
         let (group, rooms) = (self.group.clone(), Arc::clone(&self.rooms));
-        let (places, is_small) = (Arc::clone(&self.places), on_parts.bytes() <= SMALL);
+        let (registrations, is_small) =
+            (Arc::clone(&self.registrations), on_parts.bytes() <= SMALL);
         let job = move || {
             let rooms = &mut *rooms.lock().unwrap_or_else(PoisonError::into_inner);
-            on_parts.run((&group, &places), rooms).map(|()| 0)
+            on_parts.run((&group, &registrations), rooms).map(|()| 0)
         };
         let job = Box::new(job);
         if !waits && is_small {
@@ -377,13 +378,13 @@ impl ProcessGroup {
     /// How many allocations of all ranks this one has mapped, and the bytes of its own that are free.
     #[getter]
     fn memory(&self) -> (usize, usize) {
-        (self.places.mapped(), self.arena.free_bytes())
+        (self.registrations.mapped(), self.arena.free_bytes())
     }
 
     /// Gives peers' memory back, and this rank's that is not in use. Later calls use ordinary memory.
     fn release(&self, py: Python<'_>) {
         py.detach(|| {
-            self.places.close();
+            self.registrations.close();
             self.arena.close();
         });
     }

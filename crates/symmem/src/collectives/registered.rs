@@ -1,12 +1,13 @@
-//! Collectives on memory that each rank chooses for itself: ordinary memory, or a part of any allocation that peers may read.
+//! Collectives on memory that each rank registers for itself, as NCCL's users register buffers; or on ordinary memory.
 //!
-//! A call begins with an exchange in which every rank says where its data lie: nowhere in particular, in an allocation that has not been
-//! mapped, or so far into that of a rendezvous. All ranks have heard the same and so decide alike. If all data lie in mapped memory,
-//! each rank reads those of its peers in place. If they could be mapped, all ranks map them, once for each allocation, and ask again.
-//! Otherwise the data go through the staging buffers. So allocations need no agreement: ranks may make them in any order.
+//! A call begins with an exchange in which every rank tells all others where its data is: in ordinary memory, in a registered allocation
+//! that is not mapped yet, or at an offset in the allocation of a rendezvous. All ranks know the same locations, so all choose the same
+//! route. If all data is in mapped memory, each rank reads its peers' data in place. If it can be mapped, all ranks map it, once for
+//! each allocation, and exchange locations again. Otherwise the data goes through the staging buffers. So registering is not
+//! collective: ranks may allocate in any order.
 //!
 //! No rank writes to another's memory. Whatever becomes of a call, the memory of a rank changes only by what that rank does.
-#![allow(unsafe_code)] // S1 (regions keep what is mapped), S2 (between the exchanges of a call), S3 (places checked here)
+#![allow(unsafe_code)] // S1 (regions keep what is mapped), S2 (between the exchanges of a call), S3 (locations checked here)
 
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
@@ -25,11 +26,11 @@ use crate::memory::region::Region;
 use crate::symmetric::{Buffer, Handle};
 use crate::sync::{Deadline, lock};
 
-/// What owns an allocation that calls may find by its address. Others are left alone: they may be in a phase of their own.
+/// Marks an allocation that calls may find by its address. Others are left alone: they may be in a phase of their own.
 #[derive(Debug)]
-pub struct Pooled;
+pub struct Registered;
 
-impl Pooled {
+impl Registered {
     /// Lets calls find a buffer by its address, as long as the mark lives.
     #[must_use = "calls find the buffer as long as it lives"]
     pub fn mark(buffer: &Buffer<u8>) -> Arc<Self> {
@@ -40,9 +41,9 @@ impl Pooled {
     }
 }
 
-/// Where this rank's peers have their memory, in the calls of one group.
+/// The registered memory of all ranks of a group, as far as it is mapped here.
 #[derive(Debug)]
-pub struct Places {
+pub struct Registrations {
     group: Group,
     state: Mutex<State>,
 }
@@ -59,10 +60,10 @@ struct State {
     is_closed: bool,
 }
 
-/// Where the data of a rank lie, as it tells the others.
+/// Where the data of a rank is, as it tells the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
-    /// The number of a rendezvous and one, or one of those below.
+struct Location {
+    /// The number of a rendezvous plus one; or `APART`, or `NEW`.
     which: u64,
     /// From the beginning of the block.
     offset: u64,
@@ -75,35 +76,35 @@ const APART: u64 = 0;
 /// In memory that has not been mapped.
 const NEW: u64 = u64::MAX;
 
-impl Place {
+impl Location {
     const ORDINARY: Self = Self { which: APART, offset: 0, size: 0 };
 }
 
-/// What ranks do after they have told each other.
+/// How the data goes to the other ranks.
 #[derive(Debug, PartialEq, Eq)]
-enum Verdict {
+enum Route {
     Stage,
     Map,
     ReadInPlace,
 }
 
-/// The same on all ranks, for they have been `told` the same. Of a call with a root, peers read the root's data only.
-fn verdict(told: &[Place], root: Option<usize>) -> Verdict {
-    let read = root.map_or(told, |root| &told[root..=root]);
-    if read.iter().any(|place| place.which == APART) {
-        return Verdict::Stage;
+/// The same on all ranks, because it depends on nothing but `locations`. In a call with a root, peers read the root's data only.
+fn route(locations: &[Location], root: Option<usize>) -> Route {
+    let read = root.map_or(locations, |root| &locations[root..=root]);
+    if read.iter().any(|location| location.which == APART) {
+        return Route::Stage;
     }
-    if read.iter().all(|place| place.which != NEW) {
-        return Verdict::ReadInPlace;
+    if read.iter().all(|location| location.which != NEW) {
+        return Route::ReadInPlace;
     }
-    let alike = |place: &Place| place.which != APART && place.size == told[0].size;
-    if told.iter().all(alike) { Verdict::Map } else { Verdict::Stage }
+    let alike = |location: &Location| location.which != APART && location.size == locations[0].size;
+    if locations.iter().all(alike) { Route::Map } else { Route::Stage }
 }
 
 /// A call in progress, and the data of the ranks that peers read, if they read them in place.
-type Met<'a, 'c> = (Running<'a, 'c>, Option<Vec<Region>>);
+type Agreed<'a, 'c> = (Running<'a, 'c>, Option<Vec<Region>>);
 
-impl Places {
+impl Registrations {
     /// Data of fewer bytes go through the staging buffers without a question: the answer would cost more than it saves.
     const WORTH: usize = 32 << 10;
     /// Of a reduction in place, so many bytes at once: what one rank has reduced is in its cache when the others read it.
@@ -142,7 +143,7 @@ impl Places {
         let first = data.as_mut_ptr().cast::<u8>();
         let call =
             Call { operator: Some(op), ..call(const { Op::of("all_reduce") }, T::DTYPE, len) };
-        let (mut running, parts) = self.meet(&call, first, len * size_of::<T>(), None)?;
+        let (mut running, parts) = self.agree(&call, first, len * size_of::<T>(), None)?;
         match parts {
             // SAFETY: the data are ours; peers read them in mapped memory, each its own share until the next exchange.
             Some(parts) => unsafe {
@@ -164,7 +165,7 @@ impl Places {
         group.check_rank("broadcast", root)?;
         let first = data.as_mut_ptr().cast::<u8>();
         let call = Call { root: Some(root), ..call(const { Op::of("broadcast") }, T::DTYPE, len) };
-        let (mut running, parts) = self.meet(&call, first, bytes, Some(root))?;
+        let (mut running, parts) = self.agree(&call, first, bytes, Some(root))?;
         let Some(parts) = parts else {
             return slices::spread_from(
                 group,
@@ -208,7 +209,7 @@ impl Places {
         }
         let (input, out) = (input.cast::<u8>(), out.cast::<u8>());
         let call = call(const { Op::of("all_gather") }, T::DTYPE, len);
-        let (mut running, parts) = self.meet(&call, input, bytes, None)?;
+        let (mut running, parts) = self.agree(&call, input, bytes, None)?;
         let Some(parts) = parts else {
             // Pieces are staged while the output is written.
             // SAFETY: as the caller promises.
@@ -260,7 +261,7 @@ impl Places {
         }
         let (input, out) = (input.cast::<u8>(), out.cast::<u8>());
         let call = Call { operator: Some(op), ..call(const { Op::of(NAME) }, T::DTYPE, block) };
-        let (mut running, parts) = self.meet(&call, input, len * size_of::<T>(), None)?;
+        let (mut running, parts) = self.agree(&call, input, len * size_of::<T>(), None)?;
         let Some(parts) = parts else {
             let blocks = Slice::new(input.cast_mut(), block, T::DTYPE);
             return slices::reduce_blocks(group, &mut running, blocks, reduce, out);
@@ -273,28 +274,29 @@ impl Places {
     }
 
     /// Begins a call whose data are `bytes` bytes at `first`.
-    fn meet<'a, 'c>(
+    fn agree<'a, 'c>(
         &'a self,
         call: &'c Call,
         first: *const u8,
         bytes: usize,
         root: Option<usize>,
-    ) -> Result<Met<'a, 'c>> {
+    ) -> Result<Agreed<'a, 'c>> {
         let (group, deadline) = (&self.group, self.group.deadline().start());
         loop {
-            let (own, block) = self.place(first as usize, bytes, call.dtype.map_or(1, DType::size));
+            let (own, block) =
+                self.locate(first as usize, bytes, call.dtype.map_or(1, DType::size));
             group.reach_out(call);
-            record(group, call, "placed");
+            record(group, call, "registered");
             let mut running = group.begin_call(call, deadline)?;
-            let told = tell(&mut running, own)?;
-            match (verdict(&told, root), block) {
-                (Verdict::ReadInPlace, _) => {
-                    let read = told.iter().enumerate();
+            let locations = exchange_locations(&mut running, own)?;
+            match (route(&locations, root), block) {
+                (Route::ReadInPlace, _) => {
+                    let read = locations.iter().enumerate();
                     let read = read.filter(|(rank, _)| root.is_none_or(|root| root == *rank));
-                    let parts = read.map(|(rank, place)| self.part(rank, place, bytes));
+                    let parts = read.map(|(rank, at)| self.part(rank, at, bytes));
                     return Ok((running, Some(parts.collect::<Result<_>>()?)));
                 }
-                (Verdict::Map, Some(block)) => {
+                (Route::Map, Some(block)) => {
                     drop(running);
                     self.map(&block, deadline)?;
                 }
@@ -304,12 +306,12 @@ impl Places {
     }
 
     /// Where data of this rank lie, and the block if they lie in one that peers may read.
-    fn place(&self, first: usize, bytes: usize, size: usize) -> (Place, Option<Arc<Block>>) {
-        let ordinary = (Place::ORDINARY, None);
+    fn locate(&self, first: usize, bytes: usize, size: usize) -> (Location, Option<Arc<Block>>) {
+        let ordinary = (Location::ORDINARY, None);
         let Some((block, offset)) = self.group.context().table.find(first) else { return ordinary };
         let had = block.shape().bytes;
         let fits = offset.is_multiple_of(size) && bytes <= had - offset;
-        if !fits || !block.owner().is_some_and(|owner| owner.is::<Pooled>()) {
+        if !fits || !block.owner().is_some_and(|owner| owner.is::<Registered>()) {
             return ordinary;
         }
         let (state, key) = (lock(&self.state), block.region().address());
@@ -318,7 +320,7 @@ impl Places {
         }
         let which = state.own.get(&key).map_or(NEW, |number| number + 1);
         drop(state);
-        (Place { which, offset: offset as u64, size: had as u64 }, Some(block))
+        (Location { which, offset: offset as u64, size: had as u64 }, Some(block))
     }
 
     /// Maps all ranks' blocks. If it cannot be done, and all ranks know, this one is not tried again.
@@ -345,16 +347,16 @@ impl Places {
         }
     }
 
-    /// What rank `rank` has told of.
-    fn part(&self, rank: usize, place: &Place, bytes: usize) -> Result<Region> {
-        let mapped = lock(&self.state).mapped.get(&(place.which - 1)).cloned();
+    /// The data of a rank, at the location that it has told.
+    fn part(&self, rank: usize, at: &Location, bytes: usize) -> Result<Region> {
+        let mapped = lock(&self.state).mapped.get(&(at.which - 1)).cloned();
         let data = mapped.and_then(|handle| handle.mapping().data(rank));
         let data = data.ok_or_else(|| Error::Protocol {
             with: format!("rank {rank}"),
             expected: "memory of a rendezvous of this group".into(),
-            got: format!("that of rendezvous {}", place.which - 1),
+            got: format!("that of rendezvous {}", at.which - 1),
         })?;
-        data.part(place.offset as usize, bytes)
+        data.part(at.offset as usize, bytes)
     }
 }
 
@@ -370,20 +372,20 @@ fn nothing<T>() -> (*const T, *mut T) {
     (nowhere, nowhere)
 }
 
-/// Tells all ranks this one's place, and gives those of all.
-fn tell(running: &mut Running<'_, '_>, own: Place) -> Result<Vec<Place>> {
+/// Tells all ranks where this one's data is. Returns where all ranks' is.
+fn exchange_locations(running: &mut Running<'_, '_>, own: Location) -> Result<Vec<Location>> {
     let (rank, ranks) = (running.group().rank(), running.group().size());
     let staging = running.exchange(Some(&[own.which, own.offset, own.size]))?;
-    let place = |of: usize| {
+    let location = |of: usize| {
         if of == rank {
             return own;
         }
         let words = staging.of(of, Staging::TINY).cast::<u64>();
         // SAFETY: the words that came with the rank's flag.
         let [which, offset, size] = unsafe { words.cast::<[u64; 3]>().read_unaligned() };
-        Place { which, offset, size }
+        Location { which, offset, size }
     };
-    Ok((0..ranks).map(place).collect())
+    Ok((0..ranks).map(location).collect())
 }
 
 /// Waits until all ranks have read what they need. A rank that gave the call up after it had come has its memory back, and may have written
@@ -417,7 +419,7 @@ unsafe fn reduce_in_place(
     let (rank, ranks, size) = (running.group().rank(), parts.len(), dtype.size());
     let part: Vec<_> =
         parts.iter().map(|part| address(part, 0, len * size)).collect::<Result<_>>()?;
-    let each = (Places::CHUNK / size).next_multiple_of(LINE);
+    let each = (Registrations::CHUNK / size).next_multiple_of(LINE);
     let mut from = Vec::with_capacity(ranks);
     for begin in (0..len).step_by(each) {
         let chunk = each.min(len - begin);

@@ -7,9 +7,9 @@ use crate::sync::atomic::AtomicBool;
 
 const LEN: usize = 40_000;
 
-fn pooled(world: &World, len: usize) -> (Buffer<u8>, Arc<Pooled>, &'static mut [f32]) {
+fn registered(world: &World, len: usize) -> (Buffer<u8>, Arc<Registered>, &'static mut [f32]) {
     let buffer = world.alloc::<u8>(4 * len).unwrap();
-    let mark = Pooled::mark(&buffer);
+    let mark = Registered::mark(&buffer);
     let first = buffer.local().as_ptr().cast_mut().cast::<f32>();
     // SAFETY: zeroed, aligned, and used by one thread as long as the buffer lives.
     let data = unsafe { std::slice::from_raw_parts_mut(first, len) };
@@ -32,8 +32,8 @@ fn reduced(world: &World, data: &[f32]) -> Vec<f32> {
 #[test]
 fn memory_that_ranks_have_allocated_in_any_order_is_read_in_place() {
     World::threads(3, |world| {
-        let places = Places::new(&world);
-        let mut blocks: Vec<_> = (0..3).map(|_| pooled(&world, LEN)).collect();
+        let registrations = Registrations::new(&world);
+        let mut blocks: Vec<_> = (0..3).map(|_| registered(&world, LEN)).collect();
         // Each rank begins with another block, and with another offset.
         for step in 0..6 {
             let which = (step * (world.rank() + 1) + world.rank()) % 3;
@@ -41,10 +41,10 @@ fn memory_that_ranks_have_allocated_in_any_order_is_read_in_place() {
             let data = &mut blocks[which].2[begin..begin + LEN - 100];
             fill(data, world.rank(), step);
             let expected = reduced(&world, data);
-            places.all_reduce(data, ReduceOp::Sum).unwrap();
+            registrations.all_reduce(data, ReduceOp::Sum).unwrap();
             assert_eq!(data, expected);
         }
-        assert!(places.mapped() > 0 && places.mapped() <= 9);
+        assert!(registrations.mapped() > 0 && registrations.mapped() <= 9);
     })
     .unwrap();
 }
@@ -52,18 +52,18 @@ fn memory_that_ranks_have_allocated_in_any_order_is_read_in_place() {
 #[test]
 fn ranks_that_differ_in_their_memory_get_the_right_result_all_the_same() {
     World::threads(2, |world| {
-        let places = Places::new(&world);
-        let (_kept, _mark, pooled) = pooled(&world, LEN);
+        let registrations = Registrations::new(&world);
+        let (_kept, _mark, registered) = registered(&world, LEN);
         let mut ordinary = vec![0_f32; LEN];
         for step in 0..8 {
-            let is_pooled = (step >> world.rank()) & 1 == 1;
-            let data = if is_pooled { &mut *pooled } else { &mut ordinary[..] };
+            let is_registered = (step >> world.rank()) & 1 == 1;
+            let data = if is_registered { &mut *registered } else { &mut ordinary[..] };
             fill(data, world.rank(), step);
             let expected = reduced(&world, data);
-            places.all_reduce(data, ReduceOp::Sum).unwrap();
+            registrations.all_reduce(data, ReduceOp::Sum).unwrap();
             assert_eq!(data, expected);
         }
-        assert_eq!(places.mapped(), 1);
+        assert_eq!(registrations.mapped(), 1);
     })
     .unwrap();
 }
@@ -71,13 +71,13 @@ fn ranks_that_differ_in_their_memory_get_the_right_result_all_the_same() {
 #[test]
 fn allocations_of_different_sizes_are_not_mapped_and_reduced_all_the_same() {
     World::threads(2, |world| {
-        let places = Places::new(&world);
-        let (_kept, _mark, data) = pooled(&world, LEN + 1000 * world.rank());
+        let registrations = Registrations::new(&world);
+        let (_kept, _mark, data) = registered(&world, LEN + 1000 * world.rank());
         let data = &mut data[..LEN];
         fill(data, world.rank(), 0);
         let expected = reduced(&world, data);
-        places.all_reduce(data, ReduceOp::Sum).unwrap();
-        assert_eq!((&*data, places.mapped()), (&expected[..], 0));
+        registrations.all_reduce(data, ReduceOp::Sum).unwrap();
+        assert_eq!((&*data, registrations.mapped()), (&expected[..], 0));
     })
     .unwrap();
 }
@@ -85,12 +85,12 @@ fn allocations_of_different_sizes_are_not_mapped_and_reduced_all_the_same() {
 #[test]
 fn what_was_not_marked_is_left_alone() {
     World::threads(2, |world| {
-        let places = Places::new(&world);
+        let registrations = Registrations::new(&world);
         let mut buffer = world.alloc::<f32>(LEN).unwrap();
         fill(buffer.local_mut(), world.rank(), 0);
         let expected = reduced(&world, buffer.local());
-        places.all_reduce(buffer.local_mut(), ReduceOp::Sum).unwrap();
-        assert_eq!((buffer.local(), places.mapped()), (&expected[..], 0));
+        registrations.all_reduce(buffer.local_mut(), ReduceOp::Sum).unwrap();
+        assert_eq!((buffer.local(), registrations.mapped()), (&expected[..], 0));
     })
     .unwrap();
 }
@@ -98,36 +98,38 @@ fn what_was_not_marked_is_left_alone() {
 #[test]
 fn data_move_in_place_and_elsewhere() {
     World::threads(3, |world| {
-        let (places, rank, size) = (Places::new(&world), world.rank(), world.size());
-        let (_kept, _mark, whole) = pooled(&world, size * LEN);
-        for is_pooled in [true, false] {
+        let (registrations, rank, size) = (Registrations::new(&world), world.rank(), world.size());
+        let (_kept, _mark, whole) = registered(&world, size * LEN);
+        for is_registered in [true, false] {
             let mut ordinary = vec![0_f32; size * LEN];
-            let whole = if is_pooled { &mut *whole } else { &mut ordinary[..] };
+            let whole = if is_registered { &mut *whole } else { &mut ordinary[..] };
             let own = &mut whole[rank * LEN..(rank + 1) * LEN];
             fill(own, rank, 1);
             let mut expected = vec![0_f32; size * LEN];
             world.all_gather(own, &mut expected).unwrap();
             let (input, out) = (own.as_ptr(), whole.as_mut_ptr());
             // SAFETY: the rank's own part of the output.
-            unsafe { places.all_gather(input, LEN, out) }.unwrap();
+            unsafe { registrations.all_gather(input, LEN, out) }.unwrap();
             assert_eq!(whole, expected);
             fill(whole, rank, 2);
             let mut sum = vec![0_f32; LEN];
             world.reduce_scatter(whole, ReduceOp::Sum, &mut sum).unwrap();
             let out = whole[rank * LEN..].as_mut_ptr();
             // SAFETY: the rank's own part of the input.
-            unsafe { places.reduce_scatter(whole.as_ptr(), whole.len(), ReduceOp::Sum, out) }
-                .unwrap();
+            unsafe {
+                registrations.reduce_scatter(whole.as_ptr(), whole.len(), ReduceOp::Sum, out)
+            }
+            .unwrap();
             assert_eq!(&whole[rank * LEN..(rank + 1) * LEN], sum);
             for root in 0..size {
                 fill(whole, rank, 3);
                 let mut expected = whole.to_vec();
                 world.broadcast(&mut expected, root).unwrap();
-                places.broadcast(whole, root).unwrap();
+                registrations.broadcast(whole, root).unwrap();
                 assert_eq!(whole, expected);
             }
         }
-        assert_eq!(places.mapped(), 1);
+        assert_eq!(registrations.mapped(), 1);
     })
     .unwrap();
 }
@@ -135,12 +137,12 @@ fn data_move_in_place_and_elsewhere() {
 #[test]
 fn empty_arrays_may_be_at_null() {
     World::threads(2, |world| {
-        let places = Places::new(&world);
+        let registrations = Registrations::new(&world);
         let (input, out) = (std::ptr::null::<f32>(), std::ptr::null_mut());
         // SAFETY: there are no elements.
-        unsafe { places.all_gather(input, 0, out) }.unwrap();
+        unsafe { registrations.all_gather(input, 0, out) }.unwrap();
         // SAFETY: as above.
-        unsafe { places.reduce_scatter(input, 0, ReduceOp::Sum, out) }.unwrap();
+        unsafe { registrations.reduce_scatter(input, 0, ReduceOp::Sum, out) }.unwrap();
     })
     .unwrap();
 }
@@ -148,15 +150,15 @@ fn empty_arrays_may_be_at_null() {
 #[test]
 fn a_rank_that_has_closed_its_places_goes_on_with_the_others() {
     World::threads(2, |world| {
-        let places = Places::new(&world);
-        let (_kept, _mark, data) = pooled(&world, LEN);
+        let registrations = Registrations::new(&world);
+        let (_kept, _mark, data) = registered(&world, LEN);
         for step in 0..4 {
             if step == 2 && world.rank() == 1 {
-                places.close();
+                registrations.close();
             }
             fill(data, world.rank(), step);
             let expected = reduced(&world, data);
-            places.all_reduce(data, ReduceOp::Sum).unwrap();
+            registrations.all_reduce(data, ReduceOp::Sum).unwrap();
             assert_eq!(data, expected);
         }
     })
@@ -166,20 +168,20 @@ fn a_rank_that_has_closed_its_places_goes_on_with_the_others() {
 #[test]
 fn calls_that_differ_are_a_mismatch_on_all_ranks() {
     World::threads(2, |world| {
-        let places = Places::new(&world);
-        let (_kept, _mark, data) = pooled(&world, LEN);
+        let registrations = Registrations::new(&world);
+        let (_kept, _mark, data) = registered(&world, LEN);
         let data = &mut data[..LEN - 100 * world.rank()];
-        let failed = places.all_reduce(data, ReduceOp::Sum).unwrap_err();
+        let failed = registrations.all_reduce(data, ReduceOp::Sum).unwrap_err();
         assert!(matches!(failed, Error::Mismatch { what: "length", .. }), "{failed}");
         // One of them does not ask.
         let failed = match world.rank() {
-            0 => places.all_reduce(&mut data[..LEN / 2], ReduceOp::Sum),
+            0 => registrations.all_reduce(&mut data[..LEN / 2], ReduceOp::Sum),
             _ => world.all_reduce(&mut data[..LEN / 2], ReduceOp::Sum),
         };
         assert!(matches!(failed, Err(Error::Mismatch { op: "all_reduce", .. })));
         fill(data, 0, 0);
         let data = &mut data[..LEN - 100];
-        places.all_reduce(data, ReduceOp::Sum).unwrap();
+        registrations.all_reduce(data, ReduceOp::Sum).unwrap();
         assert_eq!(data[1], 2.0 * 7.0 * 0.37);
     })
     .unwrap();
@@ -189,11 +191,11 @@ fn calls_that_differ_are_a_mismatch_on_all_ranks() {
 fn what_a_rank_writes_after_it_gave_up_is_in_no_result() {
     let gave_up = AtomicBool::new(false);
     World::threads(2, |world| {
-        let places = Places::new(&world);
-        let (_kept, _mark, data) = pooled(&world, LEN);
+        let registrations = Registrations::new(&world);
+        let (_kept, _mark, data) = registered(&world, LEN);
         let call = call(const { Op::of("all_gather") }, DType::F32, LEN);
         let first = data.as_ptr().cast();
-        let (mut running, parts) = places.meet(&call, first, 4 * LEN, None).unwrap();
+        let (mut running, parts) = registrations.agree(&call, first, 4 * LEN, None).unwrap();
         assert!(parts.is_some(), "all data lie in memory of the group");
         if world.rank() == 0 {
             // It has come to the end of the call, and ends its wait there.
@@ -212,20 +214,20 @@ fn what_a_rank_writes_after_it_gave_up_is_in_no_result() {
             drop(running);
         }
         world.resync().unwrap();
-        places.all_reduce(data, ReduceOp::Sum).unwrap();
+        registrations.all_reduce(data, ReduceOp::Sum).unwrap();
     })
     .unwrap();
 }
 
 #[test]
 fn all_ranks_decide_alike() {
-    let known = |number: u64| Place { which: number + 1, offset: 0, size: 8 };
-    let new = Place { which: NEW, offset: 0, size: 8 };
-    assert_eq!(verdict(&[known(1), known(2)], None), Verdict::ReadInPlace);
-    assert_eq!(verdict(&[known(1), new], None), Verdict::Map);
-    assert_eq!(verdict(&[Place { size: 9, ..known(1) }, new], None), Verdict::Stage);
-    assert_eq!(verdict(&[Place::ORDINARY, new], None), Verdict::Stage);
-    assert_eq!(verdict(&[Place::ORDINARY, known(1)], Some(1)), Verdict::ReadInPlace);
-    assert_eq!(verdict(&[Place::ORDINARY, new], Some(1)), Verdict::Stage);
-    assert_eq!(verdict(&[known(3), new], Some(1)), Verdict::Map);
+    let known = |number: u64| Location { which: number + 1, offset: 0, size: 8 };
+    let new = Location { which: NEW, offset: 0, size: 8 };
+    assert_eq!(route(&[known(1), known(2)], None), Route::ReadInPlace);
+    assert_eq!(route(&[known(1), new], None), Route::Map);
+    assert_eq!(route(&[Location { size: 9, ..known(1) }, new], None), Route::Stage);
+    assert_eq!(route(&[Location::ORDINARY, new], None), Route::Stage);
+    assert_eq!(route(&[Location::ORDINARY, known(1)], Some(1)), Route::ReadInPlace);
+    assert_eq!(route(&[Location::ORDINARY, new], Some(1)), Route::Stage);
+    assert_eq!(route(&[known(3), new], Some(1)), Route::Map);
 }
