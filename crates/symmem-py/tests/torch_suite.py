@@ -3,8 +3,8 @@
     python crates/symmem-py/tests/torch_suite.py --ranks 3                 # both, as a table
     python crates/symmem-py/tests/torch_suite.py --ranks 2 -k all_gather   # tests with that in their name
 
-The tests are those of `torch.testing._internal.distributed.distributed_test`, which comes with torch. They ask for `gloo`, so that this
-also tests `replace_gloo`. Tests that need a GPU are skipped with both.
+Needs expecttest from PyPI. The tests are those of `torch.testing._internal.distributed.distributed_test`, which comes with torch. They ask
+for `gloo`, so that this also tests `replace_gloo`. Tests that need a GPU are skipped with both.
 """
 
 import argparse
