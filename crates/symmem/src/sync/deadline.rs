@@ -162,7 +162,7 @@ pub(crate) fn lock_by<T>(
     poll_by(deadline, &mut attempt)
 }
 
-/// Repeats `attempt` until it succeeds, with pauses that grow to a millisecond, or until the deadline.
+/// Repeats `attempt` until it succeeds, with pauses that grow to a millisecond, or until the deadline, after which it is made once more.
 pub(crate) fn poll_by<R>(
     deadline: Deadline,
     attempt: &mut dyn FnMut() -> Option<R>,
@@ -174,7 +174,8 @@ pub(crate) fn poll_by<R>(
     let mut pause = Duration::from_micros(1);
     loop {
         if let Some(why) = deadline.expiry() {
-            return Err((why, deadline.elapsed()));
+            let after = deadline.elapsed();
+            return attempt().ok_or((why, after)); // this thread may have had no core since the last one
         }
         if pause < Duration::from_micros(50) {
             yield_now()
