@@ -1,5 +1,7 @@
 //! Which ranks are blamed for calls that are not completed, and which are not.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::super::*;
 
 #[test]
@@ -67,6 +69,7 @@ fn a_rank_that_refuses_a_call_is_not_waited_for() {
 
 #[test]
 fn a_timeout_says_where_the_missing_ranks_are() {
+    let is_told = AtomicBool::new(false);
     threads(3, |world| {
         let group = group_with(&world, LONG);
         group.all_reduce(&mut [1_u16; 9], ReduceOp::Max).unwrap();
@@ -80,12 +83,16 @@ fn a_timeout_says_where_the_missing_ranks_are() {
                 assert!(doing[0].contains("waiting for rank 0"), "{doing:?}");
                 assert!(doing[1].starts_with("rank 2 is outside of the library"), "{doing:?}");
                 assert!(doing.iter().all(|d| d.contains("all_reduce of 9 u16, max")), "{doing:?}");
+                is_told.store(true, Ordering::Relaxed);
                 world.put_signal(1, 3, LONG).unwrap();
                 world.put_signal(2, 3, LONG).unwrap();
             }
             1 => world.wait_signal(0, 3, LONG).unwrap(),
             _ => {
-                std::thread::sleep(6 * SHORT);
+                let begin = Instant::now();
+                while !is_told.load(Ordering::Relaxed) && begin.elapsed() < LONG {
+                    std::thread::sleep(SHORT);
+                }
                 world.wait_signal(0, 3, LONG).unwrap();
             }
         }
