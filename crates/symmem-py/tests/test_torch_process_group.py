@@ -376,3 +376,26 @@ def test_what_cannot_be_reduced_is_refused_on_all_ranks(rank):
     tensor = torch.ones(2)
     dist.all_reduce(tensor)
     assert tensor[0] == 2
+
+
+@ranks(2, backend="symmem")
+def test_tensors_need_not_be_aligned(rank):
+    def floats(count):
+        return torch.frombuffer(bytearray(1 + 4 * count), dtype=torch.float32, count=count, offset=1).fill_(rank + 1)
+
+    for count in (4, 40_000):
+        x, part, every = floats(count), floats(count // 2), floats(2 * count)
+        assert x.data_ptr() % 4
+        dist.all_gather_into_tensor(every, x)
+        assert (every[:count] == 1).all() and (every[count:] == 2).all()
+        dist.all_reduce(x)
+        assert (x == 3).all()
+        dist.reduce_scatter_tensor(part, x)
+        assert (part == 6).all()
+        dist.broadcast(x.fill_(rank), 1)
+        assert (x == 1).all()
+        if rank == 0:
+            dist.send(x.fill_(7), 1)
+        else:
+            dist.recv(x, 0)
+            assert (x == 7).all()

@@ -69,7 +69,8 @@ impl OnParts {
 
     fn on_slices(&self, (group, memory): OnSlices<'_>, rooms: &mut Rooms) -> Result<()> {
         let [for_input, for_out] = rooms;
-        let (whole_in, whole_out) = (self.input.whole(), self.out.whole());
+        let size = self.element.size();
+        let (whole_in, whole_out) = (self.input.whole(size), self.out.whole(size));
         let overlap = match (&whole_in, &whole_out) {
             (Some(input), Some(out)) => input.overlaps(out) && !self.is_own_part(group, input, out),
             _ => false,
@@ -82,6 +83,8 @@ impl OnParts {
         };
         let (mut out, moved) = match whole_out {
             Some(out) if !moves_out => (out, false),
+            // Without input, the call is in place.
+            _ if self.input.bytes() == 0 => (self.out.gathered(for_out), true),
             _ => (self.out.like(for_out), true),
         };
         self.on_elements((group, memory), &input, &mut out)?;
@@ -165,7 +168,7 @@ impl OnParts {
         let size = self.element.size();
         let expected = self.out.counts(size);
         let counts = self.input.counts(size);
-        let input = self.input.whole().unwrap_or_else(|| self.input.gathered(&mut rooms[0]));
+        let input = self.input.whole(size).unwrap_or_else(|| self.input.gathered(&mut rooms[0]));
         let call = Call::new(collective, self.call.dtype, (0, 0), self.call.op, 0);
         let done = symmem::with_element!(self.element, T => {
             // SAFETY: as in `on_elements`.

@@ -36,11 +36,13 @@ impl Parts {
         self.0.iter().map(|part| Self(vec![*part]))
     }
 
-    /// The memory, if the pieces lie one behind the other.
-    pub(super) fn whole(&self) -> Option<Slice> {
+    /// The memory, if the pieces lie one behind the other, and are aligned to their elements of `size` bytes. Tensors over a buffer of
+    /// bytes need not be.
+    pub(super) fn whole(&self, size: usize) -> Option<Slice> {
         let first = self.0.first().map_or(0, |(address, _)| *address);
         let adjoin = self.0.windows(2).all(|pair| pair[0].0 + pair[0].1 == pair[1].0);
-        adjoin.then(|| Slice::raw(first, self.bytes()))
+        let is_aligned = first.is_multiple_of(size.clamp(1, 8));
+        (adjoin && is_aligned).then(|| Slice::raw(first, self.bytes()))
     }
 
     /// Copies the pieces to one memory, which lives until `room` is used again.

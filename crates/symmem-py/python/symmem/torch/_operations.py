@@ -72,6 +72,12 @@ def _copy(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> N
         target.copy_(source)
 
 
+def _sendable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor if it is contiguous and aligned to its elements, else a copy that is. A tensor over a buffer of bytes need not be."""
+    is_aligned = tensor.data_ptr() % min(tensor.element_size(), 8) == 0
+    return tensor.contiguous() if is_aligned else tensor.clone(memory_format=torch.contiguous_format)
+
+
 def _dense(tensors: Sequence[torch.Tensor]) -> bool:
     return all(tensor.is_contiguous() for tensor in tensors)
 
@@ -370,7 +376,7 @@ class Operations:
     @_recorded("send")
     def send(self, tensors: Tensors, to: int, tag: int) -> _Work:
         """Send a tensor to a rank."""
-        tensor = self._message("send", tensors).contiguous()
+        tensor = _sendable(self._message("send", tensors))
         span = tensor.data_ptr(), tensor.numel(), tensor.dtype
         try:
             call = self.calls.send(*span, to, tag, tensor)
@@ -390,7 +396,7 @@ class Operations:
 
     def _receive(self, tensors: Tensors, source: int | None, tag: int) -> _Work:
         tensor = self._message("recv", tensors)
-        dense = tensor if tensor.is_contiguous() else tensor.contiguous()
+        dense = _sendable(tensor)
         finish = None if dense is tensor else lambda: _copy([dense], [tensor])
         span = dense.data_ptr(), dense.numel(), dense.dtype
         try:
